@@ -1,0 +1,38 @@
+# Two commands do everything: `make demo` and `make test`.
+PY := .venv/bin/python
+TESTS ?= tests
+WORKERS ?= 2
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup
+
+.PHONY: demo test check packages setup wheel chaos bench-cli clean
+
+demo:  ## set up, train the example search on this machine, write report.html
+	@scripts/setup.sh demo
+	@$(PY) scripts/demo.py
+
+test: packages setup check  ## set up (Slurm included) and run all tests
+	$(PYTEST) $(TESTS)
+
+check: setup  ## style, types, architecture
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+
+packages:
+	@scripts/packages.sh
+
+setup:
+	@scripts/setup.sh dev
+
+wheel: setup
+	$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+chaos: setup  ## a longer campaign of random kills: make chaos KILLS=100 SEED=1
+	HPCDET_CHAOS=$(or $(KILLS),100) HPCDET_CHAOS_SEED=$(or $(SEED),1) $(PY) -m pytest -m chaos -s tests
+
+bench-cli: setup  ## start-up times of the command line
+	$(PY) benchmarks/bench_cli.py
+
+clean:
+	rm -rf .venv build dist report.html .demo

@@ -1,0 +1,95 @@
+"""Errors that a person reads: what happened, where, and how to repair it.
+
+    HpcdetError            1
+    ├── UsageError         2
+    ├── NotFound           3
+    ├── ConfigError        4
+    ├── Unavailable        5
+    ├── Unsuccessful       6
+    ├── PartialSuccess     7
+    ├── StillPending       8
+    └── IntegrityError     9
+
+The number is the exit code of the command line (``hpcdet help exit-codes``).
+"""
+
+from __future__ import annotations
+
+
+class HpcdetError(Exception):
+    """Base of every error that hpcdet raises on purpose.
+
+    Args:
+        what: one sentence, without a full stop at its end.
+        where: file, key path, job or host it concerns.
+        hint: what to do about it.
+    """
+
+    exit_code = 1
+    code = "FAILED"
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}\n  hint: {self.hint}" if self.hint else text
+
+
+class UsageError(HpcdetError):
+    """Wrong flags, or a confirmation was needed and nobody is there to give it."""
+
+    exit_code = 2
+    code = "USAGE"
+
+
+class NotFound(HpcdetError):
+    """No such experiment, trial, attempt or checkpoint, or more than one fits."""
+
+    exit_code = 3
+    code = "NOT_FOUND"
+
+
+class ConfigError(HpcdetError):
+    """A file that a person wrote is wrong, or a policy refuses it."""
+
+    exit_code = 4
+    code = "CONFIG_INVALID"
+
+
+class Unavailable(HpcdetError):
+    """The scheduler or the file system does not answer; safe to try again."""
+
+    exit_code = 5
+    code = "UNAVAILABLE"
+
+
+class Unsuccessful(HpcdetError):
+    """The experiment ended, and not well."""
+
+    exit_code = 6
+    code = "UNSUCCESSFUL"
+
+
+class PartialSuccess(HpcdetError):
+    """A bulk action worked for some of its items only."""
+
+    exit_code = 7
+    code = "PARTIAL"
+
+
+class StillPending(HpcdetError):
+    """The time given to wait is over."""
+
+    exit_code = 8
+    code = "PENDING"
+
+
+class IntegrityError(HpcdetError):
+    """A file is not what was written: truncated, changed, or of another run."""
+
+    exit_code = 9
+    code = "INTEGRITY"

@@ -1,0 +1,1 @@
+"""Backends: what submits, finds, watches and cancels jobs."""

@@ -1,0 +1,149 @@
+"""What every backend does, and the words it answers in. Text in, text out."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+
+class TaskState(enum.Enum):
+    """What the scheduler says of one array task (or of a job without an array)."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    ENDING = "ending"  # COMPLETING and the like: not final, a requeue may follow
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    TIMEOUT = "timeout"
+    PREEMPTED = "preempted"
+    NODE_FAIL = "node_fail"
+    OOM = "oom"
+    GONE = "gone"  # the scheduler no longer knows it, and there is no accounting
+
+    @property
+    def final(self) -> bool:
+        return self not in (TaskState.PENDING, TaskState.RUNNING, TaskState.ENDING)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One array task as the scheduler sees it.
+
+    Attributes:
+        index: array index; -1 stands for "all tasks not yet split off" of a pending array.
+        reason: the scheduler's own word for why (``Priority``, ``BeginTime``, …).
+        restarts: times it was requeued.
+        count: how many tasks this row stands for (pending arrays are one row).
+    """
+
+    job: str
+    index: int
+    state: TaskState
+    reason: str = ""
+    restarts: int = 0
+    nodes: tuple[str, ...] = ()
+    start: str = ""
+    end: str = ""
+    exit_code: int | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """A submission that the caller wants to know about.
+
+    Attributes:
+        job: the scheduler's id.
+        tasks: width of the array.
+        submitted_at: ISO time, tells it from an older job with the same id.
+    """
+
+    job: str
+    tasks: int
+    submitted_at: str = ""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What this scheduler can do, from the site file and from asking it."""
+
+    requeue: bool = False
+    accounting: bool = False
+    arrays: bool = True
+    max_array_tasks: int = 1001
+    max_submit: int | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a submission did not happen.
+
+    ``kind``: ``invalid`` (will never work: say it to the user), ``limit`` (back-pressure: try a
+    smaller one later), ``unavailable`` (try again later).
+    """
+
+    kind: str
+    message: str
+
+
+class SubmissionRefused(Exception):
+    """``submit`` did not make a job."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A rendered script, ready to be given to the scheduler.
+
+    Attributes:
+        argv: for people and for the record: the command that submits it by hand.
+    """
+
+    name: str
+    tag: str
+    script: Path
+    tasks: int
+    throttle: int
+    argv: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Scheduler(Protocol):
+    """One backend. ``for_site`` of each module makes one from a resolved site."""
+
+    name: str
+
+    def submit(self, submission: Submission) -> str:
+        """Give the script to the scheduler; returns the job's id. Raises SubmissionRefused."""
+
+    def find(self, name: str, tag: str) -> str | None:
+        """Id of the job of that name and tag, live or ended lately; None if there is none.
+
+        Raises:
+            Unavailable: the scheduler did not answer; nothing is known.
+        """
+
+    def query(self, jobs: Sequence[Job]) -> dict[str, list[Task]]:
+        """All tasks of these jobs, by job id, from one batched call shared by every process.
+
+        The answer may be as old as the site's polling interval. Raises Unavailable.
+        """
+
+    def cancel(self, job: str, index: int | None = None) -> None:
+        """End a job or one task. Ended ones are left alone. Raises Unavailable."""
+
+    def throttle(self, job: str, running: int) -> None:
+        """Change how many tasks may run at once, where the scheduler can."""
+
+    def check(self, submission: Submission) -> str:
+        """What the scheduler says to a trial submission (``sbatch --test-only``); "" if nothing."""
+
+    def capabilities(self) -> Capabilities:
+        """What it can do; asked once per process."""

@@ -1,0 +1,107 @@
+"""What a searcher is told and what it may ask for: events in, actions out.
+
+A searcher does no I/O, reads no clock and no global random numbers; its state is JSON. The same
+events in the same order give the same actions, on any machine, so its state is the replay of
+the decisions journal. Unknown events are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from hpcdet.units import Length
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Start:
+    """The search begins. Always the first event, once."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A trial reported validation metrics after ``length`` of training."""
+
+    trial: int
+    length: Length
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SegmentEnd:
+    """A trial will not train further by itself.
+
+    ``reason``: ``target`` (reached the length asked for), ``stopped`` (as a ``Stop`` asked),
+    ``failed`` (``max_restarts`` used up), ``invalid_hp``, ``user_exit`` (the code ended by
+    itself before the target), ``canceled``.
+    """
+
+    trial: int
+    reason: Literal["target", "stopped", "failed", "invalid_hp", "user_exit", "canceled"]
+
+
+Event = Start | Report | SegmentEnd
+
+
+@dataclass(frozen=True)
+class Create:
+    """Make trial ``trial`` (numbered from 1 by the searcher) and train it until ``until``."""
+
+    trial: int
+    params: Mapping[str, Any]
+    seed: int
+    until: Length
+    parent: str = ""
+
+
+@dataclass(frozen=True)
+class Continue:
+    """Train a trial that reached its target further, until ``until``."""
+
+    trial: int
+    until: Length
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Save a running trial and free its place; ``Continue`` brings it back."""
+
+    trial: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End a trial for good."""
+
+    trial: int
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """The search is over once no trial is running.
+
+    ``failed`` is true when no trial succeeded.
+    """
+
+    failed: bool = False
+    why: str = ""
+
+
+Action = Create | Continue | Pause | Stop | Shutdown
+
+
+class Searcher(Protocol):
+    """A search method. ``name`` and ``version`` are recorded with its decisions."""
+
+    name: str
+    version: int
+
+    def initial(self) -> State:
+        """State before the first event: plain JSON."""
+
+    def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
+        """The state after an event and what it makes the searcher want. ``state`` is not changed."""

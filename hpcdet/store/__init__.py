@@ -1,0 +1,1 @@
+"""The experiment's folder: the only place where the two towers meet."""

@@ -1,0 +1,139 @@
+"""Append-only files of JSON lines, one writer each.
+
+A line is ``{"n": 7, "t": "2026-…Z", "kind": "metrics", …, "crc": "9a0b1c2d"}``: a sequence
+number from 1, a UTC time, what the record holds, and the CRC-32 of everything before
+``,"crc"``. A line that is torn, damaged or out of sequence ends what a reader accepts: what
+was read is always a prefix of what was written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdet.store import files
+
+Line = dict[str, Any]
+
+
+def encode(n: int, kind: str, fields: dict[str, Any], t: str) -> bytes:
+    """One line, its newline included.
+
+    Raises:
+        ValueError: if a value is not JSON (NaN and infinities are not; see ``records.number``).
+    """
+    head = json.dumps(
+        {"n": n, "t": t, "kind": kind, **fields},
+        separators=(",", ":"),
+        ensure_ascii=False,
+        allow_nan=False,
+    ).encode()[:-1]
+    return head + b',"crc":"%08x"}\n' % zlib.crc32(head)
+
+
+def decode(raw: bytes) -> Line | None:
+    """The record in one line (without its newline), or None if it is damaged."""
+    head, mark, tail = raw.rpartition(b',"crc":"')
+    if not mark or tail != b'%08x"}' % zlib.crc32(head):
+        return None
+    try:
+        line = json.loads(raw)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None
+
+
+@dataclass
+class Reader:
+    """Reads a journal from where it stopped the last time.
+
+    Attributes:
+        offset: bytes accepted so far.
+        n: sequence number of the last accepted line.
+        damaged: a complete line was not what was written; nothing behind it is read.
+    """
+
+    path: Path
+    offset: int = 0
+    n: int = 0
+    damaged: bool = False
+
+    def read(self) -> list[Line]:
+        """The complete, intact lines that were added since the last call."""
+        if self.damaged:
+            return []
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return list(self._accept(data))
+
+    def _accept(self, data: bytes) -> Iterator[Line]:
+        for raw in data.splitlines(keepends=True):
+            if not raw.endswith(b"\n"):
+                return
+            line = decode(raw[:-1])
+            if line is None or line.get("n") != self.n + 1:
+                self.damaged = True
+                return
+            self.n += 1
+            self.offset += len(raw)
+            yield line
+
+
+def read(path: Path) -> list[Line]:
+    """All intact lines of a journal; an absent journal has none."""
+    return Reader(path).read()
+
+
+class Writer:
+    """The one writer of a journal. Opening it again goes on behind the last intact line."""
+
+    def __init__(self, path: Path) -> None:
+        files.make_folder(path.parent)
+        reader = Reader(path)
+        reader.read()
+        self.path = path
+        self.n = reader.n
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT, files.FILE_MODE)
+        os.ftruncate(self._fd, reader.offset)
+        self.offset = os.lseek(self._fd, reader.offset, os.SEEK_SET)
+
+    def append(self, kind: str, *, sync: bool = False, **fields: Any) -> int:
+        """Add a record and return its number; with ``sync``, it is durable on return."""
+        data = encode(self.n + 1, kind, fields, files.now())
+        try:
+            files.write_all(self._fd, data)
+        except OSError:
+            # a full disk may have taken part of the line: take it back, so that the next fits
+            os.ftruncate(self._fd, self.offset)
+            os.lseek(self._fd, self.offset, os.SEEK_SET)
+            raise
+        self.n += 1
+        self.offset += len(data)
+        if sync:
+            self.sync()
+        return self.n
+
+    def sync(self) -> None:
+        """Make everything appended so far durable."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close the file; closing twice is harmless."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,257 @@
+"""Every path inside an experiment's folder, by one class per level.
+
+Paths are built, never searched for by pattern elsewhere; all stored references are relative
+to the folder, so that it can be moved.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_NUMBER = re.compile(r"\d+")
+CHECKPOINT_NAME = re.compile(r"(\d{8,})\.g(\d+)")
+
+
+def numbers(folder: Path, suffix: str = "") -> list[int]:
+    """The numbers ``n`` of entries named ``n`` + suffix in a folder, ascending.
+
+    Listing the folder refreshes what a network file system has cached of it.
+    """
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    stems = (name[: len(name) - len(suffix)] for name in names if name.endswith(suffix))
+    return sorted(int(stem) for stem in stems if _NUMBER.fullmatch(stem))
+
+
+@dataclass(frozen=True)
+class AttemptPaths:
+    """``trials/0007/attempts/2``: the stretch of one trial inside one allocation."""
+
+    root: Path
+    trial: int
+    number: int
+
+    @property
+    def claim(self) -> Path:
+        """Made by exclusive creation: who runs this attempt (``records.Claim``)."""
+        return self.root / "claim.json"
+
+    @property
+    def journal(self) -> Path:
+        """Metrics and events, written by rank 0."""
+        return self.root / "journal.jsonl"
+
+    @property
+    def verdict(self) -> Path:
+        """What rank 0 says at its end (``records.Verdict``)."""
+        return self.root / "verdict.json"
+
+    @property
+    def end(self) -> Path:
+        """Why the attempt is over (``records.End``); made once, by whoever closes it."""
+        return self.root / "end.json"
+
+    @property
+    def rendezvous(self) -> Path:
+        """Where rank 0 listens, for the other ranks to find it."""
+        return self.root / "rendezvous.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def log(self, rank: int) -> Path:
+        """What one rank printed."""
+        return self.logs / f"rank-{rank}.log"
+
+    @property
+    def launcher_log(self) -> Path:
+        """What the launcher (srun, mpirun) said itself."""
+        return self.logs / "launcher.log"
+
+
+@dataclass(frozen=True)
+class TrialPaths:
+    """``trials/0007``: one training run with fixed hyperparameters and seed."""
+
+    root: Path
+    number: int
+
+    @property
+    def record(self) -> Path:
+        """Hyperparameters, seed, parent (``records.Trial``); write-once."""
+        return self.root / "trial.json"
+
+    @property
+    def controls(self) -> Path:
+        return self.root / "control"
+
+    def control(self, seq: int) -> Path:
+        """What the searcher wants of the trial (``records.Control``), numbered from 1."""
+        return self.controls / f"{seq:04d}.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def checkpoint(self, step: int, attempt: int) -> Path:
+        """The folder of a checkpoint; its name is never used twice."""
+        return self.checkpoints / f"{step:08d}.g{attempt}"
+
+    def attempt(self, number: int) -> AttemptPaths:
+        return AttemptPaths(self.root / "attempts" / str(number), self.number, number)
+
+    def attempts(self) -> list[AttemptPaths]:
+        """The attempts that were claimed or begun, ascending."""
+        return [self.attempt(n) for n in numbers(self.root / "attempts")]
+
+
+@dataclass(frozen=True)
+class WorkerPaths:
+    """``workers/0001-0003.0``: array index 3 of submission 1, in its first incarnation."""
+
+    root: Path
+    submission: int
+    index: int
+    incarnation: int
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def claim(self) -> Path:
+        """The right to be this worker, by exclusive creation (``records.WorkerClaim``)."""
+        return self.root / "claim.json"
+
+    @property
+    def beat(self) -> Path:
+        """Replaced every few seconds while the worker lives."""
+        return self.root / "beat.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.jsonl"
+
+    @property
+    def end(self) -> Path:
+        """Written when the worker leaves by itself, or by who finds it gone."""
+        return self.root / "end.json"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "worker.log"
+
+
+@dataclass(frozen=True)
+class ExperimentPaths:
+    """The experiment's folder; its name is the experiment's id."""
+
+    root: Path
+
+    @property
+    def id(self) -> str:
+        return self.root.name
+
+    @property
+    def config(self) -> Path:
+        return self.root / "experiment.yaml"
+
+    @property
+    def site(self) -> Path:
+        return self.root / "site.yaml"
+
+    @property
+    def secrets(self) -> Path:
+        """Literal ``data.secrets``, mode 0600, in no other file."""
+        return self.root / "secrets.json"
+
+    @property
+    def code(self) -> Path:
+        return self.root / "code"
+
+    @property
+    def provenance(self) -> Path:
+        return self.root / "provenance.json"
+
+    @property
+    def terms(self) -> Path:
+        """One numbered file per holder of the lease: ``terms/000003.json`` and its beat."""
+        return self.root / "terms"
+
+    def term(self, number: int) -> Path:
+        return self.terms / f"{number:06d}.json"
+
+    def decisions(self, term: int) -> Path:
+        """What the holder of one term learned and decided, in one order."""
+        return self.root / "decisions" / f"{term:06d}.jsonl"
+
+    @property
+    def commands(self) -> Path:
+        return self.root / "commands"
+
+    def command(self, seq: int) -> Path:
+        """What a user asks (``records.Command``), numbered from 1."""
+        return self.commands / f"{seq:04d}.json"
+
+    def intent(self, submission: int) -> Path:
+        """What is about to be submitted (``records.Intent``), written before it is."""
+        return self.root / "jobs" / f"{submission:04d}.json"
+
+    def submitted(self, submission: int) -> Path:
+        """The scheduler's job id (``records.Submitted``), written after."""
+        return self.root / "jobs" / f"{submission:04d}.submitted.json"
+
+    def script(self, submission: int) -> Path:
+        return self.root / "scripts" / f"{submission:04d}.sh"
+
+    def job_log(self, submission: int) -> Path:
+        """Pattern-free folder where the scheduler puts the batch scripts' output."""
+        return self.root / "jobs" / f"{submission:04d}.logs"
+
+    @property
+    def closed(self) -> Path:
+        """There once the experiment is over for good (``records.Closed``); the only sign of it."""
+        return self.root / "closed.json"
+
+    @property
+    def searcher_log(self) -> Path:
+        return self.root / "searcher.log"
+
+    @property
+    def index(self) -> Path:
+        return self.root / "index.sqlite"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    def trial(self, number: int) -> TrialPaths:
+        return TrialPaths(self.root / "trials" / f"{number:04d}", number)
+
+    def trials(self) -> list[TrialPaths]:
+        return [self.trial(n) for n in numbers(self.root / "trials")]
+
+    def submissions(self) -> list[int]:
+        return numbers(self.root / "jobs", ".json")
+
+    def worker(self, submission: int, index: int, incarnation: int) -> WorkerPaths:
+        root = self.root / "workers" / f"{submission:04d}-{index:04d}.{incarnation}"
+        return WorkerPaths(root, submission, index, incarnation)
+
+    def workers(self) -> Iterator[WorkerPaths]:
+        """Every worker that ever claimed its place, in order of name."""
+        try:
+            names = sorted(os.listdir(self.root / "workers"))
+        except FileNotFoundError:
+            return
+        for name in names:
+            match = re.fullmatch(r"(\d+)-(\d+)\.(\d+)", name)
+            if match:
+                yield self.worker(*(int(group) for group in match.groups()))

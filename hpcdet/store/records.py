@@ -1,0 +1,288 @@
+"""What the JSON files of an experiment's folder hold, as frozen types.
+
+Unknown keys are ignored on reading, missing ones take their default: a folder written by
+another version of hpcdet stays readable. Numbers carry their unit in the name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from hpcdet.store import files
+from hpcdet.units import Length
+
+Reason = Literal[
+    "completed",
+    "preempted",
+    "walltime",
+    "paused",
+    "stopped",
+    "user_error",
+    "oom",
+    "node_fail",
+    "lost",
+    "canceled",
+    "launch_failed",
+]
+"""Why an attempt ended. ``launch_failed``: it never reached its first step, and the cause is
+the place, not the code, until it has failed so on a second node."""
+
+NO_FAULT: frozenset[Reason] = frozenset(
+    {"preempted", "walltime", "node_fail", "lost", "launch_failed", "canceled"}
+)
+"""Ends after which the trial simply goes on from its latest checkpoint."""
+
+ExperimentState = Literal[
+    "PENDING", "RUNNING", "PAUSED", "STOPPING", "COMPLETED", "CANCELED", "ERROR"
+]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record with a file of its own."""
+
+    def encode(self) -> bytes:
+        return files.canonical({"schema": 1, **_plain(dataclasses.asdict(self))}) + b"\n"
+
+    @classmethod
+    def decode(cls, value: Mapping[str, Any]) -> Self:
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        given = {key: item for key, item in value.items() if key in known}
+        for key in ("until", "length"):
+            if isinstance(given.get(key), dict):
+                given[key] = Length.decode(given[key])
+        return cls(**given)
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """The record in a file; None if it is not there or not complete."""
+        value = files.read_json(path)
+        return cls.decode(value) if isinstance(value, dict) else None
+
+    def write_once(self, path: Path) -> bool:
+        """Make the file; False if somebody has made it before."""
+        return files.write_once(path, self.encode())
+
+
+def _plain(value: Any) -> Any:
+    """JSON for a value; lengths were turned into dicts by ``asdict`` and get their form back."""
+    if isinstance(value, dict):
+        if value.keys() == {"unit", "value"}:
+            return {value["unit"]: value["value"]}
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True)
+class Trial(Record):
+    """``trial.json``: what makes this trial this trial."""
+
+    number: int
+    params: dict[str, Any]
+    seed: int
+    term: int = 0
+    parent: str = ""
+    created_at: str = ""
+
+
+@dataclass(frozen=True)
+class Control(Record):
+    """``control/0001.json``: what the holder of the lease wants of a trial, from now on.
+
+    Attributes:
+        action: ``run`` (train until ``until``), ``pause`` (save, leave, keep), ``stop`` (the
+            searcher has seen enough: save, end well), ``kill`` (canceled by a user: save,
+            end), ``fail`` (given up: nobody claims it again).
+        until: length at which to end, for ``run``; None keeps the one before, at first the
+            config's.
+        attempts: attempts up to this number are allowed after a failure of the user's code;
+            0 leaves what was allowed before.
+        why: shown to people.
+    """
+
+    action: Literal["run", "pause", "stop", "kill", "fail"]
+    until: Length | None = None
+    attempts: int = 0
+    why: str = ""
+    term: int = 0
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Claim(Record):
+    """``claim.json`` of an attempt: the worker that runs it.
+
+    ``worker`` is the name of the worker's folder (``0001-0003.0``).
+    """
+
+    worker: str
+    host: str
+    job: str = ""
+    nodes: list[str] = field(default_factory=list)
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict(Record):
+    """``verdict.json``: what the attempt says of itself. The exit code is only a hint.
+
+    Attributes:
+        verdict: ``done`` (nothing left to do until a new control), ``resume`` (go on from the
+            latest checkpoint), ``fail`` (an error in user code), ``norestart`` (trying again
+            cannot help, e.g. ``InvalidHP``).
+        cause: why it ended now.
+        batches: batches trained by the trial so far.
+        error: the last line of the traceback, for ``fail`` and ``norestart``.
+    """
+
+    verdict: Literal["done", "resume", "fail", "norestart"]
+    cause: Literal["completed", "signal", "walltime", "paused", "stopped", "error"]
+    batches: int = 0
+    checkpoint: str = ""
+    digest: str = ""
+    error: str = ""
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class End(Record):
+    """``end.json`` of an attempt: why it is over, by its worker or by who found it lost.
+
+    Attributes:
+        progressed: it committed a checkpoint or reached its first step.
+        closed_by: name of the worker, or ``term N``.
+    """
+
+    reason: Reason
+    exit_code: int | None = None
+    progressed: bool = False
+    error: str = ""
+    nodes: list[str] = field(default_factory=list)
+    closed_by: str = ""
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerClaim(Record):
+    """``claim.json`` of a worker: the allocation it runs in."""
+
+    job: str
+    host: str
+    pid: int
+    nodes: list[str] = field(default_factory=list)
+    restart: int = 0
+    end_at: str = ""
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerEnd(Record):
+    """``end.json`` of a worker.
+
+    ``why``: ``idle`` (nothing left to take), ``time`` (too little left), ``signal``, ``bad_node``
+    (two launches in a row failed), ``closed`` (the experiment is over), ``lost``.
+    """
+
+    why: str
+    closed_by: str = ""
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Intent(Record):
+    """``jobs/0001.json``: a submission about to be made, recorded before it is.
+
+    Attributes:
+        name: the scheduler's job name, ``EXP-N``.
+        tag: ``hpcdet:EXP:N-NONCE``, carried in the job's comment; finds the job again.
+        tasks: width of the array; index 0 to tasks - 1.
+        throttle: how many may run at once.
+        exclude: nodes not to use.
+        hold: prepared only; a person gives the script to the scheduler by hand.
+    """
+
+    number: int
+    name: str
+    tag: str
+    tasks: int
+    throttle: int
+    term: int
+    exclude: list[str] = field(default_factory=list)
+    script: str = ""
+    hold: bool = False
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Submitted(Record):
+    """``jobs/0001.submitted.json``: what came of an intent.
+
+    ``job`` is empty and ``error`` says why when the scheduler refused it for good.
+    """
+
+    job: str
+    scheduler: str = ""
+    error: str = ""
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Command(Record):
+    """``commands/0001.json``: what a user asks of an experiment or of one of its trials.
+
+    ``verb``: cancel, pause, resume, retry, tag, set. ``trial`` 0 means all.
+    """
+
+    verb: Literal["cancel", "pause", "resume", "retry", "tag", "set"]
+    trial: int = 0
+    arguments: dict[str, Any] = field(default_factory=dict)
+    user: str = ""
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Closed(Record):
+    """``closed.json``: the experiment is over for good."""
+
+    state: Literal["COMPLETED", "CANCELED", "ERROR"]
+    why: str = ""
+    term: int = 0
+    at: str = ""
+
+
+def in_force(trial: Any) -> Control | None:
+    """The control that holds for a trial (``layout.TrialPaths``), or None before the first.
+
+    A control that a holder of an older term wrote behind one of a newer term is ignored, and so
+    is a file that cannot be read.
+    """
+    from hpcdet.store.layout import numbers
+
+    latest: Control | None = None
+    for seq in numbers(trial.controls, ".json"):
+        control = Control.read(trial.control(seq))
+        if control is None or (latest is not None and control.term < latest.term):
+            continue
+        until = control.until or (latest.until if latest else None)
+        attempts = max(control.attempts, latest.attempts if latest else 0)
+        latest = dataclasses.replace(control, until=until, attempts=attempts)
+    return latest
+
+
+def number(value: float) -> float | str:
+    """A metric's value as JSON can hold it: NaN and infinities as ``"NaN"``, ``"Infinity"``."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def value(stored: float | str) -> float:
+    """The inverse of ``number``."""
+    return float(stored)

@@ -1,0 +1,47 @@
+"""Lengths of training in batches, records or epochs, as Determined names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Unit = Literal["batches", "records", "epochs"]
+UNITS: tuple[Unit, ...] = ("batches", "records", "epochs")
+
+
+@dataclass(frozen=True, order=True)
+class Length:
+    """A length of training: ``Length("batches", 900)``.
+
+    Lengths compare only with lengths of the same unit.
+    """
+
+    unit: Unit
+    value: int
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise ValueError(f"unit is {self.unit!r}; use batches, records or epochs")
+        if self.value < 0:
+            raise ValueError(f"length is {self.value}; it cannot be negative")
+
+    def __str__(self) -> str:
+        return f"{self.value} {self.unit}"
+
+    def encode(self) -> dict[str, int]:
+        """``{"batches": 900}``, the form of config files and records."""
+        return {self.unit: self.value}
+
+    @staticmethod
+    def decode(value: Any) -> Length:
+        """The length written as ``{"batches": 900}``, or as a bare number of batches."""
+        if isinstance(value, bool) or not isinstance(value, int | dict):
+            raise ValueError(f"{value!r} is not a length; write {{batches: 100}}")
+        if isinstance(value, int):
+            return Length("batches", value)
+        if len(value) != 1:
+            raise ValueError(f"{value!r} is not a length; write one of batches, records, epochs")
+        [(unit, amount)] = value.items()
+        if isinstance(amount, bool) or not isinstance(amount, int):
+            raise ValueError(f"{unit} is {amount!r}; a length is a whole number")
+        return Length(unit, amount)

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Debian packages that the tests use: Slurm with accounting, munge, MariaDB, Open MPI, Chromium.
+set -euo pipefail
+packages=(slurm-wlm slurmdbd munge mariadb-server openmpi-bin chromium chromium-driver)
+missing=()
+for package in "${packages[@]}"; do
+    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    echo "These Debian packages are missing: ${missing[*]}" >&2
+    echo "Tests that need them are skipped and say so. To run all: sudo apt-get install ${missing[*]}" >&2
+    exit 0
+fi
+echo "installing ${missing[*]} ..." >&2
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -qq
+# services are not started: the tests run their own, on folders and ports of their own
+printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d && chmod +x /usr/sbin/policy-rc.d
+trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
