@@ -16,7 +16,7 @@ SITE_PACKAGES = next(p for p in sys.path if p.endswith("site-packages"))
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel in it; what hpcdet needs comes from this one's packages."""
+    """A virtual environment with the wheel; what it needs comes from this one's packages."""
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
