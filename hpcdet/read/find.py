@@ -1,0 +1,170 @@
+"""From what a person types to a folder: ids, prefixes, ``ID/3``, ``@last``, job ids, paths."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdet.errors import NotFound
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.records import Submitted
+
+DEFAULT_ROOT = "hpcdet-experiments"
+
+_REFERENCE = re.compile(r"(?P<id>[^/]+)(/(?P<trial>\d+)(\.(?P<attempt>\d+))?)?")
+_JOB = re.compile(r"(?:(?:slurm|pbs|local):)?(?P<job>\d+)(?:_\d+)?")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An experiment, one of its trials (from 1), or one attempt of that trial (from 1).
+
+    0 stands for "all of them".
+    """
+
+    paths: ExperimentPaths
+    trial: int = 0
+    attempt: int = 0
+
+    def __str__(self) -> str:
+        if not self.trial:
+            return self.paths.id
+        return f"{self.paths.id}/{self.trial}" + (f".{self.attempt}" if self.attempt else "")
+
+
+def root() -> Path:
+    """The folder that holds experiments: ``$HPCDET_ROOT``, else ``./hpcdet-experiments``."""
+    return Path(os.environ.get("HPCDET_ROOT") or DEFAULT_ROOT).expanduser().absolute()
+
+
+def experiments(root: Path) -> list[ExperimentPaths]:
+    """Every experiment below ``root``, oldest first. An absent root holds none."""
+    try:
+        with os.scandir(root) as entries:
+            folders = [Path(entry.path) for entry in entries if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = [paths for paths in map(ExperimentPaths, folders) if paths.config.is_file()]
+    return sorted(found, key=lambda paths: (paths.config.stat().st_mtime_ns, paths.id))
+
+
+def reference(text: str, root: Path) -> Reference:
+    """What ``text`` stands for.
+
+    Accepted: an id or an unambiguous prefix of one; ``ID/3``; ``ID/3.2``; ``@last`` (with
+    ``/3`` as well); a scheduler's job id (``slurm:123_4``, ``123``); the path of an experiment
+    or of anything inside one.
+
+    Raises:
+        NotFound: nothing fits, or more than one experiment does.
+    """
+    inside = _enclosing(text)
+    if inside is not None:
+        return inside
+    match = _REFERENCE.fullmatch(text)
+    if match is None:
+        raise _nothing(text, root)
+    paths = _experiment(match["id"], root)
+    trial, attempt = int(match["trial"] or 0), int(match["attempt"] or 0)
+    if match["trial"] is not None and not paths.trial(trial).root.is_dir():
+        has = [t.number for t in paths.trials()]
+        hint = f"trials are {has[0]} to {has[-1]}" if has else "it has no trials yet"
+        raise NotFound(f"no trial {trial}", where=paths.id, hint=hint)
+    if match["attempt"] is not None and not paths.trial(trial).attempt(attempt).root.is_dir():
+        hint = f"see them all with: hpcdet show {paths.id}"
+        raise NotFound(f"no attempt {attempt}", where=f"{paths.id}/{trial}", hint=hint)
+    return Reference(paths, trial, attempt)
+
+
+def experiment(text: str, root: Path) -> ExperimentPaths:
+    """The experiment that ``text`` names or lies in. Raises NotFound."""
+    return reference(text, root).paths
+
+
+def trial(text: str, root: Path) -> TrialPaths:
+    """The trial ``ID/3``; of an experiment with a single trial, ``ID`` is enough.
+
+    Raises:
+        NotFound: no such trial, or the experiment has several and none is named.
+    """
+    found = reference(text, root)
+    if found.trial:
+        return found.paths.trial(found.trial)
+    trials = found.paths.trials()
+    if len(trials) == 1:
+        return trials[0]
+    raise NotFound(
+        f"it has {len(trials)} trials", where=found.paths.id, hint=f"name one: {found.paths.id}/1"
+    )
+
+
+def attempt(text: str, root: Path) -> AttemptPaths:
+    """The attempt ``ID/3.2``; without its number, the newest one. Raises NotFound."""
+    found = reference(text, root)
+    of = trial(text, root)
+    if found.attempt:
+        return of.attempt(found.attempt)
+    attempts = of.attempts()
+    if not attempts:
+        raise NotFound("it was never started", where=str(found))
+    return attempts[-1]
+
+
+def _experiment(name: str, root: Path) -> ExperimentPaths:
+    if name == "@last":
+        all_of_them = experiments(root)
+        if not all_of_them:
+            raise NotFound("there are no experiments", where=str(root), hint=_ROOT_HINT)
+        return all_of_them[-1]
+    exact = ExperimentPaths(root / name)
+    if exact.config.is_file():
+        return exact
+    fits = [paths for paths in experiments(root) if paths.id.startswith(name)]
+    job = _JOB.fullmatch(name)
+    if not fits and job is not None:
+        fits = [paths for paths in experiments(root) if job["job"] in _jobs(paths)]
+    if len(fits) == 1:
+        return fits[0]
+    if not fits:
+        raise _nothing(name, root)
+    names = ", ".join(sorted(paths.id for paths in fits)[:5])
+    raise NotFound(f"{len(fits)} experiments fit: {names}", where=name, hint="type more of the id")
+
+
+def _jobs(paths: ExperimentPaths) -> set[str]:
+    records = (Submitted.read(paths.submitted(number)) for number in paths.submissions())
+    return {record.job for record in records if record is not None}
+
+
+def _enclosing(text: str) -> Reference | None:
+    """The experiment, trial or attempt that a path lies in, if it is such a path."""
+    if not text.startswith((".", "~", "/")) and not text.count("/"):
+        return None
+    path = Path(text).expanduser().absolute()
+    if not path.exists():
+        return None
+    for folder in (path, *path.parents):
+        paths = ExperimentPaths(folder)
+        if paths.config.is_file():
+            parts = path.relative_to(folder).parts
+            number = parts[1] if len(parts) > 1 and parts[0] == "trials" else ""
+            attempt = parts[3] if len(parts) > 3 and parts[2] == "attempts" else ""
+            return Reference(
+                paths,
+                int(number) if number.isdigit() else 0,
+                int(attempt) if attempt.isdigit() else 0,
+            )
+    return None
+
+
+_ROOT_HINT = "experiments are looked for in $HPCDET_ROOT, else in -C DIR"
+
+
+def _nothing(text: str, root: Path) -> NotFound:
+    return NotFound(
+        "no such experiment",
+        where=text,
+        hint=f"hpcdet ls shows those in {root} ($HPCDET_ROOT or -C DIR)",
+    )
