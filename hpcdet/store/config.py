@@ -1,0 +1,234 @@
+"""The resolved config of an experiment, ``experiment.yaml``, as both towers read it.
+
+``submit`` writes it once with every default filled in, after the login tower's models
+(``hpcdet.config``) have checked it. Here it is only read, without pydantic: unknown keys are
+ignored and missing ones take their default, so that a folder made by another version of
+hpcdet stays readable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from hpcdet.errors import ConfigError
+from hpcdet.units import Length
+
+# source builds of PyYAML may come without libyaml; the pure reader gives the same values
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+_NO_PERIOD = Length("batches", 0)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Searcher:
+    """``searcher``. ``max_length`` is None where the user's code decides its own length."""
+
+    name: str = "single"
+    metric: str = "validation_loss"
+    smaller_is_better: bool = True
+    max_length: Length | None = None
+    max_trials: int = 1
+    max_concurrent_trials: int = 16
+    source_trial_id: str | None = None
+    source_checkpoint_uuid: str | None = None
+
+
+@dataclass(frozen=True)
+class Reproducibility:
+    experiment_seed: int = 0
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class CheckpointStorage:
+    type: str = "shared_fs"
+    host_path: str | None = None
+    storage_path: str | None = None
+    save_experiment_best: int = 0
+    save_trial_best: int = 1
+    save_trial_latest: int = 1
+
+
+@dataclass(frozen=True)
+class Optimizations:
+    aggregation_frequency: int = 1
+    average_aggregated_gradients: bool = True
+    average_training_metrics: bool = True
+    mixed_precision: str = "O0"
+    gradient_compression: bool = False
+
+
+@dataclass(frozen=True)
+class Resources:
+    """``resources``. ``slots_per_trial`` is the number of ranks of one trial.
+
+    ``memory_per_slot`` is in bytes; ``resource_pool`` is the partition.
+    """
+
+    slots_per_trial: int = 1
+    nodes: int = 1
+    slots_per_node: int = 1
+    cpus_per_slot: int = 1
+    memory_per_slot: int | None = None
+    walltime_s: int | None = None
+    resource_pool: str | None = None
+    max_slots: int | None = None
+    priority: int | None = None
+    is_single_node: bool | None = None
+
+
+@dataclass(frozen=True)
+class Distributed:
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+
+
+@dataclass(frozen=True)
+class Worker:
+    """``worker``. Times in seconds."""
+
+    mode: Literal["shared", "per_trial"] = "shared"
+    min_segment_s: float = 300
+    idle_s: float = 120
+
+
+@dataclass(frozen=True)
+class Environment:
+    """``environment``. ``python`` is the interpreter on the nodes; None: the site's."""
+
+    environment_variables: dict[str, str] = field(default_factory=dict)
+    image: str | None = None
+    python: str | None = None
+
+
+@dataclass(frozen=True)
+class Notify:
+    command: str | list[str] | None = None
+    on: list[str] = field(default_factory=lambda: ["end", "failure", "stuck"])
+
+
+@dataclass(frozen=True)
+class Slurm:
+    sbatch_args: list[str] = field(default_factory=list)
+    gpu_type: str | None = None
+    slots_per_node: int | None = None
+
+
+@dataclass(frozen=True)
+class Pbs:
+    pbsbatch_args: list[str] = field(default_factory=list)
+    slots_per_node: int | None = None
+
+
+@dataclass(frozen=True)
+class Profiling:
+    enabled: bool = False
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A whole experiment config.
+
+    Attributes:
+        entrypoint: ``module:Class``, a command for ``sh -c``, or an argv list.
+        hyperparameters: the search space as written (``search.space`` reads it).
+        min_validation_period: 0 of any unit means only at the end.
+        min_checkpoint_period: likewise; resume checkpoints by time are ``checkpoint_every_s``.
+        raw: the file as plain data, with keys that this version does not know.
+    """
+
+    schema: int = 1
+    name: str = ""
+    description: str = ""
+    labels: list[str] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+    workspace: str | None = None
+    project: str | None = None
+    entrypoint: str | list[str] = ""
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    searcher: Searcher = Searcher()
+    max_restarts: int = 5
+    reproducibility: Reproducibility = Reproducibility()
+    min_validation_period: Length = _NO_PERIOD
+    min_checkpoint_period: Length = _NO_PERIOD
+    checkpoint_every_s: float = 600
+    perform_initial_validation: bool = False
+    scheduling_unit: int = 100
+    records_per_epoch: int = 0
+    checkpoint_policy: Literal["best", "all", "none"] = "best"
+    checkpoint_storage: CheckpointStorage = CheckpointStorage()
+    optimizations: Optimizations = Optimizations()
+    resources: Resources = Resources()
+    distributed: Distributed = Distributed()
+    worker: Worker = Worker()
+    environment: Environment = field(default_factory=Environment)
+    notify: Notify = field(default_factory=Notify)
+    on_env_change: Literal["warn", "refuse"] = "warn"
+    slurm: Slurm = field(default_factory=Slurm)
+    pbs: Pbs = field(default_factory=Pbs)
+    profiling: Profiling = Profiling()
+    debug: bool = False
+    site: str | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+def load(path: Path) -> Resolved:
+    """The resolved config in a file.
+
+    Raises:
+        ConfigError: the file is not there, is no YAML mapping, or holds a length that is none.
+    """
+    try:
+        value = yaml.load(path.read_bytes(), Loader=_LOADER)
+    except OSError as error:
+        raise ConfigError(f"cannot read the config: {error.strerror}", where=str(path)) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the config is not YAML: {error}", where=str(path)) from error
+    if not isinstance(value, dict):
+        raise ConfigError("the config is not a mapping", where=str(path))
+    try:
+        return resolve(value)
+    except ValueError as error:
+        raise ConfigError(str(error), where=str(path)) from error
+
+
+def resolve(value: Mapping[str, Any]) -> Resolved:
+    """The typed form of a resolved config given as plain data."""
+    return dataclasses.replace(_build(Resolved, value), raw=value)
+
+
+def dump(value: Mapping[str, Any]) -> bytes:
+    """The text of ``experiment.yaml`` for a resolved config as plain data."""
+    text = yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True, width=100)
+    return text.encode()
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of the file's bytes, as 64 hex digits: what a worker is told to wait for."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _build(kind: type[T], value: Mapping[str, Any]) -> T:
+    hints = typing.get_type_hints(kind)
+    names = (f.name for f in dataclasses.fields(kind))  # type: ignore[arg-type]
+    return kind(**{name: _convert(hints[name], value[name]) for name in names if name in value})
+
+
+def _convert(hint: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    if hint is Length or (isinstance(hint, UnionType) and Length in typing.get_args(hint)):
+        return Length.decode(value)
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return _build(typing.cast("type[Any]", hint), value)
+    return value
