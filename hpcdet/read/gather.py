@@ -1,0 +1,198 @@
+"""Everything that an experiment's folder says, read once, for the views to be computed from.
+
+A reader meets files in any state: absent, half-way, of another version. What is not there yet
+is empty here; nothing raises but a config that cannot be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from hpcdet.store import chain, config, files, journal, trials
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths, numbers
+from hpcdet.store.records import (
+    Claim,
+    Closed,
+    Command,
+    Control,
+    End,
+    Intent,
+    Submitted,
+    Trial,
+    Verdict,
+    WorkerClaim,
+    WorkerEnd,
+    in_force,
+)
+
+Line = journal.Line
+
+
+@dataclass(frozen=True)
+class GatheredAttempt:
+    """One attempt: its records and its journal's lines."""
+
+    paths: AttemptPaths
+
+    @property
+    def number(self) -> int:
+        return self.paths.number
+
+    @cached_property
+    def claim(self) -> Claim | None:
+        return Claim.read(self.paths.claim)
+
+    @cached_property
+    def end(self) -> End | None:
+        return End.read(self.paths.end)
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        return Verdict.read(self.paths.verdict)
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        return journal.read(self.paths.journal)
+
+    def of_kind(self, *kinds: str) -> Iterator[Line]:
+        return (line for line in self.lines if line["kind"] in kinds)
+
+    @cached_property
+    def position(self) -> int | None:
+        """Batches the trial had trained when last heard of; None if it never began."""
+        reached = [_batches(line) for line in self.lines]
+        if self.verdict is not None:
+            reached.append(self.verdict.batches)
+        return max((at for at in reached if at is not None), default=None)
+
+
+def _batches(line: Line) -> int | None:
+    for key in ("batches", "step"):
+        value = line.get(key)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+@dataclass(frozen=True)
+class GatheredTrial:
+    """One trial, its attempts in ascending order."""
+
+    paths: TrialPaths
+
+    @property
+    def number(self) -> int:
+        return self.paths.number
+
+    @cached_property
+    def record(self) -> Trial | None:
+        return Trial.read(self.paths.record)
+
+    @cached_property
+    def control(self) -> Control | None:
+        return in_force(self.paths)
+
+    @cached_property
+    def standing(self) -> trials.Standing:
+        return trials.standing(self.paths)
+
+    @cached_property
+    def attempts(self) -> list[GatheredAttempt]:
+        return [GatheredAttempt(paths) for paths in self.paths.attempts()]
+
+    @property
+    def steps(self) -> int:
+        """Batches trained, as the newest attempt that began says."""
+        positions = (attempt.position for attempt in reversed(self.attempts))
+        return next((at for at in positions if at is not None), 0)
+
+
+@dataclass(frozen=True)
+class GatheredJob:
+    """One submission: what was wanted and what the scheduler made of it."""
+
+    number: int
+    intent: Intent
+    submitted: Submitted | None
+
+
+@dataclass(frozen=True)
+class GatheredWorker:
+    """One incarnation of a worker."""
+
+    paths: WorkerPaths
+    claim: WorkerClaim | None
+    end: WorkerEnd | None
+    beat: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """An experiment; each part is read when it is first asked for, and then kept."""
+
+    paths: ExperimentPaths
+
+    @property
+    def id(self) -> str:
+        return self.paths.id
+
+    @cached_property
+    def config(self) -> config.Resolved:
+        return config.load(self.paths.config)
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        return _mapping(files.read_json(self.paths.provenance))
+
+    @cached_property
+    def closed(self) -> Closed | None:
+        return Closed.read(self.paths.closed)
+
+    @cached_property
+    def decisions(self) -> list[Line]:
+        return chain.read(self.paths)
+
+    @cached_property
+    def commands(self) -> list[tuple[int, Command]]:
+        asked = ((n, Command.read(self.paths.command(n))) for n in self._command_numbers())
+        return [(n, command) for n, command in asked if command is not None]
+
+    def _command_numbers(self) -> list[int]:
+        return numbers(self.paths.commands, ".json")
+
+    @cached_property
+    def trials(self) -> list[GatheredTrial]:
+        return [GatheredTrial(paths) for paths in self.paths.trials()]
+
+    @cached_property
+    def jobs(self) -> list[GatheredJob]:
+        read = ((n, Intent.read(self.paths.intent(n))) for n in self.paths.submissions())
+        return [
+            GatheredJob(n, intent, Submitted.read(self.paths.submitted(n)))
+            for n, intent in read
+            if intent is not None
+        ]
+
+    @cached_property
+    def workers(self) -> list[GatheredWorker]:
+        return [
+            GatheredWorker(
+                paths,
+                WorkerClaim.read(paths.claim),
+                WorkerEnd.read(paths.end),
+                _mapping(files.read_json(paths.beat)),
+            )
+            for paths in self.paths.workers()
+        ]
+
+
+def gather(source: ExperimentPaths | Gathered) -> Gathered:
+    """The contents of a folder; what was gathered already is handed through."""
+    return source if isinstance(source, Gathered) else Gathered(source)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

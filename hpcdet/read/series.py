@@ -1,0 +1,109 @@
+"""Metrics of all attempts as one series, in which the highest attempt has the last word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+from hpcdet.read.gather import Gathered, GatheredTrial, gather
+from hpcdet.store import records
+from hpcdet.store.layout import ExperimentPaths
+
+Row = dict[str, Any]
+Source = ExperimentPaths | Gathered
+
+
+def metrics(
+    source: Source,
+    *,
+    trial: int = 0,
+    name: str = "*",
+    group: str = "*",
+    superseded: bool = False,
+) -> list[Row]:
+    """Rows ``trial, group, step, name, value, time, attempt, superseded``, as they were written.
+
+    A row is known by (trial, group, step, name). Where attempts trained the same stretch twice,
+    the highest attempt's row counts; the others are superseded and come only when asked for.
+
+    Args:
+        trial: only this one; 0 means all.
+        name: glob over the metric's name, as ``group`` over its group.
+        superseded: hand out superseded rows, too.
+
+    Returns:
+        ``value`` is a number, or ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, or what the code
+        reported as structured value. ``step`` counts batches, ``time`` is ISO 8601 UTC.
+    """
+    rows: list[Row] = []
+    for each in gather(source).trials:
+        if trial in (0, each.number):
+            rows.extend(_of_trial(each))
+    return [
+        row
+        for row in rows
+        if (superseded or not row["superseded"])
+        and fnmatchcase(row["name"], name)
+        and fnmatchcase(row["group"], group)
+    ]
+
+
+def _of_trial(trial: GatheredTrial) -> list[Row]:
+    rows = list(_written(trial))
+    last = {(row["group"], row["step"], row["name"]): i for i, row in enumerate(rows)}
+    for i, row in enumerate(rows):
+        row["superseded"] = last[row["group"], row["step"], row["name"]] != i
+    return rows
+
+
+def _written(trial: GatheredTrial) -> Iterator[Row]:
+    for attempt in trial.attempts:
+        for line in attempt.of_kind("metrics"):
+            for name, value in line["metrics"].items():
+                yield {
+                    "trial": trial.number,
+                    "group": line["group"],
+                    "step": line["step"],
+                    "name": name,
+                    "value": value,
+                    "time": line["t"],
+                    "attempt": attempt.number,
+                    "units": line.get("units", {}),
+                }
+
+
+def number(value: Any) -> float | None:
+    """A metric's value as a float; None where it is structured or not a number at all."""
+    try:
+        as_float = records.value(value)
+    except (TypeError, ValueError):
+        return None
+    return as_float if as_float == as_float else None  # NaN is no best and no last
+
+
+def last(rows: Iterable[Row]) -> list[Row]:
+    """Of each (trial, group, name), the row of the highest step."""
+    return _choose(rows, lambda new, old: new["step"] >= old["step"])
+
+
+def best(rows: Iterable[Row], smaller_is_better: bool) -> list[Row]:
+    """Of each (trial, group, name), the row with the best value, if its values have an order."""
+    sign = 1 if smaller_is_better else -1
+    ordered = (row for row in rows if number(row["value"]) is not None)
+    return _choose(ordered, lambda new, old: sign * _float(new) < sign * _float(old))
+
+
+def _float(row: Row) -> float:
+    value = number(row["value"])
+    assert value is not None
+    return value
+
+
+def _choose(rows: Iterable[Row], better: Callable[[Row, Row], bool]) -> list[Row]:
+    chosen: dict[tuple[int, str, str], Row] = {}
+    for row in rows:
+        key = (row["trial"], row["group"], row["name"])
+        if key not in chosen or better(row, chosen[key]):
+            chosen[key] = row
+    return list(chosen.values())

@@ -1,0 +1,116 @@
+"""One word for how an experiment, a trial and its keepers stand, from the files alone."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hpcdet.read.gather import Gathered, GatheredTrial
+from hpcdet.store import layout
+from hpcdet.store.records import ExperimentState
+
+ENDED: frozenset[str] = frozenset({"COMPLETED", "CANCELED", "ERROR"})
+
+FRESH_S = 120.0
+"""Who gave no sign of life for so long is not counted as alive (beats come every 15 s)."""
+
+_BY_STANDING: dict[str, ExperimentState] = {
+    "running": "RUNNING",
+    "paused": "PAUSED",
+    "stopped": "COMPLETED",
+    "failed": "ERROR",
+    "done": "COMPLETED",
+    "doubtful": "PENDING",
+    "runnable": "PENDING",
+}
+
+
+def trial_state(trial: GatheredTrial, over: str = "") -> ExperimentState:
+    """The state of one trial.
+
+    Args:
+        over: state of the experiment once it is closed: what has not ended then never will.
+    """
+    control = trial.control
+    action = control.action if control else "run"
+    state = _BY_STANDING[trial.standing.state]
+    if state == "RUNNING":
+        return "STOPPING" if action != "run" else "RUNNING"
+    if action == "kill":
+        return "CANCELED"
+    if over in ENDED and state in ("PENDING", "PAUSED"):
+        return "ERROR" if over == "ERROR" else "CANCELED"
+    return state
+
+
+def experiment_state(gathered: Gathered) -> tuple[ExperimentState, str]:
+    """The state of an experiment, and why if somebody said so."""
+    if gathered.closed is not None:
+        return gathered.closed.state, gathered.closed.why
+    said = next((line for line in reversed(gathered.decisions) if line["kind"] == "state"), None)
+    why = str(said.get("why", "")) if said else ""
+    asked = _asked(gathered)
+    if asked == "cancel":
+        return "STOPPING", why or "canceled by its user"
+    states = [trial_state(trial) for trial in gathered.trials]
+    busy = any(state in ("RUNNING", "STOPPING") for state in states)
+    if asked == "pause" or (said and said.get("state") == "PAUSED" and asked != "resume"):
+        return ("STOPPING" if busy else "PAUSED"), why
+    if busy or any(trial.attempts for trial in gathered.trials):
+        return "RUNNING", why
+    return "PENDING", why
+
+
+def _asked(gathered: Gathered) -> str:
+    """The last of the user's words on the whole experiment that changes its state, or ""."""
+    words = [c.verb for _, c in gathered.commands if not c.trial]
+    if "cancel" in words:
+        return "cancel"
+    return next((word for word in reversed(words) if word in ("pause", "resume", "retry")), "")
+
+
+def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
+    """Whether somebody looks after the experiment: ``health``, ``last_turn_s`` and ``why``.
+
+    ``ok``: workers live, or nothing is left to do. ``queued``: jobs wait for their turn.
+    ``stalled``: nobody is there who could go on. ``last_turn_s`` is the age in seconds of the last
+    sign of a holder of the lease, None if there never was one.
+    """
+    now = time.time() if now is None else now
+    turn = _last_turn(gathered)
+    age = None if turn is None else round(max(0.0, now - turn), 1)
+    state, _ = experiment_state(gathered)
+    if state in ENDED or state == "PAUSED":
+        return {"health": "ok", "last_turn_s": age, "why": ""}
+    if any(w.end is None and _is_fresh(w.paths.beat, now) for w in gathered.workers):
+        return {"health": "ok", "last_turn_s": age, "why": ""}
+    submitted = {j.number for j in gathered.jobs if j.submitted and j.submitted.job}
+    seen = {w.paths.submission for w in gathered.workers}
+    if submitted - seen:
+        why = "its jobs wait in the queue of the scheduler"
+        return {"health": "queued", "last_turn_s": age, "why": why}
+    if age is not None and age <= FRESH_S:
+        return {"health": "ok", "last_turn_s": age, "why": ""}
+    why = "no worker lives and nobody decides; start one with: hpcdet searcher start " + gathered.id
+    return {"health": "stalled", "last_turn_s": age, "why": why}
+
+
+def _last_turn(gathered: Gathered) -> float | None:
+    terms = layout.numbers(gathered.paths.terms, ".json")
+    if not terms:
+        return None
+    newest = gathered.paths.term(terms[-1])
+    times = (_mtime(path) for path in (newest, newest.with_suffix(".beat")))
+    return max((at for at in times if at is not None), default=None)
+
+
+def _is_fresh(path: Any, now: float) -> bool:
+    at = _mtime(path)
+    return at is not None and now - at <= FRESH_S
+
+
+def _mtime(path: Any) -> float | None:
+    try:
+        return float(path.stat().st_mtime)
+    except OSError:
+        return None

@@ -1,0 +1,135 @@
+"""What happened, in order: submissions, workers, attempts, checkpoints, decisions, commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hpcdet.read.gather import Gathered, GatheredAttempt, Line, gather
+from hpcdet.store.layout import ExperimentPaths
+
+Event = dict[str, Any]
+Source = ExperimentPaths | Gathered
+
+
+def events(source: Source, trial: int = 0) -> list[Event]:
+    """Every event, by time.
+
+    Args:
+        trial: only what concerns this trial; 0 means everything.
+
+    Returns:
+        ``time, kind, trial`` (0: the experiment), ``attempt`` (0: none), ``text``. Kinds:
+        ``submitted refused worker_started worker_ended started first_step checkpoint notice
+        ended decision retry failed lost command state``.
+    """
+    gathered = gather(source)
+    found = [
+        *_submissions(gathered),
+        *_workers(gathered),
+        *_attempts(gathered),
+        *_decisions(gathered),
+        *_commands(gathered),
+    ]
+    chosen = (event for event in found if trial in (0, event["trial"]))
+    return sorted(chosen, key=lambda event: event["time"])
+
+
+def _event(time: str, kind: str, text: str, trial: int = 0, attempt: int = 0) -> Event:
+    return {"time": time, "kind": kind, "trial": trial, "attempt": attempt, "text": text}
+
+
+def _submissions(gathered: Gathered) -> Iterator[Event]:
+    for job in gathered.jobs:
+        if job.submitted is None:
+            continue
+        if job.submitted.error:
+            yield _event(job.submitted.at, "refused", job.submitted.error)
+        else:
+            tasks = f"{job.intent.tasks} worker{'s' if job.intent.tasks > 1 else ''}"
+            yield _event(job.submitted.at, "submitted", f"job {job.submitted.job}: {tasks}")
+
+
+def _workers(gathered: Gathered) -> Iterator[Event]:
+    for worker in gathered.workers:
+        name = worker.paths.name
+        if worker.claim is not None:
+            where = f"worker {name} on {worker.claim.host}, job {worker.claim.job}"
+            yield _event(worker.claim.at, "worker_started", where)
+        if worker.end is not None:
+            yield _event(worker.end.at, "worker_ended", f"worker {name}: {worker.end.why}")
+
+
+def _attempts(gathered: Gathered) -> Iterator[Event]:
+    for trial in gathered.trials:
+        for attempt in trial.attempts:
+            yield from _attempt(attempt)
+
+
+def _attempt(attempt: GatheredAttempt) -> Iterator[Event]:
+    at = (attempt.paths.trial, attempt.number)
+    if attempt.claim is not None:
+        yield _event(attempt.claim.at, "started", f"by worker {attempt.claim.worker}", *at)
+    for line in attempt.lines:
+        text = _journal_text(line)
+        if text:
+            yield _event(line["t"], line["kind"], text, *at)
+    if attempt.end is not None:
+        error = f": {attempt.end.error}" if attempt.end.error else ""
+        yield _event(attempt.end.at, "ended", f"{attempt.end.reason}{error}", *at)
+
+
+def _journal_text(line: Line) -> str:
+    """What a line of an attempt's journal tells in the timeline; "" if nothing."""
+    match line["kind"]:
+        case "start" if line.get("checkpoint"):
+            return f"{line['world']} ranks go on from {line['checkpoint']}"
+        case "start":
+            return f"{line['world']} ranks begin"
+        case "first_step":
+            return "first step done"
+        case "checkpoint":
+            return f"{line['name']} saved, {line['bytes']} bytes"
+        case "notice":
+            return f"{line['signal']} heard"
+    return ""
+
+
+def _decisions(gathered: Gathered) -> Iterator[Event]:
+    for line in gathered.decisions:
+        match line["kind"]:
+            case "action":
+                action = line["action"]
+                yield _event(line["t"], "decision", _action_text(action), action.get("trial", 0))
+            case "retry":
+                text = f"allowed attempts up to {line['attempts']}: {line.get('why', '')}"
+                yield _event(line["t"], "retry", text, line["trial"])
+            case "fail":
+                yield _event(line["t"], "failed", str(line.get("why", "")), line["trial"])
+            case "lost":
+                yield _event(line["t"], "lost", f"worker {line['worker']} is gone")
+            case "state":
+                why = f": {line['why']}" if line.get("why") else ""
+                yield _event(line["t"], "state", f"{line['state']}{why}")
+    if gathered.closed is not None:
+        why = f": {gathered.closed.why}" if gathered.closed.why else ""
+        yield _event(gathered.closed.at, "state", f"{gathered.closed.state}{why}")
+
+
+def _action_text(action: dict[str, Any]) -> str:
+    until = action.get("until")
+    length = " ".join(f"{value} {unit}" for unit, value in until.items()) if until else ""
+    match action.get("kind"):
+        case "create":
+            return f"made, to train {length}"
+        case "continue":
+            return f"to go on until {length}"
+        case kind:
+            why = f": {action['why']}" if action.get("why") else ""
+            return f"{kind}{why}"
+
+
+def _commands(gathered: Gathered) -> Iterator[Event]:
+    for _, command in gathered.commands:
+        by = f" by {command.user}" if command.user else ""
+        yield _event(command.at, "command", f"{command.verb}{by}", command.trial)

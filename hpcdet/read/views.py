@@ -1,0 +1,334 @@
+"""What the verbs print, as plain data: the items of ``-o json``, and what the report is made of.
+
+Every view takes the experiment's paths, or a ``Gathered`` where several views are wanted of
+one reading. Times are ISO 8601 UTC or "", lengths are batches, sizes bytes, durations seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from hpcdet.read import series, states
+from hpcdet.read.gather import Gathered, GatheredAttempt, GatheredTrial, gather
+from hpcdet.read.series import metrics
+from hpcdet.read.timeline import events
+from hpcdet.store.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
+
+__all__ = [
+    "Gathered",
+    "attempts",
+    "brief",
+    "checkpoints",
+    "events",
+    "gather",
+    "metrics",
+    "show",
+    "status",
+    "trials",
+]
+
+View = dict[str, Any]
+Source = ExperimentPaths | Gathered
+
+
+def brief(source: Source) -> View:
+    """One line of ``hpcdet ls``: ``id, name, state, trials, done, created, labels, path``."""
+    gathered = gather(source)
+    config = gathered.config
+    state, why = states.experiment_state(gathered)
+    over = state if state in states.ENDED else ""
+    done = sum(states.trial_state(t, over) in states.ENDED for t in gathered.trials)
+    return {
+        "id": gathered.id,
+        "name": config.name,
+        "state": state,
+        "why": why,
+        "trials": len(gathered.trials),
+        "done": done,
+        "created": _created(gathered),
+        "labels": labels(gathered),
+        "path": str(gathered.paths.root),
+    }
+
+
+def status(source: Source) -> View:
+    """An experiment at a glance.
+
+    Returns:
+        ``id, name, state, why, health, health_why, last_turn_s, searcher, metric, best
+        {trial, value, step} or None, max_length, max_trials, created, workers, labels, path`` and
+        ``trials`` (see there).
+    """
+    gathered = gather(source)
+    state, why = states.experiment_state(gathered)
+    keepers = states.health(gathered)
+    searcher = gathered.config.searcher
+    rows = trials(gathered)
+    return {
+        "id": gathered.id,
+        "name": gathered.config.name,
+        "state": state,
+        "why": why,
+        "health": keepers["health"],
+        "health_why": keepers["why"],
+        "last_turn_s": keepers["last_turn_s"],
+        "searcher": searcher.name,
+        "metric": searcher.metric,
+        "smaller_is_better": searcher.smaller_is_better,
+        "best": _best_trial(rows, searcher.smaller_is_better),
+        "max_length": searcher.max_length.encode() if searcher.max_length else None,
+        "max_trials": searcher.max_trials,
+        "created": _created(gathered),
+        "workers": sum(worker.end is None for worker in gathered.workers),
+        "labels": labels(gathered),
+        "path": str(gathered.paths.root),
+        "trials": rows,
+    }
+
+
+def trials(source: Source) -> list[View]:
+    """Every trial.
+
+    Returns:
+        ``id, trial, state, steps, best, best_step, restarts`` (attempts after the first),
+        ``failures, why, hyperparameters, seed, last_checkpoint, start, end, attempts``.
+    """
+    gathered = gather(source)
+    state, _ = states.experiment_state(gathered)
+    over = state if state in states.ENDED else ""
+    searcher = gathered.config.searcher
+    rows = metrics(gathered, group="validation", name=searcher.metric)
+    best = {row["trial"]: row for row in series.best(rows, searcher.smaller_is_better)}
+    return [_trial(gathered, trial, best.get(trial.number), over) for trial in gathered.trials]
+
+
+def _trial(gathered: Gathered, trial: GatheredTrial, best: View | None, over: str) -> View:
+    record, control = trial.record, trial.control
+    claims = [a.claim for a in trial.attempts if a.claim is not None]
+    end = trial.attempts[-1].end if trial.attempts else None
+    return {
+        "id": f"{gathered.id}/{trial.number}",
+        "trial": trial.number,
+        "state": states.trial_state(trial, over),
+        "steps": trial.steps,
+        "best": best["value"] if best else None,
+        "best_step": best["step"] if best else None,
+        "restarts": max(0, len(trial.attempts) - 1),
+        "failures": trial.standing.failures,
+        "attempts": len(trial.attempts),
+        "why": (control.why if control else "") or (end.error if end else ""),
+        "until": control.until.encode() if control and control.until else None,
+        "hyperparameters": record.params if record else {},
+        "seed": record.seed if record else None,
+        "last_checkpoint": _last_checkpoint(trial),
+        "start": claims[0].at if claims else "",
+        "end": end.at if end else "",
+    }
+
+
+def _last_checkpoint(trial: GatheredTrial) -> View | None:
+    for attempt in reversed(trial.attempts):
+        for line in reversed(attempt.lines):
+            if line["kind"] == "checkpoint":
+                return {"name": line["name"], "step": line["step"], "time": line["t"]}
+    return None
+
+
+def _best_trial(rows: list[View], smaller_is_better: bool) -> View | None:
+    values = [(series.number(row["best"]), row) for row in rows if row["best"] is not None]
+    ordered = [(value, row) for value, row in values if value is not None]
+    if not ordered:
+        return None
+    pick = min if smaller_is_better else max
+    value, row = pick(ordered, key=lambda pair: pair[0])
+    return {"trial": row["trial"], "value": value, "step": row["best_step"]}
+
+
+def attempts(source: Source, trial: int = 0) -> list[View]:
+    """Every attempt of one trial, or of all of them.
+
+    Returns:
+        ``id, trial, attempt, job, worker, host, nodes, start, end, reason`` ("" while it runs),
+        ``steps`` (batches of the trial at its end or now), ``from_step`` (where it began),
+        ``checkpoint`` (resumed from), ``exit_code, error, duration_s`` (so far, if it runs).
+    """
+    gathered = gather(source)
+    return [
+        _attempt(gathered, attempt)
+        for each in gathered.trials
+        if trial in (0, each.number)
+        for attempt in each.attempts
+    ]
+
+
+def _attempt(gathered: Gathered, attempt: GatheredAttempt) -> View:
+    claim, end = attempt.claim, attempt.end
+    begin: View = next(attempt.of_kind("start"), {})
+    nodes = (end.nodes if end else []) or (claim.nodes if claim else [])
+    started, ended = claim.at if claim else "", end.at if end else ""
+    return {
+        "id": f"{gathered.id}/{attempt.paths.trial}.{attempt.number}",
+        "trial": attempt.paths.trial,
+        "attempt": attempt.number,
+        "job": claim.job if claim else "",
+        "worker": claim.worker if claim else "",
+        "host": claim.host if claim else "",
+        "nodes": nodes,
+        "start": started,
+        "end": ended,
+        "reason": end.reason if end else "",
+        "steps": attempt.position,
+        "from_step": begin.get("batches"),
+        "checkpoint": begin.get("checkpoint", ""),
+        "world": begin.get("world"),
+        "exit_code": end.exit_code if end else None,
+        "error": (end.error if end else "") or (attempt.verdict.error if attempt.verdict else ""),
+        "duration_s": seconds(started, ended),
+        "last_heard": attempt.lines[-1]["t"] if attempt.lines else "",
+        "log": str(attempt.paths.log(0)),
+    }
+
+
+def show(source: Source) -> View:
+    """All of ``status``, and ``config, attempts, jobs, checkpoints, provenance, files``."""
+    gathered = gather(source)
+    paths = gathered.paths
+    return {
+        **status(gathered),
+        "config": dict(gathered.config.raw),
+        "attempts": attempts(gathered),
+        "jobs": jobs(gathered),
+        "checkpoints": checkpoints(gathered),
+        "provenance": gathered.provenance,
+        "files": {"code": str(paths.code), "config": str(paths.config), "site": str(paths.site)},
+    }
+
+
+def jobs(source: Source) -> list[View]:
+    """Every submission: ``number, name, job, tasks, throttle, hold, script, at, error``."""
+    gathered = gather(source)
+    return [
+        {
+            "number": job.number,
+            "name": job.intent.name,
+            "job": job.submitted.job if job.submitted else "",
+            "scheduler": job.submitted.scheduler if job.submitted else "",
+            "tasks": job.intent.tasks,
+            "throttle": job.intent.throttle,
+            "hold": job.intent.hold,
+            "script": str(gathered.paths.script(job.number)),
+            "at": job.submitted.at if job.submitted else job.intent.at,
+            "error": job.submitted.error if job.submitted else "",
+        }
+        for job in gathered.jobs
+    ]
+
+
+def checkpoints(source: Source, trial: int = 0, deleted: bool = False) -> list[View]:
+    """Checkpoints, by trial and step.
+
+    Returns:
+        ``trial, step, attempt, name, path, bytes, digest, state, metric, kept, time``; ``state``
+        is ``complete``, ``partial`` (without a commit: being written, or cut off), ``damaged``
+        (set aside by a reader that found it so), or ``deleted`` (only if asked for).
+    """
+    gathered = gather(source)
+    rows: list[View] = []
+    for each in gathered.trials:
+        if trial in (0, each.number):
+            rows.extend(_checkpoints(each))
+    return [row for row in rows if deleted or row["state"] != "deleted"]
+
+
+def _checkpoints(trial: GatheredTrial) -> list[View]:
+    saved = {line["name"]: line for a in trial.attempts for line in a.of_kind("checkpoint")}
+    there = _folders(trial.paths)
+    names = sorted(set(saved) | set(there))
+    return [_checkpoint(trial.paths, name, saved.get(name, {}), there.get(name)) for name in names]
+
+
+def _folders(trial: TrialPaths) -> dict[str, str]:
+    """State of each checkpoint folder by the checkpoint's name."""
+    found: dict[str, str] = {}
+    try:
+        entries = sorted(path.name for path in trial.checkpoints.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return found
+    for entry in entries:
+        name = entry.removeprefix(".bad-")
+        if CHECKPOINT_NAME.fullmatch(name):
+            complete = (trial.checkpoints / entry / MANIFEST).is_file()
+            found[name] = "damaged" if entry != name else "complete" if complete else "partial"
+    return found
+
+
+MANIFEST = "MANIFEST.json"
+"""What makes a folder of shards a checkpoint."""
+
+
+def _checkpoint(trial: TrialPaths, name: str, line: View, state: str | None) -> View:
+    match = CHECKPOINT_NAME.fullmatch(name)
+    step, attempt = (int(match[1]), int(match[2])) if match else (line.get("step"), None)
+    folder = trial.checkpoints / (f".bad-{name}" if state == "damaged" else name)
+    manifest = _manifest(folder) if not line.get("digest") else {}
+    return {
+        "trial": trial.number,
+        "step": step,
+        "attempt": attempt,
+        "name": name,
+        "path": str(folder),
+        "bytes": line["bytes"] if "bytes" in line else _size(folder),
+        "digest": line.get("digest") or manifest.get("digest", ""),
+        "state": state or "deleted",
+        "metric": line.get("metric"),
+        "kept": line.get("kept", []),
+        "time": line.get("t", ""),
+    }
+
+
+def _manifest(folder: Any) -> View:
+    try:
+        value = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _size(folder: Any) -> int:
+    try:
+        return sum(path.stat().st_size for path in folder.iterdir())
+    except OSError:
+        return 0
+
+
+def labels(source: Source) -> list[str]:
+    """The config's labels and those that ``hpcdet tag`` added since, without those it removed."""
+    gathered = gather(source)
+    found = dict.fromkeys(str(label) for label in gathered.config.labels)
+    for _, command in gathered.commands:
+        if command.verb == "tag":
+            for label in command.arguments.get("add", []):
+                found[label] = None
+            for label in command.arguments.get("rm", []):
+                found.pop(label, None)
+    return list(found)
+
+
+def seconds(start: str, end: str) -> float | None:
+    """Seconds between two ISO times; to now if ``end`` is ""; None if ``start`` is."""
+    if not start:
+        return None
+    finish = datetime.fromisoformat(end).timestamp() if end else time.time()
+    return round(max(0.0, finish - datetime.fromisoformat(start).timestamp()), 3)
+
+
+def _created(gathered: Gathered) -> str:
+    for key in ("created_at", "created", "at"):
+        value = gathered.provenance.get(key)
+        if isinstance(value, str):
+            return value
+    at = gathered.paths.config.stat().st_mtime
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
