@@ -21,9 +21,7 @@ from tests.cluster.processes import ClusterFailed
 
 _DAEMONS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
 _DATABASE = ("slurmdbd", "mariadbd", "mariadb-install-db")
-COMMANDS = (
-    "sacct sacctmgr salloc sbatch sbcast scancel scontrol sdiag sinfo sprio squeue srun sstat"
-).split()
+COMMANDS = ("sacct", "sbatch", "scancel", "scontrol", "sdiag", "sinfo", "squeue", "srun", "sstat")
 
 
 def why_not(accounting: bool = True) -> str:
@@ -183,8 +181,10 @@ class SlurmCluster:
         common = ["--no-defaults", f"--datadir={data}", "--user=root"]
         with self._log("mariadb-install-db").open("ab") as log:
             subprocess.run(
-                ["mariadb-install-db", *common, "--skip-test-db", "--skip-name-resolve"]
-                + ["--auth-root-authentication-method=normal"],
+                [
+                    *["mariadb-install-db", *common, "--skip-test-db", "--skip-name-resolve"],
+                    "--auth-root-authentication-method=normal",
+                ],
                 check=True,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
