@@ -1,0 +1,8 @@
+"""What is particular to a cluster: site files, their inheritance, and which one fits this host."""
+
+from __future__ import annotations
+
+from hpcdet.site.loading import from_resolved, load, names
+from hpcdet.site.models import Launcher, Partition, PartitionView, Site
+
+__all__ = ["Launcher", "Partition", "PartitionView", "Site", "from_resolved", "load", "names"]

@@ -1,0 +1,255 @@
+"""From a site's name, or from nothing, to a resolved site."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from hpcdet import shipped
+from hpcdet.errors import ConfigError, NotFound
+from hpcdet.site import text
+from hpcdet.site.detection import Host, recognise
+from hpcdet.site.models import Detection, Site
+from hpcdet.site.text import KeyPath, Layer
+
+SUFFIX = ".yaml"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of site files and whose it is."""
+
+    scope: str
+    path: Path
+
+
+def folders(kind: str = "sites") -> list[Folder]:
+    """Where ``sites`` or ``templates`` are looked for, nearest first.
+
+    Project, user, ``$HPCDET_SITE_DIR``, system; what hpcdet ships comes last.
+    """
+    configured = os.environ.get("XDG_CONFIG_HOME", "")
+    user = Path(configured) if configured else Path("~/.config").expanduser()
+    found = [
+        Folder("project", Path.cwd() / ".hpcdet" / kind),
+        Folder("user", user / "hpcdet" / kind),
+    ]
+    site_dir = os.environ.get("HPCDET_SITE_DIR", "")
+    if site_dir:
+        found.append(Folder("site", Path(site_dir) / kind))
+    found.append(Folder("system", Path("/etc/hpcdet") / kind))
+    found.append(Folder("shipped", shipped.folder({"sites": "site_configs"}.get(kind, kind))))
+    return found
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """A site file that could be used."""
+
+    name: str
+    scope: str
+    path: Path
+
+
+def names() -> list[SiteFile]:
+    """Every site file in the search path, nearest first; a hidden one of the same name included."""
+    return [
+        SiteFile(path.stem, folder.scope, path)
+        for folder in folders()
+        for path in sorted(folder.path.glob(f"*{SUFFIX}"))
+    ]
+
+
+def load(name: str | None = None, host: Host | None = None) -> Site:
+    """The site of that name, of ``$HPCDET_SITE``, or the one that fits this host.
+
+    Args:
+        name: a site's name or the path of a site file.
+        host: what detection looks at; default: this host.
+
+    Raises:
+        NotFound: no such site file; the hint lists those there are.
+        ConfigError: the file is wrong; with its line.
+    """
+    asked, reason = (name, "asked for by name") if name else (None, "")
+    if asked is None and os.environ.get("HPCDET_SITE"):
+        asked, reason = os.environ["HPCDET_SITE"], "$HPCDET_SITE names it"
+    if asked is None:
+        found, reason = detect(host)
+        return _build(_chain(found), reason)
+    return _build(_chain(_find(asked)), reason)
+
+
+def detect(host: Host | None = None) -> tuple[SiteFile, str]:
+    """The first site file that recognises this host, and the reason for people.
+
+    ``local`` is the answer where none does.
+    """
+    host = host or Host()
+    files = names()
+    for file in files:
+        merged, _ = text.merge(_chain(file))
+        for rule in merged.get("detect") or []:
+            reason = recognise(_rule(rule, file), host)
+            if reason:
+                return file, reason
+    local = next(file for file in reversed(files) if file.name == "local")
+    return local, "no site file recognises this host and no scheduler is on PATH"
+
+
+def _rule(rule: Any, file: SiteFile) -> Detection:
+    try:
+        detection = Detection.model_validate(rule)
+    except ValidationError as error:
+        raise ConfigError(
+            "wrong rule under detect", where=str(file.path), hint=str(error)
+        ) from error
+    return detection
+
+
+def from_resolved(path: Path) -> Site:
+    """The site in an experiment's ``site.yaml``; keys of other versions of hpcdet are ignored.
+
+    Raises:
+        ConfigError: the file cannot be read or does not describe a site.
+    """
+    layer = text.read(path)
+    try:
+        return Site.model_validate(_known(Site, layer.values))
+    except ValidationError as error:
+        raise ConfigError("not a resolved site", where=str(path), hint=str(error)) from error
+
+
+def dump(site: Site) -> bytes:
+    """The text of ``site.yaml``."""
+    return yaml.safe_dump(site.plain(), sort_keys=False, allow_unicode=True, width=100).encode()
+
+
+def _known(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` without the keys that the model and those inside it do not have."""
+    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in fields:
+            continue
+        inner = _inner(fields[name].annotation)
+        if inner is None or value is None:
+            kept[name] = value
+        elif fields[name].annotation is inner or inner in _optional(fields[name].annotation):
+            kept[name] = _known(inner, value)
+        elif isinstance(value, list):
+            kept[name] = [_known(inner, item) for item in value]
+        else:
+            kept[name] = {key: _known(inner, item) for key, item in value.items()}
+    return kept
+
+
+def _optional(annotation: Any) -> tuple[Any, ...]:
+    arguments = get_args(annotation)
+    return arguments if type(None) in arguments else ()
+
+
+def _inner(annotation: Any) -> type[BaseModel] | None:
+    """The model inside ``X``, ``X | None``, ``list[X]`` or ``dict[str, X]``."""
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _find(name: str, behind: Path | None = None) -> SiteFile:
+    """The file of a site; ``behind`` a file of the same name, the next one of that name."""
+    if behind is None and (os.sep in name or name.endswith(SUFFIX)):
+        path = Path(name).expanduser().absolute()
+        if not path.is_file():
+            raise NotFound(f"no site file {path}")
+        return SiteFile(path.stem, "file", path)
+    files = names()
+    paths = [file.path for file in files]
+    rest = files[paths.index(behind) + 1 :] if behind in paths else files
+    for file in rest:
+        if file.name == name:
+            return file
+    known = ", ".join(sorted({file.name for file in files}))
+    raise NotFound(f"no site {name!r}", hint=f"known sites: {known}; `hpcdet site ls` shows where")
+
+
+def _chain(file: SiteFile) -> list[Layer]:
+    """The file's layers, the one it extends (and so on) first."""
+    layers: list[Layer] = []
+    seen: list[Path] = []
+    while True:
+        if file.path in seen:
+            raise ConfigError("a site file extends itself", where=str(file.path))
+        layer = text.read(file.path)
+        layers.insert(0, layer)
+        seen.append(file.path)
+        parent = layer.values.get("extends")
+        if parent is None:
+            return layers
+        # a file may extend the next one of its own name: a user's changes to a shipped site
+        file = _find(str(parent), behind=file.path if parent == file.name else None)
+
+
+def _build(layers: list[Layer], reason: str) -> Site:
+    merged, origins = text.merge(layers)
+    own = layers[-1]
+    # what a file is called and extends is its own affair; a name is not inherited
+    merged["name"] = own.values.get("name", own.path.stem)
+    merged["extends"] = own.values.get("extends")
+    try:
+        site = Site.model_validate(merged)
+    except ValidationError as error:
+        raise _explain(error, origins, own) from error
+    site._origins = {".".join(key): layer.where(key) for key, layer in origins.items()}
+    site._source = str(own.path)
+    site._reason = reason
+    return site
+
+
+def _explain(error: ValidationError, origins: Mapping[KeyPath, Layer], own: Layer) -> ConfigError:
+    """The first thing wrong, with its key, file and line, and the nearest key there is."""
+    first = error.errors()[0]
+    key = tuple(str(part) for part in first["loc"])
+    # pydantic names the member of a union behind the key; the file has no such key
+    known = [k for k in origins if k[: len(key)] == key] or [
+        k for k in origins for n in range(len(key), 0, -1) if k[:n] == key[:n]
+    ]
+    layer = origins[known[0]] if known else own
+    where = f"{layer.where(key)}: {'.'.join(key)}"
+    if first["type"] == "extra_forbidden":
+        names_there = _keys(key[:-1])
+        return ConfigError(
+            f"unknown key {key[-1]!r}", where=where, hint=text.nearest(key[-1], names_there)
+        )
+    return ConfigError(f"{first['msg']} (it is {first['input']!r})", where=where)
+
+
+def _keys(key: KeyPath) -> list[str]:
+    """The keys that a site file may have below ``key``."""
+    model: type[BaseModel] = Site
+    for part in key:
+        field = _fields(model).get(part)
+        inner = _inner(field.annotation) if field is not None else None
+        # the name of a partition or an index in a list: stay in its model
+        model = inner if inner is not None else model
+    return list(_fields(model))
+
+
+def _fields(model: type[BaseModel]) -> dict[str, Any]:
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def walk(values: Mapping[str, Any], key: KeyPath = ()) -> Iterator[tuple[str, Any]]:
+    """Every leaf of plain data with its dotted key, for ``site show --origin``."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from walk(value, (*key, str(name)))
+        else:
+            yield ".".join((*key, str(name))), value

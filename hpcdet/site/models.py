@@ -1,0 +1,219 @@
+"""A site file as typed models: every key, its type, its default and what it means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+
+Value = str | int | float | bool | None
+Directives = dict[str, Value]
+"""Options of ``sbatch`` without their dashes. ``true`` gives ``--name``, null, ``false`` nothing."""
+
+
+def _text(value: Any) -> Any:
+    """YAML reads ``OMP_NUM_THREADS: 1`` as a number; an environment holds text."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+
+
+class Model(BaseModel):
+    """A part of a site file: frozen, and without room for misspelt keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Contact(Model):
+    """Who answers questions about this site file."""
+
+    name: str = ""
+    url: str = ""
+
+
+class Detection(Model):
+    """One way to recognise a site: exactly one of the four, and a pattern its value must match."""
+
+    env: str | None = Field(default=None, description="name of an environment variable")
+    hostname: str | None = Field(
+        default=None, description="regular expression for the host's full name"
+    )
+    command: str | None = Field(default=None, description="name of a command on PATH")
+    scontrol: str | None = Field(
+        default=None, description="key of `scontrol show config`, as ClusterName"
+    )
+    match: str | None = Field(default=None, description="regular expression for the value")
+
+
+class Capabilities(Model):
+    """What the scheduler lets a user do here."""
+
+    accounting: bool | None = Field(
+        default=None, description="sacct works; null: ask the scheduler"
+    )
+    requeue: Literal["user", "none"] = Field(
+        default="none",
+        description="user: a job may requeue itself; none: a new job is submitted instead",
+    )
+    submit_from_compute: bool = Field(default=True, description="sbatch works inside a job")
+    login_daemon: Literal["allowed", "forbidden"] = Field(
+        default="allowed", description="whether a long-lived searcher may run on a login node"
+    )
+    preempt_as_cancelled: bool = Field(
+        default=False,
+        description="a preempted job is reported as cancelled, and is not the user's doing",
+    )
+
+
+class Limits(Model):
+    """Bounds that the scheduler or its operators set."""
+
+    max_array: int = Field(default=1001, ge=1, description="widest job array")
+    max_submit: int | None = Field(default=None, ge=1, description="jobs of one user in the queue")
+    poll_min_s: float = Field(
+        default=60, ge=0, description="least time between two queries of a user"
+    )
+    kill_wait_s: float = Field(default=30, ge=0, description="seconds from TERM to KILL (KillWait)")
+    signal_lead_s: int = Field(
+        default=120, ge=0, le=65535, description="warning before the time limit"
+    )
+
+
+class Paths(Model):
+    """Where files belong. ``$VARIABLES`` and ``~`` are expanded."""
+
+    root: str | None = Field(
+        default=None, description="folder of experiments; default: under scratch"
+    )
+    scratch: str | None = Field(default=None, description="large, fast, purged file system")
+    project: str | None = Field(default=None, description="file system that is not purged")
+    local: str | None = Field(default=None, description="disk of the node")
+    purge_days: int | None = Field(default=None, ge=1, description="age at which scratch is purged")
+
+
+class Launcher(Model):
+    """What starts the ranks of a step."""
+
+    kind: Literal["srun", "mpirun", "local"] = "srun"
+    args: list[Text] = Field(default_factory=list, description="arguments added to it")
+
+
+class Partition(Model):
+    """What differs in one partition from the rest of the site."""
+
+    directives: Directives = Field(default_factory=dict)
+    skip: list[str] = Field(default_factory=list)
+    slots_per_node: int | None = Field(default=None, ge=1)
+    cpus_per_node: int | None = Field(default=None, ge=1)
+    max_walltime_s: int | None = Field(default=None, ge=1)
+    env: dict[str, Text] = Field(default_factory=dict)
+    setup: list[str] = Field(default_factory=list)
+    launcher: Launcher | None = None
+
+
+@dataclass(frozen=True)
+class PartitionView:
+    """The site as it is in one partition: what the partition says, over what the site says."""
+
+    name: str | None
+    directives: Directives
+    skip: frozenset[str]
+    env: dict[str, str]
+    setup: tuple[str, ...]
+    launcher: Launcher
+    slots_per_node: int | None
+    cpus_per_node: int | None
+    max_walltime_s: int | None
+
+
+class Site(Model):
+    """A resolved site: a site file with all it extends and every default filled in."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    name: str
+    extends: str | None = Field(default=None, description="site file that this one changes")
+    contact: Contact = Contact()
+    detect: list[Detection] = Field(default_factory=list, description="any of these: it is here")
+    scheduler: Literal["slurm", "pbs", "local"] = "slurm"
+    capabilities: Capabilities = Capabilities()
+    limits: Limits = Limits()
+    paths: Paths = Paths()
+    default_partition: str | None = None
+    partitions: dict[str, Partition] = Field(default_factory=dict)
+    directives: Directives = Field(default_factory=dict, description="sbatch options for all jobs")
+    skip: list[str] = Field(
+        default_factory=list, description="options of ours that this scheduler refuses"
+    )
+    setup: list[str] = Field(default_factory=list, description="shell lines before the worker")
+    env: dict[str, Text] = Field(default_factory=dict, description="environment of every job")
+    launcher: Launcher = Launcher()
+    python: str | None = Field(
+        default=None, description="interpreter on the nodes; null: the present one"
+    )
+    templates: str | None = Field(
+        default=None, description="folder of templates that is searched first"
+    )
+    lease_ttl_s: float = Field(
+        default=180, gt=0, description="a silent holder of the lease is dead then"
+    )
+    slots: int | None = Field(
+        default=None, ge=1, description="local: ranks at once; null: one per core"
+    )
+    max_restarts_in_place: int = Field(
+        default=3, ge=0, description="requeues in a row of a task that gets nowhere"
+    )
+    config: dict[str, Any] = Field(
+        default_factory=dict, description="defaults for experiment configs at this site"
+    )
+
+    _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+    _source: str = PrivateAttr(default="")
+    _reason: str = PrivateAttr(default="")
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where each value comes from: ``limits.max_array`` to ``/etc/…/x.yaml:7``.
+
+        Values that are not in it are the built-in defaults.
+        """
+        return self._origins
+
+    @property
+    def source(self) -> str:
+        """The site file; empty if there is none."""
+        return self._source
+
+    @property
+    def reason(self) -> str:
+        """Why this site was chosen, for people."""
+        return self._reason
+
+    def view(self, partition: str | None = None) -> PartitionView:
+        """The site in one partition; None is the default one."""
+        name = partition or self.default_partition or _named(self.directives)
+        part = self.partitions.get(name or "", Partition())
+        directives = {**self.directives, **part.directives}
+        if name is not None and "partition" not in part.directives:
+            directives["partition"] = name
+        return PartitionView(
+            name=name,
+            directives=directives,
+            skip=frozenset(self.skip) | frozenset(part.skip),
+            env={**self.env, **part.env},
+            setup=(*self.setup, *part.setup),
+            launcher=part.launcher or self.launcher,
+            slots_per_node=part.slots_per_node,
+            cpus_per_node=part.cpus_per_node,
+            max_walltime_s=part.max_walltime_s,
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """The site as plain data, in the order of its keys: what ``site.yaml`` holds."""
+        return self.model_dump(by_alias=True)
+
+
+def _named(directives: Directives) -> str | None:
+    name = directives.get("partition")
+    return name if isinstance(name, str) else None
