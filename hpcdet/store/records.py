@@ -139,12 +139,15 @@ class Verdict(Record):
             cannot help, e.g. ``InvalidHP``).
         cause: why it ended now.
         batches: batches trained by the trial so far.
+        until: the length that was asked for, when it ended because that was reached. Code that
+            ends by itself before leaves None.
         error: the last line of the traceback, for ``fail`` and ``norestart``.
     """
 
     verdict: Literal["done", "resume", "fail", "norestart"]
     cause: Literal["completed", "signal", "walltime", "paused", "stopped", "error"]
     batches: int = 0
+    until: Length | None = None
     checkpoint: str = ""
     digest: str = ""
     error: str = ""

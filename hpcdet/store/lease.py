@@ -1,0 +1,161 @@
+"""Who may decide for an experiment: numbered terms that are taken, never taken over.
+
+A term is a file ``terms/000007.json`` made by exclusive creation: of any number of processes
+that reach for a number, one gets it, whatever their caches show them. Its holder replaces
+``terms/000007.beat`` while it lives. A term is over when its beat says ``released``, or when
+the beat has not changed for ``ttl_s`` on the clock of whoever watches; then the next number may
+be taken. No clock is compared with another one, nothing is renamed or removed.
+
+A holder that was suspended finds itself fenced in two ways: a higher term is there, or its own
+clock says that it has not beaten for so long that there might be one that it cannot see yet.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdet.store import files
+from hpcdet.store.layout import ExperimentPaths, numbers
+from hpcdet.store.records import Record
+
+KEEP = 0.75
+"""Part of the time to live for which a holder trusts its last beat."""
+BEAT = 0.2
+"""Part of the time to live after which a holder that is asked beats again."""
+
+
+@dataclass(frozen=True)
+class Term(Record):
+    """``terms/N.json``: who took the term. ``kind``: daemon, worker, wait, …"""
+
+    number: int
+    kind: str
+    host: str
+    pid: int
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Beat(Record):
+    """``terms/N.beat``. ``nonce`` differs in every beat."""
+
+    nonce: str
+    released: bool = False
+    at: str = ""
+
+
+class Lease:
+    """One process's hand on the lease of one experiment.
+
+    Keep the object and call ``try_acquire`` again and again: expiry is judged by what this
+    object has seen change.
+
+    Attributes:
+        term: number of the term held; 0 while none is.
+    """
+
+    def __init__(
+        self,
+        paths: ExperimentPaths,
+        kind: str,
+        ttl_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.paths = paths
+        self.kind = kind
+        self.ttl_s = ttl_s
+        self.term = 0
+        self._clock = clock
+        self._beaten = 0.0
+        self._seen: tuple[int, str] = (0, "")
+        self._since = clock()
+
+    def try_acquire(self) -> bool:
+        """Hold the lease if it is ours or free. Never waits."""
+        if self.term and self.verify():
+            return True
+        highest = max(numbers(self.paths.terms, ".json"), default=0)
+        if highest and not self._over(highest):
+            return False
+        number = highest + 1
+        started = self._clock()
+        term = Term(number, self.kind, socket.gethostname(), os.getpid(), files.now())
+        if not term.write_once(self.paths.term(number)):
+            return False
+        self.term, self._beaten = number, started
+        self._write_beat()
+        return True
+
+    def beat(self) -> None:
+        """Say that the holder lives. Call at least every fifth of the time to live."""
+        if self.term and self.verify():
+            self._write_beat()
+
+    def verify(self) -> bool:
+        """Whether the term is still ours; ask right before every side effect.
+
+        Once it is not, ``term`` is 0 and nothing may be done that was decided under it.
+        """
+        if not self.term:
+            return False
+        since = self._clock() - self._beaten
+        if since > self.ttl_s * KEEP:
+            # somebody may hold a higher term by now that is not visible here yet
+            self._write_beat(released=True)
+            self.term = 0
+            return False
+        if self._fenced():
+            self.term = 0
+            return False
+        if since > self.ttl_s * BEAT:
+            self._write_beat()
+        return True
+
+    def release(self) -> None:
+        """Let the next one take over at once."""
+        if self.term:
+            self._write_beat(released=True)
+            self.term = 0
+
+    def _fenced(self) -> bool:
+        highest = max(numbers(self.paths.terms, ".json"), default=0)
+        if highest > self.term:
+            return True
+        # opening asks the server, where a listing may come from a cache
+        return Term.read(self.paths.term(self.term + 1)) is not None
+
+    def _over(self, number: int) -> bool:
+        beat = Beat.read(beat_path(self.paths, number))
+        if beat is not None and beat.released:
+            return True
+        seen = (number, beat.nonce if beat else "")
+        if seen != self._seen:
+            self._seen, self._since = seen, self._clock()
+            return False
+        return self._clock() - self._since >= self.ttl_s
+
+    def _write_beat(self, *, released: bool = False) -> None:
+        started = self._clock()
+        beat = Beat(secrets.token_hex(8), released, files.now())
+        files.replace(beat_path(self.paths, self.term), beat.encode())
+        self._beaten = started
+
+
+def beat_path(paths: ExperimentPaths, number: int) -> Path:
+    """``terms/N.beat``, replaced by the holder of term N."""
+    return paths.term(number).with_suffix(".beat")
+
+
+def last(paths: ExperimentPaths) -> tuple[Term, Beat | None] | None:
+    """The newest term and its last beat, for people; None before the first."""
+    for number in reversed(numbers(paths.terms, ".json")):
+        term = Term.read(paths.term(number))
+        if term is not None:
+            return term, Beat.read(beat_path(paths, number))
+    return None

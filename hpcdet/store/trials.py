@@ -1,0 +1,166 @@
+"""Where a trial stands, from its files alone: may it be claimed now, and why not.
+
+Worker and controller ask the same question here and get the same answer from the same files,
+so that neither has to tell the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcdet.store.layout import CHECKPOINT_NAME, AttemptPaths, TrialPaths
+from hpcdet.store.records import NO_FAULT, Claim, Control, End, Reason, Trial, Verdict, in_force
+
+State = Literal["running", "paused", "stopped", "failed", "done", "doubtful", "runnable"]
+
+MANIFEST = "MANIFEST.json"
+"""The file whose presence makes a checkpoint's folder a checkpoint."""
+
+IDLE_ENDS = 3
+"""Ends without progress in a row after which the holder of the lease has to judge."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Answer of ``standing``; the states are in the table of ``docs/architecture.md``.
+
+    Attributes:
+        attempts: attempts that were claimed.
+        open_attempt: number of the attempt that runs now; 0 if none.
+        next_attempt: number to claim next.
+        batches: batches the trial is known to have trained, by verdicts and checkpoints.
+        failures: ends by the user's code (``user_error``, ``oom``), over all attempts.
+        idle_ends: ends that are nobody's fault and without progress, in a row, up to now.
+        last_end: why the newest ended attempt is over.
+    """
+
+    state: State
+    attempts: int = 0
+    open_attempt: int = 0
+    next_attempt: int = 1
+    batches: int = 0
+    failures: int = 0
+    idle_ends: int = 0
+    last_end: End | None = None
+
+
+def standing(trial: TrialPaths) -> Standing:
+    """The standing of a trial now. A trial without ``trial.json`` yet counts as paused."""
+    attempts = claimed(trial)
+    control = in_force(trial) or Control("run")
+    ends = [end for attempt in attempts if (end := End.read(attempt.end)) is not None]
+    newest = attempts[-1] if attempts else None
+    is_open = newest is not None and End.read(newest.end) is None
+    last = ends[-1] if ends and not is_open else None
+    verdict = Verdict.read(newest.verdict) if newest and last else None
+    number = newest.number if newest else 0
+    facts = Standing(
+        state="running",
+        attempts=len(attempts),
+        open_attempt=number if is_open else 0,
+        next_attempt=number + 1,
+        batches=batches(trial, attempts),
+        failures=sum(end.reason in ("user_error", "oom") for end in ends),
+        idle_ends=trailing_idle(ends),
+        last_end=ends[-1] if ends else None,
+    )
+    if is_open:
+        return facts
+    state: State = "runnable"
+    if Trial.read(trial.record) is None:
+        state = "paused"
+    elif control.action == "fail":
+        state = "failed"
+    elif last is not None and _finished(last, verdict, control):
+        state = "done"
+    elif control.action in ("stop", "kill"):
+        state = "stopped"
+    elif control.action == "pause":
+        state = "paused"
+    elif last is not None and control.attempts < facts.next_attempt and _doubtful(last, facts):
+        state = "doubtful"
+    return dataclasses.replace(facts, state=state)
+
+
+def claimed(trial: TrialPaths) -> list[AttemptPaths]:
+    """The attempts that somebody claimed, ascending.
+
+    A folder without a claim belongs to nobody yet: its number is the next one to claim.
+    """
+    return [attempt for attempt in trial.attempts() if Claim.read(attempt.claim) is not None]
+
+
+def reason_of(verdict: Verdict) -> Reason:
+    """Why an attempt ended, where it could say so itself."""
+    if verdict.verdict in ("fail", "norestart"):
+        return "user_error"
+    if verdict.verdict == "done":
+        return "stopped" if verdict.cause == "stopped" else "completed"
+    reasons: dict[str, Reason] = {
+        "signal": "preempted",
+        "walltime": "walltime",
+        "paused": "paused",
+        "stopped": "stopped",
+        "completed": "completed",
+        "error": "user_error",
+    }
+    return reasons[verdict.cause]
+
+
+def checkpoints(trial: TrialPaths) -> list[str]:
+    """Names of the committed checkpoints, oldest first: by step, then by attempt."""
+    try:
+        names = os.listdir(trial.checkpoints)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = [
+        (int(match[1]), int(match[2]), name)
+        for name in names
+        if (match := CHECKPOINT_NAME.fullmatch(name))
+        and (trial.checkpoints / name / MANIFEST).is_file()
+    ]
+    return [name for _, _, name in sorted(found)]
+
+
+def latest_checkpoint(trial: TrialPaths) -> str:
+    """Name of the checkpoint from which the trial would go on; "" if there is none."""
+    names = checkpoints(trial)
+    return names[-1] if names else ""
+
+
+def trailing_idle(ends: list[End]) -> int:
+    """How many ends at the end of the list are nobody's fault and brought no progress."""
+    count = 0
+    for end in reversed(ends):
+        if end.reason not in NO_FAULT or end.progressed:
+            break
+        count += 1
+    return count
+
+
+def batches(trial: TrialPaths, attempts: list[AttemptPaths]) -> int:
+    """Batches known to be trained: the greatest that a verdict or a checkpoint vouches for."""
+    name = latest_checkpoint(trial)
+    known = int(name.partition(".")[0]) if name else 0
+    verdicts = (Verdict.read(attempt.verdict) for attempt in attempts)
+    return max([known, *(verdict.batches for verdict in verdicts if verdict)])
+
+
+def _finished(last: End, verdict: Verdict | None, control: Control) -> bool:
+    """Whether the last end was a good one and nothing longer has been asked for since."""
+    if last.reason == "stopped":
+        return True
+    if last.reason != "completed":
+        return False
+    reached = verdict.until if verdict else None
+    asked = control.until
+    if reached is None or asked is None or reached.unit != asked.unit:
+        return True
+    return asked.value <= reached.value
+
+
+def _doubtful(last: End, facts: Standing) -> bool:
+    return last.reason in ("user_error", "oom") or facts.idle_ends >= IDLE_ENDS
