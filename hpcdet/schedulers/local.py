@@ -1,0 +1,218 @@
+"""The backend for a machine without a scheduler: jobs are processes that outlive who made them.
+
+It behaves as a small Slurm would: arrays with a throttle, a limited number of slots over all
+local jobs of the user, walltime, warning signals, requeue in place, cancel. State is in
+``local_state``, the running of a job in ``local_job``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from hpcdet.errors import Unavailable
+from hpcdet.schedulers import processes
+from hpcdet.schedulers.base import (
+    Capabilities,
+    Job,
+    Refusal,
+    Submission,
+    SubmissionRefused,
+    Task,
+    TaskState,
+)
+from hpcdet.schedulers.local_state import (
+    JobFolder,
+    JobRecord,
+    Request,
+    TaskRecord,
+    state_folder,
+)
+from hpcdet.store import files
+
+_KEPT = {
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM"),
+    *("XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"),
+    *("PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES"),
+}
+_KEPT_PREFIXES = ("LC_", "HPCDET_")
+_OF_A_TASK = {"HPCDET_JOB", "HPCDET_TASK_INDEX", "HPCDET_RESTART_COUNT", "HPCDET_DEADLINE"}
+_START_LIMIT_S = 60
+_KEEP_ENDED_S = 7 * 24 * 3600
+
+
+class LocalSite(Protocol):
+    """What this backend wants to know of a site."""
+
+    @property
+    def slots(self) -> int | None: ...
+
+
+def for_site(site: LocalSite) -> LocalScheduler:
+    """The backend for a resolved site."""
+    return LocalScheduler(slots=site.slots)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def job_environment() -> dict[str, str]:
+    """What a job inherits of the submitter's environment: an allow-list, no tokens by accident."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _OF_A_TASK and (name in _KEPT or name.startswith(_KEPT_PREFIXES))
+    }
+
+
+class LocalScheduler:
+    """Jobs of this user on this machine.
+
+    Args:
+        slots: ranks that may run at once over all jobs; None: one per usable core. A task that
+            wants more runs alone.
+        state: the state folder; None: ``state_folder()``.
+    """
+
+    name = "local"
+
+    def __init__(self, slots: int | None = None, state: Path | None = None) -> None:
+        self._slots = slots or usable_cores()
+        self._state = state or state_folder()
+
+    def submit(self, submission: Submission) -> str:
+        """Start a supervisor for the job; returns once it runs. Raises SubmissionRefused."""
+        try:
+            Request.parse(submission.script.read_text())
+        except (OSError, ValueError) as error:
+            raise SubmissionRefused(Refusal("invalid", f"{submission.script}: {error}")) from error
+        self._prepare()
+        # ids sort by age and are never used twice
+        job = self._job(f"local-{time.time_ns() // 1000:x}-{os.getpid()}")
+        record = JobRecord(
+            name=submission.name,
+            tag=submission.tag,
+            script=str(submission.script.absolute()),
+            tasks=submission.tasks,
+            throttle=submission.throttle or submission.tasks,
+            slots=self._slots,
+            environment={**job_environment(), **submission.environment},
+            submitted_at=files.now(),
+        )
+        files.make_folder(job.root / "tasks")
+        record.write_once(job.record)
+        self._supervise(job)
+        return job.id
+
+    def find(self, name: str, tag: str) -> str | None:
+        """Id of the job of that name and tag, if it was submitted here."""
+        for job in self._jobs():
+            record = JobRecord.read(job.record)
+            if record is not None and (record.name, record.tag) == (name, tag):
+                return job.id
+        return None
+
+    def query(self, jobs: Sequence[Job]) -> dict[str, list[Task]]:
+        """All tasks of these jobs. A task whose processes vanished unseen is ``GONE``."""
+        return {job.job: self._tasks(job) for job in jobs}
+
+    def cancel(self, job: str, index: int | None = None) -> None:
+        """Ask the supervisor to end a job or a task; without one, end what is left of it."""
+        folder = self._job(job)
+        if not folder.record.exists():
+            return
+        files.write_once(folder.cancel(index), b"")
+        if not folder.supervised():
+            record = JobRecord.read(folder.record)
+            for i in range(record.tasks if record else 0):
+                task = TaskRecord.read(folder.task(i))
+                if index in (None, i) and task is not None and _runs(task):
+                    processes.kill_session(task.pid)
+
+    def throttle(self, job: str, running: int) -> None:
+        """Change how many tasks may run at once."""
+        folder = self._job(job)
+        if folder.record.exists():
+            files.replace(folder.throttle, str(running).encode())
+
+    def check(self, submission: Submission) -> str:
+        """What this machine makes of the request."""
+        request = Request.parse(submission.script.read_text())
+        if request.slots > self._slots:
+            return f"wants {request.slots} slots of {self._slots}: runs alone, and slowly"
+        return ""
+
+    def capabilities(self) -> Capabilities:
+        """Requeue in place, no accounting."""
+        return Capabilities(requeue=True, accounting=False, max_array_tasks=1_000_000)
+
+    def _job(self, job: str) -> JobFolder:
+        return JobFolder(self._state / "jobs" / job)
+
+    def _jobs(self) -> list[JobFolder]:
+        folder = self._state / "jobs"
+        return [JobFolder(root) for root in sorted(folder.iterdir())] if folder.is_dir() else []
+
+    def _prepare(self) -> None:
+        for name in ("jobs", "running", "waiting"):
+            files.make_folder(self._state / name)
+        for job in self._jobs():
+            old = time.time() - job.root.stat().st_mtime > _KEEP_ENDED_S
+            if old and not job.supervised():
+                shutil.rmtree(job.root, ignore_errors=True)
+
+    def _supervise(self, job: JobFolder) -> None:
+        with open(job.root / "supervisor.log", "ab") as log:
+            starter = subprocess.Popen(
+                [sys.executable, "-m", "hpcdet.schedulers.local_job", str(job.root)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd="/",
+            )
+        starter.wait()
+        limit = time.monotonic() + _START_LIMIT_S
+        while not job.supervisor.exists():
+            if time.monotonic() > limit:
+                raise Unavailable(
+                    "the supervisor of the job did not start",
+                    where=str(job.root / "supervisor.log"),
+                )
+            time.sleep(0.01)
+
+    def _tasks(self, job: Job) -> list[Task]:
+        folder = self._job(job.job)
+        # asked first: a supervisor that ends between the two questions has written its states
+        supervised = folder.supervised()
+        return [self._task(folder, index, supervised) for index in range(job.tasks)]
+
+    def _task(self, folder: JobFolder, index: int, supervised: bool) -> Task:
+        task = TaskRecord.read(folder.task(index)) or TaskRecord("pending")
+        state = TaskState(task.state)
+        if not state.final and not supervised:
+            state = TaskState.RUNNING if _runs(task) else TaskState.GONE
+        return Task(
+            job=folder.id,
+            index=index,
+            state=state,
+            reason="Resources" if state is TaskState.PENDING else "",
+            restarts=task.restarts,
+            nodes=(socket.gethostname(),) if task.started_at else (),
+            start=task.started_at,
+            end=task.ended_at,
+            exit_code=task.exit_code,
+        )
+
+
+def _runs(task: TaskRecord) -> bool:
+    return task.state == "running" and processes.session_alive(task.pid, task.start)

@@ -1,0 +1,193 @@
+"""What the local backend keeps of its jobs on this machine: one folder per job, plain JSON.
+
+    STATE/lock                     held (flock) while places are counted
+    STATE/jobs/ID/job.json         what was submitted; write-once
+    STATE/jobs/ID/supervisor.json  the process that runs it
+    STATE/jobs/ID/tasks/3.json     state of a task, replaced by the supervisor
+    STATE/jobs/ID/cancel[.3]       asked to end
+    STATE/jobs/ID/throttle         tasks that may run at once
+    STATE/running/ID.3             the places a task holds
+    STATE/waiting/ID               the job wants places: later jobs stand behind it
+
+The folder is on this machine's own disk, so that a file lock may be trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcdet.schedulers import processes
+from hpcdet.store import files
+from hpcdet.store.records import Record
+
+_REQUEST = re.compile(r"^#HPCDET (\w+)=(.*)$", re.MULTILINE)
+
+
+def state_folder() -> Path:
+    """``$HPCDET_LOCAL_STATE``, else below ``$XDG_RUNTIME_DIR``, else below ``~/.cache``."""
+    if given := os.environ.get("HPCDET_LOCAL_STATE"):
+        return Path(given)
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "hpcdet-local"
+    return Path.home() / ".cache" / "hpcdet" / "local" / socket.gethostname()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a script asks of the machine, from its lines ``#HPCDET key=value``.
+
+    Attributes:
+        slots: ranks that run at once in one task.
+        walltime_s: seconds until a task is ended; 0 is no limit.
+        signal_lead_s: seconds before that at which it is told (SIGUSR2).
+        kill_wait_s: seconds between SIGTERM and SIGKILL.
+        output: folder where ``INDEX.log`` is appended; "" drops what the script prints.
+    """
+
+    slots: int = 1
+    walltime_s: float = 0
+    signal_lead_s: float = 120
+    kill_wait_s: float = 30
+    output: str = ""
+
+    @staticmethod
+    def parse(script: str) -> Request:
+        """Raises ValueError for a value that is no number."""
+        given = dict(_REQUEST.findall(script))
+        numbers = {
+            key: float(given[key])
+            for key in ("walltime_s", "signal_lead_s", "kill_wait_s")
+            if given.get(key)
+        }
+        slots = int(given.get("slots") or 1)
+        return Request(slots=slots, output=given.get("output", ""), **numbers)
+
+
+@dataclass(frozen=True)
+class JobRecord(Record):
+    """``job.json``. ``slots`` is how many ranks may run on this machine at once."""
+
+    name: str
+    tag: str
+    script: str
+    tasks: int
+    throttle: int
+    slots: int
+    environment: dict[str, str] = field(default_factory=dict)
+    submitted_at: str = ""
+
+
+@dataclass(frozen=True)
+class ProcessRecord(Record):
+    """A process and its start time: ``supervisor.json`` and the entries of ``waiting/``."""
+
+    pid: int
+    start: int
+
+
+@dataclass(frozen=True)
+class TaskRecord(Record):
+    """``tasks/3.json``. ``pid`` and ``start`` name the leader of the running task's session."""
+
+    state: str
+    restarts: int = 0
+    pid: int = 0
+    start: int = 0
+    started_at: str = ""
+    ended_at: str = ""
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class PlaceRecord(Record):
+    """An entry of ``running/``."""
+
+    pid: int
+    start: int
+    slots: int
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """``jobs/ID``."""
+
+    root: Path
+
+    @property
+    def id(self) -> str:
+        return self.root.name
+
+    @property
+    def state(self) -> Path:
+        return self.root.parent.parent
+
+    @property
+    def record(self) -> Path:
+        return self.root / "job.json"
+
+    @property
+    def supervisor(self) -> Path:
+        return self.root / "supervisor.json"
+
+    @property
+    def throttle(self) -> Path:
+        return self.root / "throttle"
+
+    def task(self, index: int) -> Path:
+        return self.root / "tasks" / f"{index}.json"
+
+    def cancel(self, index: int | None) -> Path:
+        return self.root / ("cancel" if index is None else f"cancel.{index}")
+
+    def place(self, index: int) -> Path:
+        return self.state / "running" / f"{self.id}.{index}"
+
+    @property
+    def waiting(self) -> Path:
+        return self.state / "waiting" / self.id
+
+    def supervised(self) -> bool:
+        """Whether the process that runs this job lives."""
+        record = ProcessRecord.read(self.supervisor)
+        return record is not None and processes.alive(record.pid, record.start)
+
+
+@contextlib.contextmanager
+def locked(state: Path) -> Iterator[None]:
+    """Alone among all supervisors of this user on this machine."""
+    fd = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, files.FILE_MODE)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def places_taken(state: Path) -> int:
+    """Slots held by living tasks of all jobs; entries of dead ones are cleared. Hold the lock."""
+    taken = 0
+    for entry in (state / "running").iterdir():
+        place = PlaceRecord.read(entry)
+        if place is not None and processes.session_alive(place.pid, place.start):
+            taken += place.slots
+        else:
+            entry.unlink()
+    return taken
+
+
+def somebody_before(job: JobFolder) -> bool:
+    """Whether an older job waits for places. Hold the lock."""
+    for entry in (job.state / "waiting").iterdir():
+        record = ProcessRecord.read(entry)
+        if record is None or not processes.alive(record.pid, record.start):
+            entry.unlink()
+        elif entry.name < job.id:
+            return True
+    return False
