@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 Value = str | int | float | bool | None
 Directives = dict[str, Value]
-"""Options of ``sbatch`` without their dashes. ``true`` gives ``--name``, null, ``false`` nothing."""
+"""Options of ``sbatch`` without their dashes. ``true``: a bare option; null, ``false``: none."""
 
 
 def _text(value: Any) -> Any:
@@ -208,6 +208,12 @@ class Site(Model):
             cpus_per_node=part.cpus_per_node,
             max_walltime_s=part.max_walltime_s,
         )
+
+    def changed(self, values: dict[str, Any], origins: dict[str, str]) -> Site:
+        """A copy with other values, and where those come from."""
+        copy = self.model_copy(update=values)
+        copy._origins = {**self._origins, **origins}
+        return copy
 
     def plain(self) -> dict[str, Any]:
         """The site as plain data, in the order of its keys: what ``site.yaml`` holds."""

@@ -1,0 +1,159 @@
+"""The options of one ``sbatch``: ours, then the site's, then the user's, each over the last."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hpcdet.errors import ConfigError
+from hpcdet.site.models import PartitionView, Value
+from hpcdet.store.config import Resolved
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import Intent
+
+MEBI = 1024**2
+OURS = frozenset({
+    "array", "job-name", "comment", "export", "output", "error", "open-mode", "chdir", "signal",
+    "requeue", "no-requeue", "exclude",
+})  # fmt: skip
+"""What the worker relies on; an experiment's ``slurm.sbatch_args`` may not change it."""
+SHORT = {"a": "array", "J": "job-name", "o": "output", "e": "error", "D": "chdir", "x": "exclude",
+         "p": "partition", "A": "account", "q": "qos", "C": "constraint", "t": "time", "N": "nodes",
+         "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "w": "nodelist"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a template prints behind ``#SBATCH``.
+
+    ``options("time", "mem")`` are those of the named ones that apply, in this order, quoted;
+    ``options.others`` are all that hpcdet has no word of its own for.
+    """
+
+    values: Mapping[str, Value]
+    known: frozenset[str]
+
+    def __call__(self, *names: str) -> list[str]:
+        return [
+            text
+            for name in names
+            if name in self.values and (text := _line(name, self.values[name]))
+        ]
+
+    @property
+    def others(self) -> list[str]:
+        return self(*(name for name in self.values if name not in self.known))
+
+
+def collect(
+    experiment: Resolved,
+    view: PartitionView,
+    intent: Intent,
+    paths: ExperimentPaths,
+    *,
+    requeue: bool,
+    signal_lead_s: int,
+    expand: Callable[[str], str],
+) -> Options:
+    """All options of a submission.
+
+    Args:
+        expand: fills in variables that a site's directive values may use.
+
+    Raises:
+        ConfigError: ``slurm.sbatch_args`` is not understood, or asks for what hpcdet sets itself.
+    """
+    ours = _ours(experiment, intent, paths, requeue=requeue, signal_lead_s=signal_lead_s)
+    values: dict[str, Value] = dict(ours)
+    for name, value in view.directives.items():
+        values[name] = expand(value) if isinstance(value, str) else value
+    for name in view.skip:
+        values.pop(name, None)
+    values.update(parse(experiment.slurm.sbatch_args))
+    return Options(values, frozenset(ours) | {"partition", "account", "qos", "time", "mem"})
+
+
+def _ours(
+    experiment: Resolved,
+    intent: Intent,
+    paths: ExperimentPaths,
+    *,
+    requeue: bool,
+    signal_lead_s: int,
+) -> dict[str, Value]:
+    need = experiment.resources
+    logs = str(paths.job_log(intent.number)).replace("\\", "\\\\").replace("%", "%%")
+    memory = need.memory_per_slot
+    return {
+        "job-name": intent.name,
+        "comment": intent.tag,
+        "array": f"0-{intent.tasks - 1}%{intent.throttle}",
+        "nodes": need.nodes,
+        "ntasks-per-node": need.slots_per_node,
+        "cpus-per-task": need.cpus_per_slot,
+        "mem": None if memory is None else f"{math.ceil(memory * need.slots_per_node / MEBI)}M",
+        "time": None if need.walltime_s is None else duration(need.walltime_s),
+        "exclude": ",".join(intent.exclude) or None,
+        "chdir": str(paths.root),
+        "output": f"{logs}/%A_%a.log",
+        "open-mode": "append",
+        "signal": f"USR2@{signal_lead_s}",
+        "requeue": requeue,
+        "no-requeue": not requeue,
+        "export": "NIL",
+    }
+
+
+def duration(seconds: float) -> str:
+    """``D-HH:MM:SS``, as Slurm reads it."""
+    minutes, s = divmod(math.ceil(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    days, h = divmod(hours, 24)
+    return f"{days}-{h:02d}:{m:02d}:{s:02d}"
+
+
+def parse(arguments: list[str]) -> dict[str, Value]:
+    """``["--gres=gpu:1", "-A acct", "--exclusive"]`` as a mapping of options to values.
+
+    Raises:
+        ConfigError: an argument is no option, or one that hpcdet sets itself.
+    """
+    words = [word for argument in arguments for word in shlex.split(argument)]
+    found: dict[str, Value] = {}
+    while words:
+        word = words.pop(0)
+        match = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?|-([A-Za-z])(.*)", word, re.DOTALL)
+        if match is None:
+            raise _refuse(f"{word!r} is no option of sbatch")
+        name, value, letter, tail = match.groups()
+        if letter is not None:
+            if letter not in SHORT:
+                raise _refuse(f"write -{letter} in its long form")
+            name, value = SHORT[letter], tail or None
+        if name in OURS:
+            raise _refuse(f"--{name} is set by hpcdet itself")
+        if value is None and words and not words[0].startswith("-"):
+            value = words.pop(0)
+        found[name] = True if value is None else value
+    return found
+
+
+def _refuse(what: str) -> ConfigError:
+    return ConfigError(
+        what, where="slurm.sbatch_args", hint='write ["--gres=gpu:1", "--exclusive"]'
+    )
+
+
+def _line(name: str, value: Value) -> str:
+    if value is None or value is False:
+        return ""
+    if value is True:
+        return f"--{name}"
+    text = str(value)
+    if re.search(r"[\x00-\x1f\x7f]", text):
+        # a line break would end the directive and start a command
+        raise ConfigError("a control character in an option of sbatch", where=f"--{name}={text!r}")
+    return f"--{name}={shlex.quote(text)}"

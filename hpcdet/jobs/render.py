@@ -1,0 +1,191 @@
+"""The batch script: a template, and the values it is filled with."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import (
+    Environment,
+    FileSystemLoader,
+    StrictUndefined,
+    TemplateError,
+    TemplateNotFound,
+)
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from hpcdet import shipped
+from hpcdet.errors import ConfigError
+from hpcdet.jobs import environment, options, trust
+from hpcdet.site import PartitionView, Site
+from hpcdet.site.loading import folders
+from hpcdet.store import config, files
+from hpcdet.store.config import Resolved
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import Intent
+
+TEMPLATES = {"slurm": "slurm/worker.sbatch.j2", "local": "local/worker.sh.j2"}
+
+
+def search_path(site: Site) -> list[Path]:
+    """Folders of templates, nearest first: the site's own, then as for site files."""
+    own = [Path(os.path.expandvars(site.templates)).expanduser()] if site.templates else []
+    return [*own, *(folder.path for folder in folders("templates"))]
+
+
+def engine(path: list[Path]) -> ImmutableSandboxedEnvironment:
+    """Jinja2 as all our templates are read: sandboxed, no undefined names, the ``sh`` filter."""
+    jinja = ImmutableSandboxedEnvironment(
+        loader=_Loader(path),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    jinja.filters["sh"] = quote
+    return jinja
+
+
+class _Loader(FileSystemLoader):
+    """Reads no template that somebody else could have written.
+
+    ``shipped/NAME`` is always hpcdet's own, for a template that extends the one it replaces.
+    """
+
+    def __init__(self, path: list[Path]) -> None:
+        super().__init__(path)
+        self.shipped = FileSystemLoader(shipped.folder("templates"))
+
+    def get_source(
+        self, environment: Environment, template: str
+    ) -> tuple[str, str, Callable[[], bool]]:
+        prefix, _, name = template.partition("/")
+        if prefix == "shipped":
+            return self.shipped.get_source(environment, name)
+        source = super().get_source(environment, template)
+        trust.refuse_writable_by_others(Path(source[1]), "template")
+        return source
+
+
+def quote(value: Any) -> str:
+    """One word of a shell, whatever it holds; of a list, its words."""
+    if isinstance(value, list | tuple):
+        return shlex.join(str(item) for item in value)
+    return shlex.quote(str(value))
+
+
+def render(
+    experiment: Resolved,
+    site: Site,
+    intent: Intent,
+    paths: ExperimentPaths,
+    environ: Mapping[str, str] | None = None,
+) -> str:
+    """The text of the batch script of one submission.
+
+    Args:
+        environ: variables of the submitting shell that the job gets; default: those that were
+            recorded when the experiment was made, or those of now if it is only looked at.
+
+    Raises:
+        ConfigError: no template, a template that is wrong (with its line), a name in it that
+            nothing defines, or options that cannot be.
+    """
+    if site.scheduler not in TEMPLATES:
+        raise ConfigError(f"there is no {site.scheduler} backend yet", where=f"site {site.name}")
+    name = TEMPLATES[site.scheduler]
+    jinja = engine(search_path(site))
+    view = site.view(experiment.resources.resource_pool)
+    try:
+        values = variables(jinja, experiment, site, view, intent, paths, environ)
+        return jinja.get_template(name).render(values)
+    except TemplateNotFound as error:
+        where = ":".join(str(folder) for folder in search_path(site))
+        raise ConfigError(f"no template {error.name}", where=where) from error
+    except TemplateError as error:
+        raise ConfigError(f"the template fails: {error}", where=_place(error, name)) from error
+
+
+def _place(error: TemplateError, name: str) -> str:
+    """``FILE:LINE`` in the template, from the error or from its traceback."""
+    line, file = getattr(error, "lineno", None), getattr(error, "filename", None) or name
+    trace = error.__traceback__
+    while line is None and trace is not None:
+        if trace.tb_next is None or not trace.tb_frame.f_code.co_filename.endswith(".j2"):
+            trace = trace.tb_next
+            continue
+        file, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        trace = trace.tb_next
+    return f"{file}:{line}" if line else str(file)
+
+
+def variables(
+    jinja: ImmutableSandboxedEnvironment,
+    experiment: Resolved,
+    site: Site,
+    view: PartitionView,
+    intent: Intent,
+    paths: ExperimentPaths,
+    environ: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """What a worker's template may use; ``templates/README.md`` lists it."""
+    need = experiment.resources
+    size = {
+        "nodes": need.nodes,
+        "slots_per_node": need.slots_per_node,
+        "slots": need.slots_per_trial,
+        "cpus_per_slot": need.cpus_per_slot,
+        "gpu_type": experiment.slurm.gpu_type,
+    }
+    python = experiment.environment.python or site.python or sys.executable
+    # before the experiment exists (`submit --dry-run`) there is nothing to wait for
+    digest = config.digest(paths.config) if paths.config.exists() else ""
+    place = [str(paths.root), "--submission", str(intent.number)]
+    return {
+        **size,
+        "experiment": {"id": paths.id, "root": str(paths.root), "closed": str(paths.closed)},
+        "job": {
+            "number": intent.number,
+            "name": intent.name,
+            "tag": intent.tag,
+            "tasks": intent.tasks,
+            "throttle": intent.throttle,
+            "logs": str(paths.job_log(intent.number)),
+        },
+        "options": options.collect(
+            experiment,
+            view,
+            intent,
+            paths,
+            requeue=site.capabilities.requeue == "user",
+            signal_lead_s=site.limits.signal_lead_s,
+            expand=lambda text: jinja.from_string(text).render(size),
+        ),
+        "site": site.name,
+        "requeue": site.capabilities.requeue == "user",
+        "kill_wait_s": site.limits.kill_wait_s,
+        "signal_lead_s": site.limits.signal_lead_s,
+        "walltime_s": need.walltime_s,
+        "setup": list(view.setup),
+        "env": {
+            **(recorded_environment(paths) if environ is None else environ),
+            **view.env,
+            **experiment.environment.environment_variables,
+        },
+        "python": python,
+        "worker": [python, "-m", "hpcdet.worker", *place, "--digest", digest],
+        "again": [python, "-m", "hpcdet.worker.again", *place],
+    }
+
+
+def recorded_environment(paths: ExperimentPaths) -> dict[str, str]:
+    """What the job gets of the shell that made the experiment, wherever it is rendered."""
+    record = files.read_json(paths.provenance)
+    if not isinstance(record, dict):
+        return environment.carried()
+    return dict(record.get("environment", {}))

@@ -1,0 +1,80 @@
+"""Who else may write what will run in the user's name. Refused as ``sshd`` refuses keys."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from pathlib import Path
+
+from hpcdet.errors import ConfigError
+
+
+def refuse_writable_by_others(path: Path, what: str) -> None:
+    """Refuse a file or folder that somebody else may change.
+
+    Trusted are its owner if that is the user, root, or who owns hpcdet itself (and so runs as
+    the user anyway). Folders above it may belong to a group, as project folders do, but not be
+    writable by everybody, unless they have the sticky bit (``/tmp``).
+
+    Raises:
+        ConfigError: with the mode and what to do.
+    """
+    path = path.resolve()
+    status = path.stat()
+    if status.st_uid not in {0, os.getuid(), Path(__file__).stat().st_uid}:
+        raise ConfigError(
+            f"the {what} belongs to {_user(status.st_uid)}",
+            where=str(path),
+            hint="use a copy of your own",
+        )
+    _refuse(path, _writers(status), what, status)
+    for folder in path.parents:
+        status = folder.stat()
+        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+            _refuse(folder, "everybody", f"folder above the {what}", status)
+
+
+def _refuse(place: Path, writers: str, what: str, status: os.stat_result) -> None:
+    if writers:
+        raise ConfigError(
+            f"the {what} may be changed by {writers} (mode {stat.S_IMODE(status.st_mode):04o})",
+            where=str(place),
+            hint=f"chmod go-w {place}",
+        )
+
+
+def _writers(status: os.stat_result) -> str:
+    if status.st_mode & stat.S_IWOTH:
+        return "everybody"
+    if status.st_mode & stat.S_IWGRP and not _private(status.st_gid, status.st_uid):
+        return f"group {_group(status.st_gid)}"
+    return ""
+
+
+def _private(gid: int, uid: int) -> bool:
+    """Whether the group is the owner's alone, as where every user has a group of his own."""
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return (
+        user.pw_gid == gid
+        and group.gr_name == user.pw_name
+        and not set(group.gr_mem) - {user.pw_name}
+    )
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
