@@ -68,7 +68,8 @@ class _Loader(FileSystemLoader):
         if prefix == "shipped":
             return self.shipped.get_source(environment, name)
         source = super().get_source(environment, template)
-        trust.refuse_writable_by_others(Path(source[1]), "template")
+        if not Path(source[1]).is_relative_to(shipped.folder("templates")):
+            trust.refuse_writable_by_others(Path(source[1]), "template")
         return source
 
 

@@ -1,0 +1,102 @@
+"""Making an experiment: its folder, whole or not at all."""
+
+from __future__ import annotations
+
+import re
+import secrets as random
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from hpcdet.errors import ConfigError, Unavailable
+from hpcdet.jobs import environment, provenance, snapshot
+from hpcdet.site import Site, loading
+from hpcdet.store import config, files
+from hpcdet.store.layout import ExperimentPaths
+
+_NAME = 40
+
+
+class Loaded(Protocol):
+    """A checked config, as ``hpcdet.config.load`` returns it."""
+
+    @property
+    def secrets(self) -> Mapping[str, Any]:
+        """Literal ``data.secrets``, which stand in no other place."""
+
+    def resolved(self) -> dict[str, Any]:
+        """The whole config as plain data, every default filled in."""
+
+
+def slug(name: str) -> str:
+    """The part of an experiment's id that people read: lower case letters, digits, dashes."""
+    text = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_NAME].strip("-")
+    return text or "experiment"
+
+
+def create(
+    loaded: Loaded, site: Site, model_dir: Path, root: Path, name: str | None = None
+) -> ExperimentPaths:
+    """Make the folder of a new experiment and everything in it that never changes.
+
+    ``experiment.yaml`` is written last: a folder that has it is complete. If anything is
+    refused, nothing remains.
+
+    Args:
+        root: the folder of all experiments; made if it is missing.
+        name: instead of the config's name, for the id.
+
+    Raises:
+        ConfigError: the code is refused (``snapshot.scan``).
+        Unavailable: the folder cannot be written.
+    """
+    resolved = loaded.resolved()
+    if not model_dir.is_dir():
+        raise ConfigError("no such model folder", where=str(model_dir))
+    entries = snapshot.scan(model_dir, skip=root.resolve())
+    paths = ExperimentPaths(_new_folder(root, slug(name or str(resolved.get("name") or ""))))
+    try:
+        _fill(paths, resolved, loaded.secrets, site, model_dir, entries)
+    except OSError as error:
+        shutil.rmtree(paths.root, ignore_errors=True)
+        raise Unavailable(f"cannot write: {error.strerror}", where=str(paths.root)) from error
+    except BaseException:
+        shutil.rmtree(paths.root, ignore_errors=True)
+        raise
+    return paths
+
+
+def _new_folder(root: Path, name: str) -> Path:
+    try:
+        files.make_folder(root.resolve())
+        while True:
+            folder = root.resolve() / f"{name}-{random.token_hex(2)}"
+            try:
+                folder.mkdir(mode=files.FOLDER_MODE)
+            except FileExistsError:
+                continue
+            files.sync_folder(root)
+            return folder
+    except OSError as error:
+        where = str(error.filename or root)
+        hint = "say by HPCDET_ROOT where experiments shall be"
+        what = f"cannot make the experiment's folder: {error.strerror}"
+        raise Unavailable(what, where=where, hint=hint) from error
+
+
+def _fill(
+    paths: ExperimentPaths,
+    resolved: dict[str, Any],
+    literal: Mapping[str, Any],
+    site: Site,
+    model_dir: Path,
+    entries: list[snapshot.Entry],
+) -> None:
+    code = snapshot.copy(entries, paths.code)
+    record = provenance.collect(model_dir, code)
+    files.write_once(paths.provenance, files.canonical(record) + b"\n")
+    files.write_once(paths.site, loading.dump(environment.fold_defaults(site)))
+    if literal:
+        files.write_once(paths.secrets, files.canonical(dict(literal)) + b"\n")
+    files.write_once(paths.config, config.dump(resolved))

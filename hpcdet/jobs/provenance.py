@@ -1,0 +1,88 @@
+"""Where a result came from: code, commit, packages, interpreter, host."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import platform
+import socket
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import hpcdet
+from hpcdet.jobs import environment, secrets
+from hpcdet.store import files
+
+MAX_DIFF = 1024**2
+_GIT_S = 20
+
+
+def collect(model_dir: Path, code: dict[str, str]) -> dict[str, Any]:
+    """What is recorded of an experiment when it is made.
+
+    Args:
+        code: path to SHA-256 of each file in the snapshot.
+    """
+    return {
+        "schema": 1,
+        "created_at": files.now(),
+        "hpcdet": hpcdet.__version__,
+        "user": getpass.getuser(),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "packages": packages(),
+        "modules": [name for name in os.environ.get("LOADEDMODULES", "").split(":") if name],
+        "environment": environment.carried(),
+        "model_dir": str(model_dir.resolve()),
+        "code": code,
+        "git": git(model_dir),
+    }
+
+
+def packages() -> dict[str, str]:
+    """Name and version of every installed distribution."""
+    found = {d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]}
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def git(folder: Path) -> dict[str, Any] | None:
+    """Commit, remote and what is not committed of a folder; None if it is in no repository."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    diff = _git(folder, "diff", "--no-ext-diff", "--no-textconv", "HEAD", "--", ".") or ""
+    note = ""
+    if kind := secrets.found(diff.encode()):
+        diff, note = "", f"left out: it holds {kind}"
+    elif len(diff) > MAX_DIFF:
+        diff, note = "", f"left out: it has {len(diff)} characters"
+    remote = _git(folder, "remote", "get-url", "origin")
+    return {
+        "commit": commit.strip(),
+        "remote": secrets.without_login(remote.strip()) if remote else "",
+        "dirty": bool(diff or note),
+        "diff": secrets.without_login(diff),
+        "diff_note": note,
+    }
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints, or None where it fails, is missing, or takes too long."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
+            capture_output=True,
+            env={**environ, "GIT_TERMINAL_PROMPT": "0"},
+            stdin=subprocess.DEVNULL,
+            timeout=_GIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None

@@ -1,0 +1,62 @@
+"""Likely secrets: what must not be copied into an experiment or shown in a record."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from pathlib import Path
+
+from hpcdet.errors import ConfigError
+
+NAMES = (
+    ".env", ".env.*", "*.pem", "*.p12", "*.pfx", "*.keystore", "id_rsa", "id_dsa", "id_ecdsa",
+    "id_ed25519", ".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".htpasswd",
+    ".pgpass", "credentials", "credentials.json", "kubeconfig",
+)  # fmt: skip
+HARMLESS = (".env.example", ".env.sample", ".env.template")
+CONTENTS = (
+    (re.compile(rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----"), "a private key"),
+    (re.compile(rb"\bAKIA[0-9A-Z]{16}\b"), "an AWS access key"),
+    (re.compile(rb"\bgh[pousr]_[A-Za-z0-9]{36}\b"), "a GitHub token"),
+    (re.compile(rb"\bglpat-[A-Za-z0-9_-]{20}\b"), "a GitLab token"),
+    (re.compile(rb"\bhf_[A-Za-z0-9]{34}\b"), "a Hugging Face token"),
+    (re.compile(rb"\bxox[abpr]-[A-Za-z0-9-]{20,}"), "a Slack token"),
+)
+SCANNED_BYTES = 1024**2
+"""Files above this are data, and not looked into."""
+URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+def found(data: bytes) -> str:
+    """What secret the data seems to hold; empty if none."""
+    return next((what for pattern, what in CONTENTS if pattern.search(data)), "")
+
+
+def refuse(path: Path, name: str) -> None:
+    """Refuse a file that is likely a secret by its name or its contents.
+
+    Raises:
+        ConfigError: with how to leave it out.
+    """
+    base = path.name
+    what = ""
+    if any(fnmatch.fnmatchcase(base, pattern) for pattern in NAMES) and base not in HARMLESS:
+        what = "its name says that it is a secret"
+    else:
+        try:
+            if path.stat().st_size <= SCANNED_BYTES and (kind := found(path.read_bytes())):
+                what = f"it holds {kind}"
+        except OSError as error:
+            raise ConfigError(f"cannot read the code: {error.strerror}", where=str(path)) from error
+    if what:
+        raise ConfigError(
+            f"not copied into the experiment: {what}",
+            where=str(path),
+            hint=f"leave it out by the line /{name} in .hpcdetignore; "
+            "jobs get secrets by data.secrets",
+        )
+
+
+def without_login(url: str) -> str:
+    """A URL without user and password."""
+    return URL_LOGIN.sub("", url)

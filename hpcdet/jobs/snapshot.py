@@ -1,0 +1,167 @@
+"""The copy of the user's model folder that an experiment runs, whatever happens to the original."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pathspec
+
+from hpcdet.errors import ConfigError
+from hpcdet.jobs import secrets, trust
+from hpcdet.store import files
+
+IGNORE_FILES = (".detignore", ".hpcdetignore")
+IGNORED = (
+    ".git/", ".hg/", ".svn/", ".hpcdet/", "__pycache__/", "*.py[co]", ".venv/", "venv/",
+    ".mypy_cache/", ".ruff_cache/", ".pytest_cache/", ".ipynb_checkpoints/", "node_modules/",
+    ".DS_Store", "*.swp", "hpcdet-experiments/",
+)  # fmt: skip
+"""Left out everywhere, as by a line in ``.hpcdetignore``; ``!`` there takes one back."""
+MAX_BYTES = 96 * 1024**2
+MAX_FILES = 10_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file or link of a model folder; ``path`` is relative, with slashes."""
+
+    path: str
+    source: Path
+    bytes: int
+    link: str = ""
+
+
+def scan(folder: Path, skip: Path | None = None) -> list[Entry]:
+    """What a snapshot of the folder would hold, in order of path.
+
+    Args:
+        skip: a folder inside it that is left out (that of the experiments).
+
+    Raises:
+        ConfigError: a file that others may write or that cannot be read, a link that leaves the
+            folder, a likely secret, or more than ``MAX_BYTES`` or ``MAX_FILES``.
+    """
+    folder = folder.resolve()
+    trust.refuse_writable_by_others(folder, "code")
+    entries = sorted(_walk(folder, _ignored(folder), skip), key=lambda entry: entry.path)
+    total = sum(entry.bytes for entry in entries)
+    hint = f"leave data and results out by a line in {folder / '.hpcdetignore'}"
+    if len(entries) > MAX_FILES:
+        raise ConfigError(f"the code has more than {MAX_FILES} files", where=str(folder), hint=hint)
+    if total > MAX_BYTES:
+        largest = max(entries, key=lambda entry: entry.bytes)
+        raise ConfigError(
+            f"the code is larger than {MAX_BYTES // 1024**2} MiB "
+            f"({total // 1024**2} MiB; the largest file is {largest.path})",
+            where=str(folder),
+            hint=hint,
+        )
+    for entry in entries:
+        if entry.link == "":
+            secrets.refuse(entry.source, entry.path)
+    return entries
+
+
+def _ignored(folder: Path) -> pathspec.GitIgnoreSpec:
+    lines = list(IGNORED)
+    for name in IGNORE_FILES:
+        path = folder / name
+        if path.is_file():
+            lines += path.read_text(encoding="utf-8").splitlines()
+    return pathspec.GitIgnoreSpec.from_lines(lines)
+
+
+def _walk(folder: Path, ignored: pathspec.GitIgnoreSpec, skip: Path | None) -> Iterator[Entry]:
+    def fail(error: OSError) -> None:
+        raise ConfigError(f"cannot read the code: {error.strerror}", where=str(error.filename))
+
+    for place, names, plain in os.walk(folder, onerror=fail):
+        here = Path(place)
+        links = [name for name in names if (here / name).is_symlink()]
+        names[:] = sorted(
+            name
+            for name in names
+            if name not in links
+            and not ignored.match_file(f"{_relative(here / name, folder)}/")
+            and here / name != skip
+        )
+        for name in (*plain, *links):
+            path = here / name
+            relative = _relative(path, folder)
+            if ignored.match_file(relative):
+                continue
+            entry = _entry(path, relative, folder)
+            if entry is not None:
+                yield entry
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix()
+
+
+def _entry(path: Path, relative: str, folder: Path) -> Entry | None:
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        target = path.resolve()
+        if not target.is_relative_to(folder):
+            raise ConfigError(
+                f"a link leaves the model folder, to {target}",
+                where=str(path),
+                hint="copy what it points to, or leave it out by a line in .hpcdetignore",
+            )
+        return Entry(relative, path, 0, os.path.relpath(target, path.parent))
+    if not stat.S_ISREG(status.st_mode):
+        return None  # sockets and pipes are no code
+    trust.refuse_writable_by_others(path, "code")
+    return Entry(relative, path, status.st_size)
+
+
+def copy(entries: list[Entry], into: Path) -> dict[str, str]:
+    """Copy the entries below a folder, for the owner alone; links stay links.
+
+    Returns:
+        For each path the SHA-256 of its contents (of the target's name, for a link).
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    files.make_folder(into)
+    digests: dict[str, str] = {}
+    for entry in entries:
+        target = into / entry.path
+        files.make_folder(target.parent)
+        if entry.link:
+            target.symlink_to(entry.link)
+        else:
+            executable = entry.source.stat().st_mode & stat.S_IXUSR
+            _write(target, _read(entry), 0o700 if executable else 0o600)
+        digests[entry.path] = digest(replace(entry, source=target))
+    return digests
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        files.write_all(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _read(entry: Entry) -> bytes:
+    """The contents of a file of the model folder."""
+    try:
+        return entry.source.read_bytes()
+    except OSError as error:
+        what = f"cannot read the code: {error.strerror}"
+        raise ConfigError(what, where=str(entry.source)) from error
+
+
+def digest(entry: Entry) -> str:
+    """SHA-256 of a file's contents, or of where a link points, as hex."""
+    return hashlib.sha256(entry.link.encode() if entry.link else _read(entry)).hexdigest()
