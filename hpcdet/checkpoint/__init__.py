@@ -1,0 +1,41 @@
+"""Checkpoints: HDF5 files of all ranks and a manifest that commits them.
+
+A state is a tree (``tree``): nested dict, list, tuple of str, int, float, bool, None, bytes,
+numpy arrays and tensors. It has two parts: ``shared``, equal on all ranks, of which every rank
+writes a share; and ``private``, of each rank alone. All ranks call together::
+
+    saved = save(trial.checkpoint(step, attempt), shared, private, rank=r, world=w,
+                 exchange=exchange, meta={"kind": "resume", "metric": 0.1}, previous=saved.root)
+    loaded = restore(trial.checkpoints, r, w, exchange)   # newest valid one, or None
+    loaded.shared, loaded.private, loaded.manifest.step, loaded.manifest.meta
+
+``exchange(value) -> [value of rank 0, of rank 1, …]`` gathers plain values on all ranks; the
+default is that of a single rank. ``private`` is None after a change of the number of ranks.
+
+``load(folder)`` reads one given checkpoint, ``verify`` and ``content_digest`` check every byte
+of it, ``sweep`` removes what the rules of retention do not keep. Errors: ``StateError`` (a value
+that cannot be saved, by its path), ``CheckpointFailed`` (disk full and the like: the older ones
+are untouched, go on training), ``hpcdet.errors.IntegrityError`` (damaged).
+"""
+
+from hpcdet.checkpoint.load import Loaded, content_digest, load, newest, restore, verify
+from hpcdet.checkpoint.manifest import Manifest, committed
+from hpcdet.checkpoint.save import CheckpointFailed, Exchange, Saved, alone, save
+from hpcdet.checkpoint.tree import StateError
+
+__all__ = [
+    "CheckpointFailed",
+    "Exchange",
+    "Loaded",
+    "Manifest",
+    "Saved",
+    "StateError",
+    "alone",
+    "committed",
+    "content_digest",
+    "load",
+    "newest",
+    "restore",
+    "save",
+    "verify",
+]

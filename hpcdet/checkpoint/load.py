@@ -1,0 +1,195 @@
+"""Loading: nothing is believed unchecked, and damaged checkpoints are passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdet.checkpoint import manifest as manifests
+from hpcdet.checkpoint import remove, shard, tree
+from hpcdet.checkpoint.manifest import Manifest
+from hpcdet.checkpoint.save import (
+    SKELETON,
+    Exchange,
+    alone,
+    private_digest,
+    shared_digest,
+    state_digest,
+)
+from hpcdet.checkpoint.shard import Entry
+from hpcdet.errors import IntegrityError
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A state that is what was saved. Tensors are in main memory and belong to the caller.
+
+    Attributes:
+        private: this rank's own, or None if the checkpoint was made by another number of
+            ranks: there is no such thing as its rank 3 then.
+    """
+
+    folder: Path
+    shared: Any
+    private: Any
+    manifest: Manifest
+
+
+def load(folder: Path, rank: int = 0, world: int = 1) -> Loaded:
+    """The state in a checkpoint.
+
+    Raises:
+        IntegrityError: something in it is not what was written; names file and dataset.
+    """
+    manifest = manifests.read(folder)
+    mine = rank if world == manifest.world else -1
+    shared: dict[str, Entry] = {}
+    private: dict[str, Entry] = {}
+    for number, part in enumerate(manifest.shards):
+        for entry in shard.read(folder, part, _wanted(own=number == mine)):
+            kept = private if _is_private(entry.leaf.name) else shared
+            kept[entry.leaf.name] = entry
+    return Loaded(
+        folder,
+        _decode(shared, "shared"),
+        _decode(private, "private") if mine >= 0 else None,
+        manifest,
+    )
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith(("private", f"{SKELETON}/private"))
+
+
+def _wanted(own: bool) -> Callable[[str], bool]:
+    return lambda name: own or not _is_private(name)
+
+
+def _decode(entries: dict[str, Entry], name: str) -> Any:
+    skeleton = _skeleton(entries, name)
+    values: dict[str, Any] = {}
+
+    def leaf(name: str) -> Any:
+        if name not in values:
+            values[name] = entries[name].value()
+        return values[name]
+
+    return tree.decode(skeleton, leaf)
+
+
+def _skeleton(entries: dict[str, Entry], name: str) -> Any:
+    return tree.from_text(entries[f"{SKELETON}/{name}"].value())
+
+
+def verify(folder: Path) -> Manifest:
+    """Check every byte of a checkpoint, and that its digest is the one of its content.
+
+    Raises:
+        IntegrityError: something in it is not what was written.
+    """
+    manifest = manifests.read(folder)
+    if content_digest(folder) != manifest.digest:
+        raise IntegrityError("the digest is not the one of the content", where=str(folder))
+    return manifest
+
+
+def content_digest(folder: Path) -> str:
+    """Digest of the state in a checkpoint, computed from its bytes, which are checked.
+
+    Equal states have equal digests, whatever the number of ranks and files.
+
+    Raises:
+        IntegrityError: something in it is not what was written.
+    """
+    manifest = manifests.read(folder)
+    digests: dict[str, str] = {}
+    shared: Any = None
+    private = []
+    for part in manifest.shards:
+        own: dict[str, str] = {}
+        for entry in shard.read(folder, part):
+            own[entry.leaf.name] = entry.digest
+            if entry.leaf.name == f"{SKELETON}/shared":
+                shared = tree.from_text(entry.value())
+            elif entry.leaf.name == f"{SKELETON}/private":
+                skeleton = tree.from_text(entry.value())
+        private.append(private_digest(skeleton, own.__getitem__))
+        digests |= own
+    return state_digest(shared_digest(shared, digests.__getitem__), tuple(private))
+
+
+def newest(checkpoints: Path) -> Iterator[Manifest]:
+    """A trial's committed checkpoints, newest first. Their files have not been checked yet."""
+    return reversed(manifests.committed(checkpoints))
+
+
+def restore(
+    checkpoints: Path, rank: int = 0, world: int = 1, exchange: Exchange = alone
+) -> Loaded | None:
+    """The newest valid state of a trial; called by all ranks together, all get the same one.
+
+    A checkpoint that some rank finds damaged is set aside (renamed ``.bad-…``, never deleted)
+    and the one before it is taken.
+
+    Args:
+        checkpoints: ``TrialPaths.checkpoints``.
+
+    Returns:
+        None if the trial has no checkpoint yet.
+
+    Raises:
+        IntegrityError: it has some, and none can be used.
+    """
+    problems: list[str] = []
+    while True:
+        name, damaged = exchange(_choose(checkpoints) if rank == 0 else None)[0]
+        problems += damaged
+        if not name:
+            break
+        loaded: Loaded | None = None
+        problem = ""
+        try:
+            loaded = load(checkpoints / name, rank, world)
+        except (IntegrityError, OSError) as error:
+            problem = str(error)
+        found = [text for text in exchange(problem) if text]
+        if loaded is not None and not found:
+            return loaded
+        problems += found[:1]
+        if rank == 0:
+            _pass_over(checkpoints / name)
+    if problems:
+        raise IntegrityError(
+            f"none of its checkpoints can be used: {problems[0]}",
+            where=str(checkpoints),
+            hint="the damaged ones are beside it, named .bad-…; to begin anew, move them away",
+        )
+    return None
+
+
+def _choose(checkpoints: Path) -> tuple[str, list[str]]:
+    """The newest checkpoint with a sound manifest, or ""; and what is wrong with newer ones."""
+    damaged = []
+    for name in reversed(manifests.names(checkpoints)):
+        path = checkpoints / name
+        if not (path / manifests.MANIFEST).exists():
+            continue
+        try:
+            manifests.read(path)
+        except (IntegrityError, OSError) as error:
+            damaged.append(str(error))
+            _pass_over(path)
+            continue
+        return name, damaged
+    return "", damaged
+
+
+def _pass_over(path: Path) -> None:
+    if remove.set_aside(path) == path:
+        raise IntegrityError(
+            "it is damaged and cannot be renamed",
+            where=str(path),
+            hint="the folder may be read-only; move it away by hand",
+        )

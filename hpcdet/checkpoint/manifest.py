@@ -1,0 +1,167 @@
+"""``MANIFEST.json``: makes a folder of files a checkpoint. What has none does not exist.
+
+It is canonical JSON with the digest of itself, and names the root digest of the checkpoint
+before it: the checkpoints of a trial form a chain.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from hpcdet import __version__
+from hpcdet.checkpoint.shard import HINT, Shard
+from hpcdet.errors import IntegrityError
+from hpcdet.store import files
+from hpcdet.store.layout import CHECKPOINT_NAME
+
+MANIFEST = "MANIFEST.json"
+SCHEMA = 1
+"""Version of the format: names of leaves, partition, digests. Every version stays readable."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint is.
+
+    Attributes:
+        name: of its folder, ``00003000.g2``.
+        world: number of ranks that wrote it.
+        digest: of its content, whatever the layout of its files.
+        shared: digest of the shared state alone.
+        private: digest of each rank's private state; "" for an empty one.
+        shards: one per rank.
+        meta: what its writer says of it: ``step``, ``metric``, ``kind`` …; plain JSON.
+        prev_root: root of the checkpoint before, or "".
+        root: BLAKE3 of everything else in the manifest; ``sealed`` sets it.
+        writer: program and version that wrote it.
+    """
+
+    name: str
+    world: int
+    digest: str
+    shared: str
+    private: tuple[str, ...]
+    shards: tuple[Shard, ...]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    prev_root: str = ""
+    root: str = ""
+    writer: str = f"hpcdet {__version__}"
+
+    @property
+    def bytes(self) -> int:
+        """Size of its files, without the manifest."""
+        return sum(shard.bytes for shard in self.shards)
+
+    @property
+    def step(self) -> int:
+        """Batches trained, from the name."""
+        return position(self.name)[0]
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that made it, from the name."""
+        return position(self.name)[1]
+
+    def sealed(self) -> Manifest:
+        """The manifest with its root."""
+        return replace(self, root=_root(self._plain()))
+
+    def encode(self) -> builtins.bytes:
+        """The file's contents, of a sealed manifest."""
+        return _text(self._plain() | {"root": self.root})
+
+    def _plain(self) -> dict[str, Any]:
+        return {
+            "format": "hpcdet-checkpoint",
+            "schema": SCHEMA,
+            "writer": self.writer,
+            "name": self.name,
+            "world": self.world,
+            "digest": self.digest,
+            "shared": self.shared,
+            "private": list(self.private),
+            "shards": [shard.encode() for shard in self.shards],
+            "meta": dict(self.meta),
+            "prev_root": self.prev_root,
+        }
+
+
+def _text(plain: Mapping[str, Any]) -> bytes:
+    return files.canonical(plain) + b"\n"
+
+
+def _root(plain: Mapping[str, Any]) -> str:
+    return str(blake3(files.canonical(plain)).hexdigest())
+
+
+def position(name: str) -> tuple[int, int]:
+    """Step and attempt of a checkpoint's name; (-1, -1) for any other name."""
+    match = CHECKPOINT_NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else (-1, -1)
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of a checkpoint.
+
+    Raises:
+        IntegrityError: there is none, it is damaged, or of a newer hpcdet.
+    """
+    path = folder / MANIFEST
+    try:
+        text = path.read_bytes()
+        raw = json.loads(text)
+    except (FileNotFoundError, NotADirectoryError):
+        raise IntegrityError("there is no checkpoint here", where=str(path)) from None
+    except ValueError:
+        raise IntegrityError("it is damaged", where=str(path), hint=HINT) from None
+    if not isinstance(raw, dict) or raw.get("format") != "hpcdet-checkpoint":
+        raise IntegrityError("it is not a checkpoint's manifest", where=str(path), hint=HINT)
+    if raw.get("schema") != SCHEMA:
+        raise IntegrityError(
+            f"it was written by {raw.get('writer')}, in format {raw.get('schema')}",
+            where=str(path),
+            hint="use that version of hpcdet or a later one",
+        )
+    plain = {key: value for key, value in raw.items() if key != "root"}
+    if _text(raw) != text or _root(plain) != raw.get("root"):
+        raise IntegrityError("it is not what was written", where=str(path), hint=HINT)
+    return Manifest(
+        name=raw["name"],
+        world=raw["world"],
+        digest=raw["digest"],
+        shared=raw["shared"],
+        private=tuple(raw["private"]),
+        shards=tuple(map(Shard.decode, raw["shards"])),
+        meta=raw["meta"],
+        prev_root=raw["prev_root"],
+        root=raw["root"],
+        writer=raw["writer"],
+    )
+
+
+def names(checkpoints: Path) -> list[str]:
+    """Names of all folders in a trial's ``checkpoints``, committed or not, oldest first."""
+    try:
+        found = os.listdir(checkpoints)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted((name for name in found if CHECKPOINT_NAME.fullmatch(name)), key=position)
+
+
+def committed(checkpoints: Path) -> list[Manifest]:
+    """Manifests of a trial's checkpoints, oldest first; those that cannot be read are left out."""
+    manifests = []
+    for name in names(checkpoints):
+        try:
+            manifests.append(read(checkpoints / name))
+        except IntegrityError:
+            continue
+    return manifests

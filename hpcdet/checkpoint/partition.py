@@ -1,0 +1,24 @@
+"""Which rank writes which leaf of the shared state."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from hpcdet.checkpoint.tree import Leaf
+
+
+def partition(leaves: Sequence[Leaf], world: int) -> list[list[Leaf]]:
+    """The leaves of each rank, balanced by bytes, each list in the order of ``leaves``.
+
+    A pure function of the structure and the number of ranks: every rank computes the same
+    answer without asking the others. The largest leaf goes first, each to the rank that has
+    the least so far.
+    """
+    loads = [(0, rank) for rank in range(world)]
+    owner: dict[str, int] = {}
+    for leaf in sorted(leaves, key=lambda leaf: (-leaf.nbytes, leaf.name)):
+        load, rank = heapq.heappop(loads)
+        owner[leaf.name] = rank
+        heapq.heappush(loads, (load + leaf.nbytes, rank))
+    return [[leaf for leaf in leaves if owner[leaf.name] == rank] for rank in range(world)]

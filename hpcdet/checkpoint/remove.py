@@ -1,0 +1,40 @@
+"""Removing a checkpoint so that a crash at any point leaves it whole or not a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from hpcdet.checkpoint.manifest import MANIFEST
+from hpcdet.store import files
+
+BAD = ".bad-"
+
+
+def folder(path: Path) -> None:
+    """Un-commit first, durably, then take the files away. What resists is for a later sweep."""
+    with contextlib.suppress(OSError):
+        os.unlink(path / MANIFEST)
+        files.sync_folder(path)
+    if not (path / MANIFEST).exists():
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged checkpoint, so that nobody takes it and somebody can look at it.
+
+    Returns:
+        Where it is now; ``path`` itself where the folder cannot be changed.
+    """
+    for n in range(1000):
+        target = path.with_name(f"{BAD}{path.name}" + (f".{n}" if n else ""))
+        if target.exists():
+            continue
+        with contextlib.suppress(OSError):
+            path.rename(target)
+            files.sync_folder(path.parent)
+            return target
+        break
+    return path

@@ -1,0 +1,248 @@
+"""State as a tree of plain values and leaves of bytes, without pickle.
+
+A *tree* is nested ``dict``, ``OrderedDict``, ``list``, ``tuple`` of ``None``, ``bool``, ``int``,
+``float``, ``str``, ``bytes``, numpy arrays and scalars, and tensors. It is taken apart into a
+*skeleton*, which is JSON, and *leaves*, which are bytes with a type and a shape. The skeleton
+names the leaves::
+
+    {"lr": 0.1, "w": tensor}   ->   {"dict": [["lr", 0.1], ["w", {"tensor": "shared/w"}]]}
+
+Plain JSON values and lists stand for themselves; everything else is an object with one key.
+A leaf's name is its path in the tree, so that people find it in the HDF5 file. The same tensor
+at two places (tied weights) is one leaf, and one tensor again after loading.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import torch
+
+from hpcdet.errors import HpcdetError
+
+_SCALARS = (type(None), bool, int, str)
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_NUMPY_KINDS = "biufcSUMm"
+
+
+class StateError(HpcdetError):
+    """The state holds something that cannot be saved, or the ranks disagree about its shape."""
+
+    code = "STATE"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Bytes with a type and a shape.
+
+    Attributes:
+        name: path in the tree, ``shared/model/conv1.weight``.
+        kind: ``tensor``, ``array``, ``scalar`` (numpy) or ``bytes``.
+        dtype: ``float32``, ``bfloat16`` … of torch; ``<f4``, ``>i8``, ``|S3`` … of numpy.
+        shape: lengths of the axes; ``()`` for a single value.
+        nbytes: size of the data in bytes.
+        source: what the bytes are taken from; None where only the structure is meant.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    source: Any = field(default=None, compare=False, repr=False)
+
+    def data(self) -> memoryview:
+        """The bytes, in C order; without a copy where the source lies so in main memory."""
+        if isinstance(self.source, torch.Tensor):
+            plain = self.source.detach().resolve_conj().resolve_neg().cpu().contiguous()
+            return plain.reshape(-1).view(torch.uint8).numpy().data
+        if isinstance(self.source, bytes):
+            return memoryview(self.source)
+        if not self.nbytes:
+            return memoryview(b"")
+        return np.ascontiguousarray(self.source).reshape(-1).view(np.uint8).data
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A tree taken apart: ``skeleton`` is JSON, ``leaves`` have the names it refers to."""
+
+    skeleton: Any
+    leaves: tuple[Leaf, ...]
+
+
+def encode(tree: Any, name: str) -> Encoded:
+    """Take a tree apart; ``name`` is the path of its root.
+
+    Raises:
+        StateError: a value of a type that is not allowed; names its path and its type.
+    """
+    encoder = _Encoder()
+    skeleton = encoder.value(tree, name)
+    return Encoded(skeleton, tuple(encoder.leaves))
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self.leaves: list[Leaf] = []
+        self.tensors: dict[Any, str] = {}
+
+    def value(self, value: Any, path: str) -> Any:
+        kind = type(value)
+        if kind in _SCALARS:
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else {"float": str(value)}
+        if kind is dict or kind is OrderedDict:
+            return self.mapping(value, path)
+        if kind is list:
+            return [self.value(item, f"{path}/#{n}") for n, item in enumerate(value)]
+        if kind is tuple:
+            return {"tuple": [self.value(item, f"{path}/#{n}") for n, item in enumerate(value)]}
+        if kind in _TENSORS:
+            return {"tensor": self.tensor(value, path)}
+        if kind is np.ndarray and value.dtype.kind in _NUMPY_KINDS and not value.dtype.fields:
+            return {"array": self.numpy(value, path, "array")}
+        if isinstance(value, np.generic) and value.dtype.kind in _NUMPY_KINDS:
+            return {"scalar": self.numpy(value, path, "scalar")}
+        if kind is bytes:
+            self.leaves.append(Leaf(path, "bytes", "bytes", (len(value),), len(value), value))
+            return {"bytes": path}
+        detail = f" of {value.dtype}" if isinstance(value, np.ndarray | np.generic) else ""
+        raise StateError(
+            f"a {kind.__module__}.{kind.__qualname__}{detail} cannot be saved",
+            where=path,
+            hint="use dict, list, tuple, str, int, float, bool, None, bytes, numpy or tensors",
+        )
+
+    def mapping(self, value: Mapping[Any, Any], path: str) -> Any:
+        pairs = [
+            [self.key(key, path), self.value(item, f"{path}/{_component(key)}")]
+            for key, item in value.items()
+        ]
+        if type(value) is dict:
+            return {"dict": pairs}
+        # torch keeps the versions of modules here; their loading code asks for them
+        metadata = getattr(value, "_metadata", None)
+        extra = [] if metadata is None else [self.value(dict(metadata), f"{path}/#metadata")]
+        return {"ordered": pairs, "metadata": extra}
+
+    def key(self, key: Any, path: str) -> Any:
+        parts = key if type(key) is tuple else (key,)
+        if all(type(part) in (*_SCALARS, float) for part in parts):
+            return self.value(key, path)
+        raise StateError(
+            f"a key of type {type(key).__module__}.{type(key).__qualname__} cannot be saved",
+            where=path,
+            hint="use str, int, or tuples of them",
+        )
+
+    def tensor(self, value: torch.Tensor, path: str) -> str:
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            raise StateError(
+                f"a tensor of {value.dtype}, {value.layout}, on {value.device} cannot be saved",
+                where=path,
+                hint="use a dense tensor that has data: .to_dense(), .dequantize()",
+            )
+        place = (value.device, value.data_ptr(), value.shape, value.stride())
+        how = (value.dtype, value.is_conj(), value.is_neg())
+        same = (place, how) if value.numel() else id(value)
+        if same not in self.tensors:
+            self.tensors[same] = path
+            shape = tuple(value.shape)
+            dtype = str(value.dtype).removeprefix("torch.")
+            nbytes = value.numel() * value.element_size()
+            self.leaves.append(Leaf(path, "tensor", dtype, shape, nbytes, value))
+        return self.tensors[same]
+
+    def numpy(self, value: Any, path: str, kind: str) -> str:
+        self.leaves.append(Leaf(path, kind, value.dtype.str, value.shape, value.nbytes, value))
+        return path
+
+
+def _component(key: Any) -> str:
+    """A key as one component of a path: no slash, not empty, different for different keys."""
+    text = quote(str(key), safe=" !$&'()*+,:;<=>?@[]^`{|}~", errors="surrogatepass")
+    return {"": "%", ".": "%2E"}.get(text, text) if isinstance(key, str) else f"#{text}"
+
+
+def decode(skeleton: Any, leaf: Callable[[str], Any]) -> Any:
+    """The tree of a skeleton; ``leaf`` gives the value of a leaf by its name."""
+    if isinstance(skeleton, list):
+        return [decode(item, leaf) for item in skeleton]
+    if not isinstance(skeleton, dict):
+        return skeleton
+    kind, content = next(iter(skeleton.items()))
+    if kind == "float":
+        return float(content)
+    if kind == "tuple":
+        return tuple(decode(item, leaf) for item in content)
+    if kind in ("dict", "ordered"):
+        pairs = ((decode(key, leaf), decode(item, leaf)) for key, item in content)
+        if kind == "dict":
+            return dict(pairs)
+        ordered = OrderedDict(pairs)
+        for metadata in skeleton["metadata"]:
+            ordered._metadata = OrderedDict(decode(metadata, leaf))  # type: ignore[attr-defined]
+        return ordered
+    return leaf(content)
+
+
+def from_bytes(kind: str, dtype: str, shape: tuple[int, ...], data: torch.Tensor) -> Any:
+    """The value of a leaf whose bytes are in ``data``, a tensor of uint8, which it may keep."""
+    if kind == "tensor":
+        return data.view(getattr(torch, dtype)).reshape(shape)
+    if kind == "bytes":
+        return data.numpy().tobytes()
+    if not data.numel():
+        return np.zeros(shape, dtype)
+    array = data.numpy().view(dtype).reshape(shape)
+    return array[()] if kind == "scalar" else array
+
+
+def to_text(skeleton: Any) -> bytes:
+    """A skeleton as JSON; the order of keys is part of the state and is kept."""
+    return json.dumps(skeleton, separators=(",", ":"), allow_nan=False).encode()
+
+
+def from_text(text: bytes) -> Any:
+    """The inverse of ``to_text``; spaces around are ignored."""
+    return json.loads(text)
+
+
+def content(skeleton: Any, digest: Callable[[str], str]) -> bytes:
+    """What a tree says, as bytes that do not depend on how it lies in files.
+
+    Equal trees give equal bytes: dictionaries in any order, tied tensors or equal copies.
+    ``digest`` gives a leaf's digest by its name.
+    """
+    return to_text(_content(skeleton, digest))
+
+
+def _content(skeleton: Any, digest: Callable[[str], str]) -> Any:
+    if isinstance(skeleton, list):
+        return [_content(item, digest) for item in skeleton]
+    if not isinstance(skeleton, dict):
+        return skeleton
+    kind, value = next(iter(skeleton.items()))
+    if kind == "float":
+        return skeleton
+    if kind == "tuple":
+        return {"tuple": _content(value, digest)}
+    if kind in ("dict", "ordered"):
+        pairs = [[_content(key, digest), _content(item, digest)] for key, item in value]
+        return {"dict": sorted(pairs, key=lambda pair: to_text(pair[0]))}
+    return {kind: digest(value)}
+
+
+def structure(leaves: tuple[Leaf, ...]) -> Iterator[tuple[str, str, str, tuple[int, ...]]]:
+    """What all ranks must agree on: names, types and shapes of the leaves."""
+    for leaf in leaves:
+        yield leaf.name, leaf.kind, leaf.dtype, leaf.shape
