@@ -1,0 +1,77 @@
+"""What every test shares: a clean environment, the private Slurms, and the order of the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster import slurm as private
+from tests.cluster.configuration import Options
+
+_FOREIGN = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "PBS_", "PMI", "OMPI_", "HPCDET_")
+_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_KEPT = ("HPCDET_CHAOS", "HPCDET_CHAOS_SEED")
+
+_LONGEST_FIRST = ("slurm", "slurm-b")
+"""Groups of tests that one worker runs from end to end; they must not be what is left last."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests see no job, rank or site of whoever runs them."""
+    for name in list(os.environ):
+        if name not in _KEPT and (name.startswith(_FOREIGN) or name in _RANKS):
+            del os.environ[name]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the long groups first, so that the two workers end together."""
+
+    def rank(item: pytest.Item) -> int:
+        marker = item.get_closest_marker("xdist_group")
+        group = marker.args[0] if marker and marker.args else ""
+        return _LONGEST_FIRST.index(group) if group in _LONGEST_FIRST else len(_LONGEST_FIRST)
+
+    items.sort(key=rank)
+
+
+def _cluster(name: str, options: Options) -> Iterator[private.SlurmCluster]:
+    reason = private.why_not(options.accounting)
+    if reason:
+        pytest.skip(reason)
+    cluster = private.SlurmCluster(f"{name}-{os.getpid()}", options)
+    cluster.up(owner=os.getpid())
+    try:
+        yield cluster
+    finally:
+        cluster.down()
+
+
+@pytest.fixture(scope="session")
+def main_slurm() -> Iterator[private.SlurmCluster]:
+    """A Slurm with accounting; ``batch`` is preempted without grace. Group ``slurm`` only."""
+    yield from _cluster("a", Options())
+
+
+@pytest.fixture(scope="session")
+def other_slurm() -> Iterator[private.SlurmCluster]:
+    """A Slurm without accounting, to be reconfigured at will. Group ``slurm-b`` only."""
+    yield from _cluster("b", Options(accounting=False))
+
+
+@pytest.fixture
+def slurm(main_slurm: private.SlurmCluster) -> Iterator[private.SlurmCluster]:
+    """The main Slurm with an empty queue; emptied again at the end."""
+    yield main_slurm
+    main_slurm.clear()
+
+
+@pytest.fixture
+def slurm_b(other_slurm: private.SlurmCluster) -> Iterator[private.SlurmCluster]:
+    """The other Slurm, as it was booted; emptied and set back at the end."""
+    booted = other_slurm.options
+    yield other_slurm
+    other_slurm.clear()
+    if other_slurm.options != booted:
+        other_slurm.reconfigure(booted)

@@ -1,0 +1,48 @@
+"""Site files for the private Slurm: real ones, only more impatient."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.slurm import SlurmCluster
+
+
+def write_site(folder: Path, cluster: SlurmCluster, **changes: Any) -> Path:
+    """Write a site file for the cluster and return its path, good for ``--site``.
+
+    Jobs see the counting wrappers first on their PATH. A task may requeue itself; pass
+    ``capabilities={"requeue": "none"}`` for a site where it may not.
+
+    Args:
+        changes: keys of the site to replace; mappings are merged one level deep.
+    """
+    site: dict[str, Any] = {
+        "schema": 1,
+        "name": "private",
+        "extends": "generic-slurm",
+        "scheduler": "slurm",
+        "capabilities": {"requeue": "user"},
+        "limits": {
+            "max_array": cluster.options.max_array,
+            "max_submit": cluster.options.max_submit,
+            "poll_min_s": 2,
+            "kill_wait_s": cluster.options.kill_wait_s,
+            "signal_lead_s": 20,
+        },
+        "default_partition": "batch",
+        "env": {"PATH": cluster.environment()["PATH"], "OMP_NUM_THREADS": "1"},
+        "launcher": {"kind": "srun", "args": ["--mpi=none"]},
+        "python": sys.executable,
+        "lease_ttl_s": 10,
+    }
+    for key, value in changes.items():
+        known = site.get(key)
+        merged = isinstance(known, dict) and isinstance(value, dict)
+        site[key] = {**known, **value} if merged and isinstance(known, dict) else value
+    path = folder / f"{site['name']}.yaml"
+    path.write_text(yaml.safe_dump(site, sort_keys=False))
+    return path
