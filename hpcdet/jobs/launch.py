@@ -12,23 +12,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hpcdet.jobs import environment
 from hpcdet.site.models import Launcher, Site
 from hpcdet.store.config import Resolved, Resources
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths
 
-# What a launcher sets for its ranks, and bindings: a step must not see those of another.
-_RANK_NAMES = frozenset(
-    {
-        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"),
-        *("MASTER_ADDR", "MASTER_PORT", "MPIRUN_RANK", "MV2_COMM_WORLD_RANK"),
-        *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASK_PID", "SLURM_GTIDS"),
-        *("SLURM_LAUNCH_NODE_IPADDR", "SLURM_EXPORT_ENV", "SLURM_DISTRIBUTION"),
-        *("GOMP_CPU_AFFINITY", "KMP_AFFINITY"),
-    }
-)
-_RANK_PREFIXES = (
-    *("PMI_", "PMIX_", "OMPI_COMM_", "OMPI_UNIVERSE_", "PRTE_", "TORCHELASTIC_"),
-    *("SLURM_STEP", "SLURM_SRUN_", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_PMI"),
+# What Slurm says of the batch step's own place. srun replaces it; other launchers do not.
+_SLURM_RANK = (
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASK_PID", "SLURM_GTIDS"),
+    *("SLURM_STEP", "SLURM_SRUN_", "SLURM_PMI", "SLURM_LAUNCH_NODE_IPADDR"),
 )
 
 
@@ -76,21 +68,21 @@ def launch(
 ) -> Launch:
     """How to start the ranks of an attempt with the launcher of the site."""
     python = experiment.environment.python or site.python or sys.executable
-    rank = (python, "-m", "hpcdet.attempt", str(paths.root), str(attempt.trial))
-    rank = (*rank, str(attempt.number))
-    environment = clean_environment(os.environ)
-    environment.update(experiment.environment.environment_variables)
-    environment["HPCDET_BACKEND"] = experiment.distributed.backend
+    place = (str(paths.root), str(attempt.trial), str(attempt.number))
+    rank = (python, "-m", "hpcdet.attempt", *place)
+    given = clean_environment(os.environ)
+    given.update(experiment.environment.environment_variables)
+    given["HPCDET_BACKEND"] = experiment.distributed.backend
     if allocation.end_at is not None:
-        environment["HPCDET_DEADLINE"] = f"{allocation.end_at:.3f}"
+        given["HPCDET_DEADLINE"] = f"{allocation.end_at:.3f}"
     launcher = site.view(experiment.resources.resource_pool).launcher
     if launcher.kind == "local":
         world = experiment.resources.slots_per_trial
         ranks = tuple(_local_rank(rank_, world) for rank_ in range(world))
-        return Launch(rank, environment, ranks, by_launcher=False)
+        return Launch(rank, given, ranks, by_launcher=False)
     start = _srun if launcher.kind == "srun" else _mpirun
     argv = (*start(launcher, experiment.resources, f"{attempt.trial}-{attempt.number}"), *rank)
-    return Launch(argv, environment, ({},), by_launcher=True)
+    return Launch(argv, given, ({},), by_launcher=True)
 
 
 def listener_argv(launcher: Launcher, command: tuple[str, ...]) -> tuple[str, ...]:
@@ -103,13 +95,10 @@ def listener_argv(launcher: Launcher, command: tuple[str, ...]) -> tuple[str, ..
     )
 
 
-def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+def clean_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Without rank, PMI and binding variables; the allocation's own (``SLURM_JOB_ID``) stay."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if name not in _RANK_NAMES and not name.startswith(_RANK_PREFIXES)
-    }
+    kept = environment.for_step(variables)
+    return {name: value for name, value in kept.items() if not name.startswith(_SLURM_RANK)}
 
 
 def _local_rank(rank: int, world: int) -> dict[str, str]:

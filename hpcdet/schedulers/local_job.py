@@ -146,13 +146,12 @@ class Supervisor:
             self._terminate(run, "canceled")
         elif run.limit is not None and now >= run.limit:
             self._terminate(run, "timeout")
-        elif (
-            run.limit is not None
-            and not run.noticed
-            and now >= run.limit - self.request.signal_lead_s
-        ):
+        elif run.limit is not None and not run.noticed and now >= run.limit - self._lead():
             run.noticed = True
             _signal(run, signal.SIGUSR2)
+
+    def _lead(self) -> float:
+        return min(self.request.signal_lead_s, self.request.walltime_s / 2)
 
     def _terminate(self, run: _Run, why: str) -> None:
         run.why = why

@@ -1,0 +1,5 @@
+import sys
+
+from hpcdet.worker.main import main
+
+sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,56 @@
+"""``python -m hpcdet.worker.again EXP --submission N --index I --restart R --code RC``.
+
+Asked by the batch script after its worker: exit 0 means "requeue this task". That is so if the
+worker asked for it (85) or was killed, while the experiment is open, unless the task has come
+back too often in a row without getting anywhere. A Python that cannot even start says no by
+failing: such a task would come back for ever.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from hpcdet.schedulers.local_job import REQUEUE
+from hpcdet.site import Site
+from hpcdet.site.loading import from_resolved
+from hpcdet.store.layout import ExperimentPaths, WorkerPaths
+from hpcdet.store.records import WorkerEnd
+from hpcdet.worker import claims
+
+
+def requeue(paths: ExperimentPaths, worker: WorkerPaths, code: int, site: Site) -> bool:
+    """Whether the task of this worker should be started again.
+
+    Args:
+        code: exit code of the worker as the shell saw it; above 128 it died of a signal.
+    """
+    if paths.closed.exists():
+        return False
+    killed = code > 128 and WorkerEnd.read(worker.end) is None
+    if code != REQUEUE and not killed:
+        return False
+    idle = 0
+    for incarnation in range(worker.incarnation, -1, -1):
+        past = paths.worker(worker.submission, worker.index, incarnation)
+        if any(claims.progressed(attempt) for attempt in claims.attempts_of(paths, past)):
+            break
+        idle += 1
+    return idle <= site.max_restarts_in_place
+
+
+def main(argv: list[str]) -> int:
+    """0: requeue it; 1: do not."""
+    parser = argparse.ArgumentParser(prog="hpcdet.worker.again")
+    parser.add_argument("experiment", type=Path)
+    for name in ("--submission", "--index", "--restart", "--code"):
+        parser.add_argument(name, type=int, required=True)
+    given = parser.parse_args(argv)
+    paths = ExperimentPaths(given.experiment)
+    worker = paths.worker(given.submission, given.index, given.restart)
+    return 0 if requeue(paths, worker, given.code, from_resolved(paths.site)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

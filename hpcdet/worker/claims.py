@@ -1,0 +1,103 @@
+"""Taking things by exclusive creation: a worker's place, an attempt of a trial."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+from hpcdet.jobs.launch import Allocation
+from hpcdet.store import files
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
+from hpcdet.store.records import (
+    Claim,
+    End,
+    Reason,
+    Verdict,
+    WorkerClaim,
+    WorkerEnd,
+)
+from hpcdet.store.trials import claimed, reason_of, standing
+from hpcdet.worker import traces
+
+
+def take_place(
+    paths: ExperimentPaths, submission: int, index: int, allocation: Allocation
+) -> WorkerPaths | None:
+    """Become worker ``N-I.R``; None if somebody has been it: the same script was run twice."""
+    worker = paths.worker(submission, index, allocation.restart)
+    claim = WorkerClaim(
+        job=allocation.job,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        nodes=list(allocation.nodes),
+        restart=allocation.restart,
+        end_at=f"{allocation.end_at:.0f}" if allocation.end_at is not None else "",
+        at=files.now(),
+    )
+    return worker if claim.write_once(worker.claim) else None
+
+
+def close_predecessors(paths: ExperimentPaths, worker: WorkerPaths) -> list[AttemptPaths]:
+    """End what earlier incarnations of this task left open: they are gone, as we are here."""
+    closed = []
+    for incarnation in range(worker.incarnation):
+        past = paths.worker(worker.submission, worker.index, incarnation)
+        if not past.claim.exists() or past.end.exists():
+            continue
+        for attempt in attempts_of(paths, past):
+            if not attempt.end.exists():
+                close_lost(attempt, worker.name)
+                closed.append(attempt)
+        WorkerEnd("lost", closed_by=worker.name, at=files.now()).write_once(past.end)
+    return closed
+
+
+def close_lost(attempt: AttemptPaths, closed_by: str) -> bool:
+    """End an attempt whose worker is gone: as its verdict says, else as lost."""
+    verdict = Verdict.read(attempt.verdict)
+    claim = Claim.read(attempt.claim)
+    reason: Reason = reason_of(verdict) if verdict else "lost"
+    return End(
+        reason=reason,
+        progressed=progressed(attempt),
+        error=verdict.error if verdict else "",
+        nodes=claim.nodes if claim else [],
+        closed_by=closed_by,
+        at=files.now(),
+    ).write_once(attempt.end)
+
+
+def attempts_of(paths: ExperimentPaths, worker: WorkerPaths) -> Iterator[AttemptPaths]:
+    """The attempts that a worker claimed."""
+    for trial in paths.trials():
+        for attempt in claimed(trial):
+            claim = Claim.read(attempt.claim)
+            if claim is not None and claim.worker == worker.name:
+                yield attempt
+
+
+def progressed(attempt: AttemptPaths) -> bool:
+    """Whether it reached its first step or committed a checkpoint."""
+    return traces.progress(attempt).progressed
+
+
+def next_attempt(
+    paths: ExperimentPaths, worker: WorkerPaths, allocation: Allocation
+) -> AttemptPaths | None:
+    """Claim an attempt of the lowest trial that may run; None if there is none now."""
+    for trial in paths.trials():
+        stands = standing(trial)
+        if stands.state != "runnable":
+            continue
+        attempt = trial.attempt(stands.next_attempt)
+        claim = Claim(
+            worker=worker.name,
+            host=socket.gethostname(),
+            job=allocation.job,
+            nodes=list(allocation.nodes),
+            at=files.now(),
+        )
+        if claim.write_once(attempt.claim):
+            return attempt
+    return None

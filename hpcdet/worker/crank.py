@@ -1,0 +1,58 @@
+"""A worker's hand on the crank: the search goes on with nobody at home."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+
+from hpcdet.control import controller
+from hpcdet.site import Site
+from hpcdet.store import journal
+from hpcdet.store.layout import ExperimentPaths
+
+_LOCAL_S = 1.0
+_LOOK_S = 10.0
+_AFTER_ERROR_S = 30.0
+
+
+class Crank:
+    """Turns it every few seconds, if nobody else holds the lease and this site lets workers submit.
+
+    The scheduler is not asked more often for that: its answers are shared by all processes of
+    the user (``schedulers.polling``).
+    """
+
+    def __init__(self, paths: ExperimentPaths, site: Site, log: journal.Writer) -> None:
+        self._paths = paths
+        self._log = log
+        self._allowed = site.capabilities.submit_from_compute
+        self._every = min(_LOOK_S, max(_LOCAL_S, site.limits.poll_min_s))
+        self._next = 0.0
+        self._holder: controller.Holder | None = None
+
+    def turn(self, *, now: bool = False) -> None:
+        """A turn, if one is due or asked for ``now``.
+
+        An error in it is the search's trouble, not the running trial's: it is said in the job's
+        log, and tried again later.
+        """
+        if not self._allowed or not (now or time.monotonic() >= self._next):
+            return
+        self._next = time.monotonic() + self._every
+        try:
+            if self._holder is None:
+                self._holder = controller.Holder.open(self._paths, "worker")
+            turn = controller.advance(self._paths, self._holder)
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            self._next = time.monotonic() + max(_AFTER_ERROR_S, self._every)
+            return
+        if turn.actions:
+            self._log.append("turn", actions=turn.actions)
+
+    def close(self) -> None:
+        """Let the lease go, so that the next one need not wait for it to expire."""
+        if self._holder is not None:
+            self._holder.close()
+            self._holder = None

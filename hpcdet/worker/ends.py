@@ -1,0 +1,139 @@
+"""Why an attempt ended: a pure judgement over what was seen."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hpcdet.store.records import Control, Reason, Verdict
+
+# What Slurm says on the launcher's stderr when it ends a step itself.
+_SLURM_SAYS: tuple[tuple[str, Reason], ...] = (
+    (r"DUE TO PREEMPTION|DUE TO JOB REQUEUE", "preempted"),
+    (r"DUE TO TIME LIMIT", "walltime"),
+    (r"DUE TO NODE FAILURE|[Nn]ode failure", "node_fail"),
+    (r"oom.kill|[Oo]ut [Oo]f [Mm]emory", "oom"),
+)
+# What a rank says when another one is gone: never the cause, only its echo.
+_ECHO = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|gloo|DistBackendError|DistNetworkError"
+    r"|DistStoreError|NCCL",
+)
+_KILLED = re.compile(r"srun: error: \S+ tasks? \S+: Killed")
+_EXITED = re.compile(r"srun: error: \S+ tasks? (\d+)\S*: Exited with exit code")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of an attempt whose processes have ended.
+
+    Attributes:
+        control: the control in force.
+        exit_code: of the step, a hint only.
+        died_of: signal that ended the rank that failed first.
+        noticed: the allocation was told to end.
+        time_up: the allocation's end is so near that this was why.
+        stands: the scheduler says the allocation runs on.
+        oom: the kernel killed something for memory meanwhile.
+        first_step: the attempt reached its first step.
+        error: last line of the traceback of the rank that failed first, "" if it has none.
+        in_user_code: that traceback passes through the user's code.
+        launcher: what the launcher said.
+    """
+
+    verdict: Verdict | None
+    control: Control | None
+    exit_code: int
+    died_of: str = ""
+    noticed: bool = False
+    time_up: bool = False
+    stands: bool = True
+    oom: bool = False
+    first_step: bool = False
+    error: str = ""
+    in_user_code: bool = False
+    launcher: str = ""
+
+
+def judge(seen: Evidence) -> tuple[Reason, str]:
+    """The reason an attempt ended, and a line for people where it was a failure.
+
+    The verdict file goes first. Where there is none, or it says ``fail``, what killed a rank
+    counts more than what the others said of it.
+    """
+    verdict = seen.verdict
+    if verdict is not None and verdict.cause != "error":
+        return _by_cause(verdict, seen), ""
+    if verdict is not None and verdict.verdict == "norestart":
+        return "user_error", verdict.error
+    return _killed(seen) or _failed(seen)
+
+
+def _by_cause(verdict: Verdict, seen: Evidence) -> Reason:
+    killed = seen.control is not None and seen.control.action == "kill"
+    if verdict.cause == "completed":
+        return "completed"
+    if verdict.cause == "paused":
+        return "paused"
+    if verdict.cause == "stopped" or killed:
+        return "canceled" if killed else "stopped"
+    if verdict.cause == "walltime" or seen.time_up:
+        return "walltime"
+    return "preempted"
+
+
+def _killed(seen: Evidence) -> tuple[Reason, str] | None:
+    """Ends that no user code is to blame for, on positive evidence."""
+    told: Reason = "walltime" if seen.time_up else "preempted"
+    for pattern, reason in _SLURM_SAYS:
+        if re.search(pattern, seen.launcher):
+            return reason, _last_line(seen.launcher) if reason == "oom" else ""
+    died_of = seen.died_of or _launcher_killed(seen.launcher)
+    if died_of == "SIGKILL":
+        if seen.oom:
+            return "oom", "killed by the kernel for want of memory"
+        return (told, "") if seen.noticed or not seen.stands else ("lost", "a rank was killed")
+    if died_of in ("SIGTERM", "SIGUSR2"):
+        return told, ""
+    if not seen.stands:
+        return told, ""
+    if seen.noticed and seen.verdict is None and not seen.error:
+        return told, ""
+    return None
+
+
+def _failed(seen: Evidence) -> tuple[Reason, str]:
+    said = seen.verdict.error if seen.verdict is not None else ""
+    error = seen.error if seen.error and not _ECHO.search(seen.error) else ""
+    if not error and said and not _ECHO.search(said):
+        error = said
+    ours = seen.first_step or seen.in_user_code or (seen.verdict is not None and said == error)
+    if error and ours:
+        return "user_error", error
+    if not seen.first_step:
+        return "launch_failed", error or seen.error or said or _last_line(seen.launcher)
+    if seen.died_of:
+        return "user_error", f"a rank died of {seen.died_of}"
+    if seen.error or said or seen.exit_code == 0:
+        # only echoes of a loss that nobody else reported, or an end without a word
+        return "lost", seen.error or said
+    return "user_error", f"exit code {seen.exit_code}"
+
+
+def _launcher_killed(text: str) -> str:
+    """SIGKILL if the first failure srun reports is a killed task; later ones are its own doing."""
+    killed, exited = _KILLED.search(text), _EXITED.search(text)
+    if killed and (not exited or killed.start() < exited.start()):
+        return "SIGKILL"
+    return ""
+
+
+def first_failed_rank(launcher: str) -> int | None:
+    """The rank that srun saw fail first."""
+    found = _EXITED.search(launcher)
+    return int(found[1]) if found else None
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "the ranks ended without a word before their first step"

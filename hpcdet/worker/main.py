@@ -1,0 +1,264 @@
+"""A worker's life: hear signals, wait for the experiment, take a place, take trials, leave."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcdet.errors import HpcdetError
+from hpcdet.jobs.launch import Allocation, launch
+from hpcdet.schedulers.local_job import REQUEUE
+from hpcdet.site import Site
+from hpcdet.site.loading import from_resolved
+from hpcdet.store import config, files, journal
+from hpcdet.store.config import Resolved
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
+from hpcdet.store.records import End, Reason, Verdict, WorkerEnd, in_force
+from hpcdet.store.trials import standing
+from hpcdet.worker import allocation as allocations
+from hpcdet.worker import claims, ends, traces
+from hpcdet.worker.crank import Crank
+from hpcdet.worker.notice import Notices
+from hpcdet.worker.step import RunningStep
+
+APPEAR_S = 180
+"""How long a new experiment's files may take to reach a node over the shared file system."""
+BEAT_S = 15
+_LOOK_S = 0.5
+_SLURM_EARLY_S = 90  # Slurm looks at time limits every 30 s and may warn a minute early
+_BAD_NODE = 2
+
+
+@dataclass
+class Worker:
+    """One array task at work. ``work`` does it all and returns the exit code."""
+
+    paths: ExperimentPaths
+    experiment: Resolved
+    site: Site
+    allocation: Allocation
+    notices: Notices
+    me: WorkerPaths
+    log: journal.Writer
+    crank: Crank
+    started: float = field(default_factory=time.time)
+    _beat_at: float = 0.0
+    _launch_failures: int = 0
+    _goes_on: bool = False
+
+    def work(self) -> int:
+        """Take trials until nothing is left or time is up."""
+        self.log.append(
+            "start",
+            job=self.allocation.job,
+            nodes=list(self.allocation.nodes),
+            end_at=self.allocation.end_at,
+        )
+        for attempt in claims.close_predecessors(self.paths, self.me):
+            self._journal_end(attempt)
+        why = self._take_trials()
+        if heard := self.notices.heard():
+            self.log.append("notice", signal=heard)
+        WorkerEnd(why, closed_by=self.me.name, at=files.now()).write_once(self.me.end)
+        self.log.append("end", why=why, sync=True)
+        if why != "closed" and not self._goes_on:
+            # perhaps nobody is left to see that this worker must be replaced
+            self.crank.turn(now=True)
+        return REQUEUE if self._goes_on else 0
+
+    def _take_trials(self) -> str:
+        idle_since = time.monotonic()
+        while True:
+            self._tick()
+            if self.paths.closed.exists():
+                return "closed"
+            if self.notices.heard():
+                return "signal"
+            if not self._time_for_another():
+                return "time"
+            attempt = claims.next_attempt(self.paths, self.me, self.allocation)
+            if attempt is None:
+                if time.monotonic() - idle_since > self.experiment.worker.idle_s:
+                    return "idle"
+                self.notices.wait(_LOOK_S)
+                continue
+            end = self._run(attempt)
+            idle_since = time.monotonic()
+            if why := self._leave_after(attempt, end.reason):
+                return why
+
+    def _leave_after(self, attempt: AttemptPaths, reason: Reason) -> str:
+        self._launch_failures = self._launch_failures + 1 if reason == "launch_failed" else 0
+        if reason in ("preempted", "walltime"):
+            trial = self.paths.trial(attempt.trial)
+            self._goes_on = (
+                self.site.capabilities.requeue == "user" and standing(trial).state == "runnable"
+            )
+            return "time" if reason == "walltime" else "signal"
+        if self._launch_failures >= _BAD_NODE:
+            return "bad_node"
+        return "idle" if self.experiment.worker.mode == "per_trial" else ""
+
+    def _run(self, attempt: AttemptPaths) -> End:
+        self.log.append("claimed", trial=attempt.trial, attempt=attempt.number, sync=True)
+        plan = launch(self.experiment, self.site, self.paths, attempt, self.allocation)
+        oom_kills = traces.kernel_oom_kills()
+        step: RunningStep | None = None
+        try:
+            step = RunningStep(plan, attempt.launcher_log, self.paths.code)
+            self.log.append("launched", argv=list(plan.argv), pids=step.pids)
+            self._watch(step)
+        except OSError as error:  # the launcher or the interpreter is not there
+            attempt.launcher_log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with attempt.launcher_log.open("a") as log:
+                log.write(f"{plan.argv[0]}: {error}\n")
+        end = self._judge(attempt, step, traces.kernel_oom_kills() > oom_kills)
+        end.write_once(attempt.end)
+        self._journal_end(attempt)
+        return End.read(attempt.end) or end
+
+    def _watch(self, step: RunningStep) -> None:
+        told = False
+        while step.running():
+            self._tick()
+            if not told and (self.notices.heard() or self._last_moments()):
+                told = True
+                self.log.append("notice", signal=self.notices.heard() or "walltime", sync=True)
+                step.notify()
+            self.notices.wait(_LOOK_S)
+
+    def _judge(self, attempt: AttemptPaths, step: RunningStep | None, oom: bool) -> End:
+        exit_ = step.result() if step else None
+        launcher = traces.tail(attempt.launcher_log)
+        first = exit_.rank if exit_ else None
+        if first is None:
+            first = ends.first_failed_rank(launcher)
+        trace = traces.of_attempt(attempt, first, self.paths.code)
+        progress = traces.progress(attempt)
+        verdict = Verdict.read(attempt.verdict)
+        slurm = self.allocation.slurm
+        reason, error = ends.judge(
+            ends.Evidence(
+                verdict=verdict,
+                control=in_force(self.paths.trial(attempt.trial)),
+                exit_code=exit_.code if exit_ else 127,
+                died_of=exit_.died_of if exit_ else "",
+                noticed=bool(self.notices.heard()),
+                time_up=self._left() < self._lead() + (_SLURM_EARLY_S if slurm else _LOOK_S),
+                stands=verdict is not None or allocations.stands(self.allocation),
+                oom=oom,
+                first_step=progress.first_step,
+                error=trace.error if trace else "",
+                in_user_code=trace.in_user_code if trace else False,
+                launcher=launcher,
+            )
+        )
+        return End(
+            reason=reason,
+            exit_code=exit_.code if exit_ else None,
+            progressed=progress.progressed,
+            error=error,
+            nodes=list(self.allocation.nodes),
+            closed_by=self.me.name,
+            at=files.now(),
+        )
+
+    def _journal_end(self, attempt: AttemptPaths) -> None:
+        end = End.read(attempt.end)
+        if end is not None:
+            self.log.append(
+                "ended",
+                sync=True,
+                trial=attempt.trial,
+                attempt=attempt.number,
+                reason=end.reason,
+                exit_code=end.exit_code,
+            )
+
+    def _tick(self) -> None:
+        if time.monotonic() >= self._beat_at:
+            self._beat_at = time.monotonic() + BEAT_S
+            files.replace(self.me.beat, files.canonical({"at": files.now(), "pid": os.getpid()}))
+        self.crank.turn()
+
+    def _left(self) -> float:
+        end = self.allocation.end_at
+        return end - time.time() if end is not None else float("inf")
+
+    def _lead(self) -> float:
+        """Seconds before the end at which the step is told; of a short allocation, half."""
+        return min(self.site.limits.signal_lead_s, self._length() / 2)
+
+    def _length(self) -> float:
+        end = self.allocation.end_at
+        return end - self.started if end is not None else float("inf")
+
+    def _last_moments(self) -> bool:
+        """Our own clock, where no signal comes."""
+        return self._left() < self._lead()
+
+    def _time_for_another(self) -> bool:
+        """Enough for a useful stretch; an allocation shorter than that is used at least once."""
+        useful = min(self.experiment.worker.min_segment_s, self._length() / 2)
+        return self._left() > useful
+
+
+def run(exp: str, submission: int, index: int, digest: str) -> int:
+    """Be the worker of one array task; returns the exit code of the process.
+
+    0: left by itself, or there was nothing to be. 85: the trial goes on in this task, requeued.
+    1: the experiment did not appear.
+    """
+    notices = Notices().install()
+    paths = ExperimentPaths(Path(exp).absolute())
+    if not _appeared(paths, digest, notices):
+        print(
+            f"{paths.root}: no experiment with digest {digest[:12]} after {APPEAR_S} s",
+            file=sys.stderr,
+        )
+        return 1
+    experiment = config.load(paths.config)
+    site = from_resolved(paths.site)
+    allocation = allocations.read(walltime_s=experiment.resources.walltime_s)
+    me = claims.take_place(paths, submission, index, allocation)
+    if me is None:
+        return 0
+    launcher = site.view(experiment.resources.resource_pool).launcher
+    with journal.Writer(me.journal) as log:
+        crank = Crank(paths, site, log)
+        try:
+            notices.listen(allocation, launcher, me.root / "heard")
+            return Worker(paths, experiment, site, allocation, notices, me, log, crank).work()
+        finally:
+            crank.close()
+            notices.close()
+
+
+def _appeared(paths: ExperimentPaths, digest: str, notices: Notices) -> bool:
+    limit = time.monotonic() + APPEAR_S
+    while True:
+        there = paths.site.exists() and paths.config.exists()
+        if there and (not digest or config.digest(paths.config) == digest):
+            return True
+        if time.monotonic() > limit or notices.heard():
+            return False
+        notices.wait(_LOOK_S)
+
+
+def main(argv: list[str]) -> int:
+    """``python -m hpcdet.worker EXP --submission N --index I --digest D``."""
+    parser = argparse.ArgumentParser(prog="hpcdet worker")
+    parser.add_argument("experiment")
+    parser.add_argument("--submission", type=int, required=True)
+    parser.add_argument("--index", type=int, required=True)
+    parser.add_argument("--digest", default="")
+    given = parser.parse_args(argv)
+    try:
+        return run(given.experiment, given.submission, given.index, given.digest)
+    except HpcdetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code

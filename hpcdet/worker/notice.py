@@ -1,0 +1,79 @@
+"""What the scheduler tells a worker: leave soon. SIGTERM and SIGUSR2 mean the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+from hpcdet.jobs.launch import Allocation, clean_environment, listener_argv
+from hpcdet.site.models import Launcher
+
+
+class Notices:
+    """Notices heard so far, and the one place where the worker sleeps.
+
+    Handlers set a flag and nothing else. A pipe ends the sleep at once: a flag that is set
+    between a look and a sleep would otherwise be seen late.
+    """
+
+    def __init__(self) -> None:
+        self._heard = ""
+        self._listener: subprocess.Popen[bytes] | None = None
+        self._file: Path | None = None
+        self._wake, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def install(self) -> Notices:
+        """Install the handlers; they are this process's only ones."""
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, self._note)
+        signal.signal(signal.SIGCHLD, _wake_only)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.signal(signal.SIGCONT, signal.SIG_IGN)
+        return self
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self._heard = self._heard or signal.Signals(number).name
+
+    def listen(self, allocation: Allocation, launcher: Launcher, file: Path) -> None:
+        """Hear also what Slurm tells steps only, by a step that listens as long as we live."""
+        if not allocation.slurm or launcher.kind != "srun":
+            return
+        command = (sys.executable, "-m", "hpcdet.worker.listener", str(file))
+        self._file = file
+        self._listener = subprocess.Popen(
+            listener_argv(launcher, command),
+            stdin=subprocess.DEVNULL,
+            env=clean_environment(os.environ),
+            start_new_session=True,
+        )
+
+    def heard(self) -> str:
+        """Name of the first notice; "" while there is none."""
+        if not self._heard and self._file is not None:
+            with contextlib.suppress(OSError):
+                self._heard = self._file.read_text()
+        return self._heard
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until a signal arrives or a child ends, and no longer than this."""
+        if select.select([self._wake], [], [], seconds)[0]:
+            with contextlib.suppress(BlockingIOError):
+                while os.read(self._wake, 4096):
+                    pass
+
+    def close(self) -> None:
+        """End the listening step."""
+        if self._listener is not None:
+            self._listener.terminate()  # srun makes it a kill of its step
+            self._listener.wait()
+
+
+def _wake_only(number: int, frame: FrameType | None) -> None:
+    """SIGCHLD needs a handler for its number to reach the wake-up pipe."""

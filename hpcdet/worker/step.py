@@ -1,0 +1,140 @@
+"""One attempt's processes while they run."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdet.jobs.launch import Launch
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+_PEERS_GRACE_S = 10
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a step ended.
+
+    Attributes:
+        code: exit code of the step as a shell would show it: of the first process that failed.
+        rank: the rank that failed first, where the processes are ranks.
+        died_of: the signal that ended it, "" if none did or if it was ours.
+    """
+
+    code: int
+    rank: int | None = None
+    died_of: str = ""
+
+
+class RunningStep:
+    """Starts the processes of a launch and keeps an eye on them.
+
+    Ranks without a launcher get what a launcher would do for them: if one dies, the others are
+    told to leave and, as they may wait for the dead one for ever, killed a little later; if this
+    process dies, they die with it.
+    """
+
+    def __init__(self, launch: Launch, log: Path, cwd: Path) -> None:
+        self._by_launcher = launch.by_launcher
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._failed: list[tuple[int, int]] = []  # rank and return code, in order of detection
+        self._seen: set[int] = set()
+        self._kill_at: float | None = None
+        self._killed = False
+        self._notified = False
+        parent = os.getpid()
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(log, "ab") as output:
+            for extra in launch.processes:
+                # all in the group of the first: one signal reaches all, and only them
+                group = self._processes[0].pid if self._processes else 0
+                self._processes.append(
+                    subprocess.Popen(
+                        launch.argv,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        env={**launch.environment, **extra},
+                        cwd=cwd,
+                        process_group=group,
+                        preexec_fn=None if launch.by_launcher else lambda: _die_with(parent),
+                    )
+                )
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def running(self) -> bool:
+        """Look after the processes; False once all have ended."""
+        for rank, process in enumerate(self._processes):
+            code = process.poll()
+            if code is not None and rank not in self._seen:
+                self._seen.add(rank)
+                if code != 0:
+                    self._failed.append((rank, code))
+        if len(self._seen) == len(self._processes):
+            self._sweep()
+            return False
+        if self._failed and not self._by_launcher:
+            self._end_peers()
+        return True
+
+    def notify(self) -> None:
+        """Tell the ranks to save and leave.
+
+        Only SIGUSR2 is safe with every launcher: srun answers SIGTERM by killing its ranks.
+        """
+        self._signal(signal.SIGUSR2)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._killed = True
+        self._signal(signal.SIGKILL)
+
+    def result(self) -> Exit:
+        """How it ended; call it after ``running`` said False."""
+        if not self._failed:
+            return Exit(0)
+        # a peer of a killed rank fails, too, and may be seen first
+        foreign = [item for item in self._failed if item[1] == -signal.SIGKILL]
+        killed_first = foreign and not self._killed
+        rank, code = foreign[0] if killed_first else self._failed[0]
+        name = signal.Signals(-code).name if code < 0 else ""
+        if code < 0 and self._killed and -code == signal.SIGKILL:
+            name = ""
+        return Exit(
+            code=code if code >= 0 else 128 - code,
+            rank=None if self._by_launcher else rank,
+            died_of="" if self._by_launcher else name,
+        )
+
+    def _end_peers(self) -> None:
+        now = time.monotonic()
+        if self._kill_at is None:
+            self._kill_at = now + _PEERS_GRACE_S
+            self.notify()
+        elif now >= self._kill_at:
+            self.kill()
+
+    def _sweep(self) -> None:
+        """What the ranks left behind (loader workers) goes with them."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._processes[0].pid, number)
+
+
+def _die_with(parent: int) -> None:
+    """In the child: SIGKILL for it when the worker dies, however that happens."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

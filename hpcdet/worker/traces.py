@@ -1,0 +1,77 @@
+"""What the logs and journals of an attempt tell about its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdet.store import journal
+from hpcdet.store.layout import AttemptPaths
+
+_TAIL = 64 * 1024
+_TRACEBACK = "Traceback (most recent call last):"
+
+
+@dataclass(frozen=True)
+class Traceback:
+    """The last traceback of a log: its last line, and whether it passes through a folder."""
+
+    error: str
+    in_user_code: bool
+
+
+def tail(path: Path, limit: int = _TAIL) -> str:
+    """The end of a text file; "" if it is not there."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - limit))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def traceback(text: str, code: Path) -> Traceback | None:
+    """The last traceback in a log, if it has one."""
+    start = text.rfind(_TRACEBACK)
+    if start < 0:
+        return None
+    block = text[start + len(_TRACEBACK) :].splitlines()[1:]
+    error = next((line.strip() for line in block if line.strip() and line[0] not in " \t|+"), "")
+    # a chain of causes is several blocks: the user's frames may be in an earlier one
+    return Traceback(error or "an exception without a message", f'"{code}' in text)
+
+
+def of_attempt(attempt: AttemptPaths, first: int | None, code: Path) -> Traceback | None:
+    """The traceback of the rank that failed first, else of the lowest rank that has one."""
+    with contextlib.suppress(OSError):
+        names = sorted(attempt.logs.glob("rank-*.log"), key=lambda p: int(p.stem[5:]))
+        ordered = [attempt.log(first)] if first is not None else []
+        for path in (*ordered, *names, attempt.launcher_log):
+            if (found := traceback(tail(path), code)) is not None:
+                return found
+    return None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an attempt got: its first step, and anything worth going on from."""
+
+    first_step: bool
+    progressed: bool
+
+
+def progress(attempt: AttemptPaths) -> Progress:
+    """Read from the attempt's journal."""
+    kinds = {line["kind"] for line in journal.read(attempt.journal)}
+    return Progress("first_step" in kinds, bool(kinds & {"first_step", "checkpoint"}))
+
+
+def kernel_oom_kills() -> int:
+    """How many processes the kernel of this machine has killed for memory since it booted."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
