@@ -18,9 +18,10 @@ that cannot be saved, by its path), ``CheckpointFailed`` (disk full and the like
 are untouched, go on training), ``hpcdet.errors.IntegrityError`` (damaged).
 """
 
-from hpcdet.checkpoint.load import Loaded, content_digest, load, newest, restore, verify
+from hpcdet.checkpoint.loading import Loaded, content_digest, load, newest, restore, verify
 from hpcdet.checkpoint.manifest import Manifest, committed
-from hpcdet.checkpoint.save import CheckpointFailed, Exchange, Saved, alone, save
+from hpcdet.checkpoint.retention import Policy, sweep
+from hpcdet.checkpoint.saving import CheckpointFailed, Exchange, Saved, alone, save
 from hpcdet.checkpoint.tree import StateError
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Exchange",
     "Loaded",
     "Manifest",
+    "Policy",
     "Saved",
     "StateError",
     "alone",
@@ -37,5 +39,6 @@ __all__ = [
     "newest",
     "restore",
     "save",
+    "sweep",
     "verify",
 ]

@@ -21,8 +21,8 @@ from hpcdet.checkpoint.shard import HINT, Shard
 from hpcdet.errors import IntegrityError
 from hpcdet.store import files
 from hpcdet.store.layout import CHECKPOINT_NAME
+from hpcdet.store.trials import MANIFEST
 
-MANIFEST = "MANIFEST.json"
 SCHEMA = 1
 """Version of the format: names of leaves, partition, digests. Every version stays readable."""
 
@@ -145,6 +145,11 @@ def read(folder: Path) -> Manifest:
         root=raw["root"],
         writer=raw["writer"],
     )
+
+
+def is_committed(folder: Path) -> bool:
+    """Whether a folder is a checkpoint: it has a manifest, sound or not."""
+    return (folder / MANIFEST).exists()
 
 
 def names(checkpoints: Path) -> list[str]:

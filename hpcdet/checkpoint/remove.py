@@ -7,8 +7,9 @@ import os
 import shutil
 from pathlib import Path
 
-from hpcdet.checkpoint.manifest import MANIFEST
+from hpcdet.checkpoint.manifest import is_committed
 from hpcdet.store import files
+from hpcdet.store.trials import MANIFEST
 
 BAD = ".bad-"
 
@@ -18,7 +19,7 @@ def folder(path: Path) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path / MANIFEST)
         files.sync_folder(path)
-    if not (path / MANIFEST).exists():
+    if not is_committed(path):
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint import remove, shard, tree
 from hpcdet.checkpoint.manifest import Manifest
-from hpcdet.checkpoint.save import (
+from hpcdet.checkpoint.saving import (
     SKELETON,
     Exchange,
     alone,
@@ -174,7 +174,7 @@ def _choose(checkpoints: Path) -> tuple[str, list[str]]:
     damaged = []
     for name in reversed(manifests.names(checkpoints)):
         path = checkpoints / name
-        if not (path / manifests.MANIFEST).exists():
+        if not manifests.is_committed(path):
             continue
         try:
             manifests.read(path)

@@ -17,7 +17,8 @@ from hpcdet.checkpoint.partition import partition
 from hpcdet.checkpoint.shard import Shard
 from hpcdet.checkpoint.tree import Encoded, Leaf, StateError
 from hpcdet.errors import Unavailable
-from hpcdet.store import files
+from hpcdet.store import files, records
+from hpcdet.store.trials import MANIFEST
 
 Exchange = Callable[[Any], list[Any]]
 """Gives a plain JSON value to all ranks and returns everyone's, in order of rank."""
@@ -83,7 +84,7 @@ def save(
             the folder was removed.
     """
     start = time.monotonic()
-    taken = (folder / manifests.MANIFEST).exists()
+    taken = manifests.is_committed(folder)
     failure: Exception | None = None
     report: dict[str, Any] = {}
     try:
@@ -160,10 +161,10 @@ def _commit(
         shared=shared,
         private=private,
         shards=shards,
-        meta=meta,
+        meta={key: _json(value) for key, value in meta.items()},
         prev_root=previous,
     ).sealed()
-    files.replace(folder / manifests.MANIFEST, made.encode())
+    files.replace(folder / MANIFEST, made.encode())
     files.sync_folder(folder.parent)
     return {"digest": made.digest, "bytes": made.bytes, "root": made.root}
 
@@ -191,6 +192,11 @@ def state_digest(shared: str, private: tuple[str, ...]) -> str:
     """Digest of a whole state. Ranks without private state do not count."""
     filled = [[rank, digest] for rank, digest in enumerate(private) if digest]
     return _digest(files.canonical({"shared": shared, "private": filled}))
+
+
+def _json(value: Any) -> Any:
+    """A metric may be NaN, which JSON cannot say."""
+    return records.number(value) if isinstance(value, float) else value
 
 
 def _digest(data: bytes) -> str:

@@ -1,0 +1,91 @@
+"""``python -m hpcdet.checkpoint digest|verify|sweep``: for callers that must not import torch.
+
+Prints one JSON object per line on stdout. Exit codes are those of ``hpcdet.errors``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcdet.checkpoint import loading, retention
+from hpcdet.errors import HpcdetError, IntegrityError, UsageError
+from hpcdet.store import config
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.trials import standing
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m hpcdet.checkpoint", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (
+        ("digest", "digest of the content of checkpoints, from their bytes"),
+        ("verify", "check every byte of checkpoints"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("folders", nargs="+", type=Path, metavar="CHECKPOINT")
+    command = commands.add_parser(
+        "sweep", help="apply the rules of retention to a closed experiment"
+    )
+    command.add_argument("experiment", type=Path, metavar="EXP")
+    command.add_argument("-n", "--dry-run", action="store_true", help="only say what would go")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.command == "sweep":
+            return _sweep(ExperimentPaths(arguments.experiment), arguments.dry_run)
+    except HpcdetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return max([_look(folder, arguments.command) for folder in arguments.folders])
+
+
+def _look(folder: Path, command: str) -> int:
+    """Print what is known of one checkpoint; 0 if it is sound."""
+    try:
+        manifest = loading.verify(folder) if command == "verify" else None
+        digest = manifest.digest if manifest else loading.content_digest(folder)
+    except (IntegrityError, OSError) as error:
+        _print({"path": str(folder), "state": "damaged", "error": str(error)})
+        return IntegrityError.exit_code
+    found: dict[str, Any] = {"path": str(folder), "state": "valid", "digest": digest}
+    if manifest is not None:
+        found |= {"step": manifest.step, "world": manifest.world, "bytes": manifest.bytes}
+    _print(found)
+    return 0
+
+
+def _sweep(experiment: ExperimentPaths, dry_run: bool) -> int:
+    if not dry_run and not experiment.closed.exists():
+        raise UsageError(
+            "the experiment is not over",
+            where=str(experiment.root),
+            hint="each trial applies the rules itself while it runs; this is for afterwards",
+        )
+    policy = retention.Policy.of(config.load(experiment.config))
+    resume = {
+        trial.number: 0 if standing(trial).state in ("done", "stopped") else retention.RESUME
+        for trial in experiment.trials()
+    }
+    doomed = retention.superseded(experiment, policy, resume.keys(), resume)
+    for trial, name in doomed:
+        _print(
+            {"trial": trial, "name": name, "path": str(experiment.trial(trial).checkpoints / name)}
+        )
+    if not dry_run:
+        for trial, number in resume.items():
+            attempt = standing(experiment.trial(trial)).attempts
+            retention.sweep(experiment, policy, trial, attempt, number)
+    return 0
+
+
+def _print(value: dict[str, Any]) -> None:
+    print(json.dumps(value), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""Which checkpoints are kept, decided from their manifests alone, while the experiment runs.
+
+Two rules, side by side. *Kept* checkpoints (those that a policy, a period or the end of the
+trial asked for) follow Determined's three numbers: the best of the experiment, the best and
+the latest of each trial, their union. *Resume* checkpoints (by time, or on a notice) only
+rotate: whatever their kind, the newest ones of a trial are kept, so that it can go on.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcdet.checkpoint import manifest as manifests
+from hpcdet.checkpoint import remove
+from hpcdet.checkpoint.manifest import Manifest
+from hpcdet.store.config import Resolved
+from hpcdet.store.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.records import value
+
+Key = tuple[int, str]
+"""Trial and name of a checkpoint."""
+
+RESUME = 2
+"""How many of the newest checkpoints a trial needs that may still go on: one may be damaged."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A committed checkpoint, as far as retention is concerned.
+
+    Attributes:
+        metric: the searcher's metric at this very step; None if it was not validated here.
+        resume: it is a resume checkpoint: the three numbers do not see it.
+    """
+
+    trial: int
+    name: str
+    metric: float | None = None
+    resume: bool = False
+
+    @property
+    def key(self) -> Key:
+        return self.trial, self.name
+
+    @staticmethod
+    def of(trial: int, manifest: Manifest) -> Candidate:
+        """The checkpoint of a manifest; ``meta`` has ``metric`` and ``kind``."""
+        metric = manifest.meta.get("metric")
+        return Candidate(
+            trial,
+            manifest.name,
+            None if metric is None else value(metric),
+            manifest.meta.get("kind") == "resume",
+        )
+
+
+@dataclass(frozen=True)
+class Policy:
+    """``save_experiment_best``, ``save_trial_best``, ``save_trial_latest``."""
+
+    experiment_best: int = 0
+    trial_best: int = 1
+    trial_latest: int = 1
+    smaller_is_better: bool = True
+
+    @staticmethod
+    def of(config: Resolved) -> Policy:
+        storage = config.checkpoint_storage
+        return Policy(
+            storage.save_experiment_best,
+            storage.save_trial_best,
+            storage.save_trial_latest,
+            config.searcher.smaller_is_better,
+        )
+
+
+def keep(
+    candidates: Iterable[Candidate],
+    policy: Policy,
+    resume: Mapping[int, int] | int = 0,
+    protected: Collection[Key] = (),
+) -> dict[Key, list[str]]:
+    """What is kept, and why.
+
+    A pure function. Only validated checkpoints can be best; of equal ones the older wins, and
+    NaN never does.
+
+    Args:
+        resume: how many of the newest checkpoints of each trial (of all, or by trial) are
+            kept so that it can go on.
+        protected: kept whatever the rules say, e.g. what another trial began from.
+    """
+    by_trial: dict[int, list[Candidate]] = defaultdict(list)
+    for candidate in sorted(candidates, key=_age):
+        by_trial[candidate.trial].append(candidate)
+    reasons: dict[Key, list[str]] = {}
+
+    def because(why: str, chosen: Iterable[Candidate]) -> None:
+        for candidate in chosen:
+            reasons.setdefault(candidate.key, []).append(why)
+
+    everything = [candidate for own in by_trial.values() for candidate in own]
+    because("experiment best", _best(everything, policy.experiment_best, policy))
+    for trial, own in by_trial.items():
+        seen = [candidate for candidate in own if not candidate.resume]
+        because("trial best", _best(own, policy.trial_best, policy))
+        because("trial latest", _last(seen, policy.trial_latest))
+        number = resume if isinstance(resume, int) else resume.get(trial, RESUME)
+        because("resume", _last(own, number))
+    because("protected", (c for c in everything if c.key in protected))
+    return reasons
+
+
+def _age(candidate: Candidate) -> tuple[int, int, int]:
+    return (*manifests.position(candidate.name), candidate.trial)
+
+
+def _best(candidates: Iterable[Candidate], number: int, policy: Policy) -> list[Candidate]:
+    sign = 1 if policy.smaller_is_better else -1
+    ranked = [
+        (sign * c.metric, c)
+        for c in candidates
+        if not c.resume and c.metric is not None and not math.isnan(c.metric)
+    ]
+    return [c for _, c in sorted(ranked, key=lambda pair: (pair[0], _age(pair[1])))[:number]]
+
+
+def _last(candidates: Sequence[Candidate], number: int) -> Sequence[Candidate]:
+    return candidates[max(0, len(candidates) - number) :]
+
+
+def superseded(
+    experiment: ExperimentPaths,
+    policy: Policy,
+    trials: Collection[int],
+    resume: Mapping[int, int] | int = RESUME,
+    protected: Collection[Key] = (),
+) -> list[Key]:
+    """The committed checkpoints of these trials that the rules do not keep, oldest first."""
+    there = experiment.trials() if policy.experiment_best else map(experiment.trial, trials)
+    candidates = [
+        Candidate.of(trial.number, manifest)
+        for trial in there
+        for manifest in manifests.committed(trial.checkpoints)
+    ]
+    kept = keep(candidates, policy, resume, protected)
+    doomed = [c for c in candidates if c.trial in trials and c.key not in kept]
+    return [candidate.key for candidate in sorted(doomed, key=_age)]
+
+
+def sweep(
+    experiment: ExperimentPaths,
+    policy: Policy,
+    trial: int,
+    attempt: int,
+    resume: int = RESUME,
+    protected: Collection[Key] = (),
+) -> list[str]:
+    """Remove what the rules do not keep of one trial, and what was never committed.
+
+    Called by the one process that writes this trial's checkpoints, right after it has
+    committed one and while it writes none. A crash at any point leaves nothing half removed
+    that would pass for a checkpoint; the next sweep goes on.
+
+    Args:
+        attempt: the caller's; folders of it and of those before that have no manifest are
+            leftovers.
+
+    Returns:
+        Names of the checkpoints that were removed.
+    """
+    paths = experiment.trial(trial)
+    doomed = superseded(experiment, policy, {trial}, resume, protected)
+    for _, name in doomed:
+        remove.folder(paths.checkpoints / name)
+    _leftovers(paths, attempt)
+    return [name for _, name in doomed if not manifests.is_committed(paths.checkpoints / name)]
+
+
+def _leftovers(paths: TrialPaths, attempt: int) -> None:
+    for name in manifests.names(paths.checkpoints):
+        folder = paths.checkpoints / name
+        if manifests.position(name)[1] <= attempt and not manifests.is_committed(folder):
+            shutil.rmtree(folder, ignore_errors=True)
