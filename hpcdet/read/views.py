@@ -16,6 +16,7 @@ from hpcdet.read.gather import Gathered, GatheredAttempt, GatheredTrial, gather
 from hpcdet.read.series import metrics
 from hpcdet.read.timeline import events
 from hpcdet.store.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
+from hpcdet.store.trials import MANIFEST
 
 __all__ = [
     "Gathered",
@@ -263,10 +264,6 @@ def _folders(trial: TrialPaths) -> dict[str, str]:
             complete = (trial.checkpoints / entry / MANIFEST).is_file()
             found[name] = "damaged" if entry != name else "complete" if complete else "partial"
     return found
-
-
-MANIFEST = "MANIFEST.json"
-"""What makes a folder of shards a checkpoint."""
 
 
 def _checkpoint(trial: TrialPaths, name: str, line: View, state: str | None) -> View:

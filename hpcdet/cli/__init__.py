@@ -1,0 +1,1 @@
+"""The command line: one module per group of verbs, imported when its verb is used."""

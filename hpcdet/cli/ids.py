@@ -1,0 +1,45 @@
+"""The arguments ID and ID…, with completion from the folder names alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from hpcdet.cli.settings import settings
+from hpcdet.errors import UsageError
+from hpcdet.read import find
+
+
+def complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Ids of the experiments whose name begins so; neither config nor scheduler is read."""
+    found = (paths.id for paths in find.experiments(find.root()))
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def id_argument() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``ID``, one experiment, trial or attempt."""
+    return click.argument("id", metavar="ID", shell_complete=complete)
+
+
+def ids_argument(required: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``ID...``; ``-`` reads ids from standard input."""
+    metavar = "ID..." if required else "[ID]..."
+    more: dict[str, Any] = {"nargs": -1, "required": required, "metavar": metavar}
+    return click.argument("ids", shell_complete=complete, **more)
+
+
+def references(ids: Sequence[str]) -> list[find.Reference]:
+    """What the ids stand for; ``-`` stands for the words on standard input.
+
+    Raises:
+        NotFound: one of them stands for nothing.
+        UsageError: no id was given.
+    """
+    words: list[str] = []
+    for each in ids:
+        words.extend(click.get_text_stream("stdin").read().split() if each == "-" else [each])
+    if not words:
+        raise UsageError("no id given", hint="hpcdet ls shows them")
+    return [find.reference(each, settings().root) for each in words]

@@ -1,0 +1,151 @@
+"""The door of the command line: the lazy group of verbs, and how errors leave the house."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+import hpcdet
+from hpcdet.cli.settings import global_options
+from hpcdet.cli.table_of_verbs import SECTIONS, VERBS
+from hpcdet.errors import HpcdetError
+
+EXAMPLES = """\
+Examples:
+  hpcdet init digits && cd digits       a config and a model to start from
+  hpcdet submit random.yaml --wait      queue it and watch it
+  hpcdet status @last                   how the newest experiment stands
+"""
+
+
+class LazyGroup(click.Group):
+    """A group that imports the module of a verb when the verb is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [verb.name for verb in VERBS.values() if not verb.hidden]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        verb = VERBS.get(name)
+        if verb is None:
+            return None
+        module = importlib.import_module(f"hpcdet.cli.{verb.module}")
+        command: click.Command = getattr(module, verb.attribute)
+        add_global_options(command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else " See: hpcdet --help"
+            raise click.UsageError(f"No such verb: {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, verbs in SECTIONS.items():
+            with formatter.section(title):
+                shown = [(verb.name, verb.help) for verb in verbs if not verb.hidden]
+                formatter.write_dl(shown, col_max=12)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_paragraph()
+        formatter.write(EXAMPLES)
+
+
+def add_global_options(command: click.Command) -> None:
+    """Let a verb and its subverbs take the global flags, too."""
+    taken = {name for parameter in command.params for name in parameter.opts}
+    if "--root" not in taken:
+        fresh = [o for o in global_options(hidden=True) if not taken & set(o.opts)]
+        command.params.extend(fresh)
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            add_global_options(each)
+
+
+@click.command(
+    cls=LazyGroup,
+    params=global_options(hidden=False),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    invoke_without_command=True,
+)
+@click.version_option(hpcdet.__version__, prog_name="hpcdet")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Deep-learning training on Slurm and PBS clusters, with no server."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run a command line and return its exit code; nothing is raised but ``SystemExit``."""
+    as_json = _wants_json(argv)
+    try:
+        code = cli.main(args=list(argv), prog_name="hpcdet", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except HpcdetError as error:
+        _say(error.code, error.what, error.where, error.hint, as_json)
+        _traceback_if_asked(argv)
+        return error.exit_code
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "hpcdet"
+        _say("USAGE", error.format_message(), "", f"{where} --help", as_json)
+        return 2
+    except click.ClickException as error:
+        _say("FAILED", error.format_message(), "", "", as_json)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return 130
+    except BrokenPipeError:
+        # the reader has seen enough; python must not complain at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        what = error.strerror or str(error)
+        _say("UNAVAILABLE", what, str(error.filename or ""), "", as_json)
+        _traceback_if_asked(argv)
+        return 5
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        _say("UNEXPECTED", what, "", "this is a bug; --debug shows where", as_json)
+        _traceback_if_asked(argv)
+        return 1
+
+
+def _wants_json(argv: Sequence[str]) -> bool:
+    """Known before anything is parsed, so that a usage error is JSON as well."""
+    asked = ("--json", "-o json", "-ojson", "--output json", "--output=json")
+    return any(flag in " ".join(argv) for flag in asked)
+
+
+def _say(code: str, what: str, where: str, hint: str, as_json: bool) -> None:
+    if as_json:
+        body = {"code": code, "message": what, "where": where, "hint": hint}
+        click.echo(json.dumps({"error": body}), err=True)
+        return
+    click.echo(f"error: {where}: {what}" if where else f"error: {what}", err=True)
+    for line in hint.splitlines():
+        click.echo(f"hint: {line}", err=True)
+
+
+def _traceback_if_asked(argv: Sequence[str]) -> None:
+    if "--debug" in argv:
+        import traceback
+
+        traceback.print_exc()
+
+
+def main(argv: Sequence[str] | None = None) -> Any:
+    """The ``hpcdet`` script."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))

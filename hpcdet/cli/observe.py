@@ -1,0 +1,242 @@
+"""``ls``, ``status`` and ``show``: how experiments stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import click
+
+from hpcdet.cli import follow, words
+from hpcdet.cli.ids import id_argument, ids_argument
+from hpcdet.cli.output import Column, Output, output, text
+from hpcdet.cli.settings import settings
+from hpcdet.errors import HpcdetError, Unsuccessful, UsageError
+from hpcdet.read import find, views
+
+STATES = ("PENDING", "RUNNING", "PAUSED", "STOPPING", "COMPLETED", "CANCELED", "ERROR")
+
+
+@click.command("ls", short_help="List experiments.")
+@click.option("--state", multiple=True, type=click.Choice(STATES, case_sensitive=False))
+@click.option("--tag", multiple=True, help="Only with this label (repeat: with all of them).")
+@click.option("--since", default="", metavar="AGE|TIME", help="Made since, as 7d, 12h or a date.")
+@click.option("--limit", type=click.IntRange(min=1), help="Only the newest N.")
+@output("ls")
+def ls_command(
+    out: Output, state: Sequence[str], tag: Sequence[str], since: str, limit: int | None
+) -> None:
+    """List experiments, oldest first.
+
+    \b
+    Example: hpcdet ls --state RUNNING --since 7d
+    """
+    warnings: list[str] = []
+    rows = []
+    oldest = moment(since) if since else ""
+    for paths in find.experiments(settings().root):
+        try:
+            rows.append(views.brief(paths))
+        except HpcdetError as error:
+            warnings.append(f"{paths.id} is left out: {error.what}")
+    chosen = [
+        row
+        for row in rows
+        if (not state or row["state"] in state)
+        and set(tag) <= set(row["labels"])
+        and row["created"] >= oldest
+    ]
+    columns = (
+        Column("ID", "id"),
+        Column("STATE", "state"),
+        Column("TRIALS", lambda row: f"{row['done']}/{row['trials']}", right=True),
+        Column("CREATED", words.time_of("created")),
+        Column("NAME", "name"),
+        Column("LABELS", "labels"),
+        Column("PATH", "path", wide=True),
+    )
+    empty = f"no experiments in {settings().root}"
+    out.emit(chosen[-limit:] if limit else chosen, columns, warnings=warnings, empty=empty)
+
+
+def moment(since: str) -> str:
+    """``7d``, ``12h``, ``30m``, ``45s`` ago, or a date or time, as ISO in UTC.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    unit = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}.get(since[-1:])
+    try:
+        if unit and since[:-1].replace(".", "", 1).isdigit():
+            at = datetime.now(UTC) - timedelta(**{unit: float(since[:-1])})
+        else:
+            at = datetime.fromisoformat(since).astimezone(UTC)
+    except ValueError as error:
+        hint = "write 7d, 12h, 30m, or 2026-11-21"
+        raise UsageError(f"{since!r} is no time", hint=hint) from error
+    return at.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+@click.command("status", short_help="One screen: state, trials, best value, health.")
+@ids_argument(required=False)
+@click.option(
+    "-w",
+    "--watch",
+    is_flag=False,
+    flag_value="5",
+    type=click.FloatRange(min=1),
+    metavar="SEC",
+    help="Again every SEC seconds (5) until all have ended.",
+)
+@click.option("--exit-status", is_flag=True, help="Exit 6 if one of them ended badly.")
+@output("status")
+def status_command(out: Output, ids: Sequence[str], watch: float | None, exit_status: bool) -> None:
+    """How experiments stand, from their files alone: the scheduler is not asked.
+
+    \b
+    Examples: hpcdet status digits-7f3a
+              hpcdet status @last -w
+    """
+    items = _status(ids)
+    _print_status(out, items)
+    if watch is not None:
+        with follow.following():
+            while not all(item["state"] in follow.ENDED for item in items):
+                follow.pause(watch)
+                items = _status(ids)
+                if settings().live and out.for_people:
+                    click.clear()
+                _print_status(out, items)
+    bad = [item["id"] for item in items if item["state"] in ("ERROR", "CANCELED")]
+    if exit_status and bad:
+        raise Unsuccessful("it ended, and not well", where=", ".join(bad))
+
+
+def _status(ids: Sequence[str]) -> list[dict[str, Any]]:
+    root = settings().root
+    if not ids:
+        return [views.status(paths) for paths in find.experiments(root)]
+    items = []
+    for each in ids:
+        found = find.reference(each, root)
+        item = views.status(found.paths)
+        if found.trial:
+            item["trials"] = [t for t in item["trials"] if t["trial"] == found.trial]
+        items.append(item)
+    return items
+
+
+TRIALS = (
+    Column("TRIAL", "trial", right=True),
+    Column("STATE", "state"),
+    Column("STEPS", "steps", right=True),
+    Column("BEST", "best", right=True),
+    Column("AT", "best_step", right=True),
+    Column("RESTARTS", "restarts", right=True),
+    Column("HYPERPARAMETERS", "hyperparameters"),
+    Column("SEED", "seed", wide=True, right=True),
+    Column("CHECKPOINT", lambda row: (row["last_checkpoint"] or {}).get("name"), wide=True),
+    Column("WHY", "why", wide=True),
+)
+
+
+def _print_status(out: Output, items: list[dict[str, Any]]) -> None:
+    if not out.for_people or out.fields:
+        out.emit(items, (), key="id")
+        return
+    if not items:
+        settings().note(f"no experiments in {settings().root}")
+    for number, item in enumerate(items):
+        if number:
+            click.echo()
+        click.echo(headline(item))
+        for trial in item["trials"]:
+            if trial["state"] == "ERROR" and trial["why"]:
+                settings().note(f"trial {trial['trial']}: {text(trial['why'])}")
+        if item["trials"]:
+            out.emit(item["trials"], TRIALS)
+
+
+def headline(item: dict[str, Any]) -> str:
+    """The lines above the table of trials: state, health, best value."""
+    state = item["state"] + (f" ({text(item['why'])})" if item["why"] else "")
+    ended = item["state"] in follow.ENDED
+    health = "" if ended else f"  health: {item['health']}"
+    if not ended and item["last_turn_s"] is not None:
+        health += f", last turn {words.duration(item['last_turn_s'])} ago"
+    done = sum(trial["state"] in follow.ENDED for trial in item["trials"])
+    lines = [f"{item['id']}  {state}  {done}/{len(item['trials'])} trials ended{health}"]
+    if item["health_why"]:
+        lines.append(f"  {item['health_why']}")
+    if item["best"]:
+        best = item["best"]
+        lines.append(
+            f"  best {item['metric']} {text(best['value'])}"
+            f" (trial {best['trial']}, step {best['step']})"
+        )
+    return "\n".join(lines)
+
+
+ATTEMPTS = (
+    Column("ATTEMPT", lambda row: f"{row['trial']}.{row['attempt']}"),
+    Column("REASON", lambda row: row["reason"] or "running"),
+    Column("FROM", "from_step", right=True),
+    Column("STEPS", "steps", right=True),
+    Column("START", words.time_of("start")),
+    Column("TOOK", lambda row: words.duration(row["duration_s"]), right=True),
+    Column("JOB", "job"),
+    Column("NODES", "nodes"),
+    Column("ERROR", "error"),
+)
+
+JOBS = (
+    Column("N", "number", right=True),
+    Column("NAME", "name"),
+    Column("JOB", "job"),
+    Column("TASKS", "tasks", right=True),
+    Column("AT ONCE", "throttle", right=True),
+    Column("SUBMITTED", words.time_of("at")),
+    Column("ERROR", "error"),
+)
+
+SECTIONS = ("status", "attempts", "jobs", "config", "provenance", "files")
+
+
+@click.command("show", short_help="Everything known of an experiment, trial or attempt.")
+@id_argument()
+@click.option("--section", multiple=True, type=click.Choice(SECTIONS), help="Only this part.")
+@output("show")
+def show_command(out: Output, id: str, section: Sequence[str]) -> None:
+    """Everything known of an experiment, a trial (ID/3) or an attempt (ID/3.2).
+
+    \b
+    Example: hpcdet show digits-7f3a --section attempts
+    """
+    found = find.reference(id, settings().root)
+    item = views.show(found.paths)
+    if found.trial:
+        for part in ("trials", "attempts", "checkpoints"):
+            item[part] = [row for row in item[part] if row["trial"] == found.trial]
+    if found.attempt:
+        item["attempts"] = [r for r in item["attempts"] if r["attempt"] == found.attempt]
+    if not out.for_people or out.fields:
+        out.emit([item], ())
+        return
+    chosen = section or SECTIONS
+    if "status" in chosen:
+        click.echo(headline(item))
+        out.emit(item["trials"], TRIALS)
+    for part, columns in (("attempts", ATTEMPTS), ("jobs", JOBS)):
+        if part in chosen and item[part]:
+            click.echo(f"\n{part.capitalize()}")
+            out.emit(item[part], columns)
+    for part in ("config", "provenance", "files"):
+        if part in chosen and item[part]:
+            click.echo(f"\n{part.capitalize()}\n{_yaml(item[part])}", nl=False)
+
+
+def _yaml(value: Any) -> str:
+    import yaml
+
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)

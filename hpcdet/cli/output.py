@@ -1,0 +1,213 @@
+"""One ``-o`` for every verb that prints data: tables for people, the rest for programs.
+
+``json`` is an envelope, ``{"schema": "hpcdet.VERB/1", "generated_at", "items", "warnings"}``; keys
+are added over time and never change their meaning. Standard output carries nothing else.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from hpcdet.cli.settings import settings
+from hpcdet.errors import UsageError
+from hpcdet.store import files
+
+FORMATS = ("table", "wide", "json", "jsonl", "csv", "id")
+
+Item = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        value: a key of the item, or a function of it.
+        wide: shown by ``-o wide`` only.
+        right: numbers line up at their right end.
+    """
+
+    title: str
+    value: str | Callable[[Item], Any]
+    wide: bool = False
+    right: bool = False
+
+    def of(self, item: Item) -> Any:
+        return item.get(self.value) if isinstance(self.value, str) else self.value(item)
+
+
+@dataclass(frozen=True)
+class Output:
+    """How a verb was asked to print its items."""
+
+    verb: str
+    format: str
+    fields: tuple[str, ...]
+    header: bool
+
+    @property
+    def for_people(self) -> bool:
+        return self.format in ("table", "wide")
+
+    def emit(
+        self,
+        items: Iterable[Item],
+        columns: Sequence[Column],
+        *,
+        warnings: Sequence[str] = (),
+        key: str = "id",
+        empty: str = "",
+    ) -> None:
+        """Print items.
+
+        Args:
+            columns: what a table shows.
+            warnings: into the envelope; on standard error otherwise.
+            key: what ``-o id`` prints of each item.
+            empty: said on standard error when a table would have no row.
+        """
+        rows = list(items)
+        if self.format != "json":
+            for warning in warnings:
+                settings().warn(warning)
+        match self.format:
+            case "json":
+                click.echo(json.dumps(self._envelope(rows, warnings), indent=2, ensure_ascii=False))
+            case "jsonl":
+                for row in rows:
+                    click.echo(json.dumps(self._chosen(row), ensure_ascii=False))
+            case "csv":
+                self._csv(rows)
+            case "id":
+                for row in rows:
+                    click.echo(str(row[key]))
+            case _:
+                if not rows and empty:
+                    settings().note(empty)
+                else:
+                    click.echo(self._table(rows, columns), nl=bool(rows) or self.header)
+
+    def _envelope(self, rows: list[Item], warnings: Sequence[str]) -> Item:
+        return {
+            "schema": f"hpcdet.{self.verb}/1",
+            "generated_at": files.now(),
+            "items": [self._chosen(row) for row in rows],
+            "warnings": list(warnings),
+        }
+
+    def _chosen(self, row: Item) -> Item:
+        if not self.fields:
+            return row
+        unknown = [name for name in self.fields if name not in row]
+        if unknown:
+            hint = "there are: " + ", ".join(row)
+            raise UsageError(f"no such field: {unknown[0]}", where="--fields", hint=hint)
+        return {name: row[name] for name in self.fields}
+
+    def _csv(self, rows: list[Item]) -> None:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        if not rows:
+            return
+        chosen = [self._chosen(row) for row in rows]
+        if self.header:
+            writer.writerow(chosen[0])
+        for row in chosen:
+            writer.writerow([_cell(value) for value in row.values()])
+
+    def _table(self, rows: list[Item], columns: Sequence[Column]) -> str:
+        if self.fields:
+            columns = [Column(name.upper(), name) for name in self.fields]
+            rows = [self._chosen(row) for row in rows]
+        shown = [c for c in columns if self.format == "wide" or not c.wide]
+        texts = [[text(column.of(row)) for column in shown] for row in rows]
+        return table(shown, texts, header=self.header, cut=self.format == "table")
+
+
+def table(
+    columns: Sequence[Column], rows: list[list[str]], *, header: bool = True, cut: bool = True
+) -> str:
+    """Rows in columns that line up; the widest text column is cut to the width of the terminal."""
+    titles = [[column.title for column in columns]] if header else []
+    lines = titles + rows
+    widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(columns))]
+    limit = shutil.get_terminal_size((80, 24)).columns
+    excess = sum(widths) + 2 * (len(widths) - 1) - limit
+    if cut and excess > 0:
+        widest = max(range(len(widths)), key=lambda i: widths[i])
+        widths[widest] = max(8, widths[widest] - excess)
+    return "\n".join(_line(columns, line, widths) for line in lines)
+
+
+def _line(columns: Sequence[Column], line: list[str], widths: list[int]) -> str:
+    cells = []
+    for column, cell, width in zip(columns, line, widths, strict=True):
+        fit = cell if len(cell) <= width else cell[: width - 1] + "…"
+        cells.append(fit.rjust(width) if column.right else fit.ljust(width))
+    return "  ".join(cells).rstrip()
+
+
+def text(value: Any) -> str:
+    """A value as a table shows it: one line, ``-`` for nothing, five digits of a number."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, list | tuple):
+        return ",".join(text(each) for each in value) or "-"
+    if isinstance(value, dict):
+        return " ".join(f"{key}={text(each)}" for key, each in value.items()) or "-"
+    # a name that somebody chose must not move the cursor of somebody else's terminal
+    return "".join(c if c.isprintable() else "?" for c in " ".join(str(value).split()))
+
+
+def _cell(value: Any) -> Any:
+    """A value in CSV; text that a spreadsheet would take for a formula is made inert."""
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return "'" + value
+    return value
+
+
+def output(verb: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command ``-o`` and what goes with it; an ``Output`` comes as its first argument."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def command(
+            *args: Any, format: str, as_json: bool, fields: str, no_header: bool, **more: Any
+        ) -> Any:
+            chosen = tuple(name.strip() for name in fields.split(",") if name.strip())
+            quiet = settings().quiet and format == "table"
+            kind = "json" if as_json else "id" if quiet else format
+            return function(Output(verb, kind, chosen, not no_header), *args, **more)
+
+        for option in (
+            click.option("--no-header", is_flag=True, help="Tables and CSV without titles."),
+            click.option("--fields", default="", metavar="A,B", help="Only these fields."),
+            click.option("--json", "as_json", is_flag=True, help="The same as -o json."),
+            click.option(
+                "-o",
+                "--output",
+                "format",
+                type=click.Choice(FORMATS),
+                default="table",
+                show_default=True,
+                help="How to print.",
+            ),
+        ):
+            command = option(command)
+        return command
+
+    return decorate

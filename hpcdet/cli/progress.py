@@ -1,0 +1,99 @@
+"""What moves while somebody waits: a line per trial, redrawn on a terminal, appended elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hpcdet.cli.output import text
+from hpcdet.cli.settings import settings
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+Item = dict[str, Any]
+
+
+class Progress(Protocol):
+    """Is told how things stand, again and again, by views of ``views.status``."""
+
+    def update(self, items: list[Item]) -> None: ...
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Progress]:
+    """Live lines where a person watches standard error, plain lines elsewhere, none if quiet."""
+    if not settings().live:
+        yield _Lines()
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    colored = settings().color != "never"
+    console = Console(stderr=True, no_color=not colored)
+    with Live(console=console, refresh_per_second=4, transient=False) as live:
+        yield _Redrawn(live)
+
+
+class _Lines:
+    """Appends a line when a trial changes its state or finds a better value."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, Any] = {}
+
+    def update(self, items: list[Item]) -> None:
+        for item in items:
+            self._say(item["id"], (item["state"], item["why"]), _experiment(item))
+            for trial in item["trials"]:
+                news = (trial["state"], trial["best"], trial["attempts"])
+                self._say(trial["id"], news, f"{trial['id']}  {_trial(trial)}")
+
+    def _say(self, key: str, news: Any, line: str) -> None:
+        if self.said.get(key) != news:
+            self.said[key] = news
+            settings().note(line)
+
+
+class _Redrawn:
+    """A table that is drawn anew in place."""
+
+    def __init__(self, live: Live) -> None:
+        self.live = live
+
+    def update(self, items: list[Item]) -> None:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        parts: list[Any] = []
+        for item in items:
+            grid = Table.grid(padding=(0, 2))
+            for trial in item["trials"]:
+                bar = ProgressBar(total=_target(trial, item), completed=trial["steps"], width=20)
+                grid.add_row(Text(f"  trial {trial['trial']}"), bar, Text(_trial(trial)))
+            parts.extend((Text(_experiment(item)), grid))
+        self.live.update(Group(*parts))
+
+
+def _target(trial: Item, item: Item) -> float | None:
+    """Batches the trial is to reach; None (a bar that only moves) where it is not in batches."""
+    until: dict[str, int] = trial["until"] or item["max_length"] or {}
+    if trial["state"] == "COMPLETED":
+        return float(trial["steps"] or 1)
+    return float(until["batches"]) if until.get("batches") else None
+
+
+def _experiment(item: Item) -> str:
+    why = f": {text(item['why'])}" if item["why"] else ""
+    return f"{item['id']}  {item['state']}{why}"
+
+
+def _trial(trial: Item) -> str:
+    parts = [f"{trial['state']}  step {trial['steps']}"]
+    if trial["best"] is not None:
+        parts.append(f"best {text(trial['best'])}")
+    if trial["restarts"]:
+        parts.append(f"attempt {trial['attempts']}")
+    return "  ".join(parts)

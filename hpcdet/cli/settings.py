@@ -1,0 +1,123 @@
+"""Global flags: given before the verb or after it, they mean the same."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcdet.read import find
+
+
+@dataclass
+class Settings:
+    """What the global flags say.
+
+    Attributes:
+        root: folder that holds experiments (``-C``, ``$HPCDET_ROOT``).
+        color: ``auto``, ``always`` or ``never``.
+        yes: questions are answered with yes.
+    """
+
+    root: Path
+    quiet: bool = False
+    verbose: int = 0
+    debug: bool = False
+    color: str = "auto"
+    utc: bool = False
+    yes: bool = False
+
+    @property
+    def live(self) -> bool:
+        """A person watches standard error: lines may be redrawn."""
+        dumb = os.environ.get("TERM") == "dumb" or os.environ.get("HPCDET_A11Y") == "1"
+        return sys.stderr.isatty() and not dumb and not self.quiet
+
+    def colored(self, stream: Any) -> bool:
+        """Whether text for ``stream`` may carry colour (``NO_COLOR`` is honoured)."""
+        if self.color != "auto":
+            return self.color == "always"
+        if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+            return False
+        return bool(stream.isatty())
+
+    def note(self, text: str) -> None:
+        """A line for people, on standard error; not with ``--quiet``."""
+        if not self.quiet:
+            click.echo(text, err=True)
+
+    def warn(self, text: str) -> None:
+        """A warning on standard error."""
+        click.echo(f"warning: {text}", err=True)
+
+
+def settings() -> Settings:
+    """The settings of the command that runs."""
+    return click.get_current_context().find_root().ensure_object(_Holder).settings
+
+
+class _Holder:
+    """The root context's object, made when the first flag or command asks for it."""
+
+    def __init__(self) -> None:
+        self.settings = Settings(find.root())
+
+
+def _store(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def callback(ctx: click.Context, _: click.Parameter, value: Any) -> None:
+        if value is not None:
+            settings = ctx.find_root().ensure_object(_Holder).settings
+            setattr(settings, name, value.absolute() if isinstance(value, Path) else value)
+
+    return callback
+
+
+def global_options(hidden: bool) -> list[click.Option]:
+    """Fresh options for one command; on verbs they work but are not shown again."""
+
+    def option(*names: str, stores: str, **more: Any) -> click.Option:
+        return click.Option(
+            names, expose_value=False, callback=_store(stores), hidden=hidden, default=None, **more
+        )
+
+    return [
+        option(
+            "-C",
+            "--root",
+            stores="root",
+            type=click.Path(path_type=Path, file_okay=False),
+            help="Folder that holds experiments [$HPCDET_ROOT].",
+        ),
+        option("-q", "--quiet", stores="quiet", flag_value=True, help="Say less."),
+        option("-v", "--verbose", stores="verbose", flag_value=1, help="Say more."),
+        option("--debug", stores="debug", flag_value=True, help="Show tracebacks."),
+        option(
+            "--color",
+            stores="color",
+            type=click.Choice(["auto", "always", "never"]),
+            help="Colour [auto]; NO_COLOR is honoured.",
+        ),
+        option("--utc", stores="utc", flag_value=True, help="Times in UTC, not local."),
+        option("-y", "--yes", stores="yes", flag_value=True, help="Answer questions with yes."),
+    ]
+
+
+def confirm(question: str) -> None:
+    """Go on only if the user agrees (``-y``, or yes on a terminal).
+
+    Raises:
+        UsageError: nobody is there to answer, or the answer is no.
+    """
+    from hpcdet.errors import UsageError
+
+    if settings().yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"{question} needs a yes, and there is no terminal", hint="add -y")
+    if not click.confirm(question, err=True):
+        raise UsageError("not confirmed; nothing was done")

@@ -1,0 +1,71 @@
+"""Every verb: where its code lies and its one line in ``hpcdet --help``.
+
+The list is data so that help and completion need not import the verbs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Verb:
+    """``module`` is a module of ``hpcdet.cli``, with the command under the verb's name."""
+
+    name: str
+    module: str
+    help: str
+    hidden: bool = False
+
+    @property
+    def attribute(self) -> str:
+        return f"{self.name}_command"
+
+
+SECTIONS: dict[str, tuple[Verb, ...]] = {
+    "Set up": (
+        Verb("init", "init", "Make a folder with an example config and model."),
+        Verb("doctor", "doctor", "Check this machine, its scheduler and file system."),
+        Verb("site", "site", "Show, detect and check sites (what is known of a cluster)."),
+        Verb("config", "config", "Show, validate and explain experiment configs."),
+        Verb("templates", "templates", "Show, copy and render job script templates."),
+        Verb("completion", "completion", "Print shell completion for bash, zsh or fish."),
+    ),
+    "Run": (
+        Verb("plan", "plan", "Say what a config would do; nothing is made."),
+        Verb("test", "preflight", "Train one batch, validate, save and restore, here and now."),
+        Verb("submit", "submit", "Make an experiment and queue it."),
+    ),
+    "Observe": (
+        Verb("ls", "observe", "List experiments."),
+        Verb("status", "observe", "One screen: state, trials, best value, health."),
+        Verb("show", "observe", "Everything known of an experiment, trial or attempt."),
+        Verb("logs", "logs", "What the ranks printed, across attempts."),
+        Verb("metrics", "metrics", "Metrics as rows, last or best values, or a plot."),
+        Verb("events", "events", "What happened, in order."),
+        Verb("explain", "explain", "Why it is pending, slow or failed, and what to do."),
+        Verb("wait", "follow", "Block until experiments end."),
+        Verb("report", "report", "Write an experiment into one HTML file."),
+    ),
+    "Control": (
+        Verb("cancel", "control", "Save checkpoints, then end experiments or trials for good."),
+        Verb("pause", "control", "Save checkpoints, stop, and give the nodes back."),
+        Verb("resume", "control", "Go on with what was paused."),
+        Verb("retry", "control", "Try failed trials again from their checkpoints."),
+        Verb("tag", "control", "Add or remove labels."),
+    ),
+    "Artefacts": (
+        Verb("ckpt", "ckpt", "List, verify, digest and remove checkpoints."),
+        Verb("move", "folders", "Move an experiment's folder."),
+        Verb("archive", "folders", "Pack an ended experiment into one file."),
+        Verb("rm", "folders", "Remove ended experiments."),
+    ),
+    "Maintain": (
+        Verb("searcher", "searcher", "Run the process that decides for an experiment."),
+        Verb("index", "index", "Rebuild the SQLite index, or say where it is."),
+        Verb("help", "help", "Help on a verb or a topic: exit-codes, ids."),
+        Verb("worker", "worker", "Run trials inside an allocation.", hidden=True),
+    ),
+}
+
+VERBS: dict[str, Verb] = {verb.name: verb for verbs in SECTIONS.values() for verb in verbs}
