@@ -48,12 +48,15 @@ Event = Start | Report | SegmentEnd
 
 @dataclass(frozen=True)
 class Create:
-    """Make trial ``trial`` (numbered from 1 by the searcher) and train it until ``until``."""
+    """Make trial ``trial`` (numbered from 1 by the searcher) and train it until ``until``.
+
+    ``until`` is None where the config has no length: the user's code knows when it is done.
+    """
 
     trial: int
     params: Mapping[str, Any]
     seed: int
-    until: Length
+    until: Length | None
     parent: str = ""
 
 

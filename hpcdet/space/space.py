@@ -1,0 +1,161 @@
+"""A search space: samples that a seed gives for ever, and the grid.
+
+Every hyperparameter draws from a stream of its own: 128 bits of BLAKE2 over (seed, number of
+the trial, its path). No draw depends on another or on an order, so adding a hyperparameter
+leaves the samples of all others as they were, and trial 700 needs no trial before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpcdet.space import tree
+from hpcdet.space.domains import Domain, Log
+from hpcdet.space.errors import Path, SpaceError, dotted
+from hpcdet.space.expression import Expression, Inactive, look_up
+from hpcdet.space.language import parse_group
+from hpcdet.space.tree import Axis, Values
+
+MAX_REDRAWS = 100
+MAX_GRID = 100_000
+_STREAM = "hpcdet/1"  # names the way bits are made; a change of it changes every search
+
+
+def bits(seed: int, trial: int, path: Path, redraw: int = 0) -> int:
+    """128 random bits that belong to one hyperparameter of one trial."""
+    name = json.dumps([_STREAM, seed, trial, redraw, *path], ensure_ascii=False)
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "big")
+
+
+def trial_seed(seed: int, trial: int) -> int:
+    """The seed of a trial's own randomness, in [0, 2**31)."""
+    return bits(seed, trial, ("", "trial_seed")) >> 97
+
+
+class Space:
+    """The parsed ``hyperparameters`` of a config.
+
+    Attributes:
+        warnings: pairs of a path and what looks like a mistake there.
+
+    Raises:
+        SpaceError: the space cannot mean what is written.
+    """
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        spec = dict(spec)
+        forbid = spec.pop("forbid", [])
+        if not isinstance(forbid, list):
+            raise SpaceError(("forbid",), "forbid is a list of expressions", 'forbid: ["a > b"]')
+        self._root = parse_group(spec, ())
+        axes = tree.ordered(list(tree.axes(self._root)))
+        self._drawn: list[tuple[Axis, Domain]] = [
+            (axis, axis.what) for axis in axes if not isinstance(axis.what, Expression)
+        ]
+        self._derived = tree.computed_in_order(
+            [axis for axis in axes if isinstance(axis.what, Expression)]
+        )
+        self._forbid = [Expression.parse(text, ("forbid", i)) for i, text in enumerate(forbid)]
+        self._check_names(tree.names(axes))
+        self.warnings = [
+            (axis.at, text) for axis, domain in self._drawn for text in _doubts(domain)
+        ]
+
+    @property
+    def constant(self) -> bool:
+        """Every sample is the same."""
+        return all(len(domain.points() or [0, 1]) == 1 for _, domain in self._drawn)
+
+    def sample(self, seed: int, trial: int) -> dict[str, Any]:
+        """The hyperparameters of a trial.
+
+        Raises:
+            SpaceError: ``forbid`` refused a hundred draws in a row.
+        """
+        for redraw in range(MAX_REDRAWS):
+            values: Values = {}
+            for axis, domain in self._drawn:
+                if axis.exists(values):
+                    values[axis.path] = domain.draw(bits(seed, trial, axis.path, redraw))
+            params = self._assemble(values)
+            if not self._forbidden(params):
+                return params
+        what = f"{MAX_REDRAWS} samples in a row were forbidden"
+        raise SpaceError(("forbid",), what, "the rules leave next to nothing of the space")
+
+    def grid(self) -> list[dict[str, Any]]:
+        """Every point, without duplicates; the last axis in sorted order turns fastest.
+
+        Raises:
+            SpaceError: an axis has no ``count``, nothing is left, or there are too many points.
+        """
+        axes = []
+        for axis, domain in self._drawn:
+            points = domain.points()
+            if points is None:
+                raise SpaceError(axis.at, "a grid needs 'count' here", "count: 5")
+            axes.append((axis, points))
+        found: dict[str, dict[str, Any]] = {}
+        for visited, values in enumerate(_product(axes, {}, 0)):
+            if visited == MAX_GRID:
+                raise SpaceError((), f"the grid has more than {MAX_GRID} points", "lower counts")
+            params = self._assemble(values)
+            if not self._forbidden(params):
+                found.setdefault(json.dumps(params, sort_keys=True, default=str), params)
+        if not found:
+            raise SpaceError(("forbid",), "every point of the grid is forbidden")
+        return list(found.values())
+
+    def _assemble(self, values: Values) -> dict[str, Any]:
+        params: dict[str, Any] = tree.build(self._root, (), values)
+        for axis in self._derived:
+            if not axis.exists(values):
+                continue
+            try:
+                value = tree.expression(axis).value(params)
+            except Inactive:
+                continue
+            look_up(params, axis.path[:-1])[axis.path[-1]] = value
+        return params
+
+    def _forbidden(self, params: Mapping[str, Any]) -> bool:
+        for rule in self._forbid:
+            try:
+                if rule.value(params):
+                    return True
+            except Inactive:
+                continue
+        return False
+
+    def _check_names(self, known: set[str]) -> None:
+        for expression in [*self._forbid, *map(tree.expression, self._derived)]:
+            for name in sorted(map(dotted, expression.names)):
+                if name not in known:
+                    what = f"there is no hyperparameter {name!r}"
+                    raise SpaceError(expression.at, what, tree.guess(name, known))
+
+
+def _product(axes: list[tuple[Axis, list[Any]]], values: Values, i: int) -> Iterator[Values]:
+    if i == len(axes):
+        yield values
+        return
+    axis, points = axes[i]
+    if not axis.exists(values):
+        yield from _product(axes, values, i + 1)
+        return
+    for point in points:
+        yield from _product(axes, {**values, axis.path: point}, i + 1)
+
+
+def _doubts(domain: Domain) -> Iterator[str]:
+    if isinstance(domain, Log) and domain.base > 1:
+        low, high, base = domain.minval, domain.maxval, domain.base
+        if (0 < low < 1 and high / low >= 10) or base**high > 1e15:
+            yield (
+                f"the bounds of 'log' are exponents: this draws from {base**low:.6g} to "
+                f"{base**high:.6g}; for values write type: loguniform, low: {low:g}, "
+                f"high: {high:g}"
+            )

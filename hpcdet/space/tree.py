@@ -1,0 +1,164 @@
+"""From the tree of a search space to its axes in the order they are decided, and back."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpcdet.space.domains import Categorical, Domain
+from hpcdet.space.errors import Path, SpaceError, dotted
+from hpcdet.space.expression import Expression
+from hpcdet.space.language import TAG, Choice, Derived, Group, Items, Leaf, Node
+
+Values = dict[Path, Any]
+Requires = tuple[tuple[Path, tuple[Any, ...]], ...]
+"""Pairs of a path and the values there that make something exist; all of them must hold."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One thing that is drawn (``what`` is a domain) or computed (an expression).
+
+    Attributes:
+        path: where its value stands in a sample.
+        at: where it stands in ``hyperparameters``; differs below a choice.
+    """
+
+    path: Path
+    at: Path
+    what: Domain | Expression
+    requires: Requires
+
+    def exists(self, values: Values) -> bool:
+        return all(path in values and values[path] in allowed for path, allowed in self.requires)
+
+
+def axes(node: Node, path: Path = (), at: Path = (), requires: Requires = ()) -> Iterator[Axis]:
+    """Everything that is drawn or computed, in the order written."""
+    match node:
+        case Leaf(domain, when):
+            yield Axis(path, at, domain, (*requires, *_conditions(when)))
+        case Derived(expression):
+            yield Axis(path, at, expression, requires)
+        case Group(children):
+            for name, child in children.items():
+                yield from axes(child, (*path, name), (*at, name), requires)
+        case Items(items):
+            for index, child in enumerate(items):
+                yield from axes(child, (*path, index), (*at, index), requires)
+        case Choice(options, when):
+            tag = (*path, TAG)
+            outside = (*requires, *_conditions(when))
+            yield Axis(tag, at, Categorical(tuple(options)), outside)
+            for name, option in options.items():
+                yield from axes(option, path, (*at, "choice", name), (*outside, (tag, (name,))))
+
+
+def _conditions(when: Mapping[str, tuple[Any, ...]]) -> Requires:
+    return tuple(
+        (tuple(int(part) if part.isdigit() else part for part in other.split(".")), allowed)
+        for other, allowed in when.items()
+    )
+
+
+def ordered(found: list[Axis]) -> list[Axis]:
+    """Sorted by path, but each behind those that its existence depends on.
+
+    Raises:
+        SpaceError: a condition speaks of nothing that is drawn, or they go round in a circle.
+    """
+    drawn = {axis.path for axis in found if not isinstance(axis.what, Expression)}
+    waiting = [_bind(axis, drawn) for axis in sorted(found, key=lambda axis: sort_key(axis.path))]
+    result: list[Axis] = []
+    while waiting:
+        open_paths = {axis.path for axis in waiting}
+        ready = next(
+            (axis for axis in waiting if not any(path in open_paths for path, _ in axis.requires)),
+            None,
+        )
+        if ready is None:
+            raise SpaceError((*waiting[0].at, "when"), "these conditions go round in a circle")
+        waiting.remove(ready)
+        result.append(ready)
+    return result
+
+
+def _bind(axis: Axis, drawn: set[Path]) -> Axis:
+    """``axis`` with conditions on a choice turned into conditions on its tag, and checked."""
+    requires = []
+    for path, allowed in axis.requires:
+        if path not in drawn and (*path, TAG) in drawn:
+            path = (*path, TAG)
+        if path not in drawn:
+            what = f"there is no hyperparameter {dotted(path)!r} to depend on"
+            raise SpaceError((*axis.at, "when"), what, guess(dotted(path), set(map(dotted, drawn))))
+        requires.append((path, allowed))
+    return replace(axis, requires=tuple(requires))
+
+
+def computed_in_order(derived: list[Axis]) -> list[Axis]:
+    """Derived values, each behind those that it is computed from."""
+    result: list[Axis] = []
+    waiting = list(derived)
+    while waiting:
+        open_paths = {axis.path for axis in waiting}
+        ready = next((axis for axis in waiting if not expression(axis).names & open_paths), None)
+        if ready is None:
+            raise SpaceError(expression(waiting[0]).at, "these expressions go round in a circle")
+        waiting.remove(ready)
+        result.append(ready)
+    return result
+
+
+def expression(axis: Axis) -> Expression:
+    """What a derived axis is computed by."""
+    assert isinstance(axis.what, Expression)
+    return axis.what
+
+
+def build(node: Node, path: Path, values: Values) -> Any:
+    """The sample that the drawn ``values`` make up, without what does not exist."""
+    match node:
+        case Group(children):
+            inner = {name: (*path, name) for name in children}
+            return {
+                name: build(child, inner[name], values)
+                for name, child in children.items()
+                if _present(child, inner[name], values)
+            }
+        case Items(items):
+            return [
+                build(child, (*path, index), values)
+                for index, child in enumerate(items)
+                if _present(child, (*path, index), values)
+            ]
+        case Choice(options):
+            tag = values[(*path, TAG)]
+            return {TAG: tag, **build(options[tag], path, values)}
+    return values[path]
+
+
+def _present(node: Node, path: Path, values: Values) -> bool:
+    match node:
+        case Group() | Items():
+            return True
+        case Choice():
+            return (*path, TAG) in values
+    return path in values
+
+
+def names(found: list[Axis]) -> set[str]:
+    """Dotted paths of everything an expression may speak of, the maps above values included."""
+    return {dotted(axis.path[:n]) for axis in found for n in range(1, len(axis.path) + 1)}
+
+
+def sort_key(path: Path) -> tuple[tuple[int, int, str], ...]:
+    """Sorts paths by name, places in a list by number."""
+    return tuple((0, p, "") if isinstance(p, int) else (1, 0, p) for p in path)
+
+
+def guess(name: str, known: set[str]) -> str:
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(known))}"
