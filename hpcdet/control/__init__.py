@@ -1,0 +1,1 @@
+"""Who decides: one turn of the crank, by whoever holds the lease."""

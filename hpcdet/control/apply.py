@@ -1,0 +1,73 @@
+"""Writing what has been decided about trials: their records and controls."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hpcdet.control.decided import Plan
+from hpcdet.control.holder import Holder
+from hpcdet.errors import IntegrityError
+from hpcdet.store import files
+from hpcdet.store.layout import TrialPaths, numbers
+from hpcdet.store.records import Control, Trial, in_force
+
+
+def apply(holder: Holder) -> None:
+    """Bring the files of all trials to what has been decided. Doing it again does nothing.
+
+    Raises:
+        Fenced: the term ended meanwhile.
+        IntegrityError: a trial's record is not what was decided.
+    """
+    for plan in holder.decided.plans.values():
+        trial = holder.paths.trial(plan.number)
+        if plan.killed and not trial.root.exists():
+            continue
+        _write_control(holder, plan, trial)
+        _write_record(holder, plan, trial)
+
+
+def _write_record(holder: Holder, plan: Plan, trial: TrialPaths) -> None:
+    """After the first control: a trial with a record may be claimed."""
+    if ("record", plan.number) in holder.written:
+        return
+    there = Trial.read(trial.record)
+    if there is None:
+        holder.fence()
+        term = holder.lease.term
+        record = Trial(plan.number, plan.params, plan.seed, term, plan.parent, files.now())
+        if record.write_once(trial.record):
+            holder.actions.append(f"create trial {plan.number}")
+        there = Trial.read(trial.record)
+    if there is None or (there.params, there.seed) != (plan.params, plan.seed):
+        raise IntegrityError(
+            "the trial's record is not what the searcher decided",
+            where=str(trial.record),
+            hint="a former holder of the lease wrote it after its term; submit again",
+        )
+    holder.written["record", plan.number] = True
+
+
+def _write_control(holder: Holder, plan: Plan, trial: TrialPaths) -> None:
+    wanted = holder.decided.control(plan)
+    seqs = tuple(numbers(trial.controls, ".json"))
+    if holder.written.get(("control", plan.number)) == (seqs, wanted):
+        return
+    there = in_force(trial)
+    seq = max(seqs, default=0)
+    if there is None or not _says(there, wanted):
+        term, at = holder.lease.term, files.now()
+        control = dataclasses.replace(wanted, term=term, at=at)
+        made = False
+        while not made:
+            seq += 1
+            holder.fence()
+            made = control.write_once(trial.control(seq))
+        holder.actions.append(f"trial {plan.number}: {wanted.action}")
+        seqs = tuple(numbers(trial.controls, ".json"))
+    holder.written["control", plan.number] = (seqs, wanted)
+
+
+def _says(there: Control, wanted: Control) -> bool:
+    same = there.action == wanted.action and there.until == wanted.until
+    return same and there.attempts >= wanted.attempts

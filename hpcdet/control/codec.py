@@ -1,0 +1,76 @@
+"""Searcher events and actions as the plain data of the decisions journal, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcdet.search import api
+from hpcdet.store import records
+from hpcdet.units import Length
+
+_EVENTS: dict[str, type[api.Event]] = {
+    "start": api.Start,
+    "report": api.Report,
+    "segment_end": api.SegmentEnd,
+}
+_ACTIONS: dict[str, type[api.Action]] = {
+    "create": api.Create,
+    "continue": api.Continue,
+    "pause": api.Pause,
+    "stop": api.Stop,
+    "shutdown": api.Shutdown,
+}
+
+
+def encode_event(event: api.Event) -> dict[str, Any]:
+    """``{"kind": "report", "trial": 1, "length": {"batches": 100}, "metrics": {…}}``."""
+    return _encode(event, _EVENTS)
+
+
+def decode_event(value: dict[str, Any]) -> api.Event | None:
+    """The event, or None for a kind that this version does not know."""
+    kind = _EVENTS.get(value["kind"])
+    return kind(**_fields(value)) if kind else None
+
+
+def encode_action(action: api.Action) -> dict[str, Any]:
+    """``{"kind": "stop", "trial": 1, "why": "…"}``."""
+    return _encode(action, _ACTIONS)
+
+
+def decode_action(value: dict[str, Any]) -> api.Action | None:
+    """The action, or None for a kind that this version does not know."""
+    kind = _ACTIONS.get(value["kind"])
+    return kind(**_fields(value)) if kind else None
+
+
+def _encode(value: Any, kinds: dict[str, Any]) -> dict[str, Any]:
+    [kind] = (name for name, cls in kinds.items() if type(value) is cls)
+    return {"kind": kind, **{key: _plain(item) for key, item in vars(value).items()}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Length):
+        return value.encode()
+    if isinstance(value, float):
+        return records.number(value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _fields(value: dict[str, Any]) -> dict[str, Any]:
+    fields = {key: item for key, item in value.items() if key != "kind"}
+    for key in ("until", "length"):
+        if key in fields:
+            fields[key] = Length.decode(fields[key])
+    if "metrics" in fields:
+        fields["metrics"] = {name: _number(item) for name, item in fields["metrics"].items()}
+    return fields
+
+
+def _number(stored: Any) -> Any:
+    special = isinstance(stored, str) and stored in ("NaN", "Infinity", "-Infinity")
+    return records.value(stored) if special else stored

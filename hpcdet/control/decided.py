@@ -1,0 +1,185 @@
+"""What has been decided so far: the fold over the decisions of all terms.
+
+Pure: no file, no clock. The searcher's state is part of it and comes from telling the searcher
+every recorded event again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcdet.control import codec
+from hpcdet.search import api
+from hpcdet.store.journal import Line
+from hpcdet.store.records import Control
+from hpcdet.units import Length
+
+
+@dataclass
+class Plan:
+    """What is wanted of one trial.
+
+    Attributes:
+        searcher: what the searcher wants last: run, pause or stop.
+        allowed: attempts up to this number may be made though the code failed.
+        base: attempts before the user's last ``retry``; they count against nothing any more.
+        told: greatest length that the searcher has heard a report for.
+        ended: reason of the ``SegmentEnd`` that the searcher was told; "" while one is owed.
+        given_up: reason for the ``SegmentEnd`` once the trial was given up.
+    """
+
+    number: int
+    params: dict[str, Any]
+    seed: int
+    until: Length
+    parent: str = ""
+    searcher: str = "run"
+    why: str = ""
+    paused: bool = False
+    killed: bool = False
+    failed: str = ""
+    given_up: str = ""
+    allowed: int = 0
+    base: int = 0
+    told: int = -1
+    ended: str = ""
+
+
+@dataclass
+class Decided:
+    """State of an experiment as decided. ``take`` adds one record of the chain.
+
+    Attributes:
+        owed: actions that the searcher wants after the last event, and that are not recorded.
+        broken: the searcher failed on an event and why; it hears nothing more until ``resume``.
+        halted: nothing is submitted until ``resume``, and why.
+        state: the last ``state`` record, with its why.
+        notified: events that a hook has been run for.
+    """
+
+    method: api.Searcher
+    search: api.State = field(default_factory=dict)
+    started: bool = False
+    plans: dict[int, Plan] = field(default_factory=dict)
+    owed: list[api.Action] = field(default_factory=list)
+    shutdown: api.Shutdown | None = None
+    broken: str = ""
+    halted: str = ""
+    paused: bool = False
+    canceled: bool = False
+    commands: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+    state: tuple[str, str] = ("", "")
+    notified: set[str] = field(default_factory=set)
+    resumed_after: int = 0
+    _failing: api.Event | None = None
+
+    def __post_init__(self) -> None:
+        self.search = self.method.initial()
+
+    def take(self, line: Line) -> None:
+        """Add the next record. Kinds that this version does not know change nothing."""
+        handler = getattr(self, f"_take_{line['kind']}", None)
+        if handler is not None:
+            handler(line)
+
+    def control(self, plan: Plan) -> Control:
+        """What its control in force should say of a trial (without term and time)."""
+        attempts = plan.allowed
+        if plan.failed:
+            return Control("fail", plan.until, attempts, plan.failed)
+        if plan.killed:
+            return Control("kill", plan.until, attempts, "canceled by its user")
+        if plan.searcher == "stop":
+            return Control("stop", plan.until, attempts, plan.why)
+        if self.paused or plan.paused:
+            return Control("pause", plan.until, attempts, "paused by its user")
+        if plan.searcher == "pause":
+            return Control("pause", plan.until, attempts, plan.why)
+        return Control("run", plan.until, attempts)
+
+    def ask_again(self) -> None:
+        """Tell the searcher the event on which it failed once more."""
+        if self._failing is not None:
+            self.broken = ""
+            self._tell(self._failing)
+
+    def _tell(self, event: api.Event) -> None:
+        try:
+            state, actions = self.method.on_event(self.search, event)
+        except Exception as error:  # the searcher may be anybody's code
+            self.broken = f"searcher {self.method.name}: {type(error).__name__}: {error}"
+            self._failing = event
+            return
+        self.search, self.owed, self._failing = state, list(actions), None
+        self.broken = ""
+
+    def _take_event(self, line: Line) -> None:
+        event = codec.decode_event(line["event"])
+        self.owed = []
+        if isinstance(event, api.Start):
+            self.started = True
+        elif isinstance(event, api.Report):
+            self.plans[event.trial].told = event.length.value
+        elif isinstance(event, api.SegmentEnd):
+            self.plans[event.trial].ended = event.reason
+        if event is not None:
+            self._tell(event)
+
+    def _take_action(self, line: Line) -> None:
+        if self.owed:
+            self.owed.pop(0)
+        match codec.decode_action(line["action"]):
+            case api.Create(trial, params, seed, until, parent):
+                plan = Plan(trial, dict(params), seed, until, parent, killed=self.canceled)
+                self.plans.setdefault(trial, plan)
+            case api.Continue(trial, until):
+                plan = self.plans[trial]
+                plan.until, plan.searcher, plan.ended = until, "run", ""
+            case api.Pause(trial):
+                self.plans[trial].searcher = "pause"
+            case api.Stop(trial, why):
+                self.plans[trial].searcher, self.plans[trial].why = "stop", why
+            case api.Shutdown() as shutdown:
+                self.shutdown = shutdown
+
+    def _take_retry(self, line: Line) -> None:
+        plan = self.plans[line["trial"]]
+        plan.allowed = line["attempts"]
+        if "base" in line:
+            plan.base, plan.ended, plan.failed, plan.given_up = line["base"], "", "", ""
+            plan.killed = False
+
+    def _take_fail(self, line: Line) -> None:
+        plan = self.plans[line["trial"]]
+        plan.failed, plan.given_up = line["why"], line.get("reason", "failed")
+
+    def _take_command(self, line: Line) -> None:
+        self.commands = line["seq"]
+        if line.get("refused"):
+            return
+        trial, verb = line.get("trial", 0), line["verb"]
+        chosen = [plan for plan in self.plans.values() if trial in (0, plan.number)]
+        if verb == "cancel":
+            self.canceled = self.canceled or not trial
+            for plan in chosen:
+                plan.killed = plan.killed or not plan.ended
+        elif verb in ("pause", "resume"):
+            for plan in chosen:
+                plan.paused = verb == "pause" if trial else False
+            if not trial:
+                self.paused = verb == "pause"
+        elif verb == "set":
+            self.settings.update(line.get("arguments", {}))
+        if verb in ("resume", "retry"):
+            self.halted = ""
+            self.resumed_after = line.get("submissions", 0)
+
+    def _take_state(self, line: Line) -> None:
+        self.state = (line["state"], line.get("why", ""))
+        if line.get("by") == "scheduler":
+            self.halted = line["why"]
+
+    def _take_notify(self, line: Line) -> None:
+        self.notified.add(line["event"])

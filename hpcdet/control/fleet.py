@@ -1,0 +1,266 @@
+"""Having as many workers as there is work, and no job more.
+
+An intent is a file before its job exists and names a tag that the job carries; an intent of
+which nothing is known is looked up by that tag before it is submitted (again). So a submission
+happens once, wherever the process died that made it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+from hpcdet.control import ends
+from hpcdet.control.holder import Holder
+from hpcdet.control.watch import Place, Seen
+from hpcdet.errors import HpcdetError, Unavailable
+from hpcdet.schedulers.base import Refusal, SubmissionRefused, TaskState
+from hpcdet.store import files
+from hpcdet.store.records import Claim, End, Intent, Submitted, WorkerClaim, WorkerEnd
+
+RETRY_S = 60.0
+"""Least time before a scheduler that took no job is asked again, where polling is allowed so
+seldom; otherwise its polling interval."""
+
+FRUITLESS = 5
+"""Submissions in a row of which no worker took a trial, until a person is asked."""
+
+
+def provide(holder: Holder, seen: Seen, wanted: int) -> None:
+    """Submit the workers that are missing, cancel the waiting ones that nobody needs.
+
+    Back-pressure of the scheduler is not an error: less is submitted, later.
+
+    Raises:
+        Fenced: the term ended meanwhile.
+    """
+    live = len(seen.live)
+    if live > wanted:
+        _cancel_surplus(holder, seen, live - wanted)
+    pending = list(_open_intents(holder))
+    if not pending and live >= wanted:
+        return
+    if holder.hands.clock() < holder.throttled_until or holder.decided.halted:
+        return
+    if live < wanted and (why := _fruitless(holder, seen)):
+        _halt(holder, why)
+        return
+    try:
+        for intent in pending:
+            live += _settle(holder, intent, wanted - live, fresh=False)
+        while live < wanted:
+            new = _intend(holder, seen, wanted - live)
+            if new is None:
+                return
+            live += _settle(holder, new, wanted - live, fresh=True)
+    except Unavailable as error:
+        _later(holder, error.what)
+    except _Later as later:
+        _later(holder, str(later))
+
+
+def cancel_all(holder: Holder, places: list[Place]) -> None:
+    """Cancel jobs by the fewest calls: a job whose tasks are all meant goes as a whole.
+
+    Raises:
+        Fenced: the term ended meanwhile.
+    """
+    try:
+        for job in dict.fromkeys(place.job for place in places if place.job):
+            key: tuple[object, ...] = ("cancel", job)
+            if key not in holder.written:
+                holder.fence()
+                holder.hands.scheduler.cancel(job)
+                holder.written[key] = True
+                holder.actions.append(f"cancel job {job}")
+    except Unavailable as error:
+        _later(holder, error.what)
+
+
+class _Later(Exception):
+    """The scheduler takes nothing more for now."""
+
+
+def _cancel_surplus(holder: Holder, seen: Seen, surplus: int) -> None:
+    """Cancel single tasks that wait in the queue and were never claimed, the last ones first."""
+    waiting = [p for p in seen.live if p.phase == "pending" and p.worker is None and p.job]
+    try:
+        for place in waiting[::-1][:surplus]:
+            key = ("cancel", place.job, place.index)
+            if place.said is TaskState.PENDING and key not in holder.written:
+                holder.fence()
+                holder.hands.scheduler.cancel(place.job, place.index)
+                holder.written[key] = True
+                holder.actions.append(f"cancel task {place.job}_{place.index}: not needed any more")
+    except Unavailable as error:
+        _later(holder, error.what)
+
+
+def _open_intents(holder: Holder) -> Iterator[Intent]:
+    for number in holder.paths.submissions():
+        intent = Intent.read(holder.paths.intent(number))
+        if intent is None or intent.hold:
+            continue
+        if Submitted.read(holder.paths.submitted(number)) is None:
+            yield intent
+
+
+def _intend(holder: Holder, seen: Seen, missing: int) -> Intent | None:
+    """Decide on a new submission, as wide as the scheduler takes it."""
+    limits, able = holder.hands.site.limits, holder.hands.scheduler.capabilities()
+    width = min(missing, holder.width, limits.max_array, able.max_array_tasks)
+    for most in (limits.max_submit, able.max_submit):
+        if most is not None:
+            width = min(width, most - len(seen.live))
+    if not able.arrays:
+        width = min(width, 1)
+    if width < 1:
+        raise _Later("as many jobs are queued as the site allows")
+    number = max(holder.paths.submissions(), default=0) + 1
+    name = f"{holder.paths.id}-{number}"
+    intent = Intent(
+        number=number,
+        name=name,
+        tag=f"hpcdet:{holder.paths.id}:{number}-{secrets.token_hex(4)}",
+        tasks=width,
+        throttle=min(width, concurrency(holder) or width),
+        term=holder.lease.term,
+        exclude=_excluded(holder),
+        script=str(holder.paths.script(number).relative_to(holder.paths.root)),
+        hold=holder.hold,
+        at=files.now(),
+    )
+    holder.record("intent", number=number, tasks=width, tag=intent.tag, exclude=intent.exclude)
+    holder.fence()
+    if not intent.write_once(holder.paths.intent(number)):
+        return None  # of a former holder; the next turn finds out what became of it
+    return intent
+
+
+def _settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int:
+    """Make an intent a job or give it up; returns the number of tasks that live now."""
+    scheduler = holder.hands.scheduler
+    job = None if fresh else scheduler.find(intent.name, intent.tag)
+    if job is not None:
+        holder.actions.append(f"found submission {intent.number} as job {job}")
+        return _submitted(holder, intent, job)
+    if missing <= 0:
+        _give_up(holder, intent, "not needed any more")
+        return 0
+    try:
+        build = holder.hands.build
+        submission = build(holder.paths, intent, holder.hands.resolved, holder.hands.site)
+        if intent.hold:
+            return intent.tasks
+        holder.fence()
+        job = scheduler.submit(submission)
+    except SubmissionRefused as refused:
+        return _refused(holder, intent, refused.refusal)
+    except Unavailable:
+        raise
+    except HpcdetError as error:
+        return _refused(holder, intent, Refusal("invalid", str(error)))
+    holder.actions.append(f"submit {intent.tasks} workers as job {job}")
+    if not fresh:
+        holder.width = 2 * intent.tasks  # the scheduler takes jobs again
+    return _submitted(holder, intent, job)
+
+
+def _submitted(holder: Holder, intent: Intent, job: str) -> int:
+    record = Submitted(job, holder.hands.scheduler.name, at=files.now())
+    path = holder.paths.submitted(intent.number)
+    if not record.write_once(path):
+        there = Submitted.read(path)
+        if there is not None and there.job != job:
+            # somebody of a newer term has settled this intent in another way
+            holder.hands.scheduler.cancel(job)
+    return intent.tasks
+
+
+def _refused(holder: Holder, intent: Intent, refusal: Refusal) -> int:
+    if refusal.kind == "unavailable":
+        raise _Later(refusal.message)
+    if refusal.kind == "limit":
+        if intent.tasks == 1:
+            raise _Later(refusal.message)
+        holder.width = max(1, intent.tasks // 2)
+        _give_up(holder, intent, f"too wide for now: {refusal.message}")
+        return 0
+    _give_up(holder, intent, refusal.message)
+    _halt(holder, refusal.message)
+    raise _Later(refusal.message)
+
+
+def _give_up(holder: Holder, intent: Intent, why: str) -> None:
+    holder.fence()
+    record = Submitted("", holder.hands.scheduler.name, why, files.now())
+    record.write_once(holder.paths.submitted(intent.number))
+    holder.actions.append(f"submission {intent.number} given up: {why}")
+
+
+def _halt(holder: Holder, why: str) -> None:
+    holder.record("state", state="PAUSED", why=why, by="scheduler")
+    holder.actions.append(f"paused: {why}")
+
+
+def _later(holder: Holder, why: str) -> None:
+    wait = min(RETRY_S, max(1.0, holder.hands.site.limits.poll_min_s))
+    holder.throttled_until = holder.hands.clock() + wait
+    holder.actions.append(f"scheduler asked again later: {why}")
+
+
+def concurrency(holder: Holder) -> int:
+    """How many trials may run at once; 0 means as many as there are."""
+    resolved = holder.hands.resolved
+    most = holder.decided.settings.get(
+        "max_concurrent_trials", resolved.searcher.max_concurrent_trials
+    )
+    bounds = [int(most)] if most else []
+    if resolved.resources.max_slots:
+        bounds.append(max(1, resolved.resources.max_slots // resolved.resources.slots_per_trial))
+    return min(bounds, default=0)
+
+
+def _excluded(holder: Holder) -> list[str]:
+    """Nodes on which launches failed twice in a row, or whose worker said so."""
+    found: list[End] = []
+    for plan in holder.decided.plans.values():
+        found += [end for _, end in holder.facts.ends(holder.paths.trial(plan.number))]
+    bad = ends.black_holes(sorted(found, key=lambda end: end.at))
+    for worker in holder.paths.workers():
+        end, claim = WorkerEnd.read(worker.end), WorkerClaim.read(worker.claim)
+        if end is not None and end.why == "bad_node" and claim is not None:
+            bad.update(claim.nodes)
+    return sorted(bad)
+
+
+def _fruitless(holder: Holder, seen: Seen) -> str:
+    """Why nothing more shall be submitted: worker after worker ended without taking a trial."""
+    took = {
+        int(claim.worker.partition("-")[0])
+        for plan in holder.decided.plans.values()
+        for attempt in holder.paths.trial(plan.number).attempts()
+        if (claim := Claim.read(attempt.claim)) is not None
+    }
+    count = 0
+    by_submission: dict[int, list[Place]] = {}
+    for place in seen.places:
+        by_submission.setdefault(place.submission, []).append(place)
+    for number in sorted(by_submission, reverse=True):
+        if number in took or number <= holder.decided.resumed_after:
+            break
+        if all(_came_to_nothing(place) for place in by_submission[number]):
+            count += 1
+    if count < FRUITLESS:
+        return ""
+    return (
+        f"{count} submissions in a row ended before a worker took a trial; "
+        "see the workers' logs, repair the cause, then resume"
+    )
+
+
+def _came_to_nothing(place: Place) -> bool:
+    if place.phase != "over" or place.said is TaskState.CANCELED:
+        return False
+    end = WorkerEnd.read(place.worker.end) if place.worker else None
+    return end is None or end.why not in ("idle", "closed", "signal", "bad_node")

@@ -1,0 +1,167 @@
+"""A process that may hold the lease: its hands (scheduler, searcher) and its memory."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcdet.control import codec
+from hpcdet.control.decided import Decided
+from hpcdet.control.facts import Facts
+from hpcdet.control.watch import Watch
+from hpcdet.schedulers.base import Scheduler, Submission
+from hpcdet.search import api
+from hpcdet.site.models import Site
+from hpcdet.store import config
+from hpcdet.store.chain import Chain
+from hpcdet.store.config import Resolved
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.lease import Lease
+from hpcdet.store.records import Intent
+
+Build = Callable[[ExperimentPaths, Intent, Resolved, Site], Submission]
+
+
+class Fenced(Exception):
+    """The term is over; nothing decided under it may be done any more."""
+
+
+@dataclass(frozen=True)
+class Hands:
+    """What a holder acts with; tests put their own in.
+
+    Attributes:
+        build: renders the script of an intent (``jobs.submission.build``).
+        clock: seconds that never go back.
+    """
+
+    resolved: Resolved
+    site: Site
+    scheduler: Scheduler
+    method: api.Searcher
+    build: Build
+    clock: Callable[[], float] = time.monotonic
+
+    @classmethod
+    def of(cls, paths: ExperimentPaths) -> Hands:
+        """Those that the experiment's files name."""
+        from hpcdet.jobs import submission
+        from hpcdet.schedulers.opening import open_scheduler
+        from hpcdet.search.registry import searcher
+        from hpcdet.site import from_resolved
+
+        resolved = config.load(paths.config)
+        site = from_resolved(paths.site)
+        return cls(resolved, site, open_scheduler(site), searcher(resolved), submission.build)
+
+
+@dataclass
+class Holder:
+    """Keep one per process and experiment, and turn the crank with it again and again.
+
+    Attributes:
+        kind: daemon, worker, wait, submit: who this is, for people.
+        hold: submissions are prepared only, for a person to give to the scheduler.
+        actions: what this turn has done, for journals of those who turn.
+        throttled_until: by ``hands.clock``; the scheduler is not asked to take jobs before.
+        unheeded_since: by ``hands.clock``; since when running trials are asked to leave.
+        written: what this holder has made sure of in its term, to spare reading it again.
+        width: widest array that the scheduler has been seen to accept lately.
+    """
+
+    paths: ExperimentPaths
+    kind: str
+    hands: Hands
+    hold: bool = False
+    actions: list[str] = field(default_factory=list)
+    throttled_until: float = 0.0
+    width: int = 1 << 30
+    unheeded_since: float | None = None
+    written: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        hands = self.hands
+        self.lease = Lease(self.paths, self.kind, hands.site.lease_ttl_s, hands.clock)
+        self.facts = Facts(self.paths, hands.resolved)
+        self.watch = Watch(self.paths, hands.site, hands.scheduler, hands.clock)
+        self._chain: Chain | None = None
+        self._decided: Decided | None = None
+
+    @classmethod
+    def open(cls, paths: ExperimentPaths, kind: str, *, hold: bool = False) -> Holder:
+        """A holder for an experiment as its files say.
+
+        Raises:
+            ConfigError: the experiment's config or site cannot be read, or names a scheduler
+                or searcher that does not exist here.
+        """
+        return cls(paths, kind, Hands.of(paths), hold)
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {socket.gethostname()}:{os.getpid()}"
+
+    @property
+    def decided(self) -> Decided:
+        """What has been decided; only while the lease is held."""
+        assert self._decided is not None
+        return self._decided
+
+    def begin(self) -> bool:
+        """Take or keep the lease; a new term starts from the decisions of all former ones.
+
+        Raises:
+            IntegrityError: these cannot be read.
+        """
+        self.actions = []
+        if not self.lease.try_acquire():
+            self._forget()
+            return False
+        if self._chain is not None and self._chain.term == self.lease.term:
+            return True
+        self._forget()
+        self._chain = Chain.open(self.paths, self.lease.term, self.name)
+        self._decided = Decided(self.hands.method)
+        for line in self._chain.history:
+            self._decided.take(line)
+        self.settle()
+        return True
+
+    def fence(self) -> None:
+        """Ask right before each side effect. Raises Fenced once the term is over."""
+        if not self.lease.verify():
+            self._forget()
+            raise Fenced
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """Decide something: durable when this returns, and part of what has been decided."""
+        assert self._chain is not None
+        self.decided.take(self._chain.append(kind, **fields))
+
+    def tell(self, event: api.Event, **about: Any) -> None:
+        """Let the searcher hear of something, and record what it wants."""
+        self.record("event", event=codec.encode_event(event), **about)
+        self.settle()
+
+    def settle(self) -> None:
+        """Record what the searcher wants and a former term did not come to record."""
+        assert self._chain is not None
+        owed = [("action", {"action": codec.encode_action(a)}) for a in self.decided.owed]
+        for line in self._chain.extend(owed) if owed else []:
+            self.decided.take(line)
+
+    def release(self) -> None:
+        """Leave the lease to others; the next turn takes it again if it is free then."""
+        self.lease.release()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._chain is not None:
+            self._chain.close()
+        self._chain = self._decided = None
+        self.written.clear()
+        self.facts = Facts(self.paths, self.hands.resolved)

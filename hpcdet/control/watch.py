@@ -1,0 +1,251 @@
+"""Which tasks live, and which workers are gone without a word.
+
+The files of workers are believed first, the scheduler second, and a bad thing only when two of
+its answers agree and the worker gave no sign of life in between. The scheduler is not asked at
+all while the files say that nothing of ours can be in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcdet.errors import Unavailable
+from hpcdet.schedulers.base import Job, Scheduler, Task, TaskState
+from hpcdet.site.models import Site
+from hpcdet.store import files
+from hpcdet.store.layout import ExperimentPaths, WorkerPaths
+from hpcdet.store.records import Intent, Reason, Submitted, WorkerClaim, WorkerEnd
+
+Phase = Literal["pending", "running", "over"]
+
+LEFT_BY_ITSELF = frozenset({"idle", "closed", "bad_node"})
+"""Ends of workers after which the batch script never requeues its task."""
+
+_REASONS: dict[TaskState, Reason] = {
+    TaskState.PREEMPTED: "preempted",
+    TaskState.TIMEOUT: "walltime",
+    TaskState.NODE_FAIL: "node_fail",
+    TaskState.OOM: "oom",
+    TaskState.CANCELED: "canceled",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """One array task of one submission.
+
+    Attributes:
+        said: the scheduler's word for its last state, None if it was not asked.
+        worker: newest worker that claimed the place.
+    """
+
+    submission: int
+    index: int
+    job: str
+    phase: Phase
+    said: TaskState | None = None
+    worker: WorkerPaths | None = None
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A worker that is not there any more and did not say goodbye."""
+
+    worker: WorkerPaths
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One look at everything that was submitted."""
+
+    places: list[Place]
+    gone: list[Gone]
+
+    @property
+    def live(self) -> list[Place]:
+        return [place for place in self.places if place.phase != "over"]
+
+
+@dataclass(frozen=True)
+class _Suspicion:
+    beat: str
+    since: float
+    look: int
+
+
+class Watch:
+    """Memory between looks: what is over for good, and what was suspected when.
+
+    Attributes:
+        blind: why the scheduler could not be asked at the last look; "" if it could.
+    """
+
+    def __init__(
+        self,
+        paths: ExperimentPaths,
+        site: Site,
+        scheduler: Scheduler,
+        clock: Callable[[], float],
+    ) -> None:
+        self.paths = paths
+        self.blind = ""
+        self._site = site
+        self._scheduler = scheduler
+        self._clock = clock
+        self._over: set[tuple[int, int]] = set()
+        self._suspicions: dict[tuple[object, ...], _Suspicion] = {}
+        self._answers: dict[str, list[Task]] = {}
+        self._asked: set[str] = set()
+        self._asked_at: float | None = None
+        self._look = 0
+
+    def look(self) -> Seen:
+        """Ask files and, if something may live there and it is time, the scheduler."""
+        newest = self._newest_workers()
+        submissions = list(self._submissions(newest))
+        alive = [
+            Job(submitted.job, intent.tasks, submitted.at)
+            for intent, submitted in submissions
+            if submitted.job
+            and any(not self._ended(intent, index, newest) for index in range(intent.tasks))
+        ]
+        if alive:
+            self._ask(alive)
+        places: list[Place] = []
+        gone: list[Gone] = []
+        for intent, submitted in submissions:
+            for index in range(intent.tasks):
+                worker = newest.get((intent.number, index))
+                place, lost = self._judge(intent, submitted.job, index, worker)
+                places.append(place)
+                gone += lost
+        return Seen(places, gone)
+
+    def confirmed(self, key: tuple[object, ...], beat: str = "") -> bool:
+        """Whether this was suspected before, in another answer, and with the same beat."""
+        now = self._clock()
+        before = self._suspicions.get(key)
+        if before is None or before.beat != beat:
+            self._suspicions[key] = _Suspicion(beat, now, self._look)
+            return False
+        return self._look > before.look and now - before.since >= self._site.limits.poll_min_s
+
+    def _submissions(
+        self, newest: dict[tuple[int, int], WorkerPaths]
+    ) -> Iterator[tuple[Intent, Submitted]]:
+        for number in self.paths.submissions():
+            intent = Intent.read(self.paths.intent(number))
+            if intent is None:
+                continue
+            submitted = Submitted.read(self.paths.submitted(number))
+            if submitted is None and intent.hold:
+                # given to the scheduler by hand: its workers know the job's id
+                submitted = Submitted(self._by_hand(number, newest))
+                yield intent, submitted
+            elif submitted is not None and submitted.job:
+                yield intent, submitted
+
+    def _by_hand(self, number: int, newest: dict[tuple[int, int], WorkerPaths]) -> str:
+        for (submission, _), worker in newest.items():
+            claim = WorkerClaim.read(worker.claim) if submission == number else None
+            if claim is not None:
+                return claim.job.partition("_")[0]
+        return ""
+
+    def _newest_workers(self) -> dict[tuple[int, int], WorkerPaths]:
+        newest: dict[tuple[int, int], WorkerPaths] = {}
+        for worker in self.paths.workers():
+            key = (worker.submission, worker.index)
+            former = newest.get(key)
+            if former is None or worker.incarnation > former.incarnation:
+                newest[key] = worker
+        return newest
+
+    def _ended(
+        self, intent: Intent, index: int, newest: dict[tuple[int, int], WorkerPaths]
+    ) -> bool:
+        key = (intent.number, index)
+        worker = newest.get(key)
+        if key in self._over or worker is None:
+            return key in self._over
+        end = WorkerEnd.read(worker.end)
+        may_return = self._site.capabilities.requeue != "none"
+        if end is not None and (end.why in LEFT_BY_ITSELF or not may_return):
+            self._over.add(key)
+        return key in self._over
+
+    def _ask(self, jobs: list[Job]) -> None:
+        now = self._clock()
+        wanted = {job.job for job in jobs}
+        recent = self._asked_at is not None and (
+            now - self._asked_at < self._site.limits.poll_min_s and wanted <= self._asked
+        )
+        if recent:
+            return
+        try:
+            self._answers = self._scheduler.query(jobs)
+        except Unavailable as error:
+            self.blind = error.what
+            return
+        self.blind = ""
+        self._asked, self._asked_at = wanted, now
+        self._look += 1
+
+    def _row(self, job: str, index: int) -> Task | None:
+        rows = self._answers.get(job, [])
+        of_index = [row for row in rows if row.index == index]
+        return next(iter(of_index or [row for row in rows if row.index < 0]), None)
+
+    def _judge(
+        self, intent: Intent, job: str, index: int, worker: WorkerPaths | None
+    ) -> tuple[Place, list[Gone]]:
+        key = (intent.number, index)
+
+        def place(phase: Phase, said: TaskState | None = None) -> Place:
+            return Place(intent.number, index, job, phase, said, worker)
+
+        is_open = worker is not None and WorkerEnd.read(worker.end) is None
+        if key in self._over:
+            return place("over", self._said(job, index)), []
+        if job not in self._asked:
+            return place("running" if is_open else "pending"), []
+        row = self._row(job, index)
+        said = row.state if row else TaskState.GONE
+        beat = self._beat(worker) if worker is not None and is_open else ""
+        if not said.final:
+            requeued = (
+                row is not None
+                and worker is not None
+                and is_open
+                and (said is TaskState.PENDING or row.restarts > worker.incarnation)
+            )
+            if requeued and worker and self.confirmed((key, worker.name, "requeued"), beat):
+                return place("pending", said), [Gone(worker, "preempted")]
+            if not requeued:
+                self._trust(key)
+            return place("running" if said is TaskState.RUNNING else "pending", said), []
+        if not self.confirmed((key, worker.name if worker else "", "over"), beat):
+            return place("running" if is_open else "pending", said), []
+        self._over.add(key)
+        gone = [Gone(worker, self._reason(said))] if worker is not None and is_open else []
+        return place("over", said), gone
+
+    def _said(self, job: str, index: int) -> TaskState | None:
+        row = self._row(job, index)
+        return row.state if row else None
+
+    def _reason(self, said: TaskState) -> Reason:
+        if said is TaskState.CANCELED and self._site.capabilities.preempt_as_cancelled:
+            return "preempted"
+        return _REASONS.get(said, "lost")
+
+    def _trust(self, key: tuple[int, int]) -> None:
+        for suspicion in [one for one in self._suspicions if one[0] == key]:
+            del self._suspicions[suspicion]
+
+    @staticmethod
+    def _beat(worker: WorkerPaths) -> str:
+        return files.canonical(files.read_json(worker.beat) or {}).decode()

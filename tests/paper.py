@@ -1,0 +1,304 @@
+"""A scheduler and workers on paper, for tests of control without processes.
+
+``PaperScheduler`` keeps jobs in memory and answers as the test has scripted; ``Player`` plays
+the workers by writing the files that a real one writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcdet.control.holder import Hands, Holder
+from hpcdet.errors import Unavailable
+from hpcdet.schedulers.base import (
+    Capabilities,
+    Job,
+    Refusal,
+    Submission,
+    SubmissionRefused,
+    Task,
+    TaskState,
+)
+from hpcdet.search import api
+from hpcdet.site.models import Site
+from hpcdet.store import config, files, journal
+from hpcdet.store.config import Resolved
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
+from hpcdet.store.records import (
+    Claim,
+    End,
+    Intent,
+    Reason,
+    Verdict,
+    WorkerClaim,
+    WorkerEnd,
+    in_force,
+)
+from hpcdet.store.trials import standing
+from hpcdet.units import Length
+
+
+@dataclass
+class PaperJob:
+    submission: Submission
+    states: list[TaskState]
+    restarts: list[int]
+
+
+@dataclass
+class PaperScheduler:
+    """Jobs on paper. ``refuse`` is asked before each submission, ``down`` makes it Unavailable."""
+
+    name: str = "paper"
+    jobs: dict[str, PaperJob] = field(default_factory=dict)
+    refuse: Callable[[Submission], Refusal | None] = lambda _: None
+    able: Capabilities = field(default_factory=lambda: Capabilities(max_array_tasks=1000))
+    down: bool = False
+    queries: int = 0
+    forgets: bool = False
+    effect: Callable[[], None] = lambda: None
+
+    def submit(self, submission: Submission) -> str:
+        self._answer()
+        if (refusal := self.refuse(submission)) is not None:
+            raise SubmissionRefused(refusal)
+        job = str(len(self.jobs) + 1)
+        width = submission.tasks
+        self.jobs[job] = PaperJob(submission, [TaskState.PENDING] * width, [0] * width)
+        self.effect()
+        return job
+
+    def find(self, name: str, tag: str) -> str | None:
+        self._answer()
+        for number, job in self.jobs.items():
+            if (job.submission.name, job.submission.tag) == (name, tag):
+                return number
+        return None
+
+    def query(self, jobs: Sequence[Job]) -> dict[str, list[Task]]:
+        self._answer()
+        self.queries += 1
+        found = {job.job: self.jobs[job.job] for job in jobs if job.job in self.jobs}
+        return {
+            number: [
+                Task(number, index, state, restarts=job.restarts[index])
+                for index, state in enumerate(job.states)
+            ]
+            for number, job in found.items()
+        }
+
+    def cancel(self, job: str, index: int | None = None) -> None:
+        self._answer()
+        states = self.jobs[job].states
+        for i, state in enumerate(states):
+            if index in (None, i) and not state.final:
+                states[i] = TaskState.CANCELED
+
+    def throttle(self, job: str, running: int) -> None:
+        self._answer()
+
+    def check(self, submission: Submission) -> str:
+        return ""
+
+    def capabilities(self) -> Capabilities:
+        return self.able
+
+    @property
+    def live(self) -> list[tuple[str, int]]:
+        """Tasks that wait or run."""
+        return [
+            (number, index)
+            for number, job in self.jobs.items()
+            for index, state in enumerate(job.states)
+            if not state.final
+        ]
+
+    def _answer(self) -> None:
+        if self.down:
+            raise Unavailable("the scheduler is on holiday")
+
+
+class Waves:
+    """A searcher: ``count`` trials, ``width`` at once, each until 100 batches.
+
+    ``stop_above``: a trial that reports more than this is stopped. ``breaks_at``: raises when
+    that trial reports, unless ``mended``.
+    """
+
+    name = "waves"
+    version = 1
+
+    def __init__(
+        self, count: int = 3, width: int = 2, stop_above: float = 1e9, breaks_at: int = 0
+    ) -> None:
+        self.count, self.width = count, width
+        self.stop_above, self.breaks_at = stop_above, breaks_at
+
+    def initial(self) -> api.State:
+        return {"made": 0, "ended": 0, "good": 0}
+
+    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+        state, actions = dict(state), list[api.Action]()
+        wish = 0
+        match event:
+            case api.Start():
+                wish = self.width
+            case api.Report(trial, _, metrics):
+                if trial == self.breaks_at:
+                    raise ValueError("the searcher does not like trial numbers")
+                if metrics["loss"] > self.stop_above:
+                    actions.append(api.Stop(trial, "too high"))
+            case api.SegmentEnd(_, reason):
+                state["ended"] += 1
+                state["good"] += reason in ("target", "stopped")
+                wish = 1
+        for _ in range(min(wish, self.count - state["made"])):
+            state["made"] += 1
+            number = state["made"]
+            params = {"rate": 0.1 * number}
+            actions.append(api.Create(number, params, 7 * number, Length("batches", 100)))
+        if state["ended"] == self.count:
+            actions.append(api.Shutdown(failed=not state["good"]))
+        return state, actions
+
+
+@dataclass
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class World:
+    """An experiment's folder, its scheduler and its clock; holders come and go."""
+
+    paths: ExperimentPaths
+    resolved: Resolved
+    site: Site
+    method: api.Searcher
+    scheduler: PaperScheduler = field(default_factory=PaperScheduler)
+    clock: Clock = field(default_factory=Clock)
+
+    @classmethod
+    def make(
+        cls,
+        root: Path,
+        method: api.Searcher | None = None,
+        site: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> World:
+        """An experiment in ``root`` with a searcher, config keys and site keys of one's own."""
+        paths = ExperimentPaths(root / "paper-0001")
+        search = {"metric": "loss", "max_concurrent_trials": 2, **settings.pop("searcher", {})}
+        resolved = config.resolve({"name": "paper", "searcher": search, **settings})
+        limits = {"poll_min_s": 10, "signal_lead_s": 20, "kill_wait_s": 10}
+        told = {"name": "paper", "scheduler": "local", "limits": limits, "lease_ttl_s": 100}
+        files.make_folder(paths.root)
+        return cls(
+            paths, resolved, Site.model_validate({**told, **(site or {})}), method or Waves()
+        )
+
+    def holder(self, kind: str = "test", hold: bool = False) -> Holder:
+        """A new process, as it were."""
+        hands = Hands(self.resolved, self.site, self.scheduler, self.method, _build, self.clock)
+        return Holder(self.paths, kind, hands, hold)
+
+    def play(self) -> Player:
+        return Player(self)
+
+
+def _build(paths: ExperimentPaths, intent: Intent, resolved: Resolved, site: Site) -> Submission:
+    script = paths.script(intent.number)
+    files.replace(script, b"#!/bin/sh\n")
+    return Submission(intent.name, intent.tag, script, intent.tasks, intent.throttle)
+
+
+@dataclass
+class Player:
+    """Plays workers and attempts of a world, one file after the other."""
+
+    world: World
+
+    @property
+    def paths(self) -> ExperimentPaths:
+        return self.world.paths
+
+    def start(self, job: str, index: int = 0, node: str = "n1") -> WorkerPaths:
+        """A task of a job starts and its worker claims its place."""
+        task = self.world.scheduler.jobs[job]
+        task.states[index] = TaskState.RUNNING
+        number = int(task.submission.name.rpartition("-")[2])
+        worker = self.paths.worker(number, index, task.restarts[index])
+        WorkerClaim(job, node, 1, [node], task.restarts[index]).write_once(worker.claim)
+        return worker
+
+    def start_all(self) -> list[WorkerPaths]:
+        """Every task that waits starts."""
+        jobs = self.world.scheduler.jobs
+        waiting = [
+            (number, index)
+            for number, index in self.world.scheduler.live
+            if jobs[number].states[index] is TaskState.PENDING
+        ]
+        return [self.start(number, index) for number, index in waiting]
+
+    def leave(self, worker: WorkerPaths, why: str = "idle") -> None:
+        """A worker says goodbye and its task completes."""
+        WorkerEnd(why, worker.name, files.now()).write_once(worker.end)
+        self.vanish(worker, TaskState.COMPLETED)
+
+    def vanish(self, worker: WorkerPaths, state: TaskState) -> None:
+        """A task ends in the scheduler's eyes, whatever the worker came to write."""
+        for job in self.world.scheduler.jobs.values():
+            if job.submission.name == f"{self.paths.id}-{worker.submission}":
+                job.states[worker.index] = state
+
+    def claim(self, worker: WorkerPaths, trial: int = 0) -> AttemptPaths:
+        """Claim a trial; without a number the lowest runnable one."""
+        trials = [self.paths.trial(trial)] if trial else self.paths.trials()
+        [chosen, *_] = [t for t in trials if standing(t).state == "runnable"]
+        attempt = chosen.attempt(standing(chosen).next_attempt)
+        nodes = ["n1"]
+        worker_claim = WorkerClaim.read(worker.claim)
+        if worker_claim is not None:
+            nodes = worker_claim.nodes
+        assert Claim(worker.name, nodes[0], "job", nodes).write_once(attempt.claim)
+        return attempt
+
+    def report(self, attempt: AttemptPaths, step: int, loss: float | str = 0.5) -> None:
+        """Rank 0 reports validation metrics after ``step`` batches."""
+        with journal.Writer(attempt.journal) as writer:
+            if writer.n == 0:
+                writer.append("first_step")
+            units = {"batches": step}
+            metrics = {"loss": loss}
+            writer.append("metrics", group="validation", step=step, metrics=metrics, units=units)
+
+    def end(self, attempt: AttemptPaths, reason: Reason, **about: Any) -> None:
+        """An attempt ends, as its worker says it."""
+        claim = Claim.read(attempt.claim)
+        assert claim is not None
+        end = End(reason, nodes=claim.nodes, at=files.now())
+        dataclasses.replace(end, **about).write_once(attempt.end)
+
+    def finish(self, attempt: AttemptPaths, loss: float = 0.5) -> None:
+        """An attempt trains to its target and ends well."""
+        control = in_force(self.paths.trial(attempt.trial))
+        until = control.until if control else None
+        self.report(attempt, until.value if until else 100, loss)
+        verdict = Verdict("done", "completed", until.value if until else 100, until)
+        verdict.write_once(attempt.verdict)
+        self.end(attempt, "completed", progressed=True)
+
+    def fail(self, attempt: AttemptPaths, error: str = "ValueError: x", **about: Any) -> None:
+        """The user's code fails."""
+        Verdict(about.pop("verdict", "fail"), "error", error=error).write_once(attempt.verdict)
+        self.end(attempt, about.pop("reason", "user_error"), error=error, **about)
