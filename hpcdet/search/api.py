@@ -100,11 +100,14 @@ Action = Create | Continue | Pause | Stop | Shutdown
 class Searcher(Protocol):
     """A search method. ``name`` and ``version`` are recorded with its decisions."""
 
-    name: str
-    version: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> int: ...
 
     def initial(self) -> State:
         """State before the first event: plain JSON."""
 
     def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
-        """The state after an event and what it makes the searcher want. ``state`` is not changed."""
+        """The state after an event and what the searcher wants now; ``state`` is not changed."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hpcdet.search.api import Action, Create, Event, SegmentEnd, Shutdown, Start, State
+from hpcdet.space.errors import SpaceError
 from hpcdet.space.space import Space, trial_seed
 from hpcdet.units import Length
 
@@ -64,9 +65,13 @@ class Random:
         while not why and state["created"] - state["invalid"] < self.max_trials:
             if self.max_concurrent and len(trials) >= self.max_concurrent:
                 break
+            try:
+                actions.append(self._create(state["created"] + 1))
+            except SpaceError as error:
+                why = error.what
+                break
             state = {**state, "created": state["created"] + 1}
             trials.append(state["created"])
-            actions.append(self._create(state["created"]))
         state = {**state, "open": trials, "over": not trials}
         if not trials:
             failed = state["good"] == 0
