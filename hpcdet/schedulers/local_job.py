@@ -16,6 +16,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 
 from hpcdet.schedulers import processes
 from hpcdet.schedulers.local_state import (
@@ -187,6 +188,10 @@ def _signal(run: _Run, number: signal.Signals) -> None:
         os.killpg(run.process.pid, number)
 
 
+def _unmoved(number: int, frame: FrameType | None) -> None:
+    """A job is ended by ``cancel``, not by a signal to its supervisor."""
+
+
 def _own_identity() -> ProcessRecord:
     pid = os.getpid()
     return ProcessRecord(pid, processes.started(pid) or 0)
@@ -198,7 +203,7 @@ def main(argv: list[str]) -> int:
     if os.fork():
         os._exit(0)  # init reaps the supervisor, not the submitter
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, _unmoved)  # not SIG_IGN, which the tasks would inherit
     if not _own_identity().write_once(job.supervisor):
         return 0
     Supervisor(job).run()

@@ -1,0 +1,196 @@
+"""The local backend with shell scripts: no worker, no training."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcdet.schedulers import processes
+from hpcdet.schedulers.base import Job, Submission, SubmissionRefused, Task, TaskState
+from hpcdet.schedulers.local import LocalScheduler
+from hpcdet.schedulers.local_state import JobFolder, ProcessRecord, TaskRecord
+from tests.experiments import end_local_jobs, until
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalScheduler]:
+    monkeypatch.setenv("HPCDET_LOCAL_STATE", str(tmp_path / "state"))
+    yield LocalScheduler(slots=2)
+    end_local_jobs(tmp_path / "state")
+
+
+class Jobs:
+    """Submits scripts, and asks for their tasks."""
+
+    def __init__(self, folder: Path, scheduler: LocalScheduler) -> None:
+        self.folder = folder
+        self.scheduler = scheduler
+        self.count = 0
+
+    def submit(self, body: str, tasks: int = 1, throttle: int = 0, **request: object) -> Job:
+        self.count += 1
+        script = self.folder / f"{self.count}.sh"
+        request = {"kill_wait_s": 60, **request}
+        lines = [f"#HPCDET {key}={value}" for key, value in request.items()]
+        script.write_text("\n".join(["#!/bin/bash", *lines, f"cd {self.folder}", body, ""]))
+        tag = f"hpcdet:x:{self.count}"
+        job = self.scheduler.submit(Submission(f"x-{self.count}", tag, script, tasks, throttle))
+        return Job(job, tasks)
+
+    def tasks(self, job: Job) -> list[Task]:
+        return self.scheduler.query([job])[job.job]
+
+    def states(self, job: Job) -> list[TaskState]:
+        return [task.state for task in self.tasks(job)]
+
+    def end(self, job: Job) -> list[Task]:
+        until(lambda: all(state.final for state in self.states(job)), lambda: str(self.tasks(job)))
+        return self.tasks(job)
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, scheduler: LocalScheduler) -> Jobs:
+    return Jobs(tmp_path, scheduler)
+
+
+# Each task leaves a file while it runs, and until the test says "go".
+HOLD = "touch run.$HPCDET_TASK_INDEX; until [ -e go ]; do sleep 0.05; done"
+# One child that may be waited for with signals coming in.
+SIT = "sleep 600 & wait $!"
+
+
+def running(folder: Path) -> int:
+    return len(list(folder.glob("run.*")))
+
+
+def test_exit_codes_become_states_and_the_job_is_found_by_its_tag(
+    jobs: Jobs, scheduler: LocalScheduler
+) -> None:
+    job = jobs.submit("echo from $HPCDET_JOB; exit $HPCDET_TASK_INDEX", 2, output=jobs.folder / "o")
+    good, bad = jobs.end(job)
+    assert (good.state, good.exit_code) == (TaskState.COMPLETED, 0)
+    assert (bad.state, bad.exit_code) == (TaskState.FAILED, 1)
+    assert (jobs.folder / "o" / "1.log").read_text() == f"from {job.job}_1\n"
+    assert scheduler.find("x-1", "hpcdet:x:1") == job.job
+    assert scheduler.find("x-1", "hpcdet:x:other") is None
+    assert scheduler.query([Job("local-none", 1)])["local-none"][0].state is TaskState.GONE
+
+
+def test_a_script_that_asks_nonsense_is_refused(jobs: Jobs) -> None:
+    with pytest.raises(SubmissionRefused) as caught:
+        jobs.submit("true", walltime_s="soon")
+    assert caught.value.refusal.kind == "invalid"
+
+
+def test_throttle_holds_and_may_be_changed(jobs: Jobs, scheduler: LocalScheduler) -> None:
+    job = jobs.submit(f"{HOLD}; touch done.$HPCDET_TASK_INDEX", 4, throttle=1)
+    until(lambda: jobs.states(job).count(TaskState.RUNNING) == 1)
+    scheduler.throttle(job.job, 2)
+    until(lambda: jobs.states(job).count(TaskState.RUNNING) == 2)
+    until(lambda: running(jobs.folder) == 2)
+    (jobs.folder / "go").touch()
+    assert [task.state for task in jobs.end(job)] == [TaskState.COMPLETED] * 4
+
+
+def test_slots_are_shared_by_all_jobs_and_a_wide_task_is_not_starved(jobs: Jobs) -> None:
+    order = "echo $HPCDET_JOB >> order"
+    narrow = jobs.submit(HOLD, slots=1)
+    until(lambda: running(jobs.folder) == 1)
+    wide = jobs.submit(order, slots=2)
+    waiting = JobFolder(jobs.folder / "state" / "jobs" / wide.job).waiting
+    until(waiting.exists, lambda: str(jobs.tasks(wide)))
+    # a slot is free, and this one would fit; but the wide one has been waiting for longer
+    late = jobs.submit(order, slots=1)
+    until(JobFolder(jobs.folder / "state" / "jobs" / late.job).waiting.exists)
+    assert jobs.states(wide) == jobs.states(late) == [TaskState.PENDING]
+    (jobs.folder / "go").touch()
+    jobs.end(narrow)
+    jobs.end(late)
+    assert (jobs.folder / "order").read_text().split() == [f"{wide.job}_0", f"{late.job}_0"]
+    # wider than the machine: alone rather than never
+    assert jobs.end(jobs.submit("true", slots=64))[0].state is TaskState.COMPLETED
+
+
+def test_walltime_warns_then_ends_then_kills(jobs: Jobs) -> None:
+    # not in bash, which loses signals
+    listen = (
+        "import os, signal\n"
+        "both = {signal.SIGUSR2, signal.SIGTERM}\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, both)\n"
+        "while True:\n"
+        "    name = signal.Signals(signal.sigwait(both)).name\n"
+        "    os.write(os.open('heard', os.O_CREAT | os.O_APPEND | os.O_WRONLY), name.encode())\n"
+    )
+    (jobs.folder / "listen.py").write_text(listen)
+    job = jobs.submit(
+        f"exec {sys.executable} -ES listen.py", walltime_s=3, signal_lead_s=1.5, kill_wait_s=1
+    )
+    [task] = jobs.end(job)
+    assert task.state is TaskState.TIMEOUT
+    assert task.exit_code is None  # it had to be killed
+    assert (jobs.folder / "heard").read_text() == "SIGUSR2SIGTERM"
+
+
+def test_85_starts_it_again_unless_it_was_canceled(jobs: Jobs, scheduler: LocalScheduler) -> None:
+    body = "echo $HPCDET_RESTART_COUNT >> starts; [ $HPCDET_RESTART_COUNT = 2 ] || exit 85"
+    [task] = jobs.end(jobs.submit(body))
+    assert (task.state, task.restarts) == (TaskState.COMPLETED, 2)
+    assert (jobs.folder / "starts").read_text().split() == ["0", "1", "2"]
+
+    job = jobs.submit(f"trap 'exit 85' TERM; touch run.$HPCDET_TASK_INDEX; {SIT}", 2, throttle=1)
+    until(lambda: running(jobs.folder) == 1)
+    scheduler.cancel(job.job)
+    assert [task.state for task in jobs.end(job)] == [TaskState.CANCELED] * 2
+    assert running(jobs.folder) == 1  # the second never ran
+
+
+def test_cancel_of_one_task_leaves_the_other_and_kills_all_of_its_session(
+    jobs: Jobs, scheduler: LocalScheduler
+) -> None:
+    # a grandchild in a process group of its own, as a worker's ranks are, and deaf
+    deaf = "trap '' TERM; set -m; (trap '' TERM; sleep 600) & "
+    job = jobs.submit(f"{deaf} {HOLD}", 2, kill_wait_s=0.2)
+    until(lambda: jobs.states(job) == [TaskState.RUNNING] * 2)
+    until(lambda: running(jobs.folder) == 2)
+    record = TaskRecord.read(JobFolder(jobs.folder / "state" / "jobs" / job.job).task(0))
+    assert record is not None and len(list(processes.members(record.pid))) >= 2
+    scheduler.cancel(job.job, 0)
+    until(lambda: jobs.states(job) == [TaskState.CANCELED, TaskState.RUNNING])
+    assert not list(processes.members(record.pid))
+    (jobs.folder / "go").touch()
+    assert [task.state for task in jobs.end(job)] == [TaskState.CANCELED, TaskState.COMPLETED]
+
+
+def test_a_killed_supervisor_leaves_its_task_running_then_gone(
+    jobs: Jobs, scheduler: LocalScheduler
+) -> None:
+    job = jobs.submit(HOLD, 2, throttle=1)
+    until(lambda: jobs.states(job)[0] is TaskState.RUNNING)
+    folder = JobFolder(jobs.folder / "state" / "jobs" / job.job)
+    supervisor = ProcessRecord.read(folder.supervisor)
+    assert supervisor is not None
+    os.kill(supervisor.pid, signal.SIGKILL)
+    until(lambda: not folder.supervised())
+    assert jobs.states(job) == [TaskState.RUNNING, TaskState.GONE]
+    assert jobs.states(Job(job.job, 2)) == [TaskState.RUNNING, TaskState.GONE]
+    # it still holds its places: nothing wider starts beside it
+    wide = jobs.submit("true", slots=2)
+    until(JobFolder(jobs.folder / "state" / "jobs" / wide.job).waiting.exists)
+    scheduler.cancel(job.job)
+    until(lambda: jobs.states(job) == [TaskState.GONE, TaskState.GONE])
+    assert jobs.end(wide)[0].state is TaskState.COMPLETED
+
+
+def test_a_job_inherits_an_allow_list_of_the_environment(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "secret")
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("HPCDET_RESTART_COUNT", "9")
+    [task] = jobs.end(jobs.submit('[ -z "$SOME_TOKEN$RANK" ] && [ -n "$PATH" ]'))
+    assert task.state is TaskState.COMPLETED
