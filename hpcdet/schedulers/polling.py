@@ -1,0 +1,166 @@
+"""One question to the scheduler, shared by every process of the user on every node.
+
+The answer lies in a file of the user's cache folder. Whoever finds it too old asks again, while
+the others go on with what there is. Twenty workers so cause one query a minute, not twenty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcdet.errors import Unavailable
+from hpcdet.store import files
+
+SLOWEST_S = 600
+_SLOWER = 1.5
+_MANY = 500
+_COST = 10
+"""An answer that took t seconds is not asked for again within ten times t."""
+
+
+def cache_folder() -> Path:
+    """Where answers lie: ``$HPCDET_CACHE``, else the user's cache on the shared home folder.
+
+    A compute node whose home cannot be written has one of its own in its temporary folder.
+
+    Raises:
+        Unavailable: the folder belongs to somebody else or others may write it.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(os.environ.get("HPCDET_CACHE") or base / "hpcdet") / "polling"
+    try:
+        files.make_folder(folder)
+        usable = os.access(folder, os.W_OK)
+    except OSError:
+        usable = False
+    if not usable:
+        folder = Path(tempfile.gettempdir()) / f"hpcdet-{os.getuid()}"
+        files.make_folder(folder)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Unavailable("somebody else may write this folder", where=str(folder))
+    return folder
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the scheduler said.
+
+    Attributes:
+        at: when it was asked, epoch seconds of the asker's clock.
+        wanted: what the askers wanted to know about: it was known to them when they asked.
+        wait_s: how long it is good for.
+    """
+
+    text: str
+    at: float
+    wanted: frozenset[str] = frozenset()
+    wait_s: float = 0
+    error: str = ""
+
+    def encode(self) -> bytes:
+        return json.dumps({**self.__dict__, "wanted": sorted(self.wanted)}).encode()
+
+    @staticmethod
+    def decode(value: Any) -> Answer | None:
+        if not isinstance(value, dict):
+            return None
+        try:
+            return Answer(**{**value, "wanted": frozenset(value["wanted"])})
+        except (TypeError, KeyError):
+            return None  # of another version: ask anew
+
+
+@dataclass
+class SharedQuery:
+    """A question that is asked at most once in ``min_s``, by all processes together.
+
+    Attributes:
+        name: names the file; one per cluster and question.
+        min_s: least time between two questions. It grows to ten times that, at most 600 s,
+            while nothing changes, and with the time that an answer takes.
+        ask: puts the question about some things; raises Unavailable.
+    """
+
+    name: str
+    min_s: float
+    ask: Callable[[frozenset[str]], str]
+    clock: Callable[[], float] = field(default=time.time)
+
+    def get(self, wanted: frozenset[str]) -> Answer:
+        """The present answer, asked for now if it is too old.
+
+        ``Answer.wanted`` tells whether it was asked with all of ``wanted`` in mind.
+
+        Raises:
+            Unavailable: the scheduler does not answer, or lately did not.
+        """
+        folder = cache_folder()
+        path = folder / f"{self.name}.json"
+        answer = _read(path)
+        if not self._good(answer, wanted):
+            with _lock(folder / f"{self.name}.lock", wait=answer is None) as mine:
+                answer = _read(path)
+                if mine and not self._good(answer, wanted):
+                    answer = self._ask(answer, wanted)
+                    files.replace(path, answer.encode())
+        if answer is None:
+            raise Unavailable("another process asks the scheduler just now", where=self.name)
+        if answer.error:
+            raise Unavailable(answer.error, where=self.name)
+        return answer
+
+    def _good(self, answer: Answer | None, wanted: frozenset[str]) -> bool:
+        if answer is None:
+            return False
+        age = self.clock() - answer.at
+        if age < -SLOWEST_S:
+            return False  # a clock was set back
+        known = wanted <= answer.wanted
+        return age < (answer.wait_s if known else min(answer.wait_s, self.min_s))
+
+    def _ask(self, last: Answer | None, wanted: frozenset[str]) -> Answer:
+        begun, text, error = self.clock(), "", ""
+        if last is not None and len(last.wanted) < _MANY:
+            wanted |= last.wanted  # what other processes look for is answered along
+        try:
+            text = self.ask(wanted)
+        except Unavailable as failure:
+            error = failure.what
+        least = max(self.min_s, _COST * (self.clock() - begun))
+        wait = least
+        if last is not None and (error or text == last.text):
+            wait = max(least, last.wait_s * _SLOWER)
+        most = max(least, min(SLOWEST_S, 10 * self.min_s))
+        return Answer(text, begun, wanted, min(wait, most, SLOWEST_S), error)
+
+
+def _read(path: Path) -> Answer | None:
+    return Answer.decode(files.read_json(path))
+
+
+@contextlib.contextmanager
+def _lock(path: Path, wait: bool) -> Iterator[bool]:
+    """Be the one who asks. False if another is at it; file systems without locks let all ask."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, files.FILE_MODE)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:
+            pass
+        yield True
+    finally:
+        os.close(fd)

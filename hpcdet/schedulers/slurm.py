@@ -1,0 +1,332 @@
+"""Slurm, through its commands; submission through submitit, which no other file knows.
+
+What submitit gives is its way of calling ``sbatch``; the script is ours and is submitted as it
+was rendered, for one task as for an array. No state is read from its objects.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from submitit.core import utils
+from submitit.slurm.slurm import SlurmExecutor
+
+from hpcdet.errors import Unavailable
+from hpcdet.schedulers import slurm_text
+from hpcdet.schedulers.base import (
+    Capabilities,
+    Job,
+    Refusal,
+    Submission,
+    SubmissionRefused,
+    Task,
+    TaskState,
+)
+from hpcdet.schedulers.polling import SharedQuery
+from hpcdet.schedulers.slurm_text import Row
+from hpcdet.schedulers.variables import scrubbed
+from hpcdet.site import Site
+from hpcdet.site.detection import parse_config
+
+_LIMIT_S = 120
+_SETTLED_S = 30
+"""A job that was submitted less than this before an answer may be missing in it: clocks differ."""
+_SAME_ID_S = 86400
+"""Ids are used again after a wrap or a reinstallation; a job this much older is another one."""
+
+
+def for_site(site: Site) -> SlurmScheduler:
+    """The backend for a resolved site."""
+    return SlurmScheduler(site)
+
+
+def run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command of Slurm, without what this process inherited from another job.
+
+    Raises:
+        Unavailable: it is not there, or does not end in time.
+    """
+    environ = {
+        **scrubbed(os.environ),
+        "LC_ALL": "C",
+        "SLURM_TIME_FORMAT": "%s",
+        "SLURM_BITSTR_LEN": "0",  # else the list of a long array's tasks is cut off
+    }
+    try:
+        return subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            env=environ,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise Unavailable(
+            f"there is no {argv[0]} on PATH", hint="are you on the cluster?"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"{argv[0]} gave no answer in {_LIMIT_S} s") from error
+
+
+class ScriptExecutor(SlurmExecutor):
+    """A submitit executor that submits a finished script: one job, of as many tasks as it says."""
+
+    def __init__(self, folder: Path, script: str) -> None:
+        super().__init__(folder)
+        self.script = script
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        return self.script
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        return ["sbatch", "--parsable", str(submission_file_path)]
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        text = string.decode() if isinstance(string, bytes) else string
+        job = slurm_text.job_id(text)
+        if job is None:
+            raise utils.FailedSubmissionError(f"sbatch printed no job id: {text!r}")
+        return job
+
+    def _internal_process_submissions(self, delayed_submissions: Sequence[Any]) -> list[Any]:
+        """One script for all tasks. submitit's own array path would build a script of its own
+        by a plain SlurmExecutor, and pickle functions that nobody is to load."""
+        first = self._submit_command("")
+        if len(delayed_submissions) == 1:
+            return [first]
+        return [
+            self.job_class(folder=self.folder, job_id=f"{first.job_id}_{index}", tasks=[0])
+            for index in range(len(delayed_submissions))
+        ]
+
+    def _submit_command(self, command: str) -> Any:
+        """As submitit's, with a time limit, a clean environment, and errors as they came."""
+        file = self.folder / "worker.sbatch"
+        file.write_text(self._make_submission_file_text(command, ""))
+        done = run(self._make_submission_command(file))
+        if done.returncode != 0:
+            raise utils.FailedJobError(done.stderr or done.stdout)
+        job = self._get_job_id_from_submission_command(done.stdout)
+        return self.job_class(folder=self.folder, job_id=job, tasks=[0])
+
+
+def _nothing() -> None:
+    """What submitit is told to run; the script knows what it runs."""
+
+
+class SlurmScheduler:
+    """``base.Scheduler`` for Slurm."""
+
+    name = "slurm"
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def submit(self, submission: Submission) -> str:
+        """See ``base.Scheduler``."""
+        script = submission.script.read_text()
+        try:
+            with tempfile.TemporaryDirectory(prefix="hpcdet-") as folder:
+                executor = ScriptExecutor(Path(folder), script)
+                jobs = executor.submit_array([_nothing] * submission.tasks)
+        except utils.FailedJobError as error:
+            raise SubmissionRefused(slurm_text.refusal(str(error))) from error
+        except (Unavailable, RuntimeError) as error:  # the latter: submitit finds no srun
+            raise SubmissionRefused(Refusal("unavailable", str(error))) from error
+        return str(jobs[0].job_id).partition("_")[0]
+
+    def find(self, name: str, tag: str) -> str | None:
+        """See ``base.Scheduler``. Asked only after a submission whose end is not known."""
+        argv = ["squeue", "--me", "-h", "-t", "all", f"--name={name}", "-o", "%F|%k"]
+        for line in self._ask(argv).splitlines():
+            job, _, comment = line.strip().partition("|")
+            if comment == tag:
+                return job
+        if not self.capabilities().accounting:
+            return None
+        argv = ["sacct", "-X", "-n", "-P", f"--name={name}", "-S", "now-30days"]
+        for line in self._ask([*argv, "-o", "JobID,Comment"]).splitlines():
+            job, _, comment = line.strip().partition("|")
+            if comment in ("", tag):  # comments are stored only where the site wants it
+                return job.partition("_")[0]
+        return None
+
+    def query(self, jobs: Sequence[Job]) -> dict[str, list[Task]]:
+        """See ``base.Scheduler``. ``squeue`` knows the live ones, ``sacct`` those that are gone."""
+        if not jobs:
+            return {}
+        wanted = frozenset(job.job for job in jobs)
+        answer = self._live.get(wanted)
+        rows = _by_job(slurm_text.squeue(answer.text))
+        found = {job.job: _own(rows.get(job.job, []), job) for job in jobs}
+        missing = {job.job: _missing(job, found[job.job]) for job in jobs}
+        gone = frozenset(job.job for job in jobs if missing[job.job] and _settled(job, answer.at))
+        ended = self._ended(gone)
+        for job in jobs:
+            lost = missing[job.job]
+            if not lost:
+                continue
+            if job.job not in gone:
+                reason = "just submitted"
+                found[job.job].append(_task(job, lost, TaskState.PENDING, reason))
+                continue
+            said = _own(ended[job.job], job) if ended is not None and job.job in ended else None
+            found[job.job] += _epilogue(job, lost, said, known=ended is None or job.job in ended)
+        return {job: [row.task for row in rows] for job, rows in found.items()}
+
+    def cancel(self, job: str, index: int | None = None) -> None:
+        """See ``base.Scheduler``."""
+        done = run(["scancel", job if index is None else f"{job}_{index}"])
+        if done.returncode != 0 and "Invalid job id" not in done.stderr:
+            raise Unavailable(f"scancel failed: {done.stderr.strip()}", where=f"job {job}")
+
+    def throttle(self, job: str, running: int) -> None:
+        """See ``base.Scheduler``."""
+        self._update(job, f"ArrayTaskThrottle={running}")
+
+    def hasten(self, job: str, index: int) -> None:
+        """Let a requeued task start now, not two minutes after its requeue. Its owner may."""
+        self._update(f"{job}_{index}", "StartTime=now")
+
+    def check(self, submission: Submission) -> str:
+        """See ``base.Scheduler``.
+
+        Raises:
+            SubmissionRefused: as ``submit`` would.
+        """
+        done = run(["sbatch", "--test-only", str(submission.script)])
+        if done.returncode != 0:
+            raise SubmissionRefused(slurm_text.refusal(done.stderr))
+        return done.stderr.replace("sbatch: ", "").strip()
+
+    def capabilities(self) -> Capabilities:
+        """See ``base.Scheduler``. The narrower of what the cluster and the site file say."""
+        can, limits = self.site.capabilities, self.site.limits
+        accounting = can.accounting
+        if accounting is None:
+            accounting = self._config.get("AccountingStorageType", "").endswith("slurmdbd")
+        widest = self._config.get("MaxArraySize", "")
+        return Capabilities(
+            requeue=can.requeue == "user",
+            accounting=accounting,
+            max_array_tasks=min(limits.max_array, int(widest) if widest.isdecimal() else 1001),
+            max_submit=limits.max_submit,
+        )
+
+    def partitions(self) -> list[slurm_text.PartitionInfo]:
+        """The partitions of the cluster with their limits."""
+        return slurm_text.sinfo(self._ask(["sinfo", "-h", "-o", "%R|%l|%D|%a"]))
+
+    @cached_property
+    def _config(self) -> Mapping[str, str]:
+        return parse_config(self._ask(["scontrol", "show", "config"]))
+
+    @cached_property
+    def _cluster(self) -> str:
+        """Names the shared answers. Inside a job the name is in the environment."""
+        name = os.environ.get("SLURM_CLUSTER_NAME") or self._config.get("ClusterName")
+        return "".join(c if c.isalnum() else "-" for c in name or "slurm")
+
+    @cached_property
+    def _live(self) -> SharedQuery:
+        def ask(_: frozenset[str]) -> str:
+            form = slurm_text.squeue_format()
+            return self._ask(["squeue", "--me", "-h", "-t", "all", "-O", form])
+
+        return SharedQuery(f"squeue-{self._cluster}", self.site.limits.poll_min_s, ask)
+
+    @cached_property
+    def _accounts(self) -> SharedQuery:
+        def ask(jobs: frozenset[str]) -> str:
+            fields = ",".join(slurm_text.SACCT_FIELDS)
+            return self._ask(
+                ["sacct", "-X", "-n", "-P", "-o", fields, "-j", ",".join(sorted(jobs))]
+            )
+
+        return SharedQuery(f"sacct-{self._cluster}", self.site.limits.poll_min_s, ask)
+
+    def _ended(self, jobs: frozenset[str]) -> dict[str, list[Row]] | None:
+        """What accounting says of jobs that are gone from the queue.
+
+        Jobs it was not asked about yet are left out. None: there is no accounting.
+        """
+        if not jobs:
+            return {}
+        if not self.capabilities().accounting:
+            return None
+        answer = self._accounts.get(jobs)
+        cancelled = self.site.capabilities.preempt_as_cancelled
+        rows = _by_job(slurm_text.sacct(answer.text, os.getuid(), cancelled))
+        return {job: rows.get(job, []) for job in jobs & answer.wanted}
+
+    def _update(self, job: str, change: str) -> None:
+        done = run(["scontrol", "update", f"JobId={job}", change])
+        known = ("Invalid job id", "already completing", "already finished")
+        if done.returncode != 0 and not any(text in done.stderr for text in known):
+            raise Unavailable(f"scontrol failed: {done.stderr.strip()}", where=f"job {job}")
+
+    def _ask(self, argv: Sequence[str]) -> str:
+        done = run(argv)
+        if done.returncode != 0:
+            raise Unavailable(f"{argv[0]} failed: {done.stderr.strip() or done.returncode}")
+        return done.stdout
+
+
+def _by_job(rows: list[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.task.job, []).append(row)
+    return found
+
+
+def _submitted(job: Job) -> float | None:
+    return datetime.fromisoformat(job.submitted_at).timestamp() if job.submitted_at else None
+
+
+def _own(rows: list[Row], job: Job) -> list[Row]:
+    """The rows that are of this job and not of an older one with its id."""
+    since = _submitted(job)
+    if since is None:
+        return list(rows)
+    return [row for row in rows if row.submitted is None or row.submitted > since - _SAME_ID_S]
+
+
+def _missing(job: Job, rows: list[Row]) -> frozenset[int]:
+    """The indices of the job that no row speaks of."""
+    there = frozenset[int]().union(*(row.indices for row in rows))
+    return frozenset(range(job.tasks)) - there
+
+
+def _settled(job: Job, asked_at: float) -> bool:
+    since = _submitted(job)
+    return since is None or since < asked_at - _SETTLED_S
+
+
+def _task(job: Job, lost: frozenset[int], state: TaskState, reason: str) -> Row:
+    task = Task(job=job.job, index=-1, state=state, reason=reason, count=len(lost))
+    return Row(task, None, lost)
+
+
+def _epilogue(job: Job, lost: frozenset[int], said: list[Row] | None, known: bool) -> list[Row]:
+    """What became of tasks that are gone from the queue."""
+    if not known:
+        return [_each(job, index, TaskState.ENDING, "waits for accounting") for index in lost]
+    told = {row.task.index: row for row in said or [] if row.task.state.final}
+    return [
+        told.get(index) or _each(job, index, TaskState.GONE, "gone from the queue")
+        for index in sorted(lost)
+    ]
+
+
+def _each(job: Job, index: int, state: TaskState, reason: str) -> Row:
+    return Row(Task(job=job.job, index=index, state=state, reason=reason), None, frozenset({index}))

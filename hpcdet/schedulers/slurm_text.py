@@ -1,0 +1,241 @@
+"""What Slurm's commands print, read into the words of ``base``. Pure: text in, values out."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from hpcdet.schedulers.base import Refusal, Task, TaskState
+
+SQUEUE_FIELDS = (
+    "ArrayJobID", "ArrayTaskID", "State", "Reason", "RestartCnt", "SubmitTime", "StartTime",
+    "EndTime", "exit_code", "NodeList",
+)  # fmt: skip
+SACCT_FIELDS = ("JobID", "State", "ExitCode", "Submit", "Start", "End", "NodeList")
+
+STATES = {
+    "PENDING": TaskState.PENDING,
+    "REQUEUED": TaskState.PENDING,
+    "REQUEUE_FED": TaskState.PENDING,
+    "REQUEUE_HOLD": TaskState.PENDING,
+    "RESV_DEL_HOLD": TaskState.PENDING,
+    "SPECIAL_EXIT": TaskState.PENDING,
+    "RUNNING": TaskState.RUNNING,
+    "CONFIGURING": TaskState.RUNNING,
+    "RESIZING": TaskState.RUNNING,
+    "SIGNALING": TaskState.RUNNING,
+    "STOPPED": TaskState.RUNNING,
+    "SUSPENDED": TaskState.RUNNING,
+    "COMPLETING": TaskState.ENDING,
+    "STAGE_OUT": TaskState.ENDING,
+    "COMPLETED": TaskState.COMPLETED,
+    "FAILED": TaskState.FAILED,
+    "CANCELLED": TaskState.CANCELED,
+    "REVOKED": TaskState.CANCELED,
+    "TIMEOUT": TaskState.TIMEOUT,
+    "DEADLINE": TaskState.TIMEOUT,
+    "PREEMPTED": TaskState.PREEMPTED,
+    "NODE_FAIL": TaskState.NODE_FAIL,
+    "BOOT_FAIL": TaskState.NODE_FAIL,
+    "OUT_OF_MEMORY": TaskState.OOM,
+}
+
+_LIMIT = re.compile(r"MaxSubmit|MaxJobs|SubmitJobs|job submit limit|temporarily unable to accept")
+_OTHER_LIMIT = re.compile(r"\b(?:QOS|Assoc|Part)\w*(?:Max|Min|Grp)\w+")
+_UNAVAILABLE = re.compile(
+    r"[Uu]nable to contact|[Tt]imed out|Connection (?:refused|timed out|reset)|standby mode"
+    r"|[Zz]ero [Bb]ytes|[Cc]ommunication connection failure|[Aa]uthentication|munge"
+    r"|try again|Transport endpoint|temporarily unavailable|Unable to connect|No route to host"
+    r"|establish a configuration source|fetch.config|I/O error"
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A task and the job it belongs to, with the time the job was submitted (epoch seconds).
+
+    ``indices`` are those that a row of a pending array stands for.
+    """
+
+    task: Task
+    submitted: float | None
+    indices: frozenset[int]
+
+
+@dataclass(frozen=True)
+class PartitionInfo:
+    """A partition as ``sinfo`` shows it; no time limit is None."""
+
+    name: str
+    max_walltime_s: int | None
+    nodes: int
+    up: bool
+
+
+def squeue_format() -> str:
+    """For ``squeue -O``: whole fields, and bars between them."""
+    return ",".join(f"{name}:|" for name in SQUEUE_FIELDS)
+
+
+def squeue(text: str) -> list[Row]:
+    """The rows of ``squeue -h -O`` in ``squeue_format``, with times as ``%s``.
+
+    Rows that are not understood are left out.
+    """
+    return [row for line in text.splitlines() for row in _squeue_rows(line)]
+
+
+def _squeue_rows(line: str) -> Iterator[Row]:
+    parts = [part.strip() for part in line.split("|", len(SQUEUE_FIELDS) - 1)]
+    if len(parts) != len(SQUEUE_FIELDS):
+        return
+    job, array, state, reason, restarts, submit, start, end, status, nodes = parts
+    known = STATES.get(state)
+    if known is None or not job.isdecimal():
+        return
+    members = frozenset(indices(array) or {0})
+    code = int(status) if status.isdecimal() else 0
+    task = Task(
+        job=job,
+        index=min(members) if len(members) == 1 else -1,
+        state=known,
+        reason="" if reason == "None" else reason,
+        restarts=int(restarts) if restarts.isdecimal() else 0,
+        nodes=hosts(nodes.rstrip("|")),
+        start=_iso(start),
+        end=_iso(end),
+        exit_code=os.waitstatus_to_exitcode(code & 0xFFFF) if known.final else None,
+        count=len(members),
+    )
+    yield from _rows(task, _epoch(submit), members)
+
+
+def _rows(task: Task, submitted: float | None, members: frozenset[int]) -> Iterator[Row]:
+    """One row for tasks that wait together, one for each that ended with others."""
+    if not task.state.final:
+        yield Row(task, submitted, members)
+        return
+    for index in sorted(members):
+        yield Row(replace(task, index=index, count=1), submitted, frozenset({index}))
+
+
+def sacct(text: str, uid: int, preempt_as_cancelled: bool = False) -> list[Row]:
+    """The rows of ``sacct -X -n -P`` with ``SACCT_FIELDS``.
+
+    Args:
+        preempt_as_cancelled: a job that somebody else canceled was preempted.
+    """
+    return list(_sacct_rows(text, uid, preempt_as_cancelled))
+
+
+def _sacct_rows(text: str, uid: int, preempt_as_cancelled: bool) -> Iterator[Row]:
+    for line in text.splitlines():
+        parts = line.split("|")
+        match = re.fullmatch(r"(\d+)(?:_(?:(\d+)|\[(.*)\]))?", parts[0])
+        if match is None or len(parts) != len(SACCT_FIELDS):
+            continue
+        _, said, exit_code, submit, start, end, nodes = parts
+        word, _, by = said.partition(" by ")
+        state = STATES.get(word.rstrip("+"))
+        if state is None:
+            continue
+        if state is TaskState.CANCELED and preempt_as_cancelled and by != str(uid):
+            state = TaskState.PREEMPTED
+        members = frozenset(indices(match[2] or match[3] or "0"))
+        code, _, signal = exit_code.partition(":")
+        task = Task(
+            job=match[1],
+            index=min(members) if len(members) == 1 else -1,
+            state=state,
+            nodes=() if nodes == "None assigned" else hosts(nodes),
+            start=_iso(start),
+            end=_iso(end),
+            exit_code=(-int(signal) if int(signal) else int(code)) if state.final else None,
+            count=len(members),
+        )
+        yield from _rows(task, _epoch(submit), members)
+
+
+def indices(text: str) -> set[int]:
+    """Array indices of ``3``, ``2-6%2`` or ``0,4-8:2``; empty for a job without an array."""
+    found: set[int] = set()
+    for part in text.strip("[]").partition("%")[0].split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if match is not None:
+            first, last = int(match[1]), int(match[2] or match[1])
+            found.update(range(first, last + 1, int(match[3] or 1)))
+    return found
+
+
+def hosts(text: str) -> tuple[str, ...]:
+    """Names in a host list: ``n[1-3,07],login`` is n1 n2 n3 n07 login."""
+    found: list[str] = []
+    for item in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        found += _expand(item)
+    return tuple(found)
+
+
+def _expand(item: str) -> list[str]:
+    match = re.search(r"\[([^\]]*)\]", item)
+    if match is None:
+        return [item]
+    names: list[str] = []
+    for part in match[1].split(","):
+        first, _, last = part.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            name = f"{number:0{len(first)}d}"
+            names += _expand(item[: match.start()] + name + item[match.end() :])
+    return names
+
+
+def job_id(text: str) -> str | None:
+    """The id in what ``sbatch --parsable`` printed: ``12`` or ``12;cluster``."""
+    lines = [line for line in text.splitlines() if re.fullmatch(r"\d+(;.*)?", line)]
+    return lines[-1].partition(";")[0] if lines else None
+
+
+def refusal(message: str) -> Refusal:
+    """What kind of refusal a message of ``sbatch`` is (``base.Refusal``)."""
+    lines = re.sub(r"^(?:sbatch: )?(?:error: |fatal: )?", "", message, flags=re.M).splitlines()
+    text = "; ".join(line.strip() for line in lines if line.strip())
+    named = _OTHER_LIMIT.findall(text)
+    if _UNAVAILABLE.search(text):
+        return Refusal("unavailable", text)
+    if any(_LIMIT.search(name) for name in named) or (not named and _LIMIT.search(text)):
+        return Refusal("limit", text)
+    return Refusal("invalid", text)
+
+
+def sinfo(text: str) -> list[PartitionInfo]:
+    """The rows of ``sinfo -h -o '%R|%l|%D|%a'``."""
+    found: dict[str, PartitionInfo] = {}
+    for line in text.splitlines():
+        name, limit, nodes, up = line.split("|")
+        before = found[name].nodes if name in found else 0
+        found[name] = PartitionInfo(name, seconds(limit), before + int(nodes), up.strip() == "up")
+    return list(found.values())
+
+
+def seconds(text: str) -> int | None:
+    """Seconds of ``2-12:00:00``, ``30:00`` or ``15``(minutes); None if there is no limit."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    if match is None:
+        return None
+    days, one, two, three = (int(part) if part else 0 for part in match.groups())
+    if match[1] is not None or match[4] is not None:
+        return days * 86400 + one * 3600 + two * 60 + three
+    return one * 60 + two
+
+
+def _epoch(text: str) -> float | None:
+    return float(text) if text.isdecimal() else None
+
+
+def _iso(text: str) -> str:
+    """A time printed as ``%s``, as ISO 8601 in UTC; empty if it is not known."""
+    if not text.isdecimal():
+        return ""
+    return datetime.fromtimestamp(int(text), UTC).isoformat().replace("+00:00", "Z")
