@@ -123,15 +123,8 @@ class TrialBuilder:
         claim = records.Claim("0001-0000.0", "n1", "123_0", ["n1"], self.experiment.tick())
         claim.write_once(paths.claim)
         attempt = AttemptBuilder(self.experiment, self.paths, paths)
-        attempt.line(
-            "start",
-            world=ranks,
-            host="n1",
-            pid=1,
-            checkpoint=checkpoint,
-            batches=start,
-            fingerprint="",
-        )
+        place = {"world": ranks, "host": "n1", "pid": 1, "fingerprint": ""}
+        attempt.line("start", checkpoint=checkpoint, batches=start, **place)
         attempt.line("first_step")
         return attempt
 
@@ -185,7 +178,6 @@ class AttemptBuilder:
         *,
         error: str = "",
         until: Length | None = None,
-        **more: Any,
     ) -> None:
         verdicts: dict[str, tuple[Any, Any]] = {
             "completed": ("done", "completed"),
@@ -202,7 +194,7 @@ class AttemptBuilder:
                 verdict, cause, self.batches, error=error, until=until, at=self.experiment.tick()
             ).write_once(self.paths.verdict)
         records.End(
-            reason, 0, True, error, ["n1"], "0001-0000.0", self.experiment.tick(), **more
+            reason, 0, True, error, ["n1"], "0001-0000.0", self.experiment.tick()
         ).write_once(self.paths.end)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ def references(ids: Sequence[str]) -> list[find.Reference]:
     """
     words: list[str] = []
     for each in ids:
-        words.extend(click.get_text_stream("stdin").read().split() if each == "-" else [each])
+        words.extend(sys.stdin.read().split() if each == "-" else [each])
     if not words:
         raise UsageError("no id given", hint="hpcdet ls shows them")
     return [find.reference(each, settings().root) for each in words]

@@ -1,0 +1,120 @@
+"""``explain``: why an experiment is as it is, with evidence and the next command."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from hpcdet.cli import words
+from hpcdet.cli.ids import id_argument
+from hpcdet.cli.output import Column, Output, output, text
+from hpcdet.cli.settings import settings
+from hpcdet.read import find, gather, logs, views
+
+Finding = dict[str, Any]
+
+COLUMNS = (Column("ABOUT", "about"), Column("FINDING", "finding"))
+
+_WORDS = {
+    "oom": "it ran out of memory; ask for more by resources.memory_per_slot",
+    "user_error": "the code raised an error",
+    "launch_failed": "it never reached its first step",
+    "lost": "its worker vanished without a word",
+    "node_fail": "a node failed",
+    "preempted": "the scheduler took the nodes back",
+    "walltime": "the allocation's time was over",
+}
+
+
+@click.command("explain", short_help="Why it is pending, slow or failed, and what to do.")
+@id_argument()
+@output("explain")
+def explain_command(out: Output, id: str) -> None:
+    """Why an experiment is pending, slow, stuck or failed: evidence, and the next command.
+
+    \b
+    Example: hpcdet explain digits-7f3a
+    """
+    found = find.reference(id, settings().root)
+    findings = list(_explain(gather.gather(found.paths), found.trial))
+    if not out.for_people or out.fields:
+        out.emit(findings, COLUMNS, key="about")
+        return
+    for finding in findings:
+        click.echo(f"{finding['about']}: {finding['finding']}")
+        for line in finding["evidence"]:
+            click.echo(f"    {line}")
+        if finding["next"]:
+            click.echo(f"  next: {finding['next']}")
+
+
+def _finding(
+    about: str, finding: str, next: str = "", evidence: list[str] | None = None
+) -> Finding:
+    return {"about": about, "finding": finding, "evidence": evidence or [], "next": next}
+
+
+def _explain(gathered: gather.Gathered, trial: int) -> Iterator[Finding]:
+    item = views.status(gathered)
+    why = f": {text(item['why'])}" if item["why"] else ""
+    yield _finding(item["id"], f"{item['state']}{why}")
+    if item["state"] == "PAUSED":
+        yield _finding(item["id"], "it waits for a person", f"hpcdet resume {item['id']}")
+    yield from _queue(gathered, item)
+    for row in item["trials"]:
+        if trial in (0, row["trial"]):
+            yield from _trial(gathered, row)
+
+
+def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]:
+    name = item["id"]
+    for job in views.jobs(gathered):
+        if job["error"]:
+            hint = f"hpcdet show {name} --section jobs"
+            yield _finding(name, f"submission {job['number']} was refused", hint, [job["error"]])
+        elif job["hold"] and not job["job"] and not gathered.closed:
+            hint = f"sbatch {job['script']}"
+            yield _finding(name, "it is prepared and waits to be submitted by hand", hint)
+    if item["health"] == "queued":
+        waiting = [job["job"] for job in views.jobs(gathered) if job["job"]]
+        hint = f"squeue --start -j {','.join(waiting)}"
+        yield _finding(name, item["health_why"], hint)
+    if item["health"] == "stalled":
+        yield _finding(name, "no worker lives and nobody decides", f"hpcdet searcher start {name}")
+
+
+def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
+    attempts = views.attempts(gathered, row["trial"])
+    failed = [a for a in attempts if a["reason"] in ("user_error", "oom", "launch_failed")]
+    if row["state"] == "ERROR" or failed:
+        last = (failed or attempts)[-1:]
+        reason = last[0]["reason"] if last else ""
+        said = f"{row['state']}: {_WORDS.get(reason, reason) or text(row['why'])}"
+        evidence = [row["why"]] if row["why"] else []
+        if last:
+            traces = logs.errors(gathered.paths, row["trial"], last[0]["attempt"])
+            evidence += [line.text for line in traces[0]] if traces else [last[0]["error"]]
+        again = f"hpcdet retry {row['id']}" if row["state"] == "ERROR" else ""
+        next = again or f"hpcdet logs {row['id']} --errors"
+        yield _finding(row["id"], said, next, [line for line in evidence if line])
+    others = [a for a in attempts if a["reason"] in ("preempted", "walltime", "lost", "node_fail")]
+    if others:
+        lost = sum(_redone(a, b) for a, b in itertools.pairwise(attempts))
+        counts: dict[str, int] = {}
+        for attempt in others:
+            counts[attempt["reason"]] = counts.get(attempt["reason"], 0) + 1
+        told = ", ".join(f"{_WORDS[reason]} ({n} times)" for reason, n in counts.items())
+        yield _finding(row["id"], f"it began {len(attempts)} times: {told}; {lost} steps again")
+    if row["state"] == "RUNNING" and attempts:
+        last_heard = attempts[-1]["last_heard"]
+        if last_heard:
+            age = words.duration(views.seconds(last_heard, ""))
+            yield _finding(row["id"], f"at step {row['steps']}, last heard of {age} ago")
+
+
+def _redone(attempt: dict[str, Any], following: dict[str, Any]) -> int:
+    reached, begun = attempt["steps"], following["from_step"]
+    return max(0, reached - begun) if reached is not None and begun is not None else 0

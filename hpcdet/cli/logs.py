@@ -1,0 +1,155 @@
+"""``logs``: what the ranks printed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+import click
+
+from hpcdet.cli import follow
+from hpcdet.cli.ids import id_argument
+from hpcdet.cli.observe import moment
+from hpcdet.cli.output import Column, Output, output
+from hpcdet.cli.settings import settings
+from hpcdet.errors import UsageError
+from hpcdet.read import find, logs, views
+from hpcdet.read.logs import LogLine
+
+Keep = Callable[[LogLine], bool]
+
+COLUMNS = (Column("TRIAL", "trial"), Column("ATTEMPT", "attempt"), Column("RANK", "rank"))
+
+
+@click.command("logs", short_help="What the ranks printed, across attempts.")
+@id_argument()
+@click.option("-f", "--follow", "follow_", is_flag=True, help="Go on as lines come, to its end.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
+@click.option("--head", type=click.IntRange(min=0), metavar="N", help="Only the first N lines.")
+@click.option("--rank", type=int, multiple=True, help="Only this rank (repeat for more).")
+@click.option("--attempt", type=int, default=0, help="Only this attempt of each trial.")
+@click.option("--since", default="", metavar="AGE|TIME", help="Only later lines.")
+@click.option("--until", default="", metavar="AGE|TIME", help="Only earlier lines.")
+@click.option(
+    "--level",
+    default="",
+    type=click.Choice(["", *logs.LEVELS], case_sensitive=False),
+    metavar="LEVEL",
+    help="Only lines of this level or a graver one.",
+)
+@click.option("-g", "--grep", default="", metavar="RE", help="Only lines that match.")
+@click.option("--errors", is_flag=True, help="The first traceback of each rank.")
+@click.option("--launcher", is_flag=True, help="Also what the launcher said itself.")
+@click.option("--path", is_flag=True, help="Names of the log files, nothing of them.")
+@click.option("--exit-status", is_flag=True, help="With -f: exit 6 if it ended badly.")
+@output("logs")
+def logs_command(
+    out: Output,
+    id: str,
+    follow_: bool,
+    tail: int | None,
+    head: int | None,
+    rank: Sequence[int],
+    attempt: int,
+    since: str,
+    until: str,
+    level: str,
+    grep: str,
+    errors: bool,
+    launcher: bool,
+    path: bool,
+    exit_status: bool,
+) -> None:
+    """What the ranks of an experiment, trial (ID/3) or attempt (ID/3.2) printed.
+
+    \b
+    Examples: hpcdet logs digits-7f3a/3 --tail 50
+              hpcdet logs digits-7f3a --errors
+              hpcdet logs @last -f
+    """
+    found = find.reference(id, settings().root)
+    attempt = found.attempt or attempt
+    chosen = logs.sources(
+        found.paths, trial=found.trial, attempt=attempt, ranks=rank, launcher=launcher
+    )
+    if path:
+        for source in chosen:
+            click.echo(str(source.path))
+        return
+    if errors:
+        traces = logs.errors(found.paths, found.trial, attempt)
+        lines = [line for trace in traces for line in trace if not rank or line.rank in rank]
+        _print(out, lines)
+        if not lines:
+            settings().note("no traceback in the logs")
+        return
+    keep = _grep(grep)
+    times = {"since": moment(since) if since else "", "until": moment(until) if until else ""}
+    lines = [
+        line for source in chosen for line in logs.read(source, level=level, **times) if keep(line)
+    ]
+    if head is not None:
+        lines = lines[:head]
+    if tail is not None:
+        lines = lines[len(lines) - tail :] if tail < len(lines) else lines
+    _print(out, lines)
+    if not lines and not follow_:
+        settings().note("no lines")
+    if follow_:
+        with follow.following([found.paths.id]):
+            _follow(out, found, attempt, rank, launcher, keep, chosen)
+        if exit_status:
+            follow.judge([views.status(found.paths)])
+
+
+def _grep(pattern: str) -> Keep:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"not a regular expression: {error}", where="-g") from error
+    return lambda line: compiled.search(line.text) is not None
+
+
+def _follow(
+    out: Output,
+    found: find.Reference,
+    attempt: int,
+    ranks: Sequence[int],
+    launcher: bool,
+    keep: Keep,
+    known: list[logs.Source],
+) -> None:
+    """Print what is added, until the experiment (or the trial) has ended and all is printed."""
+    sources = {source.path: source for source in known}
+    while True:
+        over = _over(found)
+        for source in logs.sources(
+            found.paths, trial=found.trial, attempt=attempt, ranks=ranks, launcher=launcher
+        ):
+            sources.setdefault(source.path, source)
+        for source in sources.values():
+            _print(out, [line for line in source.lines(whole=over) if keep(line)])
+        if over:
+            return
+        follow.pause(0.5)
+
+
+def _over(found: find.Reference) -> bool:
+    item = views.status(found.paths)
+    if follow.ended(item):
+        return True
+    trials = [trial for trial in item["trials"] if trial["trial"] == found.trial]
+    return bool(trials) and all(trial["state"] in follow.ENDED for trial in trials)
+
+
+def _print(out: Output, lines: Sequence[LogLine]) -> None:
+    if not out.for_people:
+        if lines or out.format != "csv":
+            out.emit([asdict(line) for line in lines], COLUMNS, key="text")
+        return
+    several = len({(line.trial, line.attempt, line.rank) for line in lines}) > 1
+    for line in lines:
+        rank = "launcher" if line.rank == logs.LAUNCHER else f"r{line.rank}"
+        prefix = f"[{line.trial}.{line.attempt} {rank}] " if several or out.format == "wide" else ""
+        click.echo(prefix + line.text)

@@ -1,0 +1,118 @@
+"""``metrics``: values as rows, the last or best ones, or a plot of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from hpcdet.cli import words
+from hpcdet.cli.ids import ids_argument, references
+from hpcdet.cli.output import Column, Output, output, text
+from hpcdet.cli.settings import settings
+from hpcdet.errors import UsageError
+from hpcdet.read import gather, series, views
+
+COLUMNS = (
+    Column("EXPERIMENT", "experiment", wide=True),
+    Column("TRIAL", "trial", right=True),
+    Column("GROUP", "group"),
+    Column("STEP", "step", right=True),
+    Column("NAME", "name"),
+    Column("VALUE", "value", right=True),
+    Column("TIME", words.time_of("time")),
+    Column("ATTEMPT", "attempt", wide=True, right=True),
+    Column("SUPERSEDED", "superseded", wide=True),
+)
+
+
+@click.command("metrics", short_help="Metrics as rows, last or best values, or a plot.")
+@ids_argument()
+@click.option("--name", default="*", metavar="GLOB", help="Only metrics of this name.")
+@click.option("--group", default="*", metavar="GLOB", help="training, validation, …")
+@click.option("--last", is_flag=True, help="The newest value of each metric.")
+@click.option("--best", is_flag=True, help="The best value of each metric.")
+@click.option("--larger", is_flag=True, help="With --best: larger is better.")
+@click.option("--every", type=click.IntRange(min=1), metavar="N", help="Every Nth row.")
+@click.option("--plot", is_flag=True, help="Curves as text.")
+@click.option("--all", "all_", is_flag=True, help="Superseded rows of earlier attempts, too.")
+@output("metrics")
+def metrics_command(
+    out: Output,
+    ids: Sequence[str],
+    name: str,
+    group: str,
+    last: bool,
+    best: bool,
+    larger: bool,
+    every: int | None,
+    plot: bool,
+    all_: bool,
+) -> None:
+    """Metrics of experiments or trials. Where attempts overlap, the last one's values count.
+
+    \b
+    Examples: hpcdet metrics digits-7f3a --name 'val*' --best
+              hpcdet metrics digits-7f3a/2 --plot
+    """
+    if last and best:
+        raise UsageError("--last and --best are two questions", hint="ask one of them")
+    items: list[dict[str, Any]] = []
+    for reference in references(ids):
+        gathered = gather.gather(reference.paths)
+        rows = views.metrics(
+            gathered, trial=reference.trial, name=name, group=group, superseded=all_
+        )
+        if last:
+            rows = series.last(rows)
+        if best:
+            rows = _best(rows, gathered.config.searcher, larger)
+        if every:
+            rows = rows[::every]
+        items.extend({"experiment": gathered.id, **row} for row in rows)
+    if plot:
+        click.echo(_plots(items))
+        return
+    out.emit(items, COLUMNS, key="name", empty="no metrics yet")
+
+
+def _best(rows: list[series.Row], searcher: Any, larger: bool) -> list[series.Row]:
+    """By the searcher's sense for its own metric; by the flag for the others."""
+    own = [row for row in rows if row["name"] == searcher.metric]
+    others = [row for row in rows if row["name"] != searcher.metric]
+    return series.best(own, searcher.smaller_is_better and not larger) + series.best(
+        others, not larger
+    )
+
+
+def _plots(items: list[dict[str, Any]]) -> str:
+    curves: dict[tuple[str, int, str, str], list[tuple[int, float]]] = {}
+    for item in items:
+        value = series.number(item["value"])
+        if value is not None and abs(value) != float("inf"):
+            key = (item["experiment"], item["trial"], item["group"], item["name"])
+            curves.setdefault(key, []).append((item["step"], value))
+    if not curves:
+        settings().note("nothing to plot")
+    return "\n".join(
+        f"{experiment}/{trial} {group} {name}\n{plot(points)}"
+        for (experiment, trial, group, name), points in curves.items()
+    )
+
+
+def plot(points: Sequence[tuple[int, float]], width: int = 60, height: int = 8) -> str:
+    """A curve as text: one ``*`` per column of steps, values at the left, steps below."""
+    ordered = sorted(points)
+    (first, _), (end, _) = ordered[0], ordered[-1]
+    low, high = min(v for _, v in ordered), max(v for _, v in ordered)
+    grid = [[" "] * width for _ in range(height)]
+    for step, value in ordered:
+        column = round((step - first) / ((end - first) or 1) * (width - 1))
+        row = round((high - value) / ((high - low) or 1) * (height - 1))
+        grid[row][column] = "*"
+    labels = {0: text(high), height - 1: text(low)}
+    margin = max(len(label) for label in labels.values())
+    lines = [f"{labels.get(i, ''):>{margin}} |{''.join(row)}" for i, row in enumerate(grid)]
+    steps = f"{first}{str(end).rjust(width - len(str(first)))}"
+    return "\n".join([*(line.rstrip() for line in lines), f"{'':>{margin}}  {steps}"])

@@ -1,0 +1,167 @@
+"""What the ranks of all attempts printed, as one stream of lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.records import Claim, End
+
+_RANK = re.compile(r"rank-(\d+)\.log")
+_STAMP = re.compile(r"\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)")
+_LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b")
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+LAUNCHER = -1
+"""The "rank" of what the launcher said itself."""
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of one rank; ``time`` is "" where the line has no time stamp of its own."""
+
+    trial: int
+    attempt: int
+    rank: int
+    text: str
+    time: str = ""
+    level: str = ""
+
+
+@dataclass
+class Source:
+    """A log file, read on from where it was left."""
+
+    trial: int
+    attempt: int
+    rank: int
+    path: Path
+    offset: int = 0
+    _time: str = field(default="", init=False)
+    _level: str = field(default="", init=False)
+
+    def lines(self, whole: bool) -> Iterator[LogLine]:
+        """Complete lines that are new; with ``whole``, the unfinished last one as well."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        if not whole:
+            data = data[: data.rfind(b"\n") + 1]
+        self.offset += len(data)
+        # "\n" alone ends a line: a carriage return of a progress bar does not
+        for raw in data.decode(errors="replace").removesuffix("\n").split("\n") if data else ():
+            yield self._line(raw.rpartition("\r")[2] if not raw.endswith("\r") else raw[:-1])
+
+    def _line(self, text: str) -> LogLine:
+        """A line without time or level (as in a traceback) belongs to the one before it."""
+        stamp = _STAMP.match(text)
+        if stamp:
+            self._time = _utc(stamp[1])
+        level = _LEVEL.search(text[:80])
+        if level:
+            self._level = "CRITICAL" if level[1] == "FATAL" else level[1]
+        elif stamp:
+            self._level = ""
+        return LogLine(self.trial, self.attempt, self.rank, text, self._time, self._level)
+
+
+def _utc(stamp: str) -> str:
+    at = datetime.fromisoformat(stamp.replace(",", "."))
+    return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def sources(
+    paths: ExperimentPaths,
+    *,
+    trial: int = 0,
+    attempt: int = 0,
+    ranks: Collection[int] = (),
+    launcher: bool = False,
+) -> list[Source]:
+    """The log files there are now, by trial, attempt and rank; 0 and () stand for all."""
+    found: list[Source] = []
+    for each in paths.trials():
+        for one in each.attempts() if trial in (0, each.number) else ():
+            if attempt in (0, one.number):
+                found.extend(_sources(one, ranks, launcher))
+    return found
+
+
+def _sources(attempt: AttemptPaths, ranks: Collection[int], launcher: bool) -> list[Source]:
+    try:
+        names = sorted(path.name for path in attempt.logs.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    numbers = sorted(int(match[1]) for name in names if (match := _RANK.fullmatch(name)))
+    found = [
+        Source(attempt.trial, attempt.number, rank, attempt.log(rank))
+        for rank in numbers
+        if not ranks or rank in ranks
+    ]
+    if launcher and attempt.launcher_log.exists():
+        found.append(Source(attempt.trial, attempt.number, LAUNCHER, attempt.launcher_log))
+    return found
+
+
+def read(source: Source, *, since: str = "", until: str = "", level: str = "") -> list[LogLine]:
+    """All of a source's new lines between two ISO times and of at least one level.
+
+    A line without a time of its own counts with the one before it, and where there is none,
+    with the time its attempt began.
+    """
+    begin = _began(source) if since or until else ""
+    chosen = []
+    for line in source.lines(whole=True):
+        time = line.time or begin
+        if (since and time < since) or (until and time > until):
+            continue
+        if level and (not line.level or LEVELS.index(line.level) < LEVELS.index(level)):
+            continue
+        chosen.append(line)
+    return chosen
+
+
+def _began(source: Source) -> str:
+    claim = Claim.read(source.path.parent.parent / "claim.json")
+    return claim.at if claim else ""
+
+
+def first_traceback(source: Source) -> list[LogLine]:
+    """The first traceback in a log, whole; empty if there is none."""
+    found: list[LogLine] = []
+    for line in source.lines(whole=True):
+        if not found:
+            if line.text.startswith("Traceback (most recent call last)"):
+                found.append(line)
+            continue
+        found.append(line)
+        if line.text and not line.text.startswith((" ", "\t")):
+            break
+    return found
+
+
+def errors(paths: ExperimentPaths, trial: int = 0, attempt: int = 0) -> list[list[LogLine]]:
+    """The first traceback of each rank of each attempt; the launcher's log where ranks have none.
+
+    Of attempts that were followed by others of the trial, all are looked at.
+    """
+    found: list[list[LogLine]] = []
+    for each in paths.trials():
+        for one in each.attempts() if trial in (0, each.number) else ():
+            if attempt not in (0, one.number):
+                continue
+            tracebacks = [first_traceback(source) for source in _sources(one, (), False)]
+            found.extend(trace for trace in tracebacks if trace)
+            end = End.read(one.end)
+            failed = end is not None and end.reason in ("user_error", "oom", "launch_failed")
+            if failed and not any(tracebacks):
+                launcher = [s for s in _sources(one, (), True) if s.rank == LAUNCHER]
+                said = [list(source.lines(whole=True))[-20:] for source in launcher]
+                found.extend(lines for lines in said if lines)
+    return found
