@@ -19,6 +19,7 @@ from hpcdet.site.models import Detection, Site
 from hpcdet.site.text import KeyPath, Layer
 
 SUFFIX = ".yaml"
+_NOBODY = "no site file recognises this host and no scheduler is on PATH"
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,16 @@ def load(name: str | None = None, host: Host | None = None) -> Site:
         asked, reason = os.environ["HPCDET_SITE"], "$HPCDET_SITE names it"
     if asked is None:
         found, reason = detect(host)
-        return _build(_chain(found), reason)
+        site = _build(_chain(found), reason or _NOBODY)
+        site._fallback = not reason
+        return site
     return _build(_chain(_find(asked)), reason)
 
 
 def detect(host: Host | None = None) -> tuple[SiteFile, str]:
     """The first site file that recognises this host, and the reason for people.
 
-    ``local`` is the answer where none does.
+    ``local`` without a reason is the answer where none does.
     """
     host = host or Host()
     files = names()
@@ -100,7 +103,7 @@ def detect(host: Host | None = None) -> tuple[SiteFile, str]:
             if reason:
                 return file, reason
     local = next(file for file in reversed(files) if file.name == "local")
-    return local, "no site file recognises this host and no scheduler is on PATH"
+    return local, ""
 
 
 def _rule(rule: Any, file: SiteFile) -> Detection:

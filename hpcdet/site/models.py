@@ -171,6 +171,7 @@ class Site(Model):
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _source: str = PrivateAttr(default="")
     _reason: str = PrivateAttr(default="")
+    _fallback: bool = PrivateAttr(default=False)
 
     @property
     def origins(self) -> dict[str, str]:
@@ -208,6 +209,11 @@ class Site(Model):
             cpus_per_node=part.cpus_per_node,
             max_walltime_s=part.max_walltime_s,
         )
+
+    @property
+    def fallback(self) -> bool:
+        """Whether it was taken only because nothing recognised this host."""
+        return self._fallback
 
     def changed(self, values: dict[str, Any], origins: dict[str, str]) -> Site:
         """A copy with other values, and where those come from."""

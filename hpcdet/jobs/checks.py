@@ -1,0 +1,239 @@
+"""What can be said before anything is submitted: of an experiment at a site, and of a site."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hpcdet.errors import ConfigError, HpcdetError
+from hpcdet.jobs import snapshot
+from hpcdet.jobs.options import duration
+from hpcdet.jobs.render import render
+from hpcdet.schedulers.opening import open_scheduler
+from hpcdet.schedulers.slurm_text import PartitionInfo
+from hpcdet.site import PartitionView, Site
+from hpcdet.store import files
+from hpcdet.store.config import Resolved, Resources
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import Intent
+
+_LOGIN = re.compile(r"^(?:login|head|front|submit|access|gateway)", re.IGNORECASE)
+_FILES_OF_A_TRIAL = 60
+_LEAST_FREE_BYTES = 1024**3
+_LAUNCHERS = {"srun": "srun", "mpirun": "mpirun"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One result of looking at a site."""
+
+    level: Literal["ok", "warning", "error"]
+    what: str
+    hint: str = ""
+
+
+def preflight(experiment: Resolved, site: Site, root: Path) -> list[str]:
+    """Look at an experiment that is about to be submitted.
+
+    Args:
+        root: the folder of experiments.
+
+    Returns:
+        Warnings, one sentence each.
+
+    Raises:
+        ConfigError: it can never run here: no such partition, a walltime over its limit, more
+            slots than a node has, no backend; or ``local`` on a login node, unasked.
+        Unavailable: the scheduler does not answer.
+    """
+    if site.fallback and (sign := login_node()):
+        raise ConfigError(
+            f"this looks like a login node ({sign}) and no scheduler is on PATH",
+            where="site local",
+            hint="jobs would run here: say --site local if that is meant",
+        )
+    view = site.view(experiment.resources.resource_pool)
+    _refuse_impossible(experiment.resources, view, _partition(site, view))
+    return [*_keeps(experiment, site, root), *_room(experiment, root), *_crank(site)]
+
+
+def login_node() -> str:
+    """What makes this host look like a login node; empty if nothing does."""
+    name = socket.gethostname()
+    if _LOGIN.match(name):
+        return f"its name is {name}"
+    return "it has environment modules" if os.environ.get("LMOD_CMD") else ""
+
+
+def code_differs(paths: ExperimentPaths) -> list[str]:
+    """Files of the model folder that are not as in the experiment's snapshot, with how.
+
+    Empty also where the folder is gone or cannot be looked at: the snapshot is what runs.
+    """
+    record = files.read_json(paths.provenance)
+    if not isinstance(record, dict):
+        return []
+    then, folder = record.get("code", {}), Path(record.get("model_dir", ""))
+    try:
+        now = {
+            entry.path: snapshot.digest(entry)
+            for entry in snapshot.scan(folder, skip=paths.root.parent)
+        }
+    except (ConfigError, OSError):
+        return []
+    said = {
+        **dict.fromkeys(now.keys() - then.keys(), "added"),
+        **dict.fromkeys(then.keys() - now.keys(), "removed"),
+        **{path: "changed" for path in now.keys() & then.keys() if now[path] != then[path]},
+    }
+    return [f"{path} ({how})" for path, how in sorted(said.items())]
+
+
+def site_findings(site: Site) -> list[Finding]:
+    """Try a site: its template, its scheduler, its partitions, its launcher."""
+    findings = [_template(site), *_scheduler(site)]
+    launchers = {
+        site.launcher.kind,
+        *(p.launcher.kind for p in site.partitions.values() if p.launcher),
+    }
+    for kind in sorted(launchers & _LAUNCHERS.keys()):
+        path = shutil.which(_LAUNCHERS[kind])
+        hint = "" if path else "it may be on the nodes only, or come with a module"
+        level: Literal["ok", "warning"] = "ok" if path else "warning"
+        findings.append(Finding(level, f"launcher {kind}: {path or 'not on PATH here'}", hint))
+    return findings + [Finding("warning", text) for text in _crank(site)]
+
+
+def _template(site: Site) -> Finding:
+    intent = Intent(1, "check-1", "hpcdet:check:1", tasks=2, throttle=1, term=0)
+    try:
+        text = render(Resolved(), site, intent, ExperimentPaths(Path("/nowhere/check")))
+    except HpcdetError as error:
+        return Finding("error", f"template: {error.where}: {error.what}", error.hint)
+    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    if done.returncode != 0:
+        return Finding("error", f"template: the script is no bash: {done.stderr.strip()}")
+    return Finding("ok", "template renders, and bash reads it")
+
+
+def _scheduler(site: Site) -> list[Finding]:
+    try:
+        scheduler = open_scheduler(site)
+        can = scheduler.capabilities()
+        there = {info.name: info for info in _partitions(site)}
+    except HpcdetError as error:
+        return [Finding("error", f"scheduler: {error.what}", error.hint)]
+    words = [
+        "with accounting" if can.accounting else "without accounting",
+        "tasks may requeue themselves" if can.requeue else "ended tasks are submitted anew",
+        f"arrays of up to {can.max_array_tasks}",
+    ]
+    findings = [Finding("ok", f"scheduler {scheduler.name} answers: {', '.join(words)}")]
+    named = {site.view(name).directives.get("partition") for name in (None, *site.partitions)}
+    for name in sorted(str(name) for name in named if name is not None and there):
+        if name in there:
+            findings.append(Finding("ok", f"partition {name} is there"))
+        else:
+            hint = f"partitions here: {', '.join(sorted(there))}"
+            findings.append(Finding("error", f"partition {name} does not exist", hint))
+    return findings
+
+
+def _partitions(site: Site) -> list[PartitionInfo]:
+    if site.scheduler != "slurm":
+        return []
+    from hpcdet.schedulers.slurm import SlurmScheduler
+
+    return SlurmScheduler(site).partitions()
+
+
+def _partition(site: Site, view: PartitionView) -> PartitionInfo | None:
+    """The partition as the scheduler knows it; None: the scheduler's default, or no scheduler."""
+    open_scheduler(site)  # refuses a site without a backend
+    name = view.directives.get("partition")
+    if site.scheduler != "slurm" or name is None:
+        return None
+    there = {info.name: info for info in _partitions(site)}
+    chosen = [part for part in str(name).split(",") if part in there]
+    if not chosen:
+        raise ConfigError(
+            f"there is no partition {name}",
+            where="resources.resource_pool",
+            hint=f"partitions here: {', '.join(sorted(there))}",
+        )
+    # of several, the scheduler takes the first that fits; the widest decides what can run
+    return max((there[part] for part in chosen), key=lambda info: info.max_walltime_s or math.inf)
+
+
+def _refuse_impossible(
+    need: Resources, view: PartitionView, partition: PartitionInfo | None
+) -> None:
+    limits = [view.max_walltime_s, partition.max_walltime_s if partition else None]
+    limit = min((value for value in limits if value is not None), default=None)
+    name = partition.name if partition else view.name or "default"
+    if need.walltime_s is not None and limit is not None and need.walltime_s > limit:
+        raise ConfigError(
+            f"{duration(need.walltime_s)} is over the limit of partition {name}",
+            where="resources.walltime",
+            hint=f"at most {duration(limit)}; trials go on in the next allocation by themselves",
+        )
+    if view.slots_per_node is not None and need.slots_per_node > view.slots_per_node:
+        raise ConfigError(
+            f"{need.slots_per_node} slots on one node; those of {name} have {view.slots_per_node}",
+            where="resources.slots_per_node",
+            hint="spread the trial over more nodes: resources.nodes",
+        )
+    if partition is not None and need.nodes > partition.nodes:
+        raise ConfigError(
+            f"{need.nodes} nodes; partition {name} has {partition.nodes}", where="resources.nodes"
+        )
+
+
+def _keeps(experiment: Resolved, site: Site, root: Path) -> list[str]:
+    """Will the files outlive the run?"""
+    days, scratch = site.paths.purge_days, site.paths.scratch
+    walltime = experiment.resources.walltime_s
+    if days is None or scratch is None or walltime is None:
+        return []
+    purged = Path(os.path.expandvars(scratch)).expanduser()
+    if not root.resolve().is_relative_to(purged.resolve()):
+        return []
+    searcher = experiment.searcher
+    rounds = math.ceil(searcher.max_trials / max(1, searcher.max_concurrent_trials))
+    if rounds * walltime < days * 86400 / 2:
+        return []
+    return [
+        f"{root} is purged after {days} days, and with time in the queue the run may take longer; "
+        "HPCDET_ROOT puts experiments elsewhere"
+    ]
+
+
+def _room(experiment: Resolved, root: Path) -> list[str]:
+    """Is there room for the files?"""
+    place = next(path for path in (root.resolve(), *root.resolve().parents) if path.exists())
+    free = os.statvfs(place)
+    warnings = []
+    need = experiment.searcher.max_trials * _FILES_OF_A_TRIAL
+    if free.f_files and free.f_favail < need:
+        warnings.append(f"{place} has {free.f_favail} inodes left; the run may need {need}")
+    if free.f_bavail * free.f_frsize < _LEAST_FREE_BYTES:
+        mib = free.f_bavail * free.f_frsize // 1024**2
+        warnings.append(f"{place} has {mib} MiB left; checkpoints may not fit")
+    return warnings
+
+
+def _crank(site: Site) -> list[str]:
+    """Is there somebody to decide what comes next?"""
+    if site.capabilities.submit_from_compute or site.capabilities.login_daemon == "allowed":
+        return []
+    return [
+        "at this site workers cannot submit and a searcher may not stay on a login node: when "
+        "jobs end early, the search waits until you run `hpcdet searcher run`"
+    ]
