@@ -6,8 +6,8 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Mapping
-from datetime import datetime
 
 from hpcdet.jobs.launch import Allocation
 
@@ -64,15 +64,20 @@ def _slurm_end(environment: Mapping[str, str], job: str, walltime_s: float | Non
         return float(end)
     shown = _ask("scontrol", "show", "job", "--oneliner", job) or ""
     found = re.search(r"\bEndTime=(\S+)", shown)
-    if found and found[1] not in ("Unknown", "None"):
-        return datetime.fromisoformat(found[1]).timestamp()
-    return datetime.now().timestamp() + walltime_s if walltime_s else None
+    if found and found[1].isdecimal():
+        return float(found[1])
+    return time.time() + walltime_s if walltime_s else None
 
 
 def _ask(*command: str) -> str | None:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_ANSWER_S, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_S,
+            check=False,
+            env={**os.environ, "SLURM_TIME_FORMAT": "%s"},
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
