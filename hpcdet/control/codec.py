@@ -64,7 +64,7 @@ def _plain(value: Any) -> Any:
 def _fields(value: dict[str, Any]) -> dict[str, Any]:
     fields = {key: item for key, item in value.items() if key != "kind"}
     for key in ("until", "length"):
-        if key in fields:
+        if fields.get(key) is not None:
             fields[key] = Length.decode(fields[key])
     if "metrics" in fields:
         fields["metrics"] = {name: _number(item) for name, item in fields["metrics"].items()}

@@ -53,7 +53,7 @@ def advance(paths: ExperimentPaths, holder: Holder) -> Turn:
     """
     closed = Closed.read(paths.closed)
     if closed is not None:
-        holder.release()
+        holder.close()
         return Turn(False, closed.state, closed=True)
     try:
         if not holder.begin():
@@ -63,13 +63,13 @@ def advance(paths: ExperimentPaths, holder: Holder) -> Turn:
         return Turn(False, actions=tuple(holder.actions))
     except IntegrityError as error:
         holder.actions.append(str(error))
-        holder.release()
+        holder.close()
         return Turn(False, actions=tuple(holder.actions))
     closed = Closed.read(paths.closed)
     state = closed.state if closed else holder.decided.state[0]
     turn = Turn(True, state, closed is not None, tuple(holder.actions), holder.watch.blind)
     if closed is not None:
-        holder.release()
+        holder.close()
     return turn
 
 
@@ -144,7 +144,8 @@ def _learn(holder: Holder) -> dict[int, Standing]:
         if plan.ended or not trial.record.exists():
             continue
         standing = trials.standing(trial)
-        for report in holder.facts.reports(trial, plan.until.unit, plan.told):
+        unit = plan.until.unit if plan.until else "batches"
+        for report in holder.facts.reports(trial, unit, plan.told):
             if holder.decided.broken or holder.decided.canceled:
                 # it is heard when the searcher can hear again
                 holder.facts.forget(number)
@@ -210,8 +211,9 @@ def _how_done(
     verdict = Verdict.read(last.verdict)
     if verdict is None or verdict.until is not None:
         return "target"
-    short = plan.until.unit == "batches" and verdict.batches < plan.until.value
-    return "user_exit" if short else "target"
+    if plan.until is not None and plan.until.unit == "batches":
+        return "target" if verdict.batches >= plan.until.value else "user_exit"
+    return "target"
 
 
 def _is_over(holder: Holder, standings: dict[int, Standing]) -> bool:

@@ -32,7 +32,7 @@ class Plan:
     number: int
     params: dict[str, Any]
     seed: int
-    until: Length
+    until: Length | None
     parent: str = ""
     searcher: str = "run"
     why: str = ""

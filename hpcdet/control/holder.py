@@ -154,7 +154,7 @@ class Holder:
         for line in self._chain.extend(owed) if owed else []:
             self.decided.take(line)
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Leave the lease to others; the next turn takes it again if it is free then."""
         self.lease.release()
         self._forget()

@@ -1,0 +1,231 @@
+"""The searcher daemon: a process that does nothing but turn the crank of one experiment.
+
+It is never needed, since workers and waiting submitters turn the crank as well; where it is
+allowed, decisions come sooner and need no running worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hpcdet.control import controller
+from hpcdet.control.holder import Holder
+from hpcdet.errors import StillPending, UsageError
+from hpcdet.store import files, lease
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import Closed
+
+STOP_LIMIT_S = 120.0
+_SLOWEST_S = 60.0
+
+
+def run(
+    paths: ExperimentPaths,
+    kind: str = "daemon",
+    on_turn: Callable[[controller.Turn], None] = lambda _: None,
+    until: Callable[[], bool] = lambda: False,
+    holder: Holder | None = None,
+) -> int:
+    """Turn the crank until the experiment is over; TERM and INT end it and free the lease.
+
+    Args:
+        on_turn: sees every turn, for progress and logs.
+        until: asked between turns; true ends the loop.
+        holder: one that is there already.
+
+    Returns:
+        0 if the experiment is over, 130 after INT, 143 after TERM.
+    """
+    holder = holder or Holder.open(paths, kind)
+    pause = interval(holder.hands.site.limits.poll_min_s, holder.hands.site.lease_ttl_s)
+    with _signals() as heard:
+        try:
+            while not heard:
+                turn = _turn(paths, holder)
+                if turn is not None:
+                    on_turn(turn)
+                    if turn.closed:
+                        return 0
+                if until():
+                    return 0
+                # many daemons of one user shall not ask in step
+                _wait(heard, pause * random.uniform(0.8, 1.2))
+        finally:
+            holder.close()
+    return 128 + heard[0]
+
+
+def interval(poll_min_s: float, lease_ttl_s: float) -> float:
+    """Seconds between turns: new metrics are read sooner than the scheduler may be asked."""
+    return max(0.2, min(poll_min_s / 4, lease_ttl_s / 10, _SLOWEST_S))
+
+
+def main(paths: ExperimentPaths, holder: Holder | None = None) -> int:
+    """``run``, with a line per action on stdout: what ``start`` puts into ``searcher.log``."""
+
+    def say(turn: controller.Turn) -> None:
+        for action in turn.actions:
+            print(files.now(), action, flush=True)
+
+    print(files.now(), f"searcher of {paths.id}, pid {os.getpid()}", flush=True)
+    code = run(paths, on_turn=say, holder=holder)
+    print(files.now(), f"searcher ends with {code}", flush=True)
+    return code
+
+
+def start(paths: ExperimentPaths) -> int:
+    """Start a daemon that outlives this process; returns its pid once it runs.
+
+    Raises:
+        UsageError: the experiment is over, or a daemon of it runs already.
+        StillPending: it did not come up; ``searcher.log`` says why.
+    """
+    if (closed := Closed.read(paths.closed)) is not None:
+        raise UsageError(f"nothing is left to decide: it is {closed.state}", where=paths.id)
+    said = status(paths)
+    if said["kind"] == "daemon" and said["held"]:
+        raise UsageError(
+            f"a searcher runs already on {said['host']}, pid {said['pid']}", where=paths.id
+        )
+    ready, tell = os.pipe()
+    with paths.searcher_log.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hpcdet.control.daemon", str(paths.root), str(tell)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=[tell],
+        )
+    os.close(tell)
+    with os.fdopen(ready, "rb") as pipe:
+        if pipe.read(1) != b"+":
+            code = process.wait()
+            raise StillPending(
+                f"the searcher ended at once with {code}", where=str(paths.searcher_log)
+            )
+    return process.pid
+
+
+def stop(paths: ExperimentPaths) -> bool:
+    """End the daemon of this experiment on this host and wait for it; False if there is none.
+
+    Raises:
+        UsageError: it runs on another host.
+        StillPending: it did not end in time.
+    """
+    said = status(paths)
+    if said["kind"] != "daemon" or not said["held"]:
+        return False
+    if said["host"] != socket.gethostname():
+        raise UsageError(
+            "the searcher runs on another host",
+            where=said["host"],
+            hint=f"there: kill {said['pid']}",
+        )
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(said["pid"], signal.SIGTERM)
+    limit = time.monotonic() + STOP_LIMIT_S
+    while _runs(said["pid"]) and status(paths)["held"]:
+        if time.monotonic() > limit:
+            raise StillPending(f"the searcher does not end, pid {said['pid']}", where=paths.id)
+        time.sleep(0.05)
+    return True
+
+
+def status(paths: ExperimentPaths) -> dict[str, Any]:
+    """Who holds the lease: ``term, kind, host, pid, held, age_s``.
+
+    ``held`` is false once the term was released; a holder that died silently counts as one
+    until its term expires for somebody else. On its own host a dead process is seen at once.
+    """
+    newest = lease.last(paths)
+    if newest is None:
+        return {"term": 0, "kind": "", "host": "", "pid": 0, "held": False, "age_s": None}
+    term, beat = newest
+    held = beat is None or not beat.released
+    if held and term.host == socket.gethostname():
+        held = _runs(term.pid)
+    return {
+        "term": term.number,
+        "kind": term.kind,
+        "host": term.host,
+        "pid": term.pid,
+        "held": held,
+        "age_s": _age(lease.beat_path(paths, term.number)),
+    }
+
+
+def _turn(paths: ExperimentPaths, holder: Holder) -> controller.Turn | None:
+    """A turn; trouble of the file system is said and waited out."""
+    try:
+        return controller.advance(paths, holder)
+    except OSError as error:
+        print(files.now(), f"turn failed: {error}", file=sys.stderr, flush=True)
+        return None
+
+
+def _wait(heard: list[int], seconds: float) -> None:
+    limit = time.monotonic() + seconds
+    while not heard and (left := limit - time.monotonic()) > 0:
+        time.sleep(min(left, 0.2))
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Numbers of TERM and INT as they come, where this thread may hear them."""
+    heard: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield heard
+        return
+
+    def hear(number: int, _: object) -> None:
+        heard.append(number)
+
+    former = {n: signal.signal(n, hear) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield heard
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _age(path: Path) -> float | None:
+    try:
+        return round(max(0.0, time.time() - path.stat().st_mtime), 1)
+    except FileNotFoundError:
+        return None
+
+
+def _detached(argv: list[str]) -> int:
+    """``python -m hpcdet.control.daemon EXP FD``: says ``+`` once it is up."""
+    paths, fd = ExperimentPaths(Path(argv[0])), int(argv[1])
+    holder = Holder.open(paths, "daemon")  # raises what would make the daemon useless
+    os.write(fd, b"+")
+    os.close(fd)
+    return main(paths, holder)
+
+
+if __name__ == "__main__":
+    sys.exit(_detached(sys.argv[1:]))
