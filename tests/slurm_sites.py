@@ -29,13 +29,17 @@ def write_site(folder: Path, cluster: SlurmCluster, **changes: Any) -> Path:
         "limits": {
             "max_array": cluster.options.max_array,
             "max_submit": cluster.options.max_submit,
-            "poll_min_s": 2,
+            "poll_min_s": 1,
             "kill_wait_s": cluster.options.kill_wait_s,
             "signal_lead_s": 20,
         },
         "default_partition": "batch",
-        "env": {"PATH": cluster.environment()["PATH"], "OMP_NUM_THREADS": "1"},
-        "launcher": {"kind": "srun", "args": ["--mpi=none"]},
+        "env": {
+            "PATH": cluster.environment()["PATH"],
+            "HPCDET_CACHE": str(folder / "cache"),
+            "OMP_NUM_THREADS": "1",
+        },
+        "launcher": {"kind": "srun"},
         "python": sys.executable,
         "lease_ttl_s": 10,
     }

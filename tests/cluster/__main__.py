@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--send-user-signal", action="store_true")
     parser.add_argument("--max-array", type=int, default=1001)
     parser.add_argument("--max-submit", type=int)
-    parser.add_argument("--kill-wait", type=int, default=10, help="seconds from TERM to KILL")
+    parser.add_argument("--kill-wait", type=int, default=6, help="seconds from TERM to KILL")
     given = parser.parse_args(argv)
     try:
         if given.verb == "ls":

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NODES = ("n1", "n2", "n3", "n4")
-CPUS_PER_NODE = 4
-MEMORY_PER_NODE_MB = 6000
+CPUS_PER_NODE = 8
+MEMORY_PER_NODE_MB = 8000
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Options:
     send_user_signal: bool = False
     max_array: int = 1001
     max_submit: int | None = None
-    kill_wait_s: int = 10
+    kill_wait_s: int = 6
 
 
 @dataclass(frozen=True)
