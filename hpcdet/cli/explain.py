@@ -97,8 +97,8 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
         if last:
             traces = logs.errors(gathered.paths, row["trial"], last[0]["attempt"])
             evidence += [line.text for line in traces[0]] if traces else [last[0]["error"]]
-        again = f"hpcdet retry {row['id']}" if row["state"] == "ERROR" else ""
-        next = again or f"hpcdet logs {row['id']} --errors"
+        over = row["state"] != "ERROR" or gathered.closed is not None
+        next = f"hpcdet logs {row['id']} --errors" if over else f"hpcdet retry {row['id']}"
         yield _finding(row["id"], said, next, [line for line in evidence if line])
     others = [a for a in attempts if a["reason"] in ("preempted", "walltime", "lost", "node_fail")]
     if others:

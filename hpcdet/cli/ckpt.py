@@ -1,0 +1,177 @@
+"""``ckpt``: checkpoints. Their bytes are read by the node tower, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcdet.cli import words
+from hpcdet.cli.ids import id_argument
+from hpcdet.cli.output import Column, Output, output
+from hpcdet.cli.settings import confirm, settings
+from hpcdet.errors import HpcdetError, IntegrityError, NotFound, UsageError
+from hpcdet.read import find, gather, states, views
+from hpcdet.store import files
+from hpcdet.store.layout import CHECKPOINT_NAME
+from hpcdet.store.trials import MANIFEST
+
+COLUMNS = (
+    Column("TRIAL", "trial", right=True),
+    Column("STEP", "step", right=True),
+    Column("NAME", "name"),
+    Column("STATE", "state"),
+    Column("SIZE", lambda row: words.size(row["bytes"]), right=True),
+    Column("METRIC", "metric", right=True),
+    Column("KEPT", "kept"),
+    Column("DIGEST", lambda row: row["digest"][:16]),
+    Column("PATH", "path", wide=True),
+)
+
+
+@click.group("ckpt", short_help="List, verify, digest and remove checkpoints.")
+def ckpt_command() -> None:
+    """Checkpoints: list, verify, digest, remove.
+
+    \b
+    Example: hpcdet ckpt ls digits-7f3a/3
+    """
+
+
+@ckpt_command.command("ls")
+@id_argument()
+@click.option("--deleted", is_flag=True, help="Also those that were removed.")
+@output("ckpt.ls")
+def ls(out: Output, id: str, deleted: bool) -> None:
+    """Checkpoints of an experiment or trial.
+
+    \b
+    Example: hpcdet ckpt ls digits-7f3a -o wide
+    """
+    found = find.reference(id, settings().root)
+    rows = views.checkpoints(found.paths, found.trial, deleted)
+    out.emit(rows, COLUMNS, key="path", empty="no checkpoints")
+
+
+@ckpt_command.command("digest")
+@click.argument("what", nargs=-1, required=True, metavar="PATH|ID...")
+@output("ckpt.digest")
+def digest(out: Output, what: Sequence[str]) -> None:
+    """The digest of the training state: equal for equal states, whatever the files look like.
+
+    \b
+    Example: hpcdet ckpt digest EXP/trials/0003/checkpoints/00000300.g2
+    """
+    rows = _run("digest", _folders(what))
+    _refuse_damaged(rows)
+    if out.for_people and not out.fields:
+        for row in rows:
+            click.echo(row["digest"] if len(rows) == 1 else f"{row['digest']}  {row['path']}")
+        return
+    out.emit(rows, (Column("DIGEST", "digest"), Column("PATH", "path")), key="digest")
+
+
+@ckpt_command.command("verify")
+@click.argument("what", nargs=-1, required=True, metavar="PATH|ID...")
+@output("ckpt.verify")
+def verify(out: Output, what: Sequence[str]) -> None:
+    """Read every byte of checkpoints and check it; exit 9 if one is damaged.
+
+    \b
+    Example: hpcdet ckpt verify digits-7f3a
+    """
+    rows = _run("verify", _folders(what))
+    columns = (Column("STATE", "state"), Column("PATH", "path"), Column("ERROR", "error"))
+    out.emit(rows, columns, key="path")
+    _refuse_damaged(rows)
+
+
+@ckpt_command.command("rm")
+@click.argument("what", nargs=-1, required=True, metavar="PATH|ID...")
+@click.option("-n", "--dry-run", is_flag=True, help="Only say what would go.")
+@output("ckpt.rm")
+def rm(out: Output, what: Sequence[str], dry_run: bool) -> None:
+    """Remove checkpoints of trials that do not run.
+
+    \b
+    Example: hpcdet ckpt rm digits-7f3a/3 -n
+    """
+    folders = _folders(what)
+    for folder in folders:
+        _refuse_live(folder)
+    rows = [{"path": str(folder), "bytes": _bytes(folder), "removed": False} for folder in folders]
+    if not dry_run:
+        total = words.size(sum(row["bytes"] for row in rows))
+        confirm(f"remove {len(rows)} checkpoints ({total})?")
+        for folder, row in zip(folders, rows, strict=True):
+            _remove(folder)
+            row["removed"] = True
+    columns = (
+        Column("REMOVED", "removed"),
+        Column("SIZE", lambda row: words.size(row["bytes"]), right=True),
+        Column("PATH", "path"),
+    )
+    out.emit(rows, columns, key="path")
+
+
+def _folders(what: Sequence[str]) -> list[Path]:
+    """The checkpoints meant: folders of checkpoints as they are, of ids all complete ones."""
+    found: list[Path] = []
+    for text in what:
+        path = Path(text).expanduser().absolute()
+        if (path / MANIFEST).exists() or (path.is_dir() and CHECKPOINT_NAME.search(path.name)):
+            found.append(path)
+            continue
+        reference = find.reference(text, settings().root)
+        rows = views.checkpoints(reference.paths, reference.trial)
+        complete = [Path(row["path"]) for row in rows if row["state"] == "complete"]
+        if not complete:
+            raise NotFound("it has no complete checkpoint", where=str(reference))
+        found.extend(complete)
+    return found
+
+
+def _run(command: str, folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """What ``python -m hpcdet.checkpoint`` says of each folder."""
+    argv = [sys.executable, "-m", "hpcdet.checkpoint", command, *map(str, folders)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if len(rows) != len(folders):
+        raise HpcdetError("the process that reads checkpoints failed", hint=done.stderr.strip())
+    return [{"error": "", "digest": "", **row} for row in rows]
+
+
+def _refuse_damaged(rows: Sequence[dict[str, Any]]) -> None:
+    damaged = [row for row in rows if row["state"] == "damaged"]
+    if damaged:
+        hint = "an earlier one may be whole: hpcdet ckpt verify ID checks them all"
+        raise IntegrityError(damaged[0]["error"], where=damaged[0]["path"], hint=hint)
+
+
+def _refuse_live(folder: Path) -> None:
+    try:
+        found = find.reference(str(folder), settings().root)
+    except NotFound:
+        return
+    gathered = gather.gather(found.paths)
+    of = [trial for trial in gathered.trials if trial.number == found.trial]
+    if any(states.trial_state(trial) in ("RUNNING", "STOPPING") for trial in of):
+        raise UsageError("the trial is running", where=str(found), hint="pause or cancel it first")
+
+
+def _remove(folder: Path) -> None:
+    """The commit goes first: what is left if this is cut off is no checkpoint any more."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    files.sync_folder(folder)
+    shutil.rmtree(folder)
+    files.sync_folder(folder.parent)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,35 @@
+"""``report``: one HTML file per experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from hpcdet.cli.ids import ids_argument, references
+from hpcdet.errors import UsageError
+
+
+@click.command("report", short_help="Write an experiment into one HTML file.")
+@ids_argument()
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where to write it [EXP/report.html].",
+)
+def report_command(ids: Sequence[str], out: Path | None) -> None:
+    """Write experiments into HTML files that need no network. Prints the files' names.
+
+    \b
+    Example: hpcdet report digits-7f3a -o report.html
+    """
+    from hpcdet.read import report
+
+    found = references(ids)
+    if out is not None and len(found) > 1:
+        raise UsageError("one file cannot hold several experiments", where="-o")
+    for reference in found:
+        click.echo(str(report.write(reference.paths, out)))
