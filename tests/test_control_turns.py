@@ -3,10 +3,50 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from hpcdet.control.controller import advance
-from hpcdet.store.records import Closed
+import pytest
+
+from hpcdet.control import commands
+from hpcdet.control.controller import Turn, advance
+from hpcdet.errors import UsageError
+from hpcdet.schedulers.base import Capabilities, Refusal, TaskState
+from hpcdet.store import chain, files
+from hpcdet.store.layout import AttemptPaths
+from hpcdet.store.records import Closed, Control, End, Intent, Submitted, WorkerEnd, in_force
+from hpcdet.store.trials import standing
 from tests.paper import Waves, World
+
+
+def closed(world: World) -> tuple[str, str]:
+    record = Closed.read(world.paths.closed)
+    assert record is not None
+    return record.state, record.why
+
+
+def control(world: World, trial: int) -> Control:
+    found = in_force(world.paths.trial(trial))
+    assert found is not None
+    return found
+
+
+def end_of(attempt: AttemptPaths) -> str:
+    end = End.read(attempt.end)
+    assert end is not None
+    return end.reason
+
+
+def events(world: World) -> list[dict[str, Any]]:
+    return [line["event"] for line in chain.read(world.paths) if line["kind"] == "event"]
+
+
+def later(world: World, holder: Any, times: int = 2) -> Turn:
+    """Turns far enough apart for the scheduler to be asked each time."""
+    for _ in range(times):
+        world.clock.now += 11
+        holder.lease.beat()
+        turn = advance(world.paths, holder)
+    return turn
 
 
 def test_a_search_runs_to_its_end_and_pays_the_queue_once(tmp_path: Path) -> None:
@@ -15,14 +55,476 @@ def test_a_search_runs_to_its_end_and_pays_the_queue_once(tmp_path: Path) -> Non
     first = advance(world.paths, holder)
     assert first.held
     assert first.state == "PENDING"
-    assert [j.submission.tasks for j in world.scheduler.jobs.values()] == [2]
+    [job] = world.scheduler.jobs.values()
+    assert (job.submission.tasks, job.submission.throttle) == (2, 2)
+    assert job.submission.name == "paper-0001-1"
     workers = play.start_all()
     for turn in range(5):
-        attempt = play.claim(workers[turn % 2])
-        play.finish(attempt)
+        play.finish(play.claim(workers[turn % 2]), loss=0.1 * turn)
         result = advance(world.paths, holder)
     assert len(world.scheduler.jobs) == 1
     assert result.closed
-    closed = Closed.read(world.paths.closed)
-    assert closed is not None
-    assert (closed.state, closed.why) == ("COMPLETED", "5 of 5 trials succeeded")
+    assert closed(world) == ("COMPLETED", "5 of 5 trials succeeded")
+    states = [line["state"] for line in chain.read(world.paths) if line["kind"] == "state"]
+    assert states == ["PENDING", "RUNNING", "COMPLETED"]
+    assert holder.lease.term == 0
+    assert advance(world.paths, holder).closed
+    with pytest.raises(UsageError, match="COMPLETED already"):
+        commands.ask(world.paths, "cancel")
+
+
+def test_the_searcher_hears_each_length_once_whatever_is_trained_again(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    [worker] = play.start_all()
+    one = play.claim(worker)
+    play.report(one, 30, 0.3)
+    play.report(one, 60, "NaN")
+    advance(world.paths, holder)
+    play.end(one, "preempted", progressed=True)
+    two = play.claim(worker)
+    play.report(two, 60, 0.6)
+    play.report(two, 90, 0.9)
+    advance(world.paths, world.holder())  # a bystander decides nothing
+    advance(world.paths, holder)
+    heard = [(e["length"]["batches"], e["metrics"]["loss"]) for e in events(world) if "length" in e]
+    assert heard == [(30, 0.3), (60, "NaN"), (90, 0.9)]
+
+
+def test_a_stop_of_the_searcher_reaches_the_trial_and_comes_back_as_its_end(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=2, width=2, stop_above=1.0))
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    one, two = (play.claim(worker) for worker in play.start_all())
+    play.report(one, 10, 5.0)
+    play.report(two, 10, 0.5)
+    advance(world.paths, holder)
+    assert control(world, 1).action == "stop"
+    assert control(world, 2).action == "run"
+    play.end(one, "stopped")
+    play.finish(two)
+    assert advance(world.paths, holder).closed
+    assert [e["reason"] for e in events(world) if "reason" in e] == ["stopped", "target"]
+
+
+def test_failures_of_the_code_are_retried_then_given_up_and_others_go_on(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=2, width=2), max_restarts=2)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    bad, good = play.start_all()
+    play.finish(play.claim(good, 2))
+    for attempt in (1, 2, 3):
+        play.fail(
+            play.claim(bad, 1), "ValueError: no", reason="oom" if attempt == 2 else "user_error"
+        )
+        assert standing(world.paths.trial(1)).state == "doubtful"
+        advance(world.paths, holder)
+    assert control(world, 1).action == "fail"
+    assert "failed 3 times (max_restarts 2): ValueError: no" in control(world, 1).why
+    assert closed(world) == ("COMPLETED", "1 of 2 trials succeeded")
+
+
+def test_preemptions_cost_no_restart_and_all_failed_is_an_error(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1), max_restarts=0)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    [worker] = play.start_all()
+    for reason in ("preempted", "walltime", "node_fail", "lost", "preempted"):
+        play.end(play.claim(worker), reason, progressed=True)
+        advance(world.paths, holder)
+    play.fail(play.claim(worker), "ZeroDivisionError: division by zero")
+    assert advance(world.paths, holder).closed
+    state, why = closed(world)
+    assert state == "ERROR"
+    assert "ZeroDivisionError" in why
+
+
+def test_invalid_hyperparameters_are_not_tried_again(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=2, width=1))
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    [worker] = play.start_all()
+    play.fail(play.claim(worker), "InvalidHP: rate", verdict="norestart")
+    advance(world.paths, holder)
+    assert [e["reason"] for e in events(world) if "reason" in e] == ["invalid_hp"]
+    play.finish(play.claim(worker))
+    assert advance(world.paths, holder).closed
+
+
+def test_a_worker_that_vanishes_is_believed_lost_only_after_two_answers(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    [worker] = play.start_all()
+    attempt = play.claim(worker)
+    play.report(attempt, 10)
+    later(world, holder, 1)
+    play.vanish(worker, TaskState.NODE_FAIL)
+    later(world, holder, 1)
+    advance(world.paths, holder)  # the same answer, read again, proves nothing
+    assert not attempt.end.exists()
+    files.replace(worker.beat, b'{"at": "it lives after all"}')
+    later(world, holder, 1)
+    assert not attempt.end.exists()
+    later(world, holder, 1)
+    assert end_of(attempt) == "node_fail"
+    end = WorkerEnd.read(worker.end)
+    assert end is not None
+    assert end.why == "lost"
+    assert [job.submission.tasks for job in world.scheduler.jobs.values()] == [1, 1]
+    play.finish(play.claim(play.start_all()[0]))
+    assert advance(world.paths, holder).closed
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (TaskState.PREEMPTED, "preempted"),
+        (TaskState.TIMEOUT, "walltime"),
+        (TaskState.OOM, "oom"),
+        (TaskState.CANCELED, "canceled"),
+        (TaskState.GONE, "lost"),
+        (TaskState.FAILED, "lost"),
+    ],
+)
+def test_why_it_ended_is_the_schedulers_truth(tmp_path: Path, said: TaskState, reason: str) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    [worker] = play.start_all()
+    attempt = play.claim(worker)
+    play.vanish(worker, said)
+    later(world, holder, 2)
+    assert end_of(attempt) == reason
+
+
+def test_a_requeued_task_frees_its_trial_for_any_worker(tmp_path: Path) -> None:
+    world = World.make(
+        tmp_path, Waves(count=2, width=2), site={"capabilities": {"requeue": "user"}}
+    )
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    first, second = play.start_all()
+    killed = play.claim(first, 1)
+    play.claim(second, 2)
+    play.vanish(first, TaskState.PENDING)
+    world.scheduler.jobs["1"].restarts[0] += 1
+    later(world, holder, 2)
+    assert end_of(killed) == "preempted"
+    assert standing(world.paths.trial(1)).state == "runnable"
+    assert len(world.scheduler.jobs) == 1  # the task waits in the queue still
+    again = play.start("1", 0)
+    assert again.incarnation == 1
+    play.claim(again, 1)
+
+
+def test_the_scheduler_is_asked_once_per_interval_and_never_for_nothing(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    play, holder = world.play(), world.holder()
+    for _ in range(10):
+        advance(world.paths, holder)
+    assert world.scheduler.queries == 1
+    [worker] = play.start_all()
+    play.finish(play.claim(worker), 1)
+    advance(world.paths, holder)
+    assert world.scheduler.queries == 1
+
+    quiet = World.make(tmp_path / "quiet", Waves(count=1, width=1))
+    play, holder = quiet.play(), quiet.holder()
+    advance(quiet.paths, holder)
+    commands.ask(quiet.paths, "pause")
+    [worker] = play.start_all()
+    later(quiet, holder, 1)
+    play.leave(worker)
+    before = quiet.scheduler.queries
+    later(quiet, holder, 5)
+    assert quiet.scheduler.queries == before  # its worker said that it left
+
+
+def test_pause_saves_frees_the_place_and_resume_goes_on(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=2, width=2))
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    workers = play.start_all()
+    attempts = [play.claim(worker) for worker in workers]
+    commands.ask(world.paths, "pause")
+    assert advance(world.paths, holder).state == "STOPPING"
+    assert control(world, 1).action == "pause"
+    assert len(world.scheduler.live) == 2
+    for attempt in attempts:
+        play.end(attempt, "paused", progressed=True)
+    assert advance(world.paths, holder).state == "PAUSED"
+    assert not world.scheduler.live
+    for worker in workers:
+        play.leave(worker, "signal")
+    later(world, holder)
+    assert len(world.scheduler.jobs) == 1
+    commands.ask(world.paths, "resume")
+    assert advance(world.paths, holder).state == "RUNNING"
+    assert len(world.scheduler.live) == 2
+    for worker in play.start_all():
+        play.finish(play.claim(worker))
+    assert advance(world.paths, holder).closed
+
+
+def test_one_trial_is_paused_and_another_canceled_alone(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=3, width=3), searcher={"max_concurrent_trials": 3})
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    one, two, three = (play.claim(worker) for worker in play.start_all())
+    commands.ask(world.paths, "pause", 1)
+    commands.ask(world.paths, "cancel", 2)
+    commands.ask(world.paths, "cancel", 9)
+    advance(world.paths, holder)
+    assert [control(world, n).action for n in (1, 2, 3)] == ["pause", "kill", "run"]
+    play.end(one, "paused")
+    play.end(two, "canceled")
+    play.finish(three)
+    advance(world.paths, holder)
+    assert [e["reason"] for e in events(world) if "reason" in e] == ["canceled", "target"]
+    refused = [line["refused"] for line in chain.read(world.paths) if line["kind"] == "command"]
+    assert refused == ["", "", "there is no trial 9"]
+    commands.ask(world.paths, "resume", 1)
+    advance(world.paths, holder)
+    assert standing(world.paths.trial(1)).state == "runnable"
+
+
+def test_cancel_lets_trials_save_then_ends_what_does_not_listen(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=4, width=2))
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    first, second = play.start_all()
+    listens, deaf = play.claim(first), play.claim(second)
+    commands.ask(world.paths, "cancel")
+    assert advance(world.paths, holder).state == "STOPPING"
+    play.end(listens, "canceled", progressed=True)
+    later(world, holder, 2)
+    assert len(world.scheduler.live) == 2
+    later(world, holder, 2)
+    assert not world.scheduler.live  # after signal_lead_s + kill_wait_s
+    later(world, holder, 2)
+    assert end_of(deaf) == "canceled"
+    assert closed(world)[0] == "CANCELED"
+    assert len(world.paths.trials()) == 2
+
+
+def test_cancel_before_anything_ran_leaves_nothing_in_the_queue(tmp_path: Path) -> None:
+    world = World.make(tmp_path)
+    holder = world.holder()
+    advance(world.paths, holder)
+    commands.ask(world.paths, "cancel")
+    advance(world.paths, holder)
+    assert advance(world.paths, holder).closed
+    assert closed(world)[0] == "CANCELED"
+    assert not world.scheduler.live
+
+
+def test_retry_gives_a_failed_trial_all_its_restarts_again(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=2, width=2), max_restarts=0)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    bad, slow = play.start_all()
+    play.fail(play.claim(bad, 1))
+    play.claim(slow, 2)
+    advance(world.paths, holder)
+    assert standing(world.paths.trial(1)).state == "failed"
+    commands.ask(world.paths, "retry", 1)
+    advance(world.paths, holder)
+    assert standing(world.paths.trial(1)).state == "runnable"
+    play.fail(play.claim(bad, 1))
+    advance(world.paths, holder)
+    assert standing(world.paths.trial(1)).state == "failed"
+    commands.ask(world.paths, "retry")
+    advance(world.paths, holder)
+    play.finish(play.claim(bad, 1))
+    advance(world.paths, holder)
+    assert standing(world.paths.trial(1)).state == "done"
+
+
+def test_a_searcher_that_raises_pauses_the_search_and_loses_nothing(tmp_path: Path) -> None:
+    method = Waves(count=2, width=1, breaks_at=1)
+    world = World.make(tmp_path, method)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    [worker] = play.start_all()
+    play.finish(play.claim(worker))
+    turn = advance(world.paths, holder)
+    assert turn.state == "PAUSED"
+    assert not turn.closed
+    [said] = [ln["why"] for ln in chain.read(world.paths) if ln.get("by") == "searcher"]
+    assert said == "searcher waves: ValueError: the searcher does not like trial numbers"
+    method.breaks_at = 0
+    commands.ask(world.paths, "resume")
+    advance(world.paths, holder)
+    play.finish(play.claim(worker))
+    advance(world.paths, holder)
+    assert closed(world) == ("COMPLETED", "2 of 2 trials succeeded")
+
+
+def test_a_submission_that_can_never_work_pauses_with_the_schedulers_words(tmp_path: Path) -> None:
+    world = World.make(tmp_path)
+    world.scheduler.refuse = lambda _: Refusal("invalid", "invalid partition specified: gpux")
+    holder = world.holder()
+    turn = advance(world.paths, holder)
+    assert turn.state == "PAUSED"
+    later(world, holder, 3)
+    assert len(world.paths.submissions()) == 1
+    submitted = Submitted.read(world.paths.submitted(1))
+    assert submitted is not None
+    assert (submitted.job, submitted.error) == ("", "invalid partition specified: gpux")
+    world.scheduler.refuse = lambda _: None
+    commands.ask(world.paths, "resume")
+    assert advance(world.paths, holder).state != "PAUSED"
+    assert len(world.scheduler.live) == 2
+
+
+def test_back_pressure_is_no_error_and_never_too_many_jobs(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=6, width=6), searcher={"max_concurrent_trials": 6})
+    scheduler = world.scheduler
+
+    def max_submit(submission: Any) -> Refusal | None:
+        if len(scheduler.live) + submission.tasks > 4:
+            return Refusal("limit", "AssocMaxSubmitJobLimit")
+        return None
+
+    scheduler.refuse = max_submit
+    play, holder = world.play(), world.holder()
+    assert advance(world.paths, holder).state == "PENDING"
+    assert len(scheduler.live) == 4
+    later(world, holder, 4)
+    assert len(scheduler.live) == 4
+    assert len(world.paths.submissions()) <= 7
+    while not (turn := later(world, holder, 1)).closed:
+        assert len(scheduler.live) <= 4
+        for worker in play.start_all():
+            play.finish(play.claim(worker))
+            play.leave(worker)
+        assert turn.state != "PAUSED"
+    assert closed(world) == ("COMPLETED", "6 of 6 trials succeeded")
+
+
+def test_arrays_are_chunked_by_what_site_and_scheduler_allow(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=12, width=12), searcher={"max_concurrent_trials": 12})
+    world.scheduler.able = Capabilities(max_array_tasks=5)
+    advance(world.paths, world.holder())
+    assert [j.submission.tasks for j in world.scheduler.jobs.values()] == [5, 5, 2]
+    narrow = World.make(
+        tmp_path / "narrow",
+        Waves(count=12, width=12),
+        site={"limits": {"max_submit": 3}},
+        searcher={"max_concurrent_trials": 12},
+    )
+    advance(narrow.paths, narrow.holder())
+    assert [j.submission.tasks for j in narrow.scheduler.jobs.values()] == [3]
+
+
+def test_an_unavailable_scheduler_is_waited_for(tmp_path: Path) -> None:
+    world = World.make(tmp_path)
+    holder = world.holder()
+    world.scheduler.down = True
+    assert advance(world.paths, holder).held
+    world.scheduler.down = False
+    later(world, holder, 1)
+    assert len(world.scheduler.jobs) == 1
+    world.scheduler.down = True
+    assert later(world, holder, 3).blind == "the scheduler is on holiday"
+    assert len(world.scheduler.jobs) == 1
+
+
+def test_an_intent_whose_job_was_made_is_found_by_its_tag(tmp_path: Path) -> None:
+    world = World.make(tmp_path)
+    holder = world.holder()
+    advance(world.paths, holder)
+    world.paths.submitted(1).unlink()  # as if the process had died before writing it
+    later(world, holder, 1)
+    assert len(world.scheduler.jobs) == 1
+    submitted = Submitted.read(world.paths.submitted(1))
+    assert submitted is not None
+    assert submitted.job == "1"
+
+
+def test_prepared_submissions_are_left_to_people(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    advance(world.paths, world.holder("submit", hold=True))
+    assert not world.scheduler.jobs
+    intent = Intent.read(world.paths.intent(1))
+    assert intent is not None
+    assert intent.hold
+    assert world.paths.script(1).exists()
+    world.clock.now += 200
+    holder = world.holder()
+    later(world, holder, 1)
+    world.clock.now += 101
+    assert later(world, holder, 2).held
+    assert not world.scheduler.jobs
+
+
+def test_nodes_where_launches_fail_are_avoided_and_the_trial_given_up_in_the_end(
+    tmp_path: Path,
+) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1), max_restarts=0)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    bad = play.start("1", node="hole")
+    for _ in range(2):
+        play.end(play.claim(bad), "launch_failed", error="srun: error")
+        advance(world.paths, holder)
+    assert standing(world.paths.trial(1)).state == "runnable"  # the place may be to blame
+    play.leave(bad, "bad_node")
+    later(world, holder, 2)
+    intent = Intent.read(world.paths.intent(2))
+    assert intent is not None
+    assert intent.exclude == ["hole"]
+    good = play.start("2", node="n2")
+    play.end(play.claim(good), "launch_failed", error="srun: error")
+    advance(world.paths, holder)
+    assert closed(world)[0] == "ERROR"
+
+
+def test_workers_that_die_before_taking_a_trial_are_not_sent_for_ever(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    play, holder = world.play(), world.holder()
+    turn = advance(world.paths, holder)
+    for _ in range(30):
+        for job in world.scheduler.jobs.values():
+            job.states = [TaskState.FAILED]
+        turn = later(world, holder, 1)
+    assert turn.state == "PAUSED"
+    assert len(world.scheduler.jobs) == 5
+    commands.ask(world.paths, "resume")
+    advance(world.paths, holder)
+    play.finish(play.claim(play.start_all()[0]))
+    assert advance(world.paths, holder).closed
+
+
+def test_waiting_tasks_that_nobody_needs_any_more_leave_the_queue(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=3, width=3), searcher={"max_concurrent_trials": 3})
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    worker = play.start("1", 0)
+    play.finish(play.claim(worker))
+    play.finish(play.claim(worker))
+    play.claim(worker)
+    later(world, holder, 1)
+    assert world.scheduler.live == [("1", 0)]
+
+
+def test_a_hook_hears_of_each_thing_once_and_cannot_hurt(tmp_path: Path) -> None:
+    notify = {"command": 'echo "$HPCDET_EVENT $HPCDET_EXPERIMENT" >> heard; exit 3'}
+    world = World.make(tmp_path, Waves(count=1, width=1), max_restarts=0, notify=notify)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    [worker] = play.start_all()
+    play.fail(play.claim(worker))
+    advance(world.paths, holder)
+    advance(world.paths, holder)
+    heard = (world.paths.root / "heard").read_text().splitlines()
+    assert heard == ["failure paper-0001", "end paper-0001"]
+
+
+def test_settings_of_a_user_narrow_the_search_while_it_runs(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=4, width=4), searcher={"max_concurrent_trials": 4})
+    commands.ask(world.paths, "set", max_concurrent_trials=1)
+    advance(world.paths, world.holder())
+    assert [j.submission.tasks for j in world.scheduler.jobs.values()] == [1]

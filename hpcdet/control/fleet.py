@@ -49,7 +49,7 @@ def provide(holder: Holder, seen: Seen, wanted: int) -> None:
         for intent in pending:
             live += _settle(holder, intent, wanted - live, fresh=False)
         while live < wanted:
-            new = _intend(holder, seen, wanted - live)
+            new = _intend(holder, live, wanted - live)
             if new is None:
                 return
             live += _settle(holder, new, wanted - live, fresh=True)
@@ -105,13 +105,13 @@ def _open_intents(holder: Holder) -> Iterator[Intent]:
             yield intent
 
 
-def _intend(holder: Holder, seen: Seen, missing: int) -> Intent | None:
+def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
     """Decide on a new submission, as wide as the scheduler takes it."""
     limits, able = holder.hands.site.limits, holder.hands.scheduler.capabilities()
     width = min(missing, holder.width, limits.max_array, able.max_array_tasks)
     for most in (limits.max_submit, able.max_submit):
         if most is not None:
-            width = min(width, most - len(seen.live))
+            width = min(width, most - live)
     if not able.arrays:
         width = min(width, 1)
     if width < 1:
