@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from hpcdet.control import controller
+from hpcdet.jobs import create
 from hpcdet.schedulers import processes
 from hpcdet.schedulers.local_state import JobFolder, JobRecord, ProcessRecord, TaskRecord
+from hpcdet.site import Site, load
+from hpcdet.store import journal
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import Closed, End, Verdict
+from hpcdet.store.trials import standing
 
 PATIENCE_S = 180
+
+FAKE_RANK = Path(__file__).with_name("fake_rank.py")
 
 
 def until(
@@ -25,16 +41,226 @@ def until(
         time.sleep(every)
 
 
+# -- making one ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A config that needs no checking: what is left out has its default."""
+
+    values: Mapping[str, Any]
+    secrets: Mapping[str, Any]
+
+    def resolved(self) -> dict[str, Any]:
+        return dict(self.values)
+
+
+def config(batches: int = 100, trials: int = 1, ranks: int = 1, **changes: Any) -> dict[str, Any]:
+    """A resolved config; ``changes`` are merged one level deep."""
+    values: dict[str, Any] = {
+        "name": "test",
+        "entrypoint": "model_def:Model",
+        "hyperparameters": {"x": {"type": "double", "minval": 0.0, "maxval": 1.0}},
+        "searcher": {
+            "name": "random" if trials > 1 else "single",
+            "metric": "validation_loss",
+            "max_length": {"batches": batches},
+            "max_trials": trials,
+            "max_concurrent_trials": trials,
+        },
+        "reproducibility": {"experiment_seed": 7},
+        "resources": {"slots_per_trial": ranks, "slots_per_node": ranks},
+        "worker": {"min_segment_s": 0.5, "idle_s": 60},
+        "checkpoint_every_s": 1,
+    }
+    for key, value in changes.items():
+        known = values.get(key)
+        values[key] = {**known, **value} if isinstance(known, dict) else value
+    return values
+
+
+def local_site(**changes: Any) -> Site:
+    """The shipped site ``local``, hurried; ``changes`` are merged one level deep."""
+    plain = load("local").plain()
+    hurried = {
+        "limits": {"poll_min_s": 0.2, "kill_wait_s": 5, "signal_lead_s": 2},
+        "lease_ttl_s": 5,
+        "slots": 8,
+        "config": {},
+    }
+    for key, value in [*hurried.items(), *changes.items()]:
+        known = plain.get(key)
+        merged = isinstance(known, dict) and isinstance(value, dict) and value
+        plain[key] = {**known, **value} if merged else value
+    return Site.model_validate(plain)
+
+
+def fake_python(folder: Path) -> str:
+    """An interpreter that runs ``fake_rank.py`` where a rank is asked for: fast, and no torch."""
+    path = folder / "fake-python"
+    path.write_text(
+        "#!/bin/bash\n"
+        'if [ "$2" = hpcdet.attempt ]; then\n'
+        '    export HPCDET_EXPERIMENT="$3" HPCDET_TRIAL="$4" HPCDET_ATTEMPT="$5"\n'
+        f'    exec {sys.executable} {FAKE_RANK} hpcdet attempt "$3"\n'
+        "fi\n"
+        f'exec {sys.executable} "$@"\n'
+    )
+    path.chmod(0o700)
+    return str(path)
+
+
+def submit(
+    values: Mapping[str, Any], root: Path, site: Site, model: Path | None = None
+) -> ExperimentPaths:
+    """Make an experiment and turn the crank once, as ``hpcdet submit`` does."""
+    if model is None:
+        model = root.parent / "empty-model"
+        model.mkdir(exist_ok=True, mode=0o700)
+    paths = create.create(Plain(values, {}), site, model, root)
+    turn(paths)
+    return paths
+
+
+def turn(paths: ExperimentPaths) -> controller.Turn:
+    """One turn of the crank by this process."""
+    holder = controller.Holder.open(paths, "submit")
+    try:
+        return controller.advance(paths, holder)
+    finally:
+        holder.close()
+
+
+# -- watching one --------------------------------------------------------------------------
+
+
+def closed(paths: ExperimentPaths) -> Closed | None:
+    return Closed.read(paths.closed)
+
+
+def run_to_end(paths: ExperimentPaths, timeout: float = PATIENCE_S) -> Closed:
+    """Wait until the experiment is over, and its jobs with it."""
+    until(lambda: closed(paths), lambda: story(paths), timeout)
+    end = closed(paths)
+    assert end is not None
+    return end
+
+
+def crank_to_end(paths: ExperimentPaths, timeout: float = PATIENCE_S) -> Closed:
+    """The same, for an experiment of which nothing may be left alive: this process turns."""
+    holder = controller.Holder.open(paths, "wait")
+    try:
+        until(
+            lambda: controller.advance(paths, holder).closed,
+            lambda: story(paths),
+            timeout,
+            every=0.3,
+        )
+    finally:
+        holder.close()
+    return run_to_end(paths)
+
+
+def ends(paths: ExperimentPaths, trial: int) -> list[str]:
+    """Why each attempt of a trial ended, in their order; "" for one that runs."""
+    found = [End.read(attempt.end) for attempt in paths.trial(trial).attempts()]
+    return [end.reason if end else "" for end in found]
+
+
+def final_digest(paths: ExperimentPaths, trial: int) -> str:
+    """Digest of the training state with which a trial was completed."""
+    last = paths.trial(trial).attempts()[-1]
+    verdict = Verdict.read(last.verdict)
+    assert verdict is not None and verdict.cause == "completed", story(paths)
+    return verdict.digest
+
+
+def progress(paths: ExperimentPaths, trial: int = 1) -> int:
+    """Batches of a trial that its checkpoints vouch for."""
+    return standing(paths.trial(trial)).batches
+
+
+# -- its processes -------------------------------------------------------------------------
+
+
+def processes_of(paths: ExperimentPaths, module: str) -> list[int]:
+    """Processes on this machine that run a module of hpcdet for this experiment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):
+            argv = (entry / "cmdline").read_bytes().split(b"\0")
+            started = processes.started(int(entry.name)) is not None
+            if started and module.encode() in argv and str(paths.root).encode() in argv:
+                found.append(int(entry.name))
+    return found
+
+
+def rank_pids(paths: ExperimentPaths) -> list[int]:
+    """Processes of ranks, real or fake."""
+    return [*processes_of(paths, "hpcdet.attempt"), *processes_of(paths, "attempt")]
+
+
+def worker_pids(paths: ExperimentPaths) -> list[int]:
+    return processes_of(paths, "hpcdet.worker")
+
+
+def strike(pids: list[int], number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to processes that may be gone already."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def local_jobs(state: Path) -> Iterator[Path]:
+    """A state folder for the local backend; everything that ran in it is killed at the end."""
+    before = os.environ.get("HPCDET_LOCAL_STATE")
+    os.environ["HPCDET_LOCAL_STATE"] = str(state)
+    try:
+        yield state
+    finally:
+        end_local_jobs(state)
+        os.environ.pop("HPCDET_LOCAL_STATE")
+        if before is not None:
+            os.environ["HPCDET_LOCAL_STATE"] = before
+
+
 def end_local_jobs(state: Path) -> None:
     """Kill every supervisor and every task of a local backend's state folder."""
-    jobs = [JobFolder(root) for root in (state / "jobs").glob("*")]
-    for job in jobs:
-        supervisor = ProcessRecord.read(job.supervisor)
-        if supervisor is not None and job.supervised():
-            processes.kill_session(supervisor.pid)
-    for job in jobs:
-        record = JobRecord.read(job.record)
-        for index in range(record.tasks if record else 0):
-            task = TaskRecord.read(job.task(index))
-            if task is not None and task.pid and processes.session_alive(task.pid, task.start):
-                processes.kill_session(task.pid)
+    known: set[Path] = set()
+    # a worker may submit another job until it is dead: look again until nothing is new
+    while jobs := [root for root in (state / "jobs").glob("*") if root not in known]:
+        known.update(jobs)
+        for root in jobs:
+            _end_local_job(JobFolder(root))
+
+
+def _end_local_job(job: JobFolder) -> None:
+    supervisor = ProcessRecord.read(job.supervisor)
+    if supervisor is not None:
+        while processes.alive(supervisor.pid, supervisor.start):
+            strike([supervisor.pid])
+    record = JobRecord.read(job.record)
+    for index in range(record.tasks if record else 0):
+        task = TaskRecord.read(job.task(index))
+        if task is not None and task.pid and processes.session_alive(task.pid, task.start):
+            processes.kill_session(task.pid)
+
+
+# -- its story -----------------------------------------------------------------------------
+
+
+def story(paths: ExperimentPaths) -> str:
+    """All journals, records and logs as text: what a failed test prints."""
+    parts = []
+    for path in sorted(paths.root.rglob("*")):
+        where = path.relative_to(paths.root)
+        if path.suffix == ".jsonl":
+            lines = [json.dumps(line) for line in journal.read(path)]
+            parts.append("\n".join([f"--- {where}", *lines[:20], *lines[-40:][20:]]))
+        elif path.suffix == ".log" or (path.suffix == ".json" and "code" not in where.parts):
+            text = path.read_text(errors="replace")
+            parts.append(f"--- {where}\n{text[-3000:]}")
+    return "\n".join(parts)

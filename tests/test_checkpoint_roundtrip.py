@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcdet import checkpoint
@@ -36,7 +36,7 @@ def load_by(folder: Path, world: int) -> list[Loaded]:
     return ranks(world, lambda rank, _: checkpoint.load(folder, rank, world))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 @given(trees, st.lists(trees, min_size=4, max_size=4), st.integers(1, 4))
 def test_a_state_comes_back_bit_for_bit(shared: Any, private: list[Any], world: int) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -177,6 +177,7 @@ def test_any_hdf5_reader_reads_the_file(tmp_path: Path) -> None:
         assert half[...].tobytes() == b"\x80\x3f" * 2
 
 
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(0, 1000), max_size=30), st.integers(1, 8))
 def test_the_partition_is_complete_and_balanced(sizes: list[int], world: int) -> None:
     leaves = [Leaf(f"w{n}", "tensor", "uint8", (size,), size) for n, size in enumerate(sizes)]

@@ -143,8 +143,9 @@ def restore(
         IntegrityError: it has some, and none can be used.
     """
     problems: list[str] = []
+    passed: set[str] = set()
     while True:
-        name, damaged = exchange(_choose(checkpoints) if rank == 0 else None)[0]
+        name, damaged = exchange(_choose(checkpoints, passed) if rank == 0 else None)[0]
         problems += damaged
         if not name:
             break
@@ -158,8 +159,9 @@ def restore(
         if loaded is not None and not found:
             return loaded
         problems += found[:1]
+        passed.add(name)
         if rank == 0:
-            _pass_over(checkpoints / name)
+            remove.set_aside(checkpoints / name)
     if problems:
         raise IntegrityError(
             f"none of its checkpoints can be used: {problems[0]}",
@@ -169,27 +171,22 @@ def restore(
     return None
 
 
-def _choose(checkpoints: Path) -> tuple[str, list[str]]:
-    """The newest checkpoint with a sound manifest, or ""; and what is wrong with newer ones."""
+def _choose(checkpoints: Path, passed: set[str]) -> tuple[str, list[str]]:
+    """The newest checkpoint with a sound manifest, or ""; and what is wrong with newer ones.
+
+    Those in ``passed`` were tried; they may still be there where the folder is read-only.
+    """
     damaged = []
     for name in reversed(manifests.names(checkpoints)):
         path = checkpoints / name
-        if not manifests.is_committed(path):
+        if name in passed or not manifests.is_committed(path):
             continue
         try:
             manifests.read(path)
         except (IntegrityError, OSError) as error:
+            passed.add(name)
             damaged.append(str(error))
-            _pass_over(path)
+            remove.set_aside(path)
             continue
         return name, damaged
     return "", damaged
-
-
-def _pass_over(path: Path) -> None:
-    if remove.set_aside(path) == path:
-        raise IntegrityError(
-            "it is damaged and cannot be renamed",
-            where=str(path),
-            hint="the folder may be read-only; move it away by hand",
-        )

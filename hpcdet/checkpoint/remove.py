@@ -27,7 +27,7 @@ def set_aside(path: Path) -> Path:
     """Rename a damaged checkpoint, so that nobody takes it and somebody can look at it.
 
     Returns:
-        Where it is now; ``path`` itself where the folder cannot be changed.
+        Where it is now; ``path`` itself where the folder above is read-only.
     """
     for n in range(1000):
         target = path.with_name(f"{BAD}{path.name}" + (f".{n}" if n else ""))

@@ -1,0 +1,175 @@
+"""Saving on disks that are full, broken or cut off leaves the old checkpoint or the new one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpcdet import checkpoint
+from hpcdet.checkpoint import CheckpointFailed
+
+CALLS = ["open", "ftruncate", "pwrite", "write", "fsync", "replace", "mkdir", "close"]
+
+
+def state(step: int, size: int = 500) -> dict[str, Any]:
+    return {"w": torch.full((size,), float(step)), "b": [torch.arange(step)], "step": step}
+
+
+def is_whole(loaded: checkpoint.Loaded | None) -> int:
+    """The step of a state, after looking at all of it."""
+    assert loaded is not None
+    step: int = loaded.shared["step"]
+    assert torch.equal(loaded.shared["w"], torch.full_like(loaded.shared["w"], float(step)))
+    assert torch.equal(loaded.shared["b"][0], torch.arange(step))
+    return step
+
+
+class Fault:
+    """Makes the n-th of the system calls that writing uses fail, or stop the process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, nth: int, error: Exception | None) -> None:
+        self.count = 0
+        self.nth = nth
+        self.error = error
+        for name in CALLS:
+            monkeypatch.setattr(os, name, self.wrap(name, getattr(os, name)))
+
+    def wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.count += 1
+            if self.count == self.nth and self.error is not None:
+                if name == "close":
+                    real(*arguments)
+                raise self.error
+            return real(*arguments, **options)
+
+        return call
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_each_system_call_of_a_save_may_fail(tmp_path: Path, number: int) -> None:
+    old = checkpoint.save(tmp_path / "00000001.g1", state(1))
+    reached = nth = 0
+    while reached >= nth:
+        nth += 1
+        folder = tmp_path / "00000002.g1"
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            fault = Fault(monkeypatch, nth, OSError(number, os.strerror(number)))
+            failure: CheckpointFailed | None = None
+            try:
+                checkpoint.save(folder, state(2), previous=old.root)
+            except CheckpointFailed as error:
+                failure = error
+        reached = fault.count
+        if failure:
+            assert os.strerror(number) in failure.what
+            assert failure.hint
+            assert not folder.exists()
+        assert is_whole(checkpoint.restore(tmp_path)) == (1 if failure else 2)
+        assert not list(tmp_path.rglob("*.tmp"))
+        shutil.rmtree(folder, ignore_errors=True)
+    assert nth > 15  # the loop went through a whole save
+
+
+def test_short_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: real(fd, data[:7], offset))
+    checkpoint.save(tmp_path / "00000001.g1", state(3))
+    assert is_whole(checkpoint.restore(tmp_path)) == 3
+
+
+def test_a_rank_that_fails_is_told_to_all(tmp_path: Path) -> None:
+    from tests.trees import ranks
+
+    (tmp_path / "00000002.g1").mkdir()
+    (tmp_path / "00000002.g1" / "rank-00001-of-00002.h5").mkdir()  # rank 1 cannot put its file
+
+    def work(rank: int, exchange: checkpoint.Exchange) -> str:
+        checkpoint.save(tmp_path / "00000001.g1", state(1), rank=rank, world=2, exchange=exchange)
+        with pytest.raises(CheckpointFailed) as caught:
+            checkpoint.save(
+                tmp_path / "00000002.g1", state(2), rank=rank, world=2, exchange=exchange
+            )
+        return caught.value.what
+
+    assert all(what.startswith("rank 1: ") for what in ranks(2, work))
+    assert is_whole(checkpoint.restore(tmp_path)) == 1
+
+
+SAVES_FOR_EVER = """
+import sys
+from pathlib import Path
+from hpcdet import checkpoint
+from tests.test_checkpoint_faults import state
+folder, step, attempt = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+while True:
+    checkpoint.save(folder / f"{step:08d}.g{attempt}", state(step, 1 << 18))
+    step += 1
+"""
+
+
+def test_kill_at_any_time_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    dice = random.Random(seed)
+    checkpoint.save(tmp_path / "00000000.g1", state(0, 1 << 18))
+    for attempt in range(2, 5):
+        first = is_whole(checkpoint.restore(tmp_path)) + 1
+        target = tmp_path / f"{first + dice.randrange(3):08d}.g{attempt}"
+        argv = [sys.executable, "-c", SAVES_FOR_EVER, str(tmp_path), str(first), str(attempt)]
+        child = subprocess.Popen(argv, cwd=Path(__file__).parent.parent)
+        try:
+            deadline = time.monotonic() + 180
+            while not target.exists() and child.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.001)
+            time.sleep(dice.random() * 0.01)
+        finally:
+            child.kill()
+            child.wait()
+        assert child.returncode == -signal.SIGKILL
+        assert target.exists()
+        assert is_whole(checkpoint.restore(tmp_path)) >= first - 1
+        assert not list(tmp_path.glob(".bad-*"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip(f"no small file system can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_keeps_the_old_checkpoint(small_disk: Path) -> None:
+    size = 700_000  # 2.8 MB: one fits, two do not
+    checkpoint.save(small_disk / "00000001.g1", state(1, size))
+    with pytest.raises(CheckpointFailed, match="No space left") as caught:
+        checkpoint.save(small_disk / "00000002.g1", state(2, size))
+    assert caught.value.exit_code == 5
+    assert [path.name for path in small_disk.iterdir()] == ["00000001.g1"]
+    assert is_whole(checkpoint.restore(small_disk)) == 1
+    checkpoint.save(small_disk / "00000002.g1", state(2, 1000))
+    assert is_whole(checkpoint.restore(small_disk)) == 2
