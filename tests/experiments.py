@@ -257,10 +257,11 @@ def story(paths: ExperimentPaths) -> str:
     parts = []
     for path in sorted(paths.root.rglob("*")):
         where = path.relative_to(paths.root)
+        if where.parts[0] in ("code", "provenance.json") or "checkpoints" in where.parts:
+            continue
         if path.suffix == ".jsonl":
             lines = [json.dumps(line) for line in journal.read(path)]
-            parts.append("\n".join([f"--- {where}", *lines[:20], *lines[-40:][20:]]))
-        elif path.suffix == ".log" or (path.suffix == ".json" and "code" not in where.parts):
-            text = path.read_text(errors="replace")
+            parts.append("\n".join([f"--- {where}", *lines[:20], *lines[20:][-20:]]))
+        elif path.suffix in (".log", ".json") and (text := path.read_text(errors="replace")):
             parts.append(f"--- {where}\n{text[-3000:]}")
     return "\n".join(parts)

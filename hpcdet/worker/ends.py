@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from hpcdet.store.records import Control, Reason, Verdict
+from hpcdet.worker.step import PEER_LOST
 
 # What Slurm says on the launcher's stderr when it ends a step itself.
 _SLURM_SAYS: tuple[tuple[str, Reason], ...] = (
@@ -114,7 +115,7 @@ def _failed(seen: Evidence) -> tuple[Reason, str]:
         return "launch_failed", error or seen.error or said or _last_line(seen.launcher)
     if seen.died_of:
         return "user_error", f"a rank died of {seen.died_of}"
-    if seen.error or said or seen.exit_code == 0:
+    if seen.error or said or seen.exit_code in (0, PEER_LOST):
         # only echoes of a loss that nobody else reported, or an end without a word
         return "lost", seen.error or said
     return "user_error", f"exit code {seen.exit_code}"

@@ -119,6 +119,7 @@ class Worker:
         end = self._judge(attempt, step, traces.kernel_oom_kills() > oom_kills)
         end.write_once(attempt.end)
         self._journal_end(attempt)
+        self.crank.turn(now=True)  # it may be what the searcher has been waiting for
         return End.read(attempt.end) or end
 
     def _watch(self, step: RunningStep) -> None:

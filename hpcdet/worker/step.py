@@ -14,8 +14,11 @@ from pathlib import Path
 from hpcdet.jobs.launch import Launch
 
 _PR_SET_PDEATHSIG = 1
+_NOTICES = (signal.SIGTERM, signal.SIGUSR2)
 _libc = ctypes.CDLL(None, use_errno=True)
 _PEERS_GRACE_S = 10
+PEER_LOST = os.EX_TEMPFAIL
+"""Exit code of a rank that ended because another one had."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class RunningStep:
                         env={**launch.environment, **extra},
                         cwd=cwd,
                         process_group=group,
-                        preexec_fn=None if launch.by_launcher else lambda: _die_with(parent),
+                        preexec_fn=None if launch.by_launcher else lambda: _begin(parent),
                     )
                 )
 
@@ -103,18 +106,22 @@ class RunningStep:
         """How it ended; call it after ``running`` said False."""
         if not self._failed:
             return Exit(0)
-        # a peer of a killed rank fails, too, and may be seen first
-        foreign = [item for item in self._failed if item[1] == -signal.SIGKILL]
-        killed_first = foreign and not self._killed
-        rank, code = foreign[0] if killed_first else self._failed[0]
+        # the peers of a dead rank fail, too, and may be seen first
+        rank, code = min(self._failed, key=lambda item: self._echo(item[1]))
         name = signal.Signals(-code).name if code < 0 else ""
-        if code < 0 and self._killed and -code == signal.SIGKILL:
+        if self._killed and code == -signal.SIGKILL:
             name = ""
         return Exit(
             code=code if code >= 0 else 128 - code,
             rank=None if self._by_launcher else rank,
             died_of="" if self._by_launcher else name,
         )
+
+    def _echo(self, code: int) -> int:
+        """How likely a failure is only the echo of another one's."""
+        if code == -signal.SIGKILL:
+            return 2 if self._killed else 0
+        return 2 if code == PEER_LOST else 1
 
     def _end_peers(self) -> None:
         now = time.monotonic()
@@ -133,8 +140,9 @@ class RunningStep:
             os.killpg(self._processes[0].pid, number)
 
 
-def _die_with(parent: int) -> None:
-    """In the child: SIGKILL for it when the worker dies, however that happens."""
+def _begin(parent: int) -> None:
+    """In the child: die with the worker, and keep notices until the rank can hear them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

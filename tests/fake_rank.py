@@ -1,0 +1,126 @@
+"""A fake of a rank: says what a real one says to the files, trains nothing, needs no torch.
+
+Stands in for `python -m hpcdet.attempt` in tests that are about workers and not about training
+(`experiments.fake_python`). Its state is a chain of hashes over the steps, so that a resumed run
+ends as an undisturbed one only if it went on from what it had saved. `data` in the config tells it
+what to do:
+
+    step_s     seconds per step
+    every      steps between checkpoints
+    crash      {trial: [step, attempts]}: raise at that step in the first so many attempts
+    silent     trials whose ranks exit 3 before their first step without a word
+    stubborn   trials that ignore notices and controls
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from hpcdet.store import config, files, journal
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import Verdict, in_force
+from hpcdet.store.trials import latest_checkpoint
+
+heard: list[int] = []
+
+
+def main() -> int:
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, lambda number, _: heard.append(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGUSR2))
+    paths = ExperimentPaths(Path(os.environ["HPCDET_EXPERIMENT"]))
+    trial = paths.trial(int(os.environ["HPCDET_TRIAL"]))
+    attempt = trial.attempt(int(os.environ["HPCDET_ATTEMPT"]))
+    experiment = config.load(paths.config)
+    plan = experiment.data
+    rank = int(os.environ["RANK"])
+    files.make_folder(attempt.logs)
+    output = os.open(attempt.log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    if trial.number in plan.get("silent", []):
+        return 3
+    if rank > 0:
+        while not attempt.verdict.exists():
+            time.sleep(0.02)
+        return 0
+
+    log = journal.Writer(attempt.journal)
+    checkpoint = latest_checkpoint(trial)
+    step, state = 0, str(trial.number)
+    if checkpoint:
+        saved = json.loads((trial.checkpoints / checkpoint / "MANIFEST.json").read_text())
+        step, state = saved["step"], saved["state"]
+    log.append(
+        "start",
+        world=int(os.environ["WORLD_SIZE"]),
+        host="fake",
+        pid=os.getpid(),
+        checkpoint=checkpoint,
+        batches=step,
+    )
+    crash_at, attempts = plan.get("crash", {}).get(str(trial.number), [-1, 0])
+
+    def save() -> str:
+        folder = trial.checkpoint(step, attempt.number)
+        files.make_folder(folder)
+        manifest = files.canonical({"step": step, "state": state})
+        if files.write_once(folder / "MANIFEST.json", manifest):
+            log.append("checkpoint", step=step, name=folder.name, digest=state, bytes=0, sync=True)
+        return folder.name
+
+    def end(verdict: str, cause: str) -> int:
+        name = save()
+        log.append("end", verdict=verdict, cause=cause, sync=True)
+        until = target() if cause == "completed" else None
+        Verdict(verdict, cause, step, until, name, state, at=files.now()).write_once(
+            attempt.verdict
+        )
+        return 0
+
+    def target():
+        control = in_force(trial)
+        return (control and control.until) or experiment.searcher.max_length
+
+    deadline = float(os.environ.get("HPCDET_DEADLINE") or "inf")
+    stepped = False
+    stubborn = trial.number in plan.get("stubborn", [])
+    while True:
+        control = in_force(trial)
+        if not stubborn:
+            if heard:
+                return end("resume", "signal")
+            if time.time() > deadline - plan.get("lead_s", 0.5):
+                return end("resume", "walltime")
+            if control is not None and control.action == "pause":
+                return end("resume", "paused")
+            if control is not None and control.action in ("stop", "kill", "fail"):
+                return end("done", "stopped")
+        if step >= target().value:
+            log.append(
+                "metrics",
+                group="validation",
+                step=step,
+                metrics={"validation_loss": 1 / trial.number},
+                units={"batches": step, "records": step, "epochs": 0},
+            )
+            return end("done", "completed")
+        time.sleep(plan.get("step_s", 0.01))
+        if step == crash_at and attempt.number <= attempts:
+            raise RuntimeError(f"crash of trial {trial.number} at step {step}")
+        step, state = step + 1, hashlib.sha256(f"{state} {step}".encode()).hexdigest()
+        if step % plan.get("every", 10) == 0:
+            save()
+        if not stepped:
+            stepped = True
+            log.append("first_step")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
