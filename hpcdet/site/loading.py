@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,6 +19,7 @@ from hpcdet.site.models import Detection, Site
 from hpcdet.site.text import KeyPath, Layer
 
 SUFFIX = ".yaml"
+_OWN = ("name", "extends", "detect")
 _NOBODY = "no site file recognises this host and no scheduler is on PATH"
 
 
@@ -97,7 +98,7 @@ def detect(host: Host | None = None) -> tuple[SiteFile, str]:
     host = host or Host()
     files = names()
     for file in files:
-        merged, _ = text.merge(_chain(file))
+        merged, _ = _merge(_chain(file))
         for rule in merged.get("detect") or []:
             reason = recognise(_rule(rule, file), host)
             if reason:
@@ -200,12 +201,28 @@ def _chain(file: SiteFile) -> list[Layer]:
         file = _find(str(parent), behind=file.path if parent == file.name else None)
 
 
-def _build(layers: list[Layer], reason: str) -> Site:
-    merged, origins = text.merge(layers)
+def _merge(layers: list[Layer]) -> tuple[dict[str, Any], dict[KeyPath, Layer]]:
+    """The layers merged, without what is each file's own: name, parent, how it is recognised.
+
+    Rules of detection come along from files of the same name only: whoever extends
+    ``generic-slurm`` for one cluster does not want it taken for every cluster.
+    """
     own = layers[-1]
-    # what a file is called and extends is its own affair; a name is not inherited
+    stripped = [
+        layer
+        if layer.path.stem == own.path.stem
+        else replace(layer, values={k: v for k, v in layer.values.items() if k not in _OWN})
+        for layer in layers
+    ]
+    merged, origins = text.merge(stripped)
     merged["name"] = own.values.get("name", own.path.stem)
     merged["extends"] = own.values.get("extends")
+    return merged, origins
+
+
+def _build(layers: list[Layer], reason: str) -> Site:
+    merged, origins = _merge(layers)
+    own = layers[-1]
     try:
         site = Site.model_validate(merged)
     except ValidationError as error:

@@ -1,0 +1,193 @@
+"""Site files: inheritance with origins, detection, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcdet import site
+from hpcdet.errors import ConfigError, NotFound
+from hpcdet.site import detection, loading
+from hpcdet.site.detection import Host
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """Project, user and site folders of this test alone."""
+    for name in ("HPCDET_SITE", "SLURM_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HPCDET_SITE_DIR", str(tmp_path / "admin"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    places = {
+        "project": tmp_path / "work" / ".hpcdet" / "sites",
+        "user": tmp_path / "config" / "hpcdet" / "sites",
+        "site": tmp_path / "admin" / "sites",
+    }
+    for place in places.values():
+        place.mkdir(parents=True)
+    return places
+
+
+def host(path: Path, name: str = "elsewhere", **environ: str) -> Host:
+    """A host that has nothing on PATH but what lies in a folder."""
+    path.mkdir(exist_ok=True)
+    return Host(name, {"PATH": str(path), **environ})
+
+
+def command(folder: Path, name: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("#!/bin/sh\n")
+    (folder / name).chmod(0o755)
+
+
+def test_a_chain_of_files_merges_and_every_value_has_its_origin(folders: dict[str, Path]) -> None:
+    (folders["site"] / "delta.yaml").write_text(
+        "extends: generic-slurm\n"
+        "limits:\n  max_array: 500\n  poll_min_s: 90\n"
+        "directives: {account: all, qos: normal}\n"
+        "setup: [module load python]\n"
+        "partitions:\n"
+        "  gpu:\n"
+        "    directives: {partition: gpuA100, qos: null}\n"
+        "    setup: [module load cuda]\n"
+        "    env: {OMP_NUM_THREADS: 4}\n"
+        "    slots_per_node: 4\n"
+    )
+    (folders["user"] / "mine.yaml").write_text(
+        "extends: delta\nlimits: {max_array: 50}\n"
+        "directives: {account: me}\ndefault_partition: gpu\n"
+    )
+    mine = site.load("mine")
+    assert (mine.name, mine.scheduler) == ("mine", "slurm")
+    assert (mine.limits.max_array, mine.limits.poll_min_s) == (50, 90)
+    assert mine.origins["limits.max_array"] == f"{folders['user'] / 'mine.yaml'}:2"
+    assert mine.origins["limits.poll_min_s"] == f"{folders['site'] / 'delta.yaml'}:4"
+    assert mine.origins["scheduler"].endswith("generic-slurm.yaml:15")
+    assert "limits.max_submit" not in mine.origins  # the built-in default
+
+    view = mine.view()
+    assert view.directives == {"account": "me", "qos": None, "partition": "gpuA100"}
+    assert view.setup == ("module load python", "module load cuda")
+    assert view.env == {"OMP_NUM_THREADS": "4"}
+    assert view.slots_per_node == 4
+    assert mine.view("cpu").directives == {"account": "me", "qos": "normal", "partition": "cpu"}
+
+
+def test_a_user_changes_a_shipped_site_by_a_file_of_its_name(folders: dict[str, Path]) -> None:
+    (folders["project"] / "generic-slurm.yaml").write_text(
+        "extends: generic-slurm\ncapabilities: {requeue: user}\n"
+    )
+    changed = site.load("generic-slurm")
+    assert changed.capabilities.requeue == "user"
+    assert changed.launcher.kind == "srun"
+    assert changed.source == str(folders["project"] / "generic-slurm.yaml")
+
+
+def test_files_that_extend_each_other_are_refused(folders: dict[str, Path]) -> None:
+    (folders["user"] / "a.yaml").write_text("extends: b\n")
+    (folders["user"] / "b.yaml").write_text("extends: a\n")
+    with pytest.raises(ConfigError, match="extends itself"):
+        site.load("a")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "said"),
+    [
+        ("limits:\n  max_aray: 3\n", 2, "limits.max_aray", "did you mean 'max_array'?"),
+        ("partitons: {}\n", 1, "partitons", "did you mean 'partitions'?"),
+        ("\n\npartitions:\n  gpu:\n    slot: 1\n", 5, "partitions.gpu.slot", "known keys"),
+        ("detect:\n- {comand: x}\n", 2, "detect.0.comand", "did you mean 'command'?"),
+        ("launcher: {kind: ssh}\n", 1, "launcher.kind", "'srun', 'mpirun' or 'local'"),
+        ("limits: {max_array: many}\n", 1, "limits.max_array", "it is 'many'"),
+        ("- a\n", 0, "", "a site file is a mapping"),
+        ("a: [\n", 0, "", "not YAML"),
+    ],
+)
+def test_a_wrong_file_is_named_with_line_and_key(
+    folders: dict[str, Path], text: str, line: int, key: str, said: str
+) -> None:
+    path = folders["user"] / "wrong.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        site.load("wrong")
+    message = str(caught.value)
+    assert said in message
+    assert message.startswith(f"{path}:{line}: {key}: " if line else f"{path}: ")
+    assert caught.value.exit_code == 4
+
+
+def test_a_site_that_is_not_there_is_an_error_that_lists_those_that_are() -> None:
+    with pytest.raises(NotFound, match="generic-pbs, generic-slurm, local"):
+        site.load("delta")
+    with pytest.raises(NotFound, match="no site file"):
+        site.load("./delta.yaml")
+
+
+def test_detection_goes_by_search_path_and_says_why(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = host(tmp_path / "bare")
+    nothing = site.load(host=bare)
+    assert (nothing.name, nothing.fallback) == ("local", True)
+
+    command(tmp_path / "slurm", "sbatch")
+    slurm = site.load(host=host(tmp_path / "slurm"))
+    assert (slurm.name, slurm.fallback) == ("generic-slurm", False)
+    assert slurm.reason == f"sbatch is on PATH ({tmp_path / 'slurm' / 'sbatch'})"
+    command(tmp_path / "pbs", "qsub")
+    assert site.load(host=host(tmp_path / "pbs")).name == "generic-pbs"
+
+    (folders["site"] / "delta.yaml").write_text(
+        "extends: generic-slurm\n"
+        "detect:\n- {env: LMOD_SYSTEM_NAME, match: '^delta$'}\n- {hostname: '^dt-login[0-9]+'}\n"
+    )
+    there = host(tmp_path / "slurm", "dt-login03.delta")
+    assert site.load(host=there).reason == (
+        "the host's name dt-login03.delta matches '^dt-login[0-9]+'"
+    )
+    # a file that extends it for another cluster is not taken for this one
+    (folders["project"] / "other.yaml").write_text("extends: generic-slurm\n")
+    by_env = host(tmp_path / "slurm", LMOD_SYSTEM_NAME="delta")
+    assert site.load(host=by_env).reason == "$LMOD_SYSTEM_NAME is 'delta'"
+    assert site.load(host=host(tmp_path / "slurm", LMOD_SYSTEM_NAME="delta2")).name != "delta"
+
+    monkeypatch.setenv("HPCDET_SITE", "generic-pbs")
+    assert site.load(host=there).name == "generic-pbs"
+    assert site.load("local", host=there).reason == "asked for by name"
+
+
+def test_the_clusters_name_is_asked_of_scontrol(
+    tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command(tmp_path / "bin", "scontrol")
+    says = "#!/bin/sh\necho 'ClusterName             = delta'\n"
+    (tmp_path / "bin" / "scontrol").write_text(says)
+    rule = "detect: [{scontrol: ClusterName, match: ^delta$}]\n"
+    (folders["user"] / "delta.yaml").write_text(rule)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    detection._slurm_config.cache_clear()
+    try:
+        assert site.load(host=Host("x")).reason == "ClusterName of the cluster is 'delta'"
+    finally:
+        detection._slurm_config.cache_clear()
+
+
+def test_the_resolved_file_reads_back_equal_also_from_another_version(
+    tmp_path: Path, folders: dict[str, Path]
+) -> None:
+    (folders["user"] / "x.yaml").write_text(
+        "extends: generic-slurm\npartitions: {gpu: {launcher: {kind: mpirun}, env: {A: 1}}}\n"
+        "detect: [{command: sbatch}]\nconfig: {resources: {slots_per_trial: 2}}\n"
+    )
+    one = site.load("x")
+    path = tmp_path / "site.yaml"
+    path.write_bytes(loading.dump(one))
+    assert site.from_resolved(path).plain() == one.plain()
+    text = path.read_text().replace("limits:\n", "limits:\n  burst: 3\n")
+    text = text.replace("      kind: mpirun\n", "      kind: mpirun\n      speed: high\n")
+    path.write_text(text + "future: {a: 1}\n")
+    assert "burst" in text and "speed" in text
+    assert site.from_resolved(path).plain() == one.plain()
