@@ -102,6 +102,7 @@ def fake_python(folder: Path) -> str:
         "#!/bin/bash\n"
         'if [ "$2" = hpcdet.attempt ]; then\n'
         '    export HPCDET_EXPERIMENT="$3" HPCDET_TRIAL="$4" HPCDET_ATTEMPT="$5"\n'
+        '    export RANK="${RANK:-$SLURM_PROCID}" WORLD_SIZE="${WORLD_SIZE:-$SLURM_NTASKS}"\n'
         f'    exec {sys.executable} {FAKE_RANK} hpcdet attempt "$3"\n'
         "fi\n"
         f'exec {sys.executable} "$@"\n'
