@@ -1,0 +1,81 @@
+"""One rank of an attempt: ``python -m hpcdet.attempt EXP TRIAL ATTEMPT``.
+
+Its place among the ranks comes from the launcher's environment. The exit code is a hint only:
+0 for every end with a verdict that is no error, 1 for an error in the user's code, 75 if other
+ranks vanished. ``python -m hpcdet.attempt --test EXP [TRIAL]`` tries one batch in a copy.
+"""
+
+from __future__ import annotations
+
+from hpcdet.train import notice
+
+notice.install()  # before anything slow: torch takes seconds to import
+
+import argparse  # noqa: E402
+import contextlib  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+from hpcdet.store import files  # noqa: E402
+from hpcdet.train.place import Place  # noqa: E402
+from hpcdet.train.ranks import Ranks  # noqa: E402
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one rank; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m hpcdet.attempt", description=__doc__)
+    parser.add_argument("experiment", type=Path)
+    parser.add_argument("trial", type=int, nargs="?", default=1)
+    parser.add_argument("attempt", type=int, nargs="?", default=1)
+    parser.add_argument("--test", action="store_true", help="one batch, in a copy that is removed")
+    given = parser.parse_args(argv)
+    sys.dont_write_bytecode = True  # the code snapshot stays as it is
+    if given.test:
+        from hpcdet.pytorch.rehearsal import rehearse
+
+        return rehearse(given.experiment, given.trial)
+    place = Place.of(given.experiment, given.trial, given.attempt)
+    ranks = Ranks.from_environment()
+    _redirect(place.attempt.log(ranks.rank))
+    place.announce()
+    return run(place)
+
+
+def run(place: Place) -> int:
+    """Run the entrypoint in this process; returns the exit code."""
+    from hpcdet.train.session import unsaid_end, unsaid_failure
+
+    try:
+        from hpcdet.pytorch.entry import run_entrypoint
+        from hpcdet.store import config
+
+        assert place.experiment is not None
+        run_entrypoint(config.load(place.experiment.config).entrypoint, place.experiment.code)
+    except SystemExit as end:
+        if end.code:
+            return unsaid_failure(place, end)
+    except BaseException as error:
+        return unsaid_failure(place, error)
+    return unsaid_end(place)
+
+
+def _redirect(log: Path) -> None:
+    """What this rank prints goes to its own file, whatever the launcher does with output."""
+    files.make_folder(log.parent)
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, files.FILE_MODE)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    code = main()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # threads of communication libraries may still wait for ranks that are gone
+    os._exit(code)

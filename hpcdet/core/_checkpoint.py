@@ -1,0 +1,210 @@
+"""``context.checkpoint``: states as trees, or Determined's folders of files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcdet import checkpoint
+from hpcdet.checkpoint import Loaded
+from hpcdet.core._train import TrainContext
+from hpcdet.errors import NotFound, UsageError
+from hpcdet.train import rng
+from hpcdet.train.session import Session, Units
+
+STEPS = "steps_completed"
+
+
+class CheckpointContext:
+    """Checkpoints are durable and verified when a call returns; all ranks call together."""
+
+    def __init__(self, session: Session, train: TrainContext) -> None:
+        self._session = session
+        self._train = train
+        self._begun = False
+
+    def latest(self) -> Any:
+        """The newest valid state of this trial, or None at its beginning.
+
+        Random generators are put back to where they were when it was saved.
+        """
+        loaded = self._session.keeper.restore()
+        self.begin(loaded)
+        if loaded is None:
+            return None
+        if loaded.private:
+            rng.restore(loaded.private["rng"], self._session.generators)
+        else:
+            # another number of ranks: new streams, the same ones at each such resume
+            self._session.seed(self._session.ranks.rank, self._train.units.batches)
+        return loaded.shared["state"]
+
+    def latest_private(self) -> Any:
+        """This rank's ``private`` of the newest checkpoint; None at the beginning or if the
+        number of ranks has changed."""
+        loaded = self._session.keeper.restore()
+        return loaded.private["state"] if loaded and loaded.private else None
+
+    def latest_id(self) -> str | None:
+        """Name of the checkpoint that a call of ``latest`` would give."""
+        found = next(checkpoint.newest(self._session.place.trial.checkpoints), None)
+        return found.name if found else None
+
+    def save(
+        self,
+        state: Any,
+        steps_completed: int,
+        *,
+        private: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Save a tree of plain values, arrays and tensors; equal on all ranks.
+
+        Args:
+            steps_completed: batches trained; must grow.
+            private: what this rank has for itself. Its random generators are added.
+
+        Returns:
+            The checkpoint's name; the newest older one's if the disk would not take it.
+
+        Raises:
+            StateError: the state holds something that cannot be saved.
+        """
+        self.begin()
+        self._train.advance(steps_completed)
+        self._session.save(
+            self._train.units,
+            {"state": state},
+            {"state": private, "rng": rng.capture(self._session.generators)},
+            kept=("user",),
+            metric=self._train.searcher_metric(steps_completed),
+            meta={"metadata": dict(metadata or {})},
+        )
+        return self._session.keeper.latest
+
+    def begin(self, loaded: Loaded | None = None) -> None:
+        """Once, before anything else: say what this attempt goes on from."""
+        if self._begun:
+            return
+        self._begun = True
+        if loaded is not None:
+            known = loaded.manifest.meta
+            self._train.units = Units(
+                loaded.manifest.step, known.get("records", 0), known.get("epochs", 0)
+            )
+        self._session.begin(loaded, self._train.units)
+
+    # -- Determined's folders ----------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def store_path(
+        self, metadata: Mapping[str, Any] | None = None, *, shard: bool = False
+    ) -> Iterator[tuple[Path, str]]:
+        """A folder to write files into; it becomes a checkpoint at the end of the block.
+
+        Args:
+            metadata: must hold ``steps_completed``.
+            shard: all ranks write into the (same) folder; else only rank 0 calls this.
+
+        Yields:
+            The folder and the checkpoint's name.
+        """
+        metadata = dict(metadata or {})
+        if STEPS not in metadata:
+            raise UsageError(f"{STEPS} is missing in metadata", where="checkpoint.store_path")
+        steps = int(metadata[STEPS])
+        place = self._session.place
+        name = place.trial.checkpoint(steps, place.attempt.number).name
+        folder = place.trial.checkpoints / f".staging-{name}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            yield folder, name
+            peers = self._session.peers
+            if self._session.ranks.world > 1:
+                if not shard:
+                    raise UsageError(
+                        "with several ranks, all of them store together",
+                        where="checkpoint.store_path",
+                        hint="call it on every rank with shard=True",
+                    )
+                peers.barrier()
+            self.save({"files": _pack(folder)}, steps, metadata=metadata)
+            peers.barrier()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def restore_path(self, storage_id: str) -> Iterator[Path]:
+        """The files of a checkpoint, in a folder that lasts as long as the block."""
+        with tempfile.TemporaryDirectory(prefix="hpcdet-") as folder:
+            self.download(storage_id, folder)
+            yield Path(folder)
+
+    def upload(
+        self,
+        ckpt_dir: str | os.PathLike[str],
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        shard: bool = False,
+    ) -> str:
+        """Store a copy of a folder's files as a checkpoint; returns its name."""
+        with self.store_path(metadata, shard=shard) as (folder, name):
+            shutil.copytree(ckpt_dir, folder, dirs_exist_ok=True)
+        return name
+
+    def download(self, storage_id: str, ckpt_dir: str | os.PathLike[str]) -> None:
+        """Write a checkpoint's files into a folder.
+
+        Raises:
+            NotFound: there is no such checkpoint, or it holds a state instead of files.
+            IntegrityError: it is damaged.
+        """
+        state = self.load(storage_id)
+        if not isinstance(state, dict) or "files" not in state:
+            raise NotFound("the checkpoint holds a state, not files", where=storage_id)
+        _unpack(state["files"], Path(ckpt_dir))
+
+    def load(self, storage_id: str) -> Any:
+        """The state in a given checkpoint of this trial (generators are left alone)."""
+        folder = self._folder(storage_id)
+        return checkpoint.load(folder, self._session.ranks.rank, self._session.ranks.world).shared[
+            "state"
+        ]
+
+    def get_metadata(self, storage_id: str) -> dict[str, Any]:
+        """What was given as ``metadata``."""
+        for one in checkpoint.committed(self._session.place.trial.checkpoints):
+            if one.name == storage_id:
+                return dict(one.meta.get("metadata", {}))
+        raise NotFound("there is no such checkpoint", where=storage_id)
+
+    def _folder(self, storage_id: str) -> Path:
+        folder = self._session.place.trial.checkpoints / Path(storage_id).name
+        if not folder.is_dir():
+            raise NotFound("there is no such checkpoint", where=storage_id)
+        return folder
+
+
+def _pack(folder: Path) -> dict[str, Any]:
+    """Files as arrays of bytes, mapped rather than read."""
+    return {
+        str(path.relative_to(folder)): np.memmap(path, np.uint8, mode="r").view(np.ndarray)
+        if path.stat().st_size
+        else b""
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _unpack(packed: Mapping[str, Any], folder: Path) -> None:
+    for name, data in packed.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(bytes(data))

@@ -1,0 +1,109 @@
+"""``core.init`` and the context that it gives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from hpcdet.core._checkpoint import CheckpointContext
+from hpcdet.core._distributed import DistributedContext
+from hpcdet.core._preempt import PreemptContext
+from hpcdet.core._profiler import ProfilerContext
+from hpcdet.core._searcher import SearcherContext
+from hpcdet.core._train import TrainContext
+from hpcdet.train import rendezvous, rng
+from hpcdet.train.order import Order, shuffled
+from hpcdet.train.session import Session
+
+
+class Context:
+    """Everything a training script shares with hpcdet. Use it in a ``with`` statement.
+
+    Leaving it says how the attempt ended: preempted, if ``should_preempt`` said so before;
+    failed, if an exception leaves it; else completed.
+
+    Attributes:
+        hparams: this trial's hyperparameters.
+        seed: this trial's seed; python, numpy and torch are seeded with it, on all ranks alike.
+        data: the config's ``data``.
+        first_batch: batches behind the checkpoint that this attempt went on from.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.hparams: dict[str, Any] = dict(session.record.params)
+        self.seed = session.record.seed
+        self.data = dict(session.config.data)
+        self.first_batch = 0
+        self.distributed = DistributedContext(session)
+        self.train = TrainContext(session)
+        self.preempt = PreemptContext(session, self.train)
+        self.checkpoint = CheckpointContext(session, self.train)
+        self.searcher = SearcherContext(session, self.train)
+        self.profiler = ProfilerContext(self.train)
+        self.preempt.each = self.profiler.tick
+
+    def register_generator(self, name: str, generator: rng.Generator) -> None:
+        """Take a random generator of one's own (numpy, torch or python) into checkpoints."""
+        self.session.generators[name] = generator
+
+    def order(self, size: int, batch: int, *, shuffle: bool = True) -> Order:
+        """The global batches of a data set: a function of the trial's seed and the epoch.
+
+        The data cursor is a count: ``order.slices(records, rank, world)`` gives this rank's
+        shares behind so many samples, without end. Save ``records`` with the checkpoint.
+
+        Args:
+            size: samples in the data set; ``batch``: in a global batch.
+        """
+        if shuffle:
+            return Order(size, batch, lambda epoch: shuffled(size, self.seed, epoch))
+        return Order(size, batch, lambda _epoch: range(size))
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        ended_well = error is None or (isinstance(error, SystemExit) and not error.code)
+        if ended_well:
+            if not self.session.finished:
+                self.checkpoint.begin()
+                self.session.finish(self.preempt.cause or "completed", self.train.units)
+            rendezvous.leave()
+        elif not self.session.finished and error is not None:
+            if not self.session.attached:
+                return
+            code = self.session.fail(error)
+            raise SystemExit(code) from None
+
+
+def init(
+    *,
+    hparams: Mapping[str, Any] | None = None,
+    checkpoint_storage: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    distributed: object = None,
+    preempt_mode: object = None,
+    tensorboard_mode: object = None,
+) -> Context:
+    """Join the attempt this process belongs to, or run alone if it belongs to none.
+
+    Args:
+        hparams: hyperparameters when alone; in an experiment the trial's count.
+        checkpoint_storage: when alone, a folder to go on from and to save in; by default a new
+            temporary one.
+        seed: when alone.
+        distributed, preempt_mode, tensorboard_mode: Determined's; accepted and not needed: the
+            ranks come from the launcher, and all of them agree on preemption.
+
+    Raises:
+        Unavailable: the other ranks did not come.
+    """
+    return Context(Session.open(hparams=hparams, storage=checkpoint_storage, seed=seed))

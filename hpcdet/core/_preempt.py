@@ -1,0 +1,42 @@
+"""``context.preempt``: is it time to leave?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hpcdet.core._train import TrainContext
+from hpcdet.train.agreement import Cause
+from hpcdet.train.session import Session
+
+
+class PreemptContext:
+    """Asks costs next to nothing: call it after every step, on every rank.
+
+    Attributes:
+        cause: why to leave, once that is so.
+        checkpoint_due: at the last call, a resume checkpoint was due by time.
+    """
+
+    def __init__(self, session: Session, train: TrainContext) -> None:
+        self._session = session
+        self._train = train
+        self.cause: Cause | None = None
+        self.checkpoint_due = False
+        self.each: Callable[[], None] = lambda: None
+
+    def should_preempt(self, auto_ack: bool = True) -> bool:
+        """Whether to save and leave now: a signal, little time left, or a control.
+
+        All ranks get the same answer at the same call; one that was told so once is told so
+        for ever. ``auto_ack`` is Determined's.
+        """
+        if self.cause is not None:
+            return True
+        self.each()
+        orders = self._session.poll(self._train.units)
+        self.cause = orders.leave
+        self.checkpoint_due = orders.save
+        return self.cause is not None
+
+    def acknowledge_preemption_signal(self) -> None:
+        """Determined's; leaving the ``with`` block is what counts."""

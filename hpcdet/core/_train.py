@@ -1,0 +1,91 @@
+"""``context.train``: what the trial tells."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+from hpcdet.train.session import InvalidHP, Session, Units
+from hpcdet.train.tracking import finite
+
+
+class EarlyExitReason(enum.Enum):
+    """Why a trial gives up by itself."""
+
+    INVALID_HP = "INVALID_HP"
+    USER_REQUESTED_STOP = "USER_REQUESTED_STOP"
+
+
+class TrainContext:
+    """Reports of metrics; rank 0's count, other ranks may call or not.
+
+    Attributes:
+        units: how far the trial is, as far as it has said.
+        validation: step and metrics of the last validation.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.units = Units()
+        self.validation: tuple[int, Mapping[str, Any]] = (-1, {})
+
+    def report_training_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
+        """Metrics of training after so many batches: numbers, or lists and dicts of them."""
+        self.report_metrics("training", steps_completed, metrics)
+
+    def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
+        """Metrics of a validation; the searcher's metric should be among them."""
+        self.report_metrics("validation", steps_completed, metrics)
+
+    def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
+        """Metrics of any group.
+
+        Raises:
+            TypeError: a value that cannot be recorded, with its name.
+        """
+        self.advance(steps_completed)
+        if group == "validation":
+            self.validation = (steps_completed, dict(metrics))
+        self._session.report(group, self.units, metrics)
+
+    def report_progress(self, progress: float) -> None:
+        """Fraction done, 0 to 1."""
+        self._session.tracker.record("fraction", value=float(progress))
+
+    def report_early_exit(self, reason: EarlyExitReason) -> None:
+        """End this trial now.
+
+        Raises:
+            InvalidHP: for ``INVALID_HP``: leave the ``with`` block by it.
+            SystemExit: otherwise.
+        """
+        if reason is EarlyExitReason.INVALID_HP:
+            raise InvalidHP("the code said that these hyperparameters cannot work")
+        raise SystemExit(0)
+
+    def set_status(self, status: str) -> None:
+        """A word on what is going on, for people."""
+        self._session.tracker.record("status", text=str(status))
+
+    def get_experiment_best_validation(self) -> float | None:
+        """Best searcher metric of this trial's checkpoints so far, or None."""
+        from hpcdet.checkpoint import committed
+
+        metrics = [
+            value
+            for one in committed(self._session.place.trial.checkpoints)
+            if (value := finite(one.meta.get("metric"))) is not None
+        ]
+        better = min if self._session.config.searcher.smaller_is_better else max
+        return better(metrics, default=None)
+
+    def advance(self, batches: int) -> None:
+        """The trial is so many batches far."""
+        if batches != self.units.batches:
+            self.units = Units(batches, self.units.records, self.units.epochs)
+
+    def searcher_metric(self, step: int) -> float | None:
+        """The searcher's metric, if the trial was validated at this very step."""
+        at, metrics = self.validation
+        return finite(metrics.get(self._session.config.searcher.metric)) if at == step else None

@@ -1,0 +1,367 @@
+"""``PyTorchTrialContext``: what a trial is given, and what it gives its models to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from hpcdet.core import Context, DistributedContext
+from hpcdet.errors import ConfigError, UsageError
+from hpcdet.pytorch._data import TorchData, to_device
+from hpcdet.pytorch._lr import LRScheduler
+from hpcdet.pytorch._parallel import Parallel
+from hpcdet.pytorch._reducers import FunctionReducer, MetricReducer
+from hpcdet.train import rng
+
+GLOBAL_BATCH = "global_batch_size"
+
+
+class Step:
+    """The step of training under way.
+
+    Attributes:
+        batches: trained before it.
+        epoch: the epoch it is in, from 0.
+        starts, ends: it is the first, the last batch of its epoch.
+        scale: weight of this rank's loss, 1 unless the global batch is a smaller last one.
+    """
+
+    def __init__(self, batches: int, epoch: int, *, starts: bool, ends: bool, scale: float) -> None:
+        self.batches = batches
+        self.epoch = epoch
+        self.starts = starts
+        self.ends = ends
+        self.scale = scale
+
+
+class PyTorchTrialContext:
+    """Made by ``pytorch.init``.
+
+    Attributes:
+        core: the Core API's context below.
+        models, optimizers, lr_schedulers, scaler: what was wrapped, in order.
+        reducers: wrapped metric reducers by name.
+    """
+
+    def __init__(self, core: Context, aggregation: int = 1, average: bool = True) -> None:
+        self.core = core
+        self.models: list[torch.nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.lr_schedulers: list[LRScheduler] = []
+        self.reducers: dict[str, tuple[MetricReducer, bool, bool]] = {}
+        self.scaler: Any = None
+        self.step: Step | None = None
+        self.experimental = Experimental(self)
+        self._aggregation = aggregation
+        self._average = average
+        self._autocast = False
+        self._stop_requested = False
+        self._in_validation = False
+
+    # -- what the trial is -------------------------------------------------------------------
+
+    @property
+    def distributed(self) -> DistributedContext:
+        """Ranks and talk between them."""
+        return self.core.distributed
+
+    @property
+    def device(self) -> torch.device:
+        return self.core.session.device
+
+    def get_hparams(self) -> dict[str, Any]:
+        """All hyperparameters of this trial."""
+        return dict(self.core.hparams)
+
+    def get_hparam(self, name: str) -> Any:
+        """One hyperparameter.
+
+        Raises:
+            ConfigError: there is none of this name.
+        """
+        if name not in self.core.hparams:
+            raise ConfigError(
+                f"there is no hyperparameter {name!r}",
+                where="hyperparameters",
+                hint=f"there are: {', '.join(sorted(self.core.hparams)) or 'none'}",
+            )
+        return self.core.hparams[name]
+
+    def get_global_batch_size(self) -> int:
+        """Samples per step over all ranks: the hyperparameter ``global_batch_size``."""
+        return int(self.get_hparam(GLOBAL_BATCH))
+
+    def get_per_slot_batch_size(self) -> int:
+        """Samples per step of one rank (rounded down; the first ranks take the remainder)."""
+        return max(1, self.get_global_batch_size() // self.distributed.size)
+
+    def get_trial_seed(self) -> int:
+        return self.core.seed
+
+    def get_experiment_config(self) -> dict[str, Any]:
+        """The resolved config as plain data; empty where the script runs alone."""
+        return dict(self.core.session.config.raw)
+
+    def get_data_config(self) -> dict[str, Any]:
+        """The config's ``data``."""
+        return dict(self.core.session.config.data)
+
+    def get_experiment_id(self) -> str:
+        experiment = self.core.session.place.experiment
+        return experiment.id if experiment else ""
+
+    def get_trial_id(self) -> int:
+        return self.core.session.record.number
+
+    def get_stop_requested(self) -> bool:
+        return self._stop_requested
+
+    def set_stop_requested(self, stop_requested: bool) -> None:
+        """End the trial well after this step; obeyed if rank 0 or any other asks for it."""
+        self._stop_requested = stop_requested
+
+    # -- wrapping ----------------------------------------------------------------------------
+
+    def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model on this rank's device, its gradients averaged over all ranks."""
+        model = model.to(self.device)
+        if self.distributed.size > 1 and any(one.requires_grad for one in model.parameters()):
+            devices = [self.device] if self.device.type == "cuda" else None
+            model = Parallel(model, self.core.session.generators, device_ids=devices)
+        self.models.append(model)
+        return model
+
+    def wrap_optimizer(
+        self, optimizer: torch.optim.Optimizer, backward_passes_per_step: int = 1
+    ) -> torch.optim.Optimizer:
+        """Take an optimizer into checkpoints. Make it from parameters of wrapped models.
+
+        ``backward_passes_per_step`` was Horovod's and changes nothing here.
+        """
+        self.optimizers.append(optimizer)
+        return optimizer
+
+    def wrap_lr_scheduler(
+        self,
+        lr_scheduler: torch.optim.lr_scheduler.LRScheduler | LRScheduler,
+        step_mode: LRScheduler.StepMode = LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP,
+        frequency: int = 1,
+    ) -> Any:
+        """Take a scheduler into checkpoints and step it as ``step_mode`` says."""
+        wrapped = (
+            lr_scheduler
+            if isinstance(lr_scheduler, LRScheduler)
+            else LRScheduler(lr_scheduler, step_mode, frequency)
+        )
+        self.lr_schedulers.append(wrapped)
+        return lr_scheduler
+
+    def wrap_scaler(self, scaler: Any) -> Any:
+        """Take a ``torch.amp.GradScaler`` into checkpoints; steps of optimizers use it."""
+        if self.scaler is not None:
+            raise UsageError("a gradient scaler is wrapped already", where="wrap_scaler")
+        self.scaler = scaler
+        return scaler
+
+    def wrap_reducer(
+        self,
+        reducer: MetricReducer | Callable[[list[Any]], Any],
+        name: str | None = None,
+        for_training: bool = True,
+        for_validation: bool = True,
+    ) -> Any:
+        """Add a metric reduced over batches and ranks.
+
+        Args:
+            reducer: a ``MetricReducer``, or a function of the list of all updates.
+            name: of the metric; a reducer that gives a dict of metrics needs none.
+
+        Returns:
+            The reducer; one made from a function has ``update(value)``.
+        """
+        made = reducer if isinstance(reducer, MetricReducer) else FunctionReducer(reducer)
+        made.reset()
+        key = name if name is not None else f"#{len(self.reducers)}"
+        if key in self.reducers:
+            raise UsageError(f"there are two reducers {name!r}", where="wrap_reducer")
+        self.reducers[key] = (made, for_training, for_validation)
+        return made
+
+    def register_generator(self, name: str, generator: rng.Generator) -> None:
+        """Take a random generator of one's own (numpy, torch or python) into checkpoints."""
+        self.core.session.generators[name] = generator
+
+    # -- inside train_batch ------------------------------------------------------------------
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        gradient: torch.Tensor | None = None,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+    ) -> None:
+        """``loss.backward``, weighted so that all ranks' and batches' gradients add up rightly.
+
+        Args:
+            loss: mean over this rank's samples.
+        """
+        scale = self._current().scale
+        if self._aggregation > 1 and self._average:
+            scale /= self._aggregation
+        if scale != 1.0:
+            loss = loss * scale
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        torch.autograd.backward(
+            loss, gradient, retain_graph=retain_graph, create_graph=create_graph
+        )
+
+    def step_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        clip_grads: Callable[[Any], Any] | None = None,
+        auto_zero_grads: bool = True,
+        scaler: Any = None,
+    ) -> None:
+        """Step the optimizer, if the gradients of enough batches are there.
+
+        Args:
+            clip_grads: called with the parameters before the step.
+            auto_zero_grads: forget the gradients afterwards.
+            scaler: another scaler than the wrapped one.
+        """
+        if not self.steps_now:
+            return
+        scaler = scaler or self.scaler
+        if clip_grads is not None:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            clip_grads([one for group in optimizer.param_groups for one in group["params"]])
+        if scaler is not None:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        if auto_zero_grads:
+            optimizer.zero_grad()
+
+    def autocast_forward_pass(self, to_wrap: torch.nn.Module) -> torch.nn.Module:
+        """Run a wrapped model's forward in mixed precision, where the device has it."""
+        enabled = self.device.type == "cuda"
+        original = to_wrap.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with torch.autocast(self.device.type, enabled=enabled):
+                return original(*args, **kwargs)
+
+        to_wrap.forward = forward  # type: ignore[method-assign]
+        return to_wrap
+
+    def to_device(self, data: TorchData) -> TorchData:
+        """A batch on this rank's device."""
+        return to_device(data, self.device)
+
+    def current_train_batch(self) -> int:
+        """Index of the batch under way, from 0, over all epochs."""
+        return self._current().batches
+
+    def current_train_epoch(self) -> int:
+        return self._current().epoch
+
+    def get_initial_batch(self) -> int:
+        """The batch this attempt began at."""
+        return self.core.first_batch
+
+    def is_epoch_start(self) -> bool:
+        return self._current().starts
+
+    def is_epoch_end(self) -> bool:
+        return self._current().ends
+
+    # -- the trainer's part ------------------------------------------------------------------
+
+    @property
+    def aggregation(self) -> int:
+        """Batches per step of the optimizers."""
+        return self._aggregation
+
+    @property
+    def steps_now(self) -> bool:
+        """Whether optimizers step after the batch under way."""
+        return (self._current().batches + 1) % self._aggregation == 0
+
+    def begin_step(self, step: Step) -> None:
+        """A batch begins: gradients travel only if the optimizers step after it."""
+        self.step = step
+        for model in self.models:
+            if isinstance(model, Parallel):
+                model.require_backward_grad_sync = self.steps_now
+
+    def plain_models(self) -> list[torch.nn.Module]:
+        """The models as the user made them."""
+        return [one.module if isinstance(one, Parallel) else one for one in self.models]
+
+    @contextlib.contextmanager
+    def precision(self) -> Iterator[None]:
+        """Mixed precision, if ``experimental.use_amp`` asked for it and the device has it."""
+        if not self._autocast:
+            yield
+            return
+        with torch.autocast(self.device.type):
+            yield
+
+    @contextlib.contextmanager
+    def validating(self) -> Iterator[None]:
+        """Models in ``eval`` mode, without gradients, and silent towards other ranks."""
+        modes = [(module, module.training) for one in self.models for module in one.modules()]
+        self._in_validation = True
+        for model in self.models:
+            model.eval()
+            if isinstance(model, Parallel):
+                model.bypass = True
+        try:
+            with torch.no_grad(), self.precision():
+                yield
+        finally:
+            self._in_validation = False
+            for module, mode in modes:
+                module.training = mode
+            for model in self.models:
+                if isinstance(model, Parallel):
+                    model.bypass = False
+
+    def reducers_for(self, *, training: bool) -> Mapping[str, MetricReducer]:
+        """The reducers that count in training or in validation."""
+        return {
+            name: reducer
+            for name, (reducer, in_training, in_validation) in self.reducers.items()
+            if (in_training if training else in_validation)
+        }
+
+    def _current(self) -> Step:
+        if self.step is None:
+            raise UsageError("no batch is being trained", where="PyTorchTrialContext")
+        return self.step
+
+
+class Experimental:
+    """``context.experimental``, as in Determined."""
+
+    def __init__(self, context: PyTorchTrialContext) -> None:
+        self._context = context
+
+    def use_amp(self) -> None:
+        """Train and validate in mixed precision with a gradient scaler.
+
+        Nothing changes on devices without it (CPU).
+        """
+        if self._context.device.type != "cuda":
+            return
+        self._context.wrap_scaler(torch.amp.GradScaler("cuda"))
+        self._context._autocast = True
+
+    def disable_dataset_reproducibility_checks(self) -> None:
+        """Nothing to disable: what cannot be resumed is refused by ``DataLoader``."""

@@ -1,0 +1,322 @@
+"""The training loop.
+
+What happens at the end of each batch, in this order: training metrics are reported if they are
+due; all ranks agree whether to leave; a validation, if one is due; a checkpoint, if one is due.
+The state saved at any of these points says what of it is still owed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+from hpcdet.checkpoint import Loaded
+from hpcdet.errors import ConfigError
+from hpcdet.pytorch import _state
+from hpcdet.pytorch._context import GLOBAL_BATCH, PyTorchTrialContext, Step
+from hpcdet.pytorch._metrics import Tally, across_ranks, named
+from hpcdet.pytorch._reducers import Reducer
+from hpcdet.pytorch._trial import PyTorchTrial
+from hpcdet.pytorch._units import TrainUnit
+from hpcdet.pytorch._validation import Validator
+from hpcdet.train import rng
+from hpcdet.train.agreement import Cause
+from hpcdet.train.order import Slice
+from hpcdet.train.session import Units
+from hpcdet.train.tracking import finite
+from hpcdet.units import Length
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``fit`` was asked for."""
+
+    checkpoint_period: TrainUnit | None
+    validation_period: TrainUnit | None
+    reporting_period: TrainUnit
+    max_length: TrainUnit | None
+    checkpoint_policy: Literal["best", "all", "none"]
+    step_zero_validation: bool
+
+
+@dataclass
+class Progress:
+    """How far the trial is, beside its models: a part of the saved state.
+
+    Attributes:
+        owed: the validation due here has not been finished.
+        best: best value of the searcher's metric so far.
+    """
+
+    units: Units = dataclasses.field(default_factory=Units)
+    owed: bool = False
+    best: float | None = None
+
+    def encode(self) -> dict[str, Any]:
+        return {"units": dataclasses.asdict(self.units), "owed": self.owed, "best": self.best}
+
+    @staticmethod
+    def decode(state: dict[str, Any]) -> Progress:
+        return Progress(Units(**state["units"]), state["owed"], state["best"])
+
+
+class Loop:
+    """Runs one attempt of a ``PyTorchTrial``; see ``Trainer.fit``."""
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, plan: Plan) -> None:
+        self._trial = trial
+        self._context = context
+        self._plan = plan
+        self._core = context.core
+        self._session = context.core.session
+        self._progress = Progress()
+        self._callbacks = trial.build_callbacks()
+        self._tally = Tally(lambda _name: Reducer.AVG)
+        self._validator = Validator(trial, context, self._callbacks, self._poll_validation)
+        self._data = trial.build_training_data_loader()
+        self._order = self._data.order(self._core.seed, self._global_batch())
+        self._saved_at = -1
+        self._changed = True
+        self._save_due = False
+        self._leave: Cause | None = None
+
+    # -- the whole ---------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train, then say how it ended."""
+        if self._until() is None:
+            raise ConfigError(
+                "nobody says how long to train",
+                where="Trainer.fit",
+                hint="give searcher.max_length in the config, or fit(max_length=Batch(…))",
+            )
+        self._begin()
+        cause = self._train()
+        self._core.preempt.cause = None if cause == "completed" else cause
+        self._core.train.units = self._progress.units
+        for callback in self._callbacks.values():
+            callback.on_trial_shutdown()
+        self._session.finish(cause, self._progress.units)
+
+    def _begin(self) -> None:
+        loaded = self._session.keeper.restore()
+        if loaded is not None:
+            self._load_shared(loaded)
+        units = self._progress.units
+        self._core.first_batch = units.batches
+        self._session.begin(loaded, units)
+        name = loaded.manifest.name if loaded else None
+        for callback in self._callbacks.values():
+            callback.on_trial_startup(units.batches, name)
+            callback.on_training_start()
+        if loaded is None:
+            self._session.seed(self._session.ranks.rank, 0)
+            self._progress.owed = self._plan.step_zero_validation
+            self._save((), must=True)
+        else:
+            self._load_private(loaded)
+
+    def _train(self) -> Cause:
+        if self._progress.owed and (cause := self._validate(())):
+            return cause
+        batches = self._batches()
+        while not self._reached():
+            part, batch = next(batches)
+            before = self._progress.units
+            self._step(part, batch)
+            if cause := self._boundary(before):
+                return cause
+        return "completed"
+
+    def _batches(self) -> Iterator[tuple[Slice, Any]]:
+        records = self._progress.units.records
+        return self._data.training(self._order, self._core.seed, records, self._session.ranks)
+
+    def _until(self) -> Length | None:
+        wanted = self._plan.max_length
+        return self._session.until or (wanted.length() if wanted else None)
+
+    def _reached(self) -> bool:
+        until = self._until()
+        return until is not None and self._progress.units.reached(until)
+
+    def _global_batch(self) -> int:
+        """Samples over all ranks: the hyperparameter, if the loader asks for a slot's share of it."""
+        context, size = self._context, self._data.batch_size
+        if GLOBAL_BATCH in self._core.hparams and size == context.get_per_slot_batch_size():
+            return context.get_global_batch_size()
+        return size * self._session.ranks.world
+
+    # -- one batch ---------------------------------------------------------------------------
+
+    def _step(self, part: Slice, batch: Any) -> None:
+        units, context = self._progress.units, self._context
+        world = self._session.ranks.world
+        starts = units.records % self._order.epoch_records == 0
+        if starts:
+            for callback in self._callbacks.values():
+                callback.on_training_epoch_start(part.epoch)
+        # all ranks' gradients are averaged; shares of different size must count by their size
+        scale = part.weight * world / part.records
+        context.begin_step(
+            Step(units.batches, part.epoch, starts=starts, ends=part.last, scale=scale)
+        )
+        ready = context.to_device(batch)
+        with context.precision():
+            metrics = self._trial.train_batch(ready, part.epoch, units.batches)
+        length = self._trial.get_batch_length(batch) if part.weight else 0
+        weight = part.weight if length is None else length
+        if weight:
+            self._tally.add(named(metrics), weight)
+        epochs = part.epoch + part.last
+        self._changed = True
+        self._progress.units = Units(units.batches + 1, units.records + part.records, epochs)
+        for scheduler in context.lr_schedulers:
+            scheduler.after_batch(
+                units.batches + 1, epochs, ended=part.last, aggregation=context.aggregation
+            )
+        if part.last:
+            for callback in self._callbacks.values():
+                callback.on_training_epoch_end(part.epoch)
+
+    def _boundary(self, before: Units) -> Cause | None:
+        """What is due after a batch; why to leave, if that is so."""
+        plan, units = self._plan, self._progress.units
+        self._core.train.units = units
+        self._core.profiler.tick()
+        if plan.reporting_period.due(before, units) or self._reached():
+            self._report_training()
+        stop: Cause | None = "stopped" if self._context.get_stop_requested() else None
+        orders = self._session.poll(units, wish=stop)
+        period = plan.validation_period
+        self._progress.owed = self._reached() or bool(period and period.due(before, units))
+        self._save_due = orders.save
+        kept: tuple[str, ...] = ()
+        if plan.checkpoint_period and plan.checkpoint_period.due(before, units):
+            kept = ("period",)
+        if orders.leave is not None:
+            self._save(kept)
+            return orders.leave
+        if self._progress.owed:
+            return self._validate(kept)
+        if kept or self._save_due:
+            self._save(kept)
+        return None
+
+    def _report_training(self) -> None:
+        peers, units = self._session.peers, self._progress.units
+        reducers = self._context.reducers_for(training=True)
+        metrics: dict[str, Any] = dict(self._tally.reduced(peers))
+        metrics |= across_ranks(reducers, peers)
+        self._tally.clear()
+        for reducer in reducers.values():
+            reducer.reset()
+        self._session.report("training", units, metrics)
+        for callback in self._callbacks.values():
+            callback.on_training_workload_end(metrics, [])
+
+    # -- validation --------------------------------------------------------------------------
+
+    def _validate(self, kept: tuple[str, ...]) -> Cause | None:
+        """The validation that is owed, and the checkpoint it may lead to; why to leave instead.
+
+        Args:
+            kept: reasons to keep a checkpoint of this step in any case.
+        """
+        units = self._progress.units
+        self._sync_buffers()
+        metrics = self._validator.run()
+        if metrics is None:
+            self._save(kept)
+            return self._leave
+        self._progress.owed = False
+        self._changed = True
+        self._session.report("validation", units, metrics)
+        metric = self._searcher_metric(metrics)
+        if self._better(metric):
+            self._progress.best = metric
+            kept += ("best",) if self._plan.checkpoint_policy == "best" else ()
+        if self._plan.checkpoint_policy == "all":
+            kept += ("all",)
+        if self._reached():
+            kept += ("end",)
+        if kept or self._save_due:
+            self._save(kept, metric=metric, must="end" in kept)
+        return None
+
+    def _poll_validation(self) -> bool:
+        orders = self._session.poll(self._progress.units, stepped=False)
+        self._leave = orders.leave
+        self._save_due = self._save_due or orders.save
+        return orders.leave is not None
+
+    def _searcher_metric(self, metrics: dict[str, Any]) -> float | None:
+        wanted = self._session.config.searcher.metric
+        if wanted not in metrics and self._session.attached:
+            raise ConfigError(
+                f"the validation has no metric {wanted!r}",
+                where="searcher.metric",
+                hint=f"it has: {', '.join(sorted(metrics)) or 'none'}",
+            )
+        return finite(metrics.get(wanted))
+
+    def _better(self, metric: float | None) -> bool:
+        if metric is None or math.isnan(metric):
+            return False
+        best = self._progress.best
+        smaller = self._session.config.searcher.smaller_is_better
+        return best is None or (metric < best if smaller else metric > best)
+
+    # -- state -------------------------------------------------------------------------------
+
+    def _save(
+        self, kept: tuple[str, ...], *, metric: float | None = None, must: bool = False
+    ) -> None:
+        """A checkpoint of this step, unless this attempt has one or went on from this state."""
+        units = self._progress.units
+        if self._saved_at == units.batches or not self._changed:
+            return
+        self._sync_buffers()
+        state = _state.shared(self._context, self._callbacks, self._progress.encode())
+        for callback in self._callbacks.values():
+            callback.on_checkpoint_save_start(state)
+        private = _state.private(self._context, self._callbacks, self._tally.state())
+        if not self._session.save(units, state, private, kept=kept, metric=metric, must=must):
+            return
+        self._saved_at, self._changed = units.batches, False
+        name = self._session.keeper.latest
+        for callback in self._callbacks.values():
+            callback.on_checkpoint_write_end(self._session.place.trial.checkpoints / name)
+            callback.on_checkpoint_upload_end(name)
+
+    def _sync_buffers(self) -> None:
+        """Rank 0's buffers are everybody's, as they will be at the next step in any case."""
+        if self._session.ranks.world == 1:
+            return
+        for model in self._context.plain_models():
+            for buffer in model.buffers():
+                dist.broadcast(buffer, src=0)
+
+    def _load_shared(self, loaded: Loaded) -> None:
+        for callback in self._callbacks.values():
+            callback.on_checkpoint_load_start(loaded.shared)
+        _state.load_shared(self._context, loaded.shared)
+        self._progress = Progress.decode(loaded.shared["progress"])
+        self._changed = False
+
+    def _load_private(self, loaded: Loaded) -> None:
+        """Random numbers last: nothing may draw between here and the first batch."""
+        ranks, units = self._session.ranks, self._progress.units
+        if loaded.private is None:  # another number of ranks: new streams, the same at each resume
+            for name, callback in self._callbacks.items():
+                callback.load_state_dict(loaded.shared["callbacks"][name])
+            self._session.seed(ranks.rank, units.batches)
+            return
+        _state.load_private(self._context, self._callbacks, loaded.private)
+        self._tally.load(loaded.private["training_metrics"], self._session.device)
+        rng.restore(loaded.private["rng"], self._session.generators)

@@ -1,0 +1,114 @@
+"""Sums of metrics over batches, and over ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from hpcdet.errors import ConfigError
+from hpcdet.pytorch._reducers import MetricReducer, Reducer
+from hpcdet.train.peers import Peers
+
+_START = {Reducer.AVG: 0.0, Reducer.SUM: 0.0, Reducer.MAX: -math.inf, Reducer.MIN: math.inf}
+
+
+class Tally:
+    """Running reductions of scalar metrics in float64, on the device they come from.
+
+    Args:
+        kind: how a metric of a given name is reduced.
+    """
+
+    def __init__(self, kind: Callable[[str], Reducer]) -> None:
+        self._kind = kind
+        self.values: dict[str, torch.Tensor] = {}
+        self.weights: dict[str, float] = {}
+
+    def add(self, metrics: Mapping[str, Any], weight: float) -> None:
+        """Count one batch's metrics.
+
+        Raises:
+            ConfigError: a metric that is not one number.
+        """
+        for name, value in metrics.items():
+            number = _number(name, value)
+            kind = self._kind(name)
+            old = self.values.get(name)
+            if old is None:
+                old = torch.full_like(number, _START[kind])
+            if kind is Reducer.AVG:
+                new = old + number * weight
+            elif kind is Reducer.SUM:
+                new = old + number
+            else:
+                new = (torch.maximum if kind is Reducer.MAX else torch.minimum)(old, number)
+            self.values[name] = new
+            self.weights[name] = self.weights.get(name, 0.0) + weight
+
+    def plain(self) -> dict[str, tuple[float, float]]:
+        """Name, reduction so far, and weight."""
+        return {name: (float(value), self.weights[name]) for name, value in self.values.items()}
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"values": {k: v.cpu() for k, v in self.values.items()}, "weights": self.weights}
+
+    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """The inverse of ``state``."""
+        self.values = {name: value.to(device) for name, value in state["values"].items()}
+        self.weights = dict(state["weights"])
+
+    def clear(self) -> None:
+        self.values, self.weights = {}, {}
+
+    def reduced(self, peers: Peers) -> dict[str, float]:
+        """Over all ranks, in order of rank, on all ranks."""
+        everyone = peers.allgather(self.plain())
+        names = dict.fromkeys(name for one in everyone for name in one)
+        return {
+            name: _combine(self._kind(name), [one[name] for one in everyone if name in one])
+            for name in names
+        }
+
+
+def _combine(kind: Reducer, parts: list[tuple[float, float]]) -> float:
+    values = [value for value, _ in parts]
+    if kind is Reducer.AVG:
+        weight = sum(weight for _, weight in parts)
+        return sum(values) / weight if weight else math.nan
+    if kind is Reducer.SUM:
+        return sum(values)
+    return max(values) if kind is Reducer.MAX else min(values)
+
+
+def _number(name: str, value: Any) -> torch.Tensor:
+    tensor = torch.as_tensor(value).detach()
+    if tensor.numel() != 1:
+        raise ConfigError(
+            f"metric {name!r} has {tensor.numel()} values, shape {list(tensor.shape)}",
+            hint="return one number per batch, or use context.wrap_reducer",
+        )
+    return tensor.reshape(()).to(torch.float64)
+
+
+def across_ranks(reducers: Mapping[str, MetricReducer], peers: Peers) -> dict[str, Any]:
+    """The values of custom reducers over all ranks, on all ranks."""
+    found: dict[str, Any] = {}
+    for name, reducer in reducers.items():
+        parts = peers.gather(reducer.per_slot_reduce())
+        value = peers.broadcast(reducer.cross_slot_reduce(parts) if peers.ranks.chief else None)
+        if isinstance(value, Mapping):
+            found.update(value)
+        else:
+            found[name] = value
+    return found
+
+
+def named(metrics: Any) -> dict[str, Any]:
+    """What ``train_batch`` returned, as metrics by name; a bare value is the loss."""
+    if metrics is None:
+        return {}
+    return dict(metrics) if isinstance(metrics, Mapping) else {"loss": metrics}

@@ -1,0 +1,73 @@
+"""``DistributedDataParallel`` whose gradients are summed in the same order in every attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from hpcdet.train import rng
+
+_WARM_UPS = 2
+
+
+class Parallel(DistributedDataParallel):
+    """DDP groups gradients into buckets anew after its first step, so that with three or more
+    ranks the sums of a resumed run would differ from those of one that was never interrupted.
+    So each attempt first runs two backwards with gradients of zero, and undoes what they
+    changed: from its first step on, every attempt has the final buckets.
+
+    Attributes:
+        bypass: call the module alone, without talking to other ranks: while validating.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, generators: Mapping[str, rng.Generator], **options: Any
+    ) -> None:
+        super().__init__(module, **options)
+        self.bypass = False
+        self._generators = generators
+        self._settled = False
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self.bypass or not torch.is_grad_enabled():
+            return self.module(*inputs, **kwargs)
+        if not self._settled:
+            self._settle(inputs, kwargs)
+            self._settled = True
+        return super().forward(*inputs, **kwargs)
+
+    def _settle(self, inputs: Any, kwargs: Any) -> None:
+        state = rng.capture(self._generators)
+        buffers = [buffer.detach().clone() for buffer in self.module.buffers()]
+        parameters = list(self.module.parameters())
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        communicates = self.require_backward_grad_sync
+        self.require_backward_grad_sync = True
+        for _ in range(_WARM_UPS):
+            cut_inputs, cut_kwargs = tree_map_only(torch.Tensor, _cut, (inputs, kwargs))
+            outputs = super().forward(*cut_inputs, **cut_kwargs)
+            ends = [one for one in tree_leaves(outputs) if _trains(one)]
+            if ends:
+                torch.autograd.backward(ends, [torch.zeros_like(one) for one in ends])
+        self.require_backward_grad_sync = communicates
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, before in zip(self.module.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+        rng.restore(state, self._generators)
+
+
+def _cut(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values without the graph behind them, which belongs to the real step."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _trains(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad

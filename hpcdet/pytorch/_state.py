@@ -1,0 +1,146 @@
+"""The complete state of a trial: from it, training goes on bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hpcdet.errors import IntegrityError
+from hpcdet.pytorch._callback import PyTorchCallback
+from hpcdet.pytorch._context import PyTorchTrialContext
+from hpcdet.pytorch._reducers import load_state, state_of
+from hpcdet.train import rng
+
+State = dict[str, Any]
+
+
+def shared(
+    context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback], progress: State
+) -> State:
+    """What is equal on all ranks (rank 0's buffers are everybody's).
+
+    Of callbacks it has rank 0's state, for a resume with another number of ranks.
+    """
+    names = _names(context)
+    return {
+        "models": [model.state_dict() for model in context.plain_models()],
+        "optimizers": [_optimizer(one, names) for one in context.optimizers],
+        "lr_schedulers": [one.state_dict() for one in context.lr_schedulers],
+        "scaler": context.scaler.state_dict() if context.scaler is not None else None,
+        "callbacks": context.distributed.broadcast(
+            {name: one.state_dict() for name, one in callbacks.items()}
+        ),
+        "progress": progress,
+    }
+
+
+def private(
+    context: PyTorchTrialContext,
+    callbacks: Mapping[str, PyTorchCallback],
+    tally: State,
+) -> State:
+    """What each rank has for itself."""
+    reducers = context.reducers_for(training=True)
+    return {
+        "rng": rng.capture(context.core.session.generators),
+        "gradients": _gradients(context),
+        "training_metrics": tally,
+        "reducers": {name: state_of(one) for name, one in reducers.items()},
+        "callbacks": {name: one.state_dict() for name, one in callbacks.items()},
+    }
+
+
+def load_shared(context: PyTorchTrialContext, state: State) -> None:
+    """Put models, optimizers, schedulers and scaler back.
+
+    Raises:
+        IntegrityError: the state is not of these models and optimizers.
+    """
+    names = _names(context)
+    try:
+        for model, saved in zip(context.plain_models(), state["models"], strict=True):
+            model.load_state_dict(saved)
+        for optimizer, saved in zip(context.optimizers, state["optimizers"], strict=True):
+            _load_optimizer(optimizer, saved, names)
+        for scheduler, saved in zip(context.lr_schedulers, state["lr_schedulers"], strict=True):
+            scheduler.load_state_dict(saved)
+        if context.scaler is not None and state["scaler"] is not None:
+            context.scaler.load_state_dict(state["scaler"])
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise IntegrityError(
+            f"the state does not fit this trial's models and optimizers: {error}",
+            where="checkpoint",
+            hint="has the code changed since it was saved?",
+        ) from error
+
+
+def load_private(
+    context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback], state: State
+) -> None:
+    """Put back what this rank had for itself; random numbers last (``rng.restore``)."""
+    parameters = _parameters(context)
+    for name, gradient in state["gradients"].items():
+        parameters[name].grad = gradient.to(parameters[name].device)
+    for name, reducer in context.reducers_for(training=True).items():
+        if name in state["reducers"]:
+            load_state(reducer, state["reducers"][name])
+    for name, callback in callbacks.items():
+        if name in state["callbacks"]:
+            callback.load_state_dict(state["callbacks"][name])
+
+
+def _parameters(context: PyTorchTrialContext) -> dict[str, torch.nn.Parameter]:
+    """All parameters by fully qualified name, the model's number in front."""
+    return {
+        f"{number}.{name}": parameter
+        for number, model in enumerate(context.plain_models())
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _names(context: PyTorchTrialContext) -> dict[int, str]:
+    return {id(parameter): name for name, parameter in _parameters(context).items()}
+
+
+def _gradients(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
+    """Gradients that wait for more batches; none between steps of the optimizers."""
+    if context.step is None or context.steps_now:
+        return {}
+    found = _parameters(context)
+    return {name: one.grad for name, one in found.items() if one.grad is not None}
+
+
+def _optimizer(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> State:
+    """An optimizer's state, by name of parameter where torch has numbers."""
+    plain = optimizer.state_dict()
+    ordered = _ordered(optimizer, names)
+    return {
+        "state": {ordered[index]: slots for index, slots in plain["state"].items()},
+        "param_groups": [
+            {**group, "params": [ordered[index] for index in group["params"]]}
+            for group in plain["param_groups"]
+        ],
+    }
+
+
+def _load_optimizer(
+    optimizer: torch.optim.Optimizer, saved: State, names: Mapping[int, str]
+) -> None:
+    index = {name: number for number, name in enumerate(_ordered(optimizer, names))}
+    optimizer.load_state_dict(
+        {
+            "state": {index[name]: slots for name, slots in saved["state"].items()},
+            "param_groups": [
+                {**group, "params": [index[name] for name in group["params"]]}
+                for group in saved["param_groups"]
+            ],
+        }
+    )
+
+
+def _ordered(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[str]:
+    """Names of an optimizer's parameters in torch's numbering; of no model: by number."""
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    return [names.get(id(one), f"#{number}") for number, one in enumerate(parameters)]

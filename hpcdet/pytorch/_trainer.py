@@ -1,0 +1,78 @@
+"""``Trainer``: Determined's face of the training loop."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from hpcdet.pytorch._context import PyTorchTrialContext
+from hpcdet.pytorch._loop import Loop, Plan
+from hpcdet.pytorch._trial import PyTorchTrial
+from hpcdet.pytorch._units import Batch, TrainUnit
+
+
+class Trainer:
+    """Trains a trial."""
+
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
+        self._trial = trial
+        self._context = context
+
+    def fit(
+        self,
+        checkpoint_period: TrainUnit | None = None,
+        validation_period: TrainUnit | None = None,
+        max_length: TrainUnit | None = None,
+        reporting_period: TrainUnit | None = None,
+        checkpoint_policy: Literal["best", "all", "none"] = "best",
+        latest_checkpoint: str | None = None,
+        step_zero_validation: bool = False,
+        test_mode: bool = False,
+        profiling_enabled: bool = False,
+    ) -> None:
+        """Train until the length the searcher asks for, or ``max_length`` where nobody asks.
+
+        Goes on from the trial's newest valid checkpoint by itself. Returns when the length is
+        reached and validated, or when it is time to leave (``context.core.preempt.cause``);
+        everything is saved then.
+
+        Args:
+            checkpoint_period: checkpoints to be kept, beside those of ``checkpoint_policy`` and
+                the resume checkpoints, which are made by time.
+            validation_period: also validated at the end, always.
+            reporting_period: of training metrics; default 100 batches.
+            checkpoint_policy: after a validation: ``best`` so far, ``all``, ``none``.
+            latest_checkpoint: Determined's; not needed.
+            step_zero_validation: validate before the first batch.
+            test_mode: one batch, a validation, a save; for ``hpcdet test``.
+            profiling_enabled: record what the process uses.
+
+        Raises:
+            ConfigError: no length, or something missing in the trial.
+            StateError: the trial's state cannot be saved; at step 0, not hours later.
+        """
+        plan = Plan(
+            checkpoint_period=checkpoint_period,
+            validation_period=validation_period,
+            reporting_period=reporting_period or Batch(100),
+            max_length=Batch(1) if test_mode else max_length,
+            checkpoint_policy=checkpoint_policy,
+            step_zero_validation=step_zero_validation,
+        )
+        if profiling_enabled:
+            self._context.core.profiler.on()
+        Loop(self._trial, self._context, plan).run()
+
+
+def fit_as_configured(trial: PyTorchTrial, context: PyTorchTrialContext, **changes: Any) -> None:
+    """``fit`` with the periods of the experiment's config: what ``entrypoint`` does."""
+    config = context.core.session.config
+    options: dict[str, Any] = {
+        "checkpoint_period": TrainUnit.of(config.min_checkpoint_period),
+        "validation_period": TrainUnit.of(config.min_validation_period),
+        "max_length": TrainUnit.of(config.searcher.max_length),
+        "reporting_period": Batch(config.scheduling_unit),
+        "checkpoint_policy": config.checkpoint_policy,
+        "step_zero_validation": config.perform_initial_validation,
+        "profiling_enabled": config.profiling.enabled,
+    }
+    Trainer(trial, context).fit(**(options | changes))

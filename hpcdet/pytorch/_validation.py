@@ -1,0 +1,119 @@
+"""One validation: all data, all ranks, reduced metrics; it can be interrupted and leaves no trace."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hpcdet.errors import ConfigError
+from hpcdet.pytorch._callback import PyTorchCallback
+from hpcdet.pytorch._context import PyTorchTrialContext
+from hpcdet.pytorch._data import DataLoader
+from hpcdet.pytorch._metrics import Tally, across_ranks, named
+from hpcdet.pytorch._reducers import Reducer
+from hpcdet.pytorch._trial import PyTorchTrial
+from hpcdet.train import rng
+
+Callbacks = Mapping[str, PyTorchCallback]
+
+
+class Validator:
+    """Validates a trial.
+
+    Validation draws from the same random generators as training; afterwards they are put back,
+    so that training goes on as if it had not happened, and one that was interrupted and runs
+    again has the metrics it would have had.
+
+    Args:
+        interrupted: asked after each batch, on every rank equally often: must this stop?
+    """
+
+    def __init__(
+        self,
+        trial: PyTorchTrial,
+        context: PyTorchTrialContext,
+        callbacks: Callbacks,
+        interrupted: Callable[[], bool],
+    ) -> None:
+        self._trial = trial
+        self._context = context
+        self._callbacks = callbacks
+        self._interrupted = interrupted
+        self._data: DataLoader | None = None
+        self._full = overrides(trial, "evaluate_full_dataset")
+        if self._full == overrides(trial, "evaluate_batch"):
+            raise ConfigError(
+                "define one of evaluate_batch and evaluate_full_dataset",
+                where=type(trial).__name__,
+            )
+
+    def run(self) -> dict[str, Any] | None:
+        """The metrics, on all ranks; None if it was interrupted."""
+        if self._data is None:
+            self._data = self._trial.build_validation_data_loader()
+        generators = self._context.core.session.generators
+        before = rng.capture(generators)
+        states = {name: copy.deepcopy(one.state_dict()) for name, one in self._callbacks.items()}
+        try:
+            metrics = self._validate(self._data)
+        finally:
+            rng.restore(before, generators)
+        if metrics is None:
+            for name, callback in self._callbacks.items():
+                callback.load_state_dict(states[name])
+        return metrics
+
+    def _validate(self, data: DataLoader) -> dict[str, Any] | None:
+        context, callbacks = self._context, self._callbacks.values()
+        reducers = context.reducers_for(training=False)
+        for reducer in reducers.values():
+            reducer.reset()
+        for callback in callbacks:
+            callback.on_validation_start()
+            callback.on_validation_epoch_start()
+        outputs: list[Any] = []
+        with context.validating():
+            metrics = self._whole(data) if self._full else self._batches(data, outputs)
+        if metrics is None:
+            return None
+        metrics |= across_ranks(reducers, context.core.session.peers)
+        for reducer in reducers.values():
+            reducer.reset()
+        for callback in callbacks:
+            callback.on_validation_epoch_end(outputs)
+            callback.on_validation_end(metrics)
+        return metrics
+
+    def _batches(self, data: DataLoader, outputs: list[Any]) -> dict[str, Any] | None:
+        context = self._context
+        session = context.core.session
+        kinds = self._trial.evaluation_reducer()
+
+        def kind(name: str) -> Reducer:
+            return kinds.get(name, Reducer.AVG) if isinstance(kinds, dict) else kinds
+
+        tally = Tally(kind)
+        for index, (part, batch) in enumerate(data.validation(context.core.seed, session.ranks)):
+            if part.weight:
+                ready = context.to_device(batch)
+                found = named(self._trial.evaluate_batch(ready, index))
+                length = self._trial.get_batch_length(batch)
+                tally.add(found, part.weight if length is None else length)
+                outputs.append(found)
+            if self._interrupted():
+                return None
+        return dict(tally.reduced(session.peers))
+
+    def _whole(self, data: DataLoader) -> dict[str, Any]:
+        context = self._context
+        metrics: dict[str, Any] = {}
+        if context.core.session.ranks.chief:
+            whole = data.whole(context.core.seed)
+            metrics = named(self._trial.evaluate_full_dataset(whole))
+        return context.core.session.peers.broadcast(metrics)
+
+
+def overrides(trial: PyTorchTrial, method: str) -> bool:
+    """Whether a trial's class defines a method itself."""
+    return getattr(type(trial), method) is not getattr(PyTorchTrial, method)

@@ -1,0 +1,1 @@
+"""What every training loop stands on: ranks, signals, agreement, randomness, order of samples."""

@@ -1,0 +1,78 @@
+"""The time that is left, and whether it is still enough."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+
+_MARGIN_S = 2.0
+_SAFETY = 1.5
+
+
+class Deadline:
+    """The end of the allocation, and how long before it saving must begin.
+
+    Needed are the slowest recent save and step, with a margin: walltime is heard of here even
+    where the scheduler sends no signal.
+
+    Args:
+        end: seconds since the epoch; None if nobody knows.
+        wall: the clock that ``end`` refers to.
+    """
+
+    def __init__(self, end: float | None, wall: Callable[[], float] = time.time) -> None:
+        self._end = end
+        self._wall = wall
+        self._save_s = 0.0
+        self._step_s = 0.0
+
+    @staticmethod
+    def from_environment(env: Mapping[str, str] = os.environ) -> Deadline:
+        """From ``HPCDET_DEADLINE``, which the worker sets."""
+        text = env.get("HPCDET_DEADLINE", "")
+        return Deadline(float(text) if text else None)
+
+    def learn_save(self, seconds: float) -> None:
+        """A checkpoint took so long; the slowest is remembered."""
+        self._save_s = max(self._save_s, seconds)
+
+    def learn_step(self, seconds: float) -> None:
+        """A step took so long; remembered, and slowly forgotten."""
+        self._step_s = max(seconds, 0.99 * self._step_s)
+
+    @property
+    def save_s(self) -> float:
+        """The slowest save so far, in seconds."""
+        return self._save_s
+
+    @property
+    def needed_s(self) -> float:
+        """How long before the end the last save must begin, in seconds."""
+        return _MARGIN_S + _SAFETY * (self._save_s + 2 * self._step_s)
+
+    def over(self) -> bool:
+        """Time to save and leave."""
+        return self._end is not None and self._wall() + self.needed_s >= self._end
+
+
+class Every:
+    """True once per period, the first time after one period has passed."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._last = clock()
+
+    def due(self) -> bool:
+        return self._clock() - self._last >= self._seconds
+
+    def restart(self) -> None:
+        self._last = self._clock()
+
+    def take(self) -> bool:
+        """``due``, and begin the next period if so."""
+        if not self.due():
+            return False
+        self.restart()
+        return True

@@ -1,0 +1,66 @@
+"""What a run's bits depend on beside its own state: interpreter, packages, code, world, threads."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hpcdet import __version__
+from hpcdet.store import files
+
+Fingerprint = dict[str, str]
+
+
+def take(code: Path | None, world: int, threads: int) -> Fingerprint:
+    """The parts of the fingerprint, by name."""
+    packages = sorted(f"{one.name}=={one.version}" for one in metadata.distributions())
+    parts = {
+        "hpcdet": __version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "torch": str(torch.__version__),
+        "numpy": str(np.__version__),
+        "cuda": str(torch.version.cuda or ""),
+        "world": str(world),
+        "threads": str(threads),
+        "packages": _hash("\n".join(packages).encode()),
+    }
+    if torch.cuda.is_available():
+        parts["device"] = torch.cuda.get_device_name()
+    if code is not None:
+        parts["code"] = code_digest(code)
+    return parts
+
+
+def digest(parts: Fingerprint) -> str:
+    """One short text for all parts."""
+    return _hash(files.canonical(parts))
+
+
+def differences(before: Fingerprint, now: Fingerprint) -> list[str]:
+    """What changed, as ``name: old -> new``."""
+    names = sorted(before.keys() | now.keys())
+    return [
+        f"{name}: {before.get(name, '-')} -> {now.get(name, '-')}"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
+
+
+def code_digest(folder: Path) -> str:
+    """Digest over names and contents of the files in a folder."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            total.update(str(path.relative_to(folder)).encode() + b"\0")
+            total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()[:16]
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]

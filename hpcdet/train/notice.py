@@ -1,0 +1,50 @@
+"""Signals that say "leave soon". A handler only sets a flag.
+
+TERM and USR2 mean the same, may come twice or never. USR1 and CONT are ignored (Slurm sends
+CONT before TERM; NCCL and others are said to catch USR1). Handlers must be in place before
+torch is imported, which takes seconds: this module imports nothing that is slow.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+NOTICES = (signal.SIGTERM, signal.SIGUSR2)
+_IGNORED = (signal.SIGUSR1, signal.SIGCONT)
+
+_heard: list[int] = []
+
+
+def _hear(number: int, _frame: FrameType | None) -> None:
+    _heard.append(number)
+
+
+def install() -> None:
+    """Hear notices from now on; those that were blocked until now are heard at once."""
+    for number in NOTICES:
+        signal.signal(number, _hear)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)
+
+
+def hold() -> None:
+    """Block notices; they stay pending over ``exec`` until the new program calls ``install``."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+
+
+def ignore() -> None:
+    """For helper processes: the rank they serve decides when to leave."""
+    for number in (*NOTICES, *_IGNORED):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def heard() -> str:
+    """Name of the first notice that came, or "" while none did."""
+    return signal.Signals(_heard[0]).name if _heard else ""
+
+
+def forget() -> None:
+    """As if nothing had been heard: for a process that goes on with something else."""
+    _heard.clear()

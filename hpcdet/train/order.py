@@ -1,0 +1,114 @@
+"""Which samples a global batch holds: a function of (seed, epoch) and a count, of nothing else.
+
+The position of a trial in its data is one number, the samples it has seen. So going on is
+immediate, at any number of ranks, and no sample comes twice or never.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+
+
+def subseed(*parts: int | str) -> int:
+    """A 64-bit seed made of several numbers or words; equal parts give equal seeds for ever."""
+    text = "/".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def shuffled(size: int, seed: int, epoch: int) -> Indices:
+    """A permutation of ``range(size)``, int64[size].
+
+    Raw Philox words are sorted, since numpy promises the words for ever but not its shuffle.
+    """
+    words = np.random.Philox(key=subseed("order", seed, epoch)).random_raw(size)
+    return np.argsort(words, kind="stable").astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What one rank takes of one global batch.
+
+    Attributes:
+        epoch: from 0.
+        records: samples in the global batch.
+        indices: int64[n], this rank's share; never empty while training.
+        weight: samples of the share that count: ``len(indices)``, or 0 where the global batch
+            has fewer samples than there are ranks and this rank repeats one to keep step.
+        last: it ends its epoch.
+    """
+
+    epoch: int
+    records: int
+    indices: Indices
+    weight: int
+    last: bool
+
+
+def share(indices: Indices, rank: int, world: int) -> Indices:
+    """The contiguous part of a global batch for one rank; earlier ranks take the remainder."""
+    each, more = divmod(len(indices), world)
+    start = rank * each + min(rank, more)
+    return indices[start : start + each + (rank < more)]
+
+
+@dataclass(frozen=True)
+class Order:
+    """The global batches of a data set, epoch after epoch.
+
+    Attributes:
+        size: samples in the data set.
+        batch: samples in a global batch; the last of an epoch may be smaller.
+        epoch_order: the order in an epoch, int64[size].
+        drop_last: leave a smaller last batch out.
+    """
+
+    size: int
+    batch: int
+    epoch_order: Callable[[int], Sequence[int] | Indices]
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.epoch_records == 0:
+            raise ValueError(
+                f"a data set of {self.size} samples has no full batch of {self.batch}"
+                if self.size
+                else "the data set is empty"
+            )
+
+    @property
+    def epoch_batches(self) -> int:
+        return self.size // self.batch if self.drop_last else -(-self.size // self.batch)
+
+    @property
+    def epoch_records(self) -> int:
+        return min(self.size, self.epoch_batches * self.batch)
+
+    def epoch_of(self, records: int) -> int:
+        """The epoch that a trial is in after ``records`` samples."""
+        return records // self.epoch_records
+
+    def slices(self, records: int, rank: int, world: int) -> Iterator[Slice]:
+        """This rank's shares of the global batches behind ``records`` samples, without end."""
+        epoch, start = divmod(records, self.epoch_records)
+        while True:
+            order = np.asarray(self.epoch_order(epoch), dtype=np.int64)
+            while start < self.epoch_records:
+                stop = min(start + self.batch, self.epoch_records)
+                whole = order[start:stop]
+                mine = share(whole, rank, world)
+                yield Slice(
+                    epoch=epoch,
+                    records=len(whole),
+                    indices=mine if len(mine) else whole[:1],
+                    weight=len(mine),
+                    last=stop == self.epoch_records,
+                )
+                start = stop
+            epoch, start = epoch + 1, 0

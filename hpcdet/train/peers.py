@@ -1,0 +1,69 @@
+"""Talk between ranks beside the training itself, over gloo. One rank alone talks to nobody."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from hpcdet.train.ranks import Ranks
+
+T = TypeVar("T")
+
+
+class Peers:
+    """Collectives over Python objects and one over a few integers.
+
+    Every rank must make the same calls in the same order.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        # of its own, so that nothing here is ever queued behind a gradient
+        self._group = dist.new_group(backend="gloo") if ranks.world > 1 else None
+
+    def barrier(self) -> None:
+        """Return once every rank is here."""
+        if self._group is not None:
+            dist.barrier(group=self._group)
+
+    def broadcast(self, value: T) -> T:
+        """Rank 0's value, on every rank."""
+        if self._group is None:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._group)
+        return box[0]
+
+    def allgather(self, value: T) -> list[T]:
+        """Every rank's value, in order of rank, on every rank."""
+        if self._group is None:
+            return [value]
+        box: list[Any] = [None] * self.ranks.world
+        dist.all_gather_object(box, value, group=self._group)
+        return box
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value on rank 0; an empty list elsewhere."""
+        if self._group is None:
+            return [value]
+        box: list[Any] | None = [None] * self.ranks.world if self.ranks.chief else None
+        dist.gather_object(value, box, dst=0, group=self._group)
+        return box or []
+
+    def start_max(self, vector: torch.Tensor) -> dist.Work | None:
+        """Begin an element-wise maximum, in place; ready when the returned work is waited for."""
+        if self._group is None:
+            return None
+        return dist.all_reduce(vector, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+
+def is_peer_loss(error: BaseException) -> bool:
+    """Whether an error only says that another rank is gone, which is not this one's fault."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(
+        mark in text for mark in ("gloo/transport", "Connection closed by peer", "NCCL")
+    )

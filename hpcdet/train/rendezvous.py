@@ -1,0 +1,162 @@
+"""How the ranks of an attempt find each other: through a file, with no fixed port and no ssh.
+
+Rank 0 lets the system pick a free port and publishes where it listens; the others wait for
+the file. Several Slurm nodes may share one host name (a test cluster): loopback is used then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpcdet.errors import Unavailable
+from hpcdet.store import files
+from hpcdet.train.ranks import Ranks
+
+PATIENCE_S = 300.0
+_COLLECTIVE_PATIENCE = timedelta(minutes=30)
+
+
+def meet(ranks: Ranks, meeting: Path | None, backend: str = "auto") -> None:
+    """Make the default process group of all ranks; alone, none is needed and none is made.
+
+    Args:
+        meeting: the attempt's ``rendezvous.json``, which rank 0 makes; None where another
+            launcher (``torchrun``) has set ``MASTER_ADDR`` and ``MASTER_PORT``.
+        backend: ``nccl``, ``gloo`` or ``auto`` (NCCL where there is a CUDA device).
+
+    Raises:
+        Unavailable: the others did not come within ``PATIENCE_S``.
+    """
+    if ranks.world == 1:
+        return
+    cuda = torch.cuda.is_available() and backend in ("auto", "nccl")
+    kind = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    if meeting is None:
+        dist.init_process_group(kind, timeout=_COLLECTIVE_PATIENCE)
+        return
+    store = _host(ranks, meeting) if ranks.chief else _visit(ranks, meeting)
+    _pick_interface(ranks, store)
+    dist.init_process_group(
+        kind,
+        store=dist.PrefixStore("hpcdet", store),
+        rank=ranks.rank,
+        world_size=ranks.world,
+        timeout=_COLLECTIVE_PATIENCE,
+    )
+
+
+def leave() -> None:
+    """Take the process group down, if there is one."""
+    if dist.is_initialized():
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+def _host(ranks: Ranks, meeting: Path) -> dist.TCPStore:
+    store = dist.TCPStore(
+        socket.gethostname(),
+        0,
+        world_size=ranks.world,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=PATIENCE_S),
+    )
+    name = socket.gethostname()
+    where = {"host": name, "addresses": _addresses(name), "port": store.port, "schema": 1}
+    files.replace(meeting, files.canonical(where))
+    return store
+
+
+def _visit(ranks: Ranks, meeting: Path) -> dist.TCPStore:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        where = _published(meeting)
+        host = where and _reachable(where["host"], where["addresses"], where["port"])
+        if where and host:
+            return dist.TCPStore(
+                host,
+                where["port"],
+                world_size=ranks.world,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=PATIENCE_S),
+            )
+        time.sleep(0.02)
+    raise Unavailable(
+        f"rank {ranks.rank} could not reach rank 0 within {PATIENCE_S:.0f} s",
+        where=str(meeting),
+        hint="did rank 0 start, and can the nodes open connections to each other?",
+    )
+
+
+def _published(meeting: Path) -> dict[str, Any] | None:
+    with contextlib.suppress(FileNotFoundError):
+        os.listdir(meeting.parent)  # a network file system may remember that the file was not there
+    value = files.read_json(meeting)
+    return value if isinstance(value, dict) else None
+
+
+def _reachable(host: str, addresses: Sequence[str], port: int) -> str | None:
+    """The first of rank 0's names that answers."""
+    names = ["127.0.0.1"] if host == socket.gethostname() else [host, *addresses]
+    for name in names:
+        with contextlib.suppress(OSError), socket.create_connection((name, port), timeout=5):
+            return name
+    return None
+
+
+def _addresses(host: str) -> list[str]:
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        infos = socket.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
+        found = [str(info[4][0]) for info in infos]
+    routed = _towards("192.0.2.1")  # never sent to: only asks which address leaves this host
+    return sorted(
+        {address for address in [*found, routed] if not address.startswith("127.")} - {""}
+    )
+
+
+def _towards(address: str) -> str:
+    """This host's own address on the way to another; "" where there is no way."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect((address, 9))
+        return str(probe.getsockname()[0])
+    return ""
+
+
+def _pick_interface(ranks: Ranks, store: dist.TCPStore) -> None:
+    """Tell gloo which network interface leads to the others, unless the site has said so."""
+    name = socket.gethostname()
+    own = (_addresses(name) or ["127.0.0.1"])[0]
+    store.set(f"host/{ranks.rank}", f"{name} {own}")
+    all_hosts = [store.get(f"host/{rank}").decode().split() for rank in range(ranks.world)]
+    others = [address for host, address in all_hosts if host != name]
+    interface = _interface(_towards(others[0])) if others else "lo"
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def _interface(address: str) -> str:
+    """The network interface that has an IPv4 address; "" if none has."""
+    import fcntl
+
+    get_address = 0x8915  # SIOCGIFADDR
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(probe.fileno(), get_address, request)
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return ""

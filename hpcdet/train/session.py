@@ -1,0 +1,395 @@
+"""One attempt, seen from one of its ranks: who it is, what it is told, and what it tells.
+
+Everything that a training loop shares with the world outside goes through here; ``core`` and
+``pytorch`` are faces of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from hpcdet.checkpoint import Loaded
+from hpcdet.errors import ConfigError, NotFound
+from hpcdet.store import config as configs
+from hpcdet.store import files
+from hpcdet.store.config import Resolved
+from hpcdet.store.records import Trial, Verdict, in_force
+from hpcdet.train import fingerprint, notice, rendezvous, rng
+from hpcdet.train.agreement import NOTHING, Agreement, Cause, Orders
+from hpcdet.train.clock import Deadline, Every
+from hpcdet.train.peers import Peers, is_peer_loss
+from hpcdet.train.place import Place
+from hpcdet.train.ranks import Ranks
+from hpcdet.train.saving import Keeper
+from hpcdet.train.tracking import Tracker, plain
+from hpcdet.units import Length
+
+_CONTROL_EVERY_S = 2.0
+_PROGRESS_EVERY_S = 5.0
+
+PEER_LOST = 75
+"""Exit code of a rank whose peers are gone: nobody's fault here, EX_TEMPFAIL."""
+
+
+class InvalidHP(Exception):
+    """These hyperparameters cannot work: end this trial and do not try it again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """How far a trial is, in all three units; ``epochs`` counts completed ones."""
+
+    batches: int = 0
+    records: int = 0
+    epochs: int = 0
+
+    def reached(self, length: Length) -> bool:
+        """Whether a length of training is behind."""
+        return bool(getattr(self, length.unit) >= length.value)
+
+
+class Session:
+    """Made by ``Session.open``; one per process.
+
+    Attributes:
+        ranks: this rank among all.
+        record: the trial's hyperparameters and seed.
+        config: the experiment's config; all defaults where a script runs alone.
+        place: where its files are.
+        device: what to train on.
+        until: length at which training ends, as far as anybody has said.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        place: Place,
+        record: Trial,
+        config: Resolved,
+        deadline: Deadline,
+        *,
+        until: Length | None = None,
+    ) -> None:
+        self.ranks = ranks
+        self.place = place
+        self.record = record
+        self.config = config
+        self.device = _device(ranks)
+        self.peers = Peers(ranks)
+        self.attached = place.experiment is not None
+        self.tracker = Tracker(place.attempt.journal if self.attached and ranks.chief else None)
+        self.keeper = Keeper(place, self.peers, config, self.tracker, deadline)
+        self.generators: dict[str, rng.Generator] = {}
+        self.until = until
+        self._deadline = deadline
+        self._agreement = Agreement(self.peers)
+        self._control = Every(_CONTROL_EVERY_S)
+        self._progress = Every(_PROGRESS_EVERY_S)
+        self._save = Every(config.checkpoint_every_s)
+        self._wish = NOTHING  # what rank 0 read in the control in force
+        self._fingerprint: fingerprint.Fingerprint = {}
+        self._noticed = False
+        self._stepped = False
+        self._last_step = time.monotonic()
+        self.finished = False
+
+    @staticmethod
+    def open(
+        *,
+        hparams: Mapping[str, Any] | None = None,
+        config: Resolved | None = None,
+        storage: str | os.PathLike[str] | None = None,
+        seed: int | None = None,
+    ) -> Session:
+        """Join the attempt that the environment names, or run alone where it names none.
+
+        The arguments count only where the script runs alone.
+
+        Args:
+            storage: a folder to go on from and to save in; by default a new temporary one.
+
+        Raises:
+            NotFound: the trial has no record.
+            ConfigError: the environment or the config is wrong.
+            Unavailable: the other ranks did not come.
+        """
+        notice.install()
+        ranks = Ranks.from_environment()
+        place = Place.from_environment()
+        if place is None:
+            session = _open_alone(ranks, hparams or {}, config or Resolved(), storage, seed)
+        else:
+            session = _open_attached(ranks, place)
+        session.seed()
+        return session
+
+    # -- beginning ---------------------------------------------------------------------------
+
+    def seed(self, *parts: int) -> None:
+        """Seed all generators: equal on all ranks without ``parts``, else a stream of its own."""
+        from hpcdet.train.order import subseed
+
+        base = self.record.seed
+        rng.seed_all(subseed("rng", base, *parts) if parts else base)
+
+    def begin(self, loaded: Loaded | None, units: Units) -> None:
+        """Say that this attempt goes on from ``loaded`` (None: from the beginning)."""
+        code = self.place.experiment.code if self.place.experiment else None
+        if self.ranks.chief:
+            self._fingerprint = fingerprint.take(code, self.ranks.world, torch.get_num_threads())
+        self._compare(loaded)
+        self.tracker.record(
+            "start",
+            sync=True,
+            world=self.ranks.world,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            checkpoint=loaded.manifest.name if loaded else "",
+            batches=units.batches,
+            fingerprint=fingerprint.digest(self._fingerprint) if self._fingerprint else "",
+        )
+        self._last_step = time.monotonic()
+
+    def _compare(self, loaded: Loaded | None) -> None:
+        before = loaded.manifest.meta.get("fingerprint", {}) if loaded else {}
+        changed: list[str] = []
+        if self.ranks.chief and before:
+            changed = fingerprint.differences(before, self._fingerprint)
+        changed = self.peers.broadcast(changed)
+        if not changed:
+            return
+        text = "the environment is not the checkpoint's; the same bits are not promised"
+        if self.config.on_env_change == "refuse":
+            raise ConfigError(
+                f"{text}: {', '.join(changed)}",
+                where="on_env_change: refuse",
+                hint="restore the environment, or resume with --set on_env_change=warn",
+            )
+        if self.ranks.chief:
+            print(f"hpcdet: {text}: {', '.join(changed)}", file=sys.stderr)
+
+    # -- while it trains ---------------------------------------------------------------------
+
+    def poll(self, units: Units, *, stepped: bool = True, wish: Cause | None = None) -> Orders:
+        """What all ranks do now; every rank calls it equally often, after each step.
+
+        Args:
+            stepped: a step of training lies behind (not one of validation).
+            wish: why this rank wants all to leave, beside what it was told.
+        """
+        now = time.monotonic()
+        self._deadline.learn_step(now - self._last_step)
+        self._last_step = now
+        if stepped and not self._stepped:
+            self._stepped = True
+            self.tracker.record("first_step")
+        if self.ranks.chief and self._progress.take():
+            self.tracker.record("progress", **dataclasses.asdict(units))
+        orders = self._agreement.exchange(self._mine(wish))
+        if orders.until is not None:
+            self.until = orders.until
+        if orders.leave and not self._noticed:
+            self._noticed = True
+            self.tracker.record("notice", signal=notice.heard() or orders.leave)
+        return orders
+
+    def _mine(self, wish: Cause | None) -> Orders:
+        leave: Cause | None = wish or ("signal" if notice.heard() else None)
+        if not self.ranks.chief:
+            return Orders(leave=leave) if leave else NOTHING
+        if self.attached and self._control.take():
+            self.read_control()
+        told = self._wish
+        leave = told.leave or leave or ("walltime" if self._deadline.over() else None)
+        return Orders(leave, told.until, self._save.due())
+
+    def read_control(self) -> None:
+        """Rank 0: look what the searcher or a user wants of this trial now."""
+        control = in_force(self.place.trial)
+        if control is None:
+            return
+        leave: dict[str, Cause] = {"pause": "paused", "stop": "stopped", "kill": "stopped"}
+        leave["fail"] = "stopped"
+        self._wish = Orders(leave.get(control.action), control.until)
+
+    def report(self, group: str, units: Units, metrics: Mapping[str, Any]) -> None:
+        """Record metrics; rank 0's count.
+
+        Raises:
+            TypeError: a value that is no number, text, list or dict.
+        """
+        values = plain(metrics)
+        if not self.ranks.chief:
+            return
+        if not self.attached:
+            print(f"hpcdet: {group} after {units.batches} batches: {values}", flush=True)
+        self.tracker.record(
+            "metrics",
+            group=group,
+            step=units.batches,
+            metrics=values,
+            units=dataclasses.asdict(units),
+        )
+
+    def save(
+        self,
+        units: Units,
+        shared: Any,
+        private: Any,
+        *,
+        kept: tuple[str, ...] = (),
+        metric: float | None = None,
+        must: bool = False,
+        meta: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Make a checkpoint (``saving.Keeper.save``); returns whether there is one now."""
+        described = {
+            **(meta or {}),
+            **dataclasses.asdict(units),
+            "trial": self.record.number,
+            "fingerprint": self._fingerprint,
+        }
+        saved = self.keeper.save(
+            units.batches, shared, private, kept=kept, metric=metric, meta=described, must=must
+        )
+        self._save.restart()
+        self._last_step = time.monotonic()
+        return saved is not None
+
+    # -- end ---------------------------------------------------------------------------------
+
+    def finish(self, cause: Cause, units: Units) -> None:
+        """Say why this attempt ends, on all ranks together, after the last save."""
+        verdict: Literal["done", "resume"] = (
+            "done" if cause in ("completed", "stopped") else "resume"
+        )
+        reached = cause == "completed" and self.until and units.reached(self.until)
+        self._agreement.settle()
+        self.peers.barrier()
+        self.keeper.sweep(resume=1 if verdict == "done" else None)
+        if self.ranks.chief:
+            self._conclude(
+                Verdict(
+                    verdict,
+                    cause,
+                    batches=units.batches,
+                    until=self.until if reached else None,
+                    checkpoint=self.keeper.latest,
+                    digest=self.keeper.digest,
+                    at=files.now(),
+                )
+            )
+        self.peers.barrier()
+        self.finished = True
+
+    def fail(self, error: BaseException) -> int:
+        """Say what went wrong, on any rank; returns the exit code for this process.
+
+        A rank whose peers vanished says nothing: the one that failed has said it, and if it was
+        killed there is nothing to say.
+        """
+        self.finished = True
+        if is_peer_loss(error):
+            print("hpcdet: other ranks of this trial are gone", file=sys.stderr)
+            self.tracker.close()
+            return PEER_LOST
+        traceback.print_exception(error)
+        norestart = isinstance(error, InvalidHP)
+        verdict = Verdict(
+            "norestart" if norestart else "fail",
+            "error",
+            checkpoint=self.keeper.latest,
+            error=last_line(error),
+            at=files.now(),
+        )
+        self._conclude(verdict)
+        return 0 if norestart else 1
+
+    def _conclude(self, verdict: Verdict) -> None:
+        self.tracker.record("end", sync=True, verdict=verdict.verdict, cause=verdict.cause)
+        self.tracker.close()
+        if self.attached:
+            verdict.write_once(self.place.attempt.verdict)
+
+
+def unsaid_failure(place: Place, error: BaseException) -> int:
+    """An error outside any session, while importing the user's code for example: give the verdict.
+
+    Returns the exit code for this process.
+    """
+    if isinstance(error, SystemExit) and place.attempt.verdict.exists():
+        return error.code if isinstance(error.code, int) else 1
+    if is_peer_loss(error) or (isinstance(error, SystemExit) and error.code == PEER_LOST):
+        return PEER_LOST
+    traceback.print_exception(error)
+    Verdict("fail", "error", error=last_line(error), at=files.now()).write_once(
+        place.attempt.verdict
+    )
+    return 1
+
+
+def unsaid_end(place: Place) -> int:
+    """The code ended well and never began a session: there is nothing more to do."""
+    if not place.attempt.verdict.exists() and Ranks.from_environment().chief:
+        Verdict("done", "completed", at=files.now()).write_once(place.attempt.verdict)
+    return 0
+
+
+def last_line(error: BaseException) -> str:
+    """The last line of a traceback: what people look for first."""
+    return traceback.format_exception_only(error)[-1].strip()
+
+
+def _open_attached(ranks: Ranks, place: Place) -> Session:
+    assert place.experiment is not None
+    config = configs.load(place.experiment.config)
+    record = Trial.read(place.trial.record)
+    if record is None:
+        raise NotFound("there is no such trial", where=str(place.trial.record))
+    torch.set_num_threads(config.resources.cpus_per_slot)
+    if config.reproducibility.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    backend = os.environ.get("HPCDET_BACKEND") or config.distributed.backend
+    rendezvous.meet(ranks, place.attempt.rendezvous, backend)
+    session = Session(ranks, place, record, config, Deadline.from_environment())
+    if ranks.chief:
+        session.read_control()
+    until = session.peers.broadcast(session._wish.until)
+    session.until = until or config.searcher.max_length
+    return session
+
+
+def _open_alone(
+    ranks: Ranks,
+    hparams: Mapping[str, Any],
+    config: Resolved,
+    storage: str | os.PathLike[str] | None,
+    seed: int | None,
+) -> Session:
+    rendezvous.meet(ranks, None)
+    root = Peers(ranks).broadcast(str(storage or tempfile.mkdtemp(prefix="hpcdet-")))
+    seed = config.reproducibility.experiment_seed if seed is None else seed
+    record = Trial(1, dict(hparams), seed)
+    return Session(ranks, Place.alone(Path(root)), record, config, Deadline.from_environment())
+
+
+def _device(ranks: Ranks) -> torch.device:
+    """The accelerator of this rank: its place on the node modulo what it sees."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", ranks.local % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("cpu")

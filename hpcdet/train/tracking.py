@@ -1,0 +1,97 @@
+"""The attempt's journal, written by rank 0. Tracking never stops training.
+
+A record that cannot be written (disk full, quota) waits in memory and is tried again with the
+next; only when very many wait are the oldest dropped, which is said once.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcdet.store import journal, records
+
+_MOST_WAITING = 100_000
+
+
+class Tracker:
+    """Appends records to a journal. Without a path, nothing is written anywhere."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._writer: journal.Writer | None = None
+        self._waiting: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
+        self._complained = False
+
+    def record(self, kind: str, *, sync: bool = False, **fields: Any) -> None:
+        """Add a record; with ``sync``, it is durable on return if the disk allows it."""
+        if self._path is None:
+            return
+        self._waiting.append((kind, fields))
+        self.flush(sync=sync)
+
+    def flush(self, *, sync: bool = False) -> int:
+        """Write what waits. Returns the journal's length in bytes."""
+        if self._path is None:
+            return 0
+        try:
+            if self._writer is None:
+                self._writer = journal.Writer(self._path)
+            while self._waiting:
+                kind, fields = self._waiting[0]
+                self._writer.append(kind, **fields)
+                self._waiting.popleft()
+            if sync:
+                self._writer.sync()
+        except OSError as error:
+            if not self._complained:
+                print(f"hpcdet: the journal cannot be written: {error}", file=sys.stderr)
+                self._complained = True
+        return self._writer.offset if self._writer else 0
+
+    def close(self) -> None:
+        """Write what waits, durably, and close the file."""
+        self.flush(sync=True)
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+            self._path = None
+
+
+def plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as JSON: numbers, tensors and arrays of one element as numbers; structure is kept.
+
+    Raises:
+        TypeError: a value that is none of these, with its name.
+    """
+    return {str(name): _plain(value, str(name)) for name, value in metrics.items()}
+
+
+def _plain(value: Any, name: str) -> Any:
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return records.number(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{name}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{name}[{at}]") for at, item in enumerate(value)]
+    if hasattr(value, "tolist"):  # tensors, numpy arrays and scalars
+        return _plain(value.tolist(), name)
+    raise TypeError(f"metric {name} is a {type(value).__name__}; report numbers, lists or dicts")
+
+
+def finite(value: Any) -> float | None:
+    """A metric as a number, if it is one; NaN counts as one."""
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan if value == "NaN" else None

@@ -1,0 +1,182 @@
+"""Experiments with one trial and attempts of it as real processes, without worker or scheduler."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcdet.checkpoint import content_digest
+from hpcdet.store import config, journal
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.records import Claim, Control, Trial, Verdict
+from hpcdet.units import Length
+
+PATIENCE_S = 180.0
+DIGITS = Path(__file__).parent.parent / "examples" / "digits"
+HPARAMS = {"learning_rate": 0.003, "hidden": 32, "dropout": 0.3, "global_batch_size": 64}
+
+
+def experiment(
+    root: Path,
+    *,
+    code: Path | str = DIGITS,
+    ranks: int = 1,
+    hparams: Mapping[str, Any] = HPARAMS,
+    seed: int = 7,
+    **changes: Any,
+) -> TrialPaths:
+    """An experiment's folder with one trial in it.
+
+    Args:
+        code: a model folder, or the text of ``model_def.py``.
+        changes: of the config; ``until=40`` for the length in batches.
+    """
+    paths = ExperimentPaths(root)
+    paths.root.mkdir(parents=True)
+    if isinstance(code, str):
+        paths.code.mkdir()
+        (paths.code / "model_def.py").write_text(code)
+    else:
+        shutil.copytree(code, paths.code)
+    until = changes.pop("until", 20)
+    resolved = {
+        "name": "test",
+        "entrypoint": "model_def:DigitsTrial",
+        "searcher": {"metric": "validation_loss", "max_length": {"batches": until}},
+        "resources": {"slots_per_trial": ranks, "slots_per_node": ranks, "cpus_per_slot": 1},
+        **changes,
+    }
+    paths.config.write_bytes(config.dump(resolved))
+    trial = paths.trial(1)
+    Trial(1, dict(hparams), seed).write_once(trial.record)
+    return trial
+
+
+def control(trial: TrialPaths, action: Any, until: int | None = None) -> None:
+    """Write the next control of a trial."""
+    seq = len(list(trial.controls.glob("*.json"))) + 1
+    length = None if until is None else Length("batches", until)
+    Control(action, length).write_once(trial.control(seq))
+
+
+@dataclass
+class Attempt:
+    """The running ranks of one attempt."""
+
+    paths: AttemptPaths
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The attempt's journal so far."""
+        return journal.read(self.paths.journal)
+
+    def wait(self) -> list[int]:
+        """Until all ranks have ended; their exit codes."""
+        return [process.wait(PATIENCE_S) for process in self.processes]
+
+    def wait_for(self, condition: Callable[[], bool]) -> bool:
+        """Until a condition holds; False if the ranks ended before."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            if condition():
+                return True
+            if all(process.poll() is not None for process in self.processes):
+                return condition()
+            time.sleep(0.005)
+        raise TimeoutError(f"nothing happened within {PATIENCE_S} s\n{self.log()}")
+
+    def signal(self, number: signal.Signals, ranks: list[int] | None = None) -> None:
+        """Send a signal to some ranks, all by default."""
+        for rank in range(len(self.processes)) if ranks is None else ranks:
+            with contextlib.suppress(ProcessLookupError):
+                self.processes[rank].send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL for what is left, and reap it."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def verdict(self) -> Verdict | None:
+        return Verdict.read(self.paths.verdict)
+
+    def log(self) -> str:
+        """What all ranks printed."""
+        logs = sorted(self.paths.logs.glob("rank-*.log"))
+        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')}" for log in logs)
+
+
+@contextlib.contextmanager
+def start(trial: TrialPaths, ranks: int = 1, **environment: str) -> Iterator[Attempt]:
+    """Start the ranks of the next attempt; they are killed and reaped at the end of the block."""
+    number = max((attempt.number for attempt in trial.attempts()), default=0) + 1
+    attempt = Attempt(trial.attempt(number))
+    Claim("0001-0000.0", "here").write_once(attempt.paths.claim)
+    root = trial.root.parent.parent
+    argv = [sys.executable, "-m", "hpcdet.attempt", str(root), str(trial.number), str(number)]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "HPCDET_"))}
+    try:
+        for rank in range(ranks):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            size = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "NODE_RANK": "0"}
+            attempt.processes.append(
+                subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    env={**clean, **environment, **own, **size, "OMP_NUM_THREADS": "1"},
+                )
+            )
+        yield attempt
+    finally:
+        attempt.kill()
+
+
+def run(trial: TrialPaths, ranks: int = 1, **environment: str) -> Attempt:
+    """One attempt from start to end."""
+    with start(trial, ranks, **environment) as attempt:
+        attempt.wait()
+        return attempt
+
+
+def finish(trial: TrialPaths, ranks: int = 1, most: int = 10) -> Attempt:
+    """Attempt after attempt until the trial is done."""
+    for _ in range(most):
+        attempt = run(trial, ranks)
+        verdict = attempt.verdict()
+        if verdict and verdict.verdict == "done":
+            return attempt
+        assert verdict is None or verdict.verdict == "resume", attempt.log()
+    raise AssertionError(f"not done after {most} attempts\n{attempt.log()}")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished trial left: equal for runs that are equal bit for bit."""
+
+    batches: int
+    digest: str
+    validations: dict[int, dict[str, Any]]
+    training: dict[int, dict[str, Any]]
+
+
+def result(trial: TrialPaths) -> Result:
+    """The result of a finished trial; of repeated reports the last attempt's counts."""
+    attempts = trial.attempts()
+    verdict = Verdict.read(attempts[-1].verdict)
+    assert verdict is not None and verdict.verdict == "done", verdict
+    found: dict[str, dict[int, dict[str, Any]]] = {"training": {}, "validation": {}}
+    for attempt in attempts:
+        for line in journal.read(attempt.journal):
+            if line["kind"] == "metrics" and line["group"] in found:
+                found[line["group"]][line["step"]] = line["metrics"]
+    digest = content_digest(trial.checkpoints / verdict.checkpoint)
+    assert digest == verdict.digest
+    return Result(verdict.batches, digest, found["validation"], found["training"])
