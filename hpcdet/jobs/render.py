@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -114,14 +115,11 @@ def render(
 
 def _place(error: TemplateError, name: str) -> str:
     """``FILE:LINE`` in the template, from the error or from its traceback."""
-    line, file = getattr(error, "lineno", None), getattr(error, "filename", None) or name
-    trace = error.__traceback__
-    while line is None and trace is not None:
-        if trace.tb_next is None or not trace.tb_frame.f_code.co_filename.endswith(".j2"):
-            trace = trace.tb_next
-            continue
-        file, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
-        trace = trace.tb_next
+    file, line = getattr(error, "filename", None) or name, getattr(error, "lineno", None)
+    if line is None:
+        for frame, number in traceback.walk_tb(error.__traceback__):
+            if frame.f_code.co_filename.endswith(".j2"):
+                file, line = frame.f_code.co_filename, number
     return f"{file}:{line}" if line else str(file)
 
 
