@@ -53,7 +53,7 @@ class Crank:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.holder.release()
+        self.holder.close()
 
 
 @contextlib.contextmanager

@@ -87,8 +87,8 @@ def _look(
 
 
 def ended(item: Item) -> bool:
-    """It is over, or it is paused for a reason that waiting will not remove."""
-    return item["state"] in ENDED or (item["state"] == "PAUSED" and bool(item["why"]))
+    """It is over, or paused by trouble that waiting will not remove."""
+    return item["state"] in ENDED or bool(item["stuck"])
 
 
 def judge(items: Sequence[Item]) -> None:

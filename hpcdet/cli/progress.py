@@ -97,3 +97,17 @@ def _trial(trial: Item) -> str:
     if trial["restarts"]:
         parts.append(f"attempt {trial['attempts']}")
     return "  ".join(parts)
+
+
+@contextlib.contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Says on a terminal that something takes a while; elsewhere a plain line."""
+    if not settings().live:
+        settings().note(f"{what} …")
+        yield
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True, no_color=settings().color == "never")
+    with console.status(what):
+        yield

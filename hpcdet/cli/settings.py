@@ -7,11 +7,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcdet.errors import UsageError
 from hpcdet.read import find
+
+if TYPE_CHECKING:
+    from hpcdet.site import Site
 
 
 @dataclass
@@ -19,18 +23,35 @@ class Settings:
     """What the global flags say.
 
     Attributes:
-        root: folder that holds experiments (``-C``, ``$HPCDET_ROOT``).
+        given_root: folder that holds experiments, as ``-C`` says; None if it does not.
         color: ``auto``, ``always`` or ``never``.
         yes: questions are answered with yes.
     """
 
-    root: Path
+    given_root: Path | None = None
     quiet: bool = False
     verbose: int = 0
     debug: bool = False
     color: str = "auto"
     utc: bool = False
     yes: bool = False
+
+    @property
+    def root(self) -> Path:
+        """The folder that holds experiments: ``-C``, ``$HPCDET_ROOT``, the site's, or here."""
+        if self.given_root or os.environ.get("HPCDET_ROOT") or find.root().is_dir():
+            return self.given_root or find.root()
+        from hpcdet import site
+
+        return self.root_at(site.load())
+
+    def root_at(self, site: Site) -> Path:
+        """The same for a known site: where that site keeps experiments, if nobody said more."""
+        if self.given_root or os.environ.get("HPCDET_ROOT"):
+            return self.given_root or find.root()
+        scratch = os.path.join(site.paths.scratch, find.DEFAULT_ROOT) if site.paths.scratch else ""
+        place = os.path.expandvars(site.paths.root or scratch)
+        return Path(place).expanduser().absolute() if place else find.root()
 
     @property
     def live(self) -> bool:
@@ -65,7 +86,7 @@ class _Holder:
     """The root context's object, made when the first flag or command asks for it."""
 
     def __init__(self) -> None:
-        self.settings = Settings(find.root())
+        self.settings = Settings()
 
 
 def _store(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
@@ -89,7 +110,7 @@ def global_options(hidden: bool) -> list[click.Option]:
         option(
             "-C",
             "--root",
-            stores="root",
+            stores="given_root",
             type=click.Path(path_type=Path, file_okay=False),
             help="Folder that holds experiments [$HPCDET_ROOT].",
         ),
@@ -113,8 +134,6 @@ def confirm(question: str) -> None:
     Raises:
         UsageError: nobody is there to answer, or the answer is no.
     """
-    from hpcdet.errors import UsageError
-
     if settings().yes:
         return
     if not sys.stdin.isatty():

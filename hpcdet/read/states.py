@@ -43,27 +43,42 @@ def trial_state(trial: GatheredTrial, over: str = "") -> ExperimentState:
     return state
 
 
+def stuck(gathered: Gathered) -> bool:
+    """It is paused because something failed, not because somebody asked for it."""
+    said = _said(gathered)
+    return bool(said.get("by")) and experiment_state(gathered)[0] == "PAUSED"
+
+
+def _said(gathered: Gathered) -> dict[str, Any]:
+    return next((line for line in reversed(gathered.decisions) if line["kind"] == "state"), {})
+
+
 def experiment_state(gathered: Gathered) -> tuple[ExperimentState, str]:
     """The state of an experiment, and why if somebody said so."""
     if gathered.closed is not None:
         return gathered.closed.state, gathered.closed.why
-    said = next((line for line in reversed(gathered.decisions) if line["kind"] == "state"), None)
-    why = str(said.get("why", "")) if said else ""
-    asked = _asked(gathered)
-    if asked == "cancel":
-        return "STOPPING", why or "canceled by its user"
-    states = [trial_state(trial) for trial in gathered.trials]
-    busy = any(state in ("RUNNING", "STOPPING") for state in states)
-    if asked == "pause" or (said and said.get("state") == "PAUSED" and asked != "resume"):
-        return ("STOPPING" if busy else "PAUSED"), why
-    if busy or any(trial.attempts for trial in gathered.trials):
+    said = _said(gathered)
+    state, why = said.get("state", "PENDING"), str(said.get("why", ""))
+    busy = any(trial.standing.open_attempt for trial in gathered.trials)
+    match _unheard(gathered):
+        case "cancel":
+            return "STOPPING", "canceled by its user"
+        case "pause":
+            state, why = "PAUSED", "paused by its user"
+        case "resume" | "retry":
+            state, why = "RUNNING", ""
+    if state == "PAUSED" and busy:
+        # who is paused by trouble still lets run what runs
+        return ("RUNNING" if said.get("by") else "STOPPING"), why
+    if state == "PENDING" and any(trial.attempts for trial in gathered.trials):
         return "RUNNING", why
-    return "PENDING", why
+    return state, why
 
 
-def _asked(gathered: Gathered) -> str:
-    """The last of the user's words on the whole experiment that changes its state, or ""."""
-    words = [c.verb for _, c in gathered.commands if not c.trial]
+def _unheard(gathered: Gathered) -> str:
+    """The last word on the whole experiment that no holder has obeyed yet, or ""."""
+    heard = max((d["seq"] for d in gathered.decisions if d["kind"] == "command"), default=0)
+    words = [c.verb for seq, c in gathered.commands if seq > heard and not c.trial]
     if "cancel" in words:
         return "cancel"
     return next((word for word in reversed(words) if word in ("pause", "resume", "retry")), "")

@@ -59,9 +59,9 @@ def status(source: Source) -> View:
     """An experiment at a glance.
 
     Returns:
-        ``id, name, state, why, health, health_why, last_turn_s, searcher, metric, best
-        {trial, value, step} or None, max_length, max_trials, created, workers, labels, path`` and
-        ``trials`` (see there).
+        ``id, name, state, why, stuck`` (paused by trouble), ``health, health_why, last_turn_s,
+        searcher, metric, best {trial, value, step} or None, max_length, max_trials, created,
+        workers, labels, path`` and ``trials`` (see there).
     """
     gathered = gather(source)
     state, why = states.experiment_state(gathered)
@@ -73,6 +73,7 @@ def status(source: Source) -> View:
         "name": gathered.config.name,
         "state": state,
         "why": why,
+        "stuck": states.stuck(gathered),
         "health": keepers["health"],
         "health_why": keepers["why"],
         "last_turn_s": keepers["last_turn_s"],

@@ -1,0 +1,95 @@
+"""From CONFIG, MODEL_DIR, ``--set`` and ``--site`` to a checked config and its site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcdet import config, site
+from hpcdet.cli.settings import settings
+from hpcdet.errors import ConfigError
+from hpcdet.jobs import checks
+from hpcdet.site import Site
+from hpcdet.store.config import Resolved, resolve
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def config_argument() -> Decorator:
+    """``CONFIG [MODEL_DIR]``."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        path = click.Path(path_type=Path)
+        function = click.argument("model_dir", type=path, required=False)(function)
+        return click.argument("config_file", type=path, metavar="CONFIG")(function)
+
+    return decorate
+
+
+def setting_options() -> Decorator:
+    """``--set`` and ``--site``."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        function = click.option(
+            "--site", "site_name", metavar="NAME", help="Site [$HPCDET_SITE, else detected]."
+        )(function)
+        return click.option(
+            "--set",
+            "sets",
+            multiple=True,
+            metavar="KEY.PATH=VALUE",
+            help="Change a value of the config (repeat for more).",
+        )(function)
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user wants to run and where."""
+
+    loaded: config.Loaded
+    site: Site
+    model_dir: Path
+
+    @property
+    def resolved(self) -> Resolved:
+        return resolve(self.loaded.resolved())
+
+    @property
+    def root(self) -> Path:
+        return settings().root_at(self.site)
+
+    def warnings(self) -> list[str]:
+        """What to say before it is submitted.
+
+        Raises:
+            ConfigError: it can never run at this site.
+        """
+        return [*self.loaded.warnings, *checks.preflight(self.resolved, self.site, self.root)]
+
+    def warn(self) -> None:
+        """Say what the config alone gives cause to say."""
+        for warning in self.loaded.warnings:
+            settings().warn(warning)
+
+
+def request(
+    config_file: Path, model_dir: Path | None, sets: Sequence[str], site_name: str | None
+) -> Request:
+    """Read and check a config at its site.
+
+    Raises:
+        ConfigError: the config, the site or the model folder is wrong.
+        NotFound: no such site.
+    """
+    folder = model_dir or config_file.absolute().parent
+    if model_dir is not None and not model_dir.is_dir():
+        raise ConfigError("no such model folder", where=str(model_dir))
+    chosen = site.load(site_name)
+    loaded = config.load(config_file, sets=sets, site=chosen)
+    return Request(loaded, chosen, folder)

@@ -1,0 +1,102 @@
+"""What ``submit --dry-run`` shows: config with origins, code, script, argv, the scheduler's verdict."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcdet.cli import words
+from hpcdet.cli.loading import Request
+from hpcdet.cli.output import Column, Output, text
+from hpcdet.cli.settings import settings
+from hpcdet.errors import HpcdetError
+from hpcdet.jobs import create, snapshot, submission
+from hpcdet.jobs.render import render
+from hpcdet.schedulers.base import Submission
+from hpcdet.schedulers.opening import open_scheduler
+from hpcdet.site import loading
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import Intent
+
+
+def show(out: Output, wanted: Request, warnings: list[str]) -> None:
+    """Print what would be submitted; nothing is made.
+
+    Raises:
+        ConfigError: the template or the code is refused, as a submission would be.
+    """
+    item = _item(wanted)
+    if not out.for_people or out.fields:
+        out.emit([item], (Column("ID", "id"),), warnings=warnings)
+        return
+    for warning in warnings:
+        settings().warn(warning)
+    click.echo("# config")
+    for row in item["config"]:
+        click.echo(f"{row['key']}: {text(row['value'])}    # {row['origin']}")
+    count, total = len(item["code"]), words.size(item["code_bytes"])
+    click.echo(f"\n# code: {count} files, {total}, from {wanted.model_dir}")
+    click.echo(f"\n# script\n{item['script']}")
+    click.echo(f"# command\n{' '.join(item['argv'])}")
+    if item["verdict"]:
+        click.echo(f"\n# the scheduler says\n{item['verdict']}")
+
+
+def _item(wanted: Request) -> dict[str, Any]:
+    resolved, site = wanted.resolved, wanted.site
+    name = f"{create.slug(resolved.name)}-0000"
+    paths = ExperimentPaths(wanted.root / name)
+    searcher = resolved.searcher
+    tasks = max(1, min(searcher.max_trials, searcher.max_concurrent_trials or searcher.max_trials))
+    intent = Intent(1, f"{name}-1", f"hpcdet:{name}:1-dry", tasks, tasks, term=0)
+    script = render(resolved, site, intent, paths)
+    entries = snapshot.scan(wanted.model_dir, skip=wanted.root)
+    return {
+        "id": name,
+        "dry_run": True,
+        "site": site.name,
+        "site_reason": site.reason,
+        "config": origins(wanted),
+        "code": [entry.path for entry in entries],
+        "code_bytes": sum(entry.bytes for entry in entries),
+        "trials": searcher.max_trials,
+        "tasks": tasks,
+        "script": script,
+        "argv": submission.argv(site, paths.script(1)),
+        "verdict": _verdict(wanted, intent, script),
+    }
+
+
+def origins(wanted: Request) -> list[dict[str, Any]]:
+    """Every leaf of the resolved config: ``key, value, origin``."""
+    return [
+        {"key": key, "value": value, "origin": origin_of(wanted.loaded.origins, key)}
+        for key, value in loading.walk(wanted.loaded.resolved())
+    ]
+
+
+def origin_of(known: Any, key: str) -> str:
+    """Where a value comes from: its own origin or that of the nearest key above it."""
+    parts = key.split(".")
+    for length in range(len(parts), 0, -1):
+        origin = known.get(".".join(parts[:length]))
+        if origin:
+            return str(origin)
+    return "default"
+
+
+def _verdict(wanted: Request, intent: Intent, script: str) -> str:
+    """What the scheduler says to a trial submission of the script."""
+    with tempfile.TemporaryDirectory(prefix="hpcdet-dry-") as folder:
+        path = Path(folder) / "script.sh"
+        path.write_text(script)
+        path.chmod(0o700)
+        argv = submission.argv(wanted.site, path)
+        tried = Submission(intent.name, intent.tag, path, intent.tasks, intent.throttle, argv)
+        try:
+            return open_scheduler(wanted.site).check(tried)
+        except HpcdetError as error:
+            return str(error)

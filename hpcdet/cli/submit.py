@@ -1,0 +1,139 @@
+"""``submit`` and what it prints; ``plan`` is the same without consequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcdet.cli import follow, preview
+from hpcdet.cli.crank import Crank
+from hpcdet.cli.loading import Request, config_argument, request, setting_options
+from hpcdet.cli.output import Column, Output, output
+from hpcdet.cli.preflight import rehearse
+from hpcdet.cli.settings import settings
+from hpcdet.errors import Unavailable
+from hpcdet.jobs import create, submission
+from hpcdet.read import views
+from hpcdet.site import Site, from_resolved
+from hpcdet.store.layout import ExperimentPaths
+
+COLUMNS = (
+    Column("ID", "id"),
+    Column("STATE", "state"),
+    Column("SITE", "site"),
+    Column("JOBS", "jobs"),
+    Column("PATH", "path"),
+)
+
+
+@click.command("submit", short_help="Make an experiment and queue it.")
+@config_argument()
+@setting_options()
+@click.option("--name", help="Instead of the config's name.")
+@click.option("--tag", multiple=True, metavar="LABEL", help="A label (repeat for more).")
+@click.option("-n", "--dry-run", is_flag=True, help="Show script and config, ask the scheduler.")
+@click.option("--prepare", is_flag=True, help="Make it, but leave the submission to you.")
+@click.option("--test/--no-test", default=True, help="Try one batch first [yes].")
+@click.option("-f", "--follow", "--wait", "wait", is_flag=True, help="Stay until it has ended.")
+@output("submit")
+def submit_command(
+    out: Output,
+    config_file: Path,
+    model_dir: Path | None,
+    sets: Sequence[str],
+    site_name: str | None,
+    name: str | None,
+    tag: Sequence[str],
+    dry_run: bool,
+    prepare: bool,
+    test: bool,
+    wait: bool,
+) -> None:
+    """Make an experiment of CONFIG and the code in MODEL_DIR (the config's folder), and queue it.
+
+    With --wait, exit 6 if it ends badly. Ctrl-C ends the waiting, never the jobs.
+
+    \b
+    Examples: hpcdet submit random.yaml --set searcher.max_trials=8
+              ID=$(hpcdet submit random.yaml -o id)
+    """
+    labels = [f"labels=[{label!r}]" for label in tag]
+    names = [f"name={name!r}"] if name else []
+    wanted = request(config_file, model_dir, [*sets, *names, *labels], site_name)
+    warnings = wanted.warnings()
+    if dry_run:
+        preview.show(out, wanted, warnings)
+        return
+    if test:
+        rehearse(wanted)
+    paths = create.create(wanted.loaded, wanted.site, wanted.model_dir, wanted.root)
+    with Crank(paths, "submit", hold=prepare) as crank:
+        turn = crank.turn()
+        if turn.blind:
+            warnings.append(f"the scheduler does not answer, it is asked again: {turn.blind}")
+        item = _item(paths, wanted)
+        if not wait or prepare or not out.for_people:
+            warnings += _where_to_look(paths, wanted)
+        if prepare:
+            _say_how(item)
+        if not wait or prepare or out.format == "id":
+            out.emit([item], COLUMNS, warnings=warnings)
+        if not wait or prepare:
+            _refused(item)
+            return
+        click.get_text_stream("stdout").flush()
+        settings().note(f"{paths.id} is in {paths.root}")
+        with follow.following([paths.id]):
+            items = follow.until([paths], follow.ended, turn=crank.turn_if_due)
+    if out.format != "id":
+        out.emit([_item(paths, wanted)], COLUMNS, warnings=warnings)
+    follow.judge(items)
+
+
+def _item(paths: ExperimentPaths, wanted: Request) -> dict[str, Any]:
+    status = views.status(paths)
+    jobs = views.jobs(paths)
+    site = from_resolved(paths.site)
+    return {
+        "id": paths.id,
+        "state": status["state"],
+        "why": status["why"],
+        "site": site.name,
+        "site_reason": wanted.site.reason,
+        "trials": len(status["trials"]),
+        "jobs": [job["job"] for job in jobs if job["job"]],
+        "scripts": [job["script"] for job in jobs],
+        "argv": [_argv(site, job) for job in jobs],
+        "errors": [job["error"] for job in jobs if job["error"]],
+        "path": str(paths.root),
+    }
+
+
+def _argv(site: Site, job: dict[str, Any]) -> list[str]:
+    return submission.argv(site, Path(job["script"]))
+
+
+def _say_how(item: dict[str, Any]) -> None:
+    settings().note("prepared, not submitted; submit it by hand with:")
+    for argv in item["argv"]:
+        settings().note("  " + " ".join(argv))
+
+
+def _where_to_look(paths: ExperimentPaths, wanted: Request) -> list[str]:
+    """A hint where ``hpcdet status`` alone would look elsewhere."""
+    from hpcdet.cli.settings import Settings
+
+    if settings().given_root is None and Settings().root != wanted.root:
+        return [f"it is in {paths.root.parent}; other verbs find it by HPCDET_ROOT or -C"]
+    return []
+
+
+def _refused(item: dict[str, Any]) -> None:
+    if item["errors"] and not item["jobs"]:
+        hint = f"the experiment is kept: repair, then hpcdet resume {item['id']}"
+        raise Unavailable(
+            f"the scheduler refused: {item['errors'][0]}", where=item["id"], hint=hint
+        )
