@@ -105,7 +105,9 @@ def rm(out: Output, what: Sequence[str], dry_run: bool) -> None:
     folders = _folders(what)
     for folder in folders:
         _refuse_live(folder)
-    rows = [{"path": str(folder), "bytes": _bytes(folder), "removed": False} for folder in folders]
+    rows: list[dict[str, Any]] = [
+        {"path": str(folder), "bytes": _bytes(folder), "removed": False} for folder in folders
+    ]
     if not dry_run:
         total = words.size(sum(row["bytes"] for row in rows))
         confirm(f"remove {len(rows)} checkpoints ({total})?")

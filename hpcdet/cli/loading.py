@@ -11,6 +11,7 @@ import click
 
 from hpcdet import config, site
 from hpcdet.cli.settings import settings
+from hpcdet.config import text
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import checks
 from hpcdet.site import Site
@@ -78,6 +79,12 @@ class Request:
             settings().warn(warning)
 
 
+def _site_of(config_file: Path) -> str | None:
+    """The site that the config itself names."""
+    name = text.read(config_file).values.get("site")
+    return str(name) if name else None
+
+
 def request(
     config_file: Path, model_dir: Path | None, sets: Sequence[str], site_name: str | None
 ) -> Request:
@@ -90,6 +97,6 @@ def request(
     folder = model_dir or config_file.absolute().parent
     if model_dir is not None and not model_dir.is_dir():
         raise ConfigError("no such model folder", where=str(model_dir))
-    chosen = site.load(site_name)
+    chosen = site.load(site_name or _site_of(config_file))
     loaded = config.load(config_file, sets=sets, site=chosen)
     return Request(loaded, chosen, folder)

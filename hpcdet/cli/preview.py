@@ -1,4 +1,4 @@
-"""What ``submit --dry-run`` shows: config with origins, code, script, argv, the scheduler's verdict."""
+"""What ``submit --dry-run`` shows: config with origins, code, script, argv, verdict."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hpcdet.cli.loading import Request, config_argument, request, setting_option
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.preflight import rehearse
 from hpcdet.cli.settings import settings
-from hpcdet.errors import Unavailable
+from hpcdet.errors import ConfigError
 from hpcdet.jobs import create, submission
 from hpcdet.read import views
 from hpcdet.site import Site, from_resolved
@@ -84,7 +85,7 @@ def submit_command(
         if not wait or prepare:
             _refused(item)
             return
-        click.get_text_stream("stdout").flush()
+        sys.stdout.flush()
         settings().note(f"{paths.id} is in {paths.root}")
         with follow.following([paths.id]):
             items = follow.until([paths], follow.ended, turn=crank.turn_if_due)
@@ -133,7 +134,6 @@ def _where_to_look(paths: ExperimentPaths, wanted: Request) -> list[str]:
 
 def _refused(item: dict[str, Any]) -> None:
     if item["errors"] and not item["jobs"]:
-        hint = f"the experiment is kept: repair, then hpcdet resume {item['id']}"
-        raise Unavailable(
-            f"the scheduler refused: {item['errors'][0]}", where=item["id"], hint=hint
-        )
+        hint = f"the experiment is kept: once repaired, hpcdet resume {item['id']}"
+        what = f"the scheduler refused: {item['errors'][0]}"
+        raise ConfigError(what, where=item["id"], hint=hint)

@@ -1,0 +1,169 @@
+"""Learning curves: one chart per metric, one line per trial."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcdet.read import series
+from hpcdet.read.gather import Gathered
+from hpcdet.read.report.scale import Scale, number, reduce, scale
+
+WIDTH, HEIGHT = 640, 280
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 40
+CHARTS = 8
+LINES = 20
+POINTS = 300
+_STYLES = 8
+_LOG_RATIO = 100.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """One trial in a chart.
+
+    Attributes:
+        style: number of its colour and dashes.
+        paths: pieces of the curve as SVG paths; NaN and infinite values lie between them.
+        dots: places of values that no piece shows as a line.
+        restarts: places where another attempt goes on.
+        odd: how many values are NaN or infinite.
+    """
+
+    trial: int
+    style: int
+    paths: list[str]
+    dots: list[tuple[float, float]]
+    restarts: list[tuple[float, float]]
+    count: int
+    odd: int
+    first: str
+    last: str
+    best: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Everything a template needs to draw the curves of one metric."""
+
+    group: str
+    name: str
+    lines: list[Line]
+    left_out: int
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+    log: bool
+    summary: str
+    reduced: bool
+    width: int = WIDTH
+    height: int = HEIGHT
+    frame: tuple[int, int, int, int] = field(default=(LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM))
+
+
+def charts(gathered: Gathered) -> list[Chart]:
+    """The charts of an experiment: the searcher's metric first, then validation, then the rest."""
+    searcher = gathered.config.searcher
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in series.metrics(gathered):
+        if _float(row["value"]) is not None:
+            rows[row["group"], row["name"]].append(row)
+
+    def rank(key: tuple[str, str]) -> tuple[bool, bool, str, str]:
+        group, name = key
+        return (name != searcher.metric, group != "validation", group, name)
+
+    chosen = sorted(rows, key=rank)[:CHARTS]
+    styles = {trial.number: n % _STYLES for n, trial in enumerate(gathered.trials)}
+    made = (
+        _chart(key, rows[key], styles, searcher.smaller_is_better, key[1] == searcher.metric)
+        for key in chosen
+    )
+    return [chart for chart in made if chart is not None]
+
+
+def _float(value: Any) -> float | None:
+    try:
+        return float(value) if not isinstance(value, bool) else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _chart(
+    key: tuple[str, str],
+    rows: Sequence[dict[str, Any]],
+    styles: dict[int, int],
+    smaller_is_better: bool,
+    ranked: bool,
+) -> Chart | None:
+    trials: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        trials[row["trial"]].append(row)
+    finite = {
+        trial: [v for row in own if math.isfinite(v := float(row["value"]))]
+        for trial, own in trials.items()
+    }
+    sign = 1 if smaller_is_better else -1
+    order = sorted(trials, key=lambda t: (min((sign * v for v in finite[t]), default=math.inf), t))
+    shown = sorted(order[:LINES])
+    values = [value for trial in shown for value in finite[trial]]
+    if not values:
+        return None
+    steps = [float(row["step"]) for trial in shown for row in trials[trial]]
+    log = min(values) > 0 and max(values) / min(values) >= _LOG_RATIO
+    x = scale(steps, LEFT, WIDTH - RIGHT)
+    y = scale(values, HEIGHT - BOTTOM, TOP, log=log)
+    best = order[0]
+    chosen = (min if smaller_is_better else max)(finite[best])
+    word = ("lowest" if smaller_is_better else "highest") + (" (the best)" if ranked else "")
+    return Chart(
+        group=key[0],
+        name=key[1],
+        lines=[
+            _line(trial, styles[trial], sorted(trials[trial], key=_step), x, y, smaller_is_better)
+            for trial in shown
+        ],
+        left_out=len(trials) - len(shown),
+        x_ticks=[(x(tick), number(int(tick))) for tick in x.ticks() if tick == int(tick)],
+        y_ticks=[(y(tick), number(tick)) for tick in y.ticks()],
+        log=log,
+        summary=f"The {word} value is {number(chosen)}, of trial {best}.",
+        reduced=any(len(trials[trial]) > POINTS for trial in shown),
+    )
+
+
+def _step(row: dict[str, Any]) -> int:
+    return int(row["step"])
+
+
+def _line(
+    trial: int, style: int, rows: list[dict[str, Any]], x: Scale, y: Scale, smaller: bool
+) -> Line:
+    pieces: list[list[tuple[float, float]]] = [[]]
+    restarts = []
+    before = rows[0]["attempt"]
+    for row in rows:
+        value = float(row["value"])
+        if not math.isfinite(value):
+            pieces.append([])
+            continue
+        pieces[-1].append((float(row["step"]), value))
+        if row["attempt"] != before:
+            restarts.append((x(row["step"]), y(value)))
+            before = row["attempt"]
+    drawn = [reduce(piece, POINTS) for piece in pieces if piece]
+    finite = [value for piece in pieces for _, value in piece]
+    return Line(
+        trial=trial,
+        style=style,
+        paths=["M" + "L".join(f"{x(a)} {y(b)}" for a, b in p) for p in drawn if len(p) > 1],
+        dots=[(x(a), y(b)) for p in drawn if len(p) == 1 for a, b in p],
+        restarts=restarts,
+        count=len(rows),
+        odd=len(rows) - len(finite),
+        first=number(rows[0]["value"]),
+        last=number(rows[-1]["value"]),
+        best=number((min if smaller else max)(finite)) if finite else "",
+    )

@@ -1,0 +1,114 @@
+"""The timeline: one lane per trial, a bar per span, ticks for checkpoints, a mark per end."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcdet.read.gather import Gathered, GatheredTrial
+from hpcdet.read.report.scale import Scale, duration, times
+from hpcdet.read.report.spans import KINDS, Span, epoch
+
+WIDTH = 640
+LEFT, RIGHT, TOP, BOTTOM = 56, 20, 8, 28
+LANE = 22
+LANES = 200
+MARKS = {
+    "completed": "✓",
+    "stopped": "■",
+    "paused": "‖",
+    "preempted": "↺",
+    "walltime": "◷",
+    "canceled": "⊘",
+}
+"""Sign of each end; whatever else ended an attempt went wrong: ``✗``."""
+WRONG = "✗"
+
+
+@dataclass(frozen=True)
+class Bar:
+    kind: str
+    x: float
+    width: float
+    title: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    x: float
+    sign: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Lane:
+    trial: int
+    y: float
+    bars: list[Bar]
+    checkpoints: list[Mark]
+    ends: list[Mark]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Everything a template needs to draw the lanes."""
+
+    lanes: list[Lane]
+    left_out: int
+    x_ticks: list[tuple[float, str]]
+    length: str
+    height: float
+    bottom: float
+    width: int = WIDTH
+    left: int = LEFT
+    right: int = WIDTH - RIGHT
+    lane: int = LANE
+
+
+def timeline(gathered: Gathered, found: Sequence[Span]) -> Timeline | None:
+    """The timeline of an experiment; None if nothing has happened yet."""
+    if not found:
+        return None
+    begin = min(span.start for span in found)
+    length = max(span.end for span in found) - begin
+    x = Scale(begin, begin + length, LEFT, WIDTH - RIGHT)
+    by_trial: dict[int, list[Span]] = defaultdict(list)
+    for span in found:
+        by_trial[span.trial].append(span)
+    trials = [trial for trial in gathered.trials if trial.number in by_trial]
+    lanes = [
+        _lane(trial, TOP + LANE * n, by_trial[trial.number], x)
+        for n, trial in enumerate(trials[:LANES])
+    ]
+    bottom = TOP + LANE * len(lanes)
+    return Timeline(
+        lanes=lanes,
+        left_out=len(trials) - len(lanes),
+        x_ticks=[(x(begin + tick), duration(tick)) for tick in times(length)],
+        length=duration(length),
+        height=bottom + BOTTOM,
+        bottom=bottom,
+    )
+
+
+def _lane(trial: GatheredTrial, y: float, found: Sequence[Span], x: Scale) -> Lane:
+    bars = [
+        Bar(
+            span.kind,
+            x(span.start),
+            round(max(x(span.end) - x(span.start), 0.5), 2),
+            f"trial {trial.number}, attempt {span.attempt}: "
+            f"{KINDS[span.kind].lower()}, {duration(span.end - span.start)}",
+        )
+        for span in found
+    ]
+    checkpoints, ends = [], []
+    for attempt in trial.attempts:
+        for line in attempt.of_kind("checkpoint"):
+            checkpoints.append(Mark(x(epoch(line["t"])), "", f"checkpoint {line['name']}"))
+        if attempt.end is not None and attempt.end.at:
+            reason = attempt.end.reason
+            title = f"attempt {attempt.number} ended: {reason.replace('_', ' ')}"
+            ends.append(Mark(x(epoch(attempt.end.at)), MARKS.get(reason, WRONG), title))
+    return Lane(trial.number, y, bars, checkpoints, ends)

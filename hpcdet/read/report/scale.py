@@ -1,0 +1,117 @@
+"""Numbers to places on paper, and to words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200)
+_DAY = 86400
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A straight or logarithmic way from values ``low…high`` to places ``start…end``."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high, at = self.low, self.high, value
+        if self.log:
+            low, high, at = math.log(low), math.log(high), math.log(value)
+        share = (at - low) / (high - low) if high > low else 0.5
+        return round(self.start + share * (self.end - self.start), 2)
+
+    def ticks(self) -> list[float]:
+        """Round values in the range, about five of them."""
+        if self.log:
+            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+            step = max(1, (last - first) // 5)
+            decades = [10.0**power for power in range(first, last + 1, step)]
+            return [value for value in decades if self.low <= value <= self.high]
+        return even(self.low, self.high)
+
+
+def scale(values: Sequence[float], start: float, end: float, *, log: bool = False) -> Scale:
+    """The scale of these values; a single value lies in the middle."""
+    low, high = min(values), max(values)
+    if low == high and not log:
+        margin = abs(low) * 0.1 or 1.0
+        low, high = low - margin, high + margin
+    return Scale(low, high, start, end, log)
+
+
+def even(low: float, high: float, count: int = 5) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten in a range."""
+    rough = (high - low) / count
+    if rough <= 0 or not math.isfinite(rough):
+        return [low]
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+    first = math.ceil(low / step)
+    return [round(n * step, 12) for n in range(first, math.floor(high / step) + 1)]
+
+
+def times(length_s: float) -> list[float]:
+    """Round times from 0 to a length, at most seven, in seconds."""
+    for step in _STEPS_S:
+        if length_s / step <= 6:
+            return [n * float(step) for n in range(int(length_s / step) + 1)]
+    step = _DAY * math.ceil(length_s / _DAY / 6)
+    return [n * float(step) for n in range(int(length_s / step) + 1)]
+
+
+def duration(seconds: float) -> str:
+    """``1 d 2 h``, ``3 h 5 min``, ``4 min 10 s``, ``5 s``; the two largest units that count."""
+    whole = round(seconds)
+    parts = []
+    for name, size in (("d", _DAY), ("h", 3600), ("min", 60), ("s", 1)):
+        amount, whole = divmod(whole, size)
+        if amount or (name == "s" and not parts):
+            parts.append(f"{amount} {name}")
+    return " ".join(parts[:2])
+
+
+def slot_time(slot_s: float) -> str:
+    """Slot-seconds as ``1.25 slot-h``, or in slot-minutes or -seconds where that is little."""
+    for name, size in (("h", 3600), ("min", 60)):
+        if slot_s >= size:
+            return f"{slot_s / size:.3g} slot-{name}"
+    return f"{slot_s:.3g} slot-s"
+
+
+def bytes_text(size: float) -> str:
+    """``1.5 GiB``"""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+def number(value: float | str | None) -> str:
+    """A number with four digits that matter; other words as they are."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "" if value is None else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def reduce(points: Sequence[tuple[float, float]], limit: int) -> list[tuple[float, float]]:
+    """At most about ``limit`` points: first, last, and the extremes of equal stretches between."""
+    if len(points) <= limit:
+        return list(points)
+    width = len(points) / (limit // 2)
+    kept: dict[int, tuple[float, float]] = {0: points[0], len(points) - 1: points[-1]}
+    for bucket in range(limit // 2):
+        indices = range(int(bucket * width), int((bucket + 1) * width))
+        for index in (
+            min(indices, key=lambda i: points[i][1]),
+            max(indices, key=lambda i: points[i][1]),
+        ):
+            kept[index] = points[index]
+    return [kept[index] for index in sorted(kept)]
