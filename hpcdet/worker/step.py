@@ -36,6 +36,21 @@ class Exit:
     died_of: str = ""
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """A process that ended badly; ``ours``: because we killed it."""
+
+    rank: int
+    code: int
+    ours: bool
+
+    def echo(self) -> int:
+        """How likely it is only the echo of another one's failure."""
+        if self.ours or self.code == PEER_LOST:
+            return 2
+        return 0 if self.code == -signal.SIGKILL else 1
+
+
 class RunningStep:
     """Starts the processes of a launch and keeps an eye on them.
 
@@ -47,7 +62,7 @@ class RunningStep:
     def __init__(self, launch: Launch, log: Path, cwd: Path) -> None:
         self._by_launcher = launch.by_launcher
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._failed: list[tuple[int, int]] = []  # rank and return code, in order of detection
+        self._failed: list[_Failure] = []  # in order of detection
         self._seen: set[int] = set()
         self._kill_at: float | None = None
         self._killed = False
@@ -82,7 +97,8 @@ class RunningStep:
             if code is not None and rank not in self._seen:
                 self._seen.add(rank)
                 if code != 0:
-                    self._failed.append((rank, code))
+                    ours = self._killed and code == -signal.SIGKILL
+                    self._failed.append(_Failure(rank, code, ours))
         if len(self._seen) == len(self._processes):
             self._sweep()
             return False
@@ -107,21 +123,13 @@ class RunningStep:
         if not self._failed:
             return Exit(0)
         # the peers of a dead rank fail, too, and may be seen first
-        rank, code = min(self._failed, key=lambda item: self._echo(item[1]))
-        name = signal.Signals(-code).name if code < 0 else ""
-        if self._killed and code == -signal.SIGKILL:
-            name = ""
+        first = min(self._failed, key=_Failure.echo)
+        died = first.code < 0 and not first.ours and not self._by_launcher
         return Exit(
-            code=code if code >= 0 else 128 - code,
-            rank=None if self._by_launcher else rank,
-            died_of="" if self._by_launcher else name,
+            code=first.code if first.code >= 0 else 128 - first.code,
+            rank=None if self._by_launcher else first.rank,
+            died_of=signal.Signals(-first.code).name if died else "",
         )
-
-    def _echo(self, code: int) -> int:
-        """How likely a failure is only the echo of another one's."""
-        if code == -signal.SIGKILL:
-            return 2 if self._killed else 0
-        return 2 if code == PEER_LOST else 1
 
     def _end_peers(self) -> None:
         now = time.monotonic()
