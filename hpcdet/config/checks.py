@@ -1,0 +1,114 @@
+"""What no single key shows: keys that do not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hpcdet.config.models import Config
+from hpcdet.config.problems import Problem
+from hpcdet.space.errors import SpaceError, dotted
+from hpcdet.space.space import Space
+from hpcdet.units import Length
+
+
+def errors(config: Config) -> Iterator[Problem]:
+    """Everything that makes the config impossible."""
+    yield from _resources(config)
+    yield from _searcher(config)
+    yield from _space(config)
+    if (config.workspace is None) != (config.project is None):
+        missing = "project" if config.project is None else "workspace"
+        yield Problem(missing, "workspace and project go together", f"add {missing}")
+
+
+def warnings(config: Config) -> Iterator[Problem]:
+    """Everything that looks like a mistake."""
+    try:
+        doubts = Space(config.hyperparameters).warnings
+    except SpaceError:
+        doubts = []
+    for path, text in doubts:
+        yield Problem(_key(path), text)
+    for key in ("min_validation_period", "min_checkpoint_period"):
+        period: Length = getattr(config, key)
+        length = config.searcher.max_length
+        if length and period.unit == length.unit and period.value > length.value:
+            yield Problem(key, f"{period} is longer than the whole training of {length}")
+
+
+def _key(path: tuple[str | int, ...]) -> str:
+    return f"hyperparameters.{dotted(path)}".rstrip(".")
+
+
+def _resources(config: Config) -> Iterator[Problem]:
+    need = config.resources
+    slots, nodes = need.slots_per_trial, need.nodes
+    if slots % nodes:
+        what = f"{slots} ranks cannot be spread evenly over {nodes} nodes"
+        yield Problem("resources.slots_per_trial", what, f"make it a multiple of {nodes}")
+    elif need.slots_per_node is not None and need.slots_per_node * nodes != slots:
+        what = f"{need.slots_per_node} on each of {nodes} nodes are not {slots} slots"
+        hint = f"leave it out: it is {slots // nodes}, or change resources.nodes"
+        yield Problem("resources.slots_per_node", what, hint)
+    if need.is_single_node and nodes > 1:
+        yield Problem("resources.is_single_node", f"resources.nodes is {nodes}", "keep one of them")
+    if need.max_slots is not None and need.max_slots < slots:
+        what = f"{need.max_slots} slots are not enough for one trial of {slots}"
+        yield Problem("resources.max_slots", what)
+    size = _least(config.hyperparameters.get("global_batch_size"))
+    if size is not None and size < slots:
+        what = f"a batch of {size:g} cannot be shared by {slots} ranks"
+        yield Problem("hyperparameters.global_batch_size", what, f"at least {slots}")
+
+
+def _least(spec: Any) -> float | None:
+    """The smallest value that a hyperparameter of numbers can have, where that is plain."""
+    if isinstance(spec, dict):
+        candidates = [spec.get("val"), spec.get("minval"), *(spec.get("vals") or [])]
+        if spec.get("type") == "log":
+            return None
+    else:
+        candidates = [spec]
+    numbers = [n for n in candidates if isinstance(n, int | float) and not isinstance(n, bool)]
+    return min(numbers, default=None)
+
+
+def _searcher(config: Config) -> Iterator[Problem]:
+    asked = config.searcher
+    if asked.name == "random" and asked.max_trials is None:
+        what = "'max_trials' is missing: how many samples to try"
+        yield Problem("searcher.max_trials", what, "max_trials: 16")
+    if asked.name == "grid" and asked.max_trials is not None:
+        what = "a grid has as many trials as it has points"
+        yield Problem("searcher.max_trials", what, "leave it out, or use name: random")
+    if asked.name == "single" and asked.max_trials not in (None, 1):
+        what = "a single search has one trial"
+        yield Problem("searcher.max_trials", what, "leave it out, or use name: random")
+    if asked.source_trial_id is not None and asked.source_checkpoint_uuid is not None:
+        what = "source_trial_id and source_checkpoint_uuid exclude each other"
+        yield Problem("searcher.source_trial_id", what, "keep one of them")
+    if asked.max_length is not None and asked.max_length.value == 0:
+        yield Problem("searcher.max_length", "a training of length 0 learns nothing")
+    if asked.max_length is None and is_class(config.entrypoint):
+        hint = "max_length: {batches: 1000}"
+        yield Problem("searcher.max_length", "'max_length' is missing: how long to train", hint)
+
+
+def is_class(entrypoint: str | list[str]) -> bool:
+    """``module:Class``, which has no loop of its own to decide the length of training."""
+    if not isinstance(entrypoint, str):
+        return False
+    module, colon, name = entrypoint.partition(":")
+    return bool(colon) and name.isidentifier() and module.replace(".", "").isidentifier()
+
+
+def _space(config: Config) -> Iterator[Problem]:
+    try:
+        space = Space(config.hyperparameters)
+        if config.searcher.name == "grid":
+            space.grid()
+        else:
+            space.sample(config.reproducibility.experiment_seed or 0, 1)
+    except SpaceError as error:
+        yield Problem(_key(error.path), error.what, error.hint)

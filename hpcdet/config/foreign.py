@@ -1,0 +1,156 @@
+"""Keys of Determined (0.38) that are not ours, and what becomes of each.
+
+``harmless``: has no effect here and the result is the same without; a warning names it.
+``refused``: leaving it out would change the result, so nothing is submitted.
+``later``: belongs to work that this version does not have; refused by name.
+Keys in none of the three are unknown, whoever's they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Class = Literal["harmless", "refused", "later"]
+
+
+def _always(_: Any) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """What becomes of one key; ``when`` looks at its value, for keys that depend on it."""
+
+    kind: Class
+    reason: str
+    when: Callable[[Any], bool] = _always
+
+
+def _moves(mounts: Any) -> bool:
+    return not isinstance(mounts, list) or any(
+        not isinstance(mount, Mapping) or mount.get("host_path") != mount.get("container_path")
+        for mount in mounts
+    )
+
+
+def _acts(policies: Any) -> bool:
+    return not isinstance(policies, list) or any(
+        not isinstance(policy, Mapping) or policy.get("action") for policy in policies
+    )
+
+
+_NO_CONTAINER = "there is no container here"
+_NO_HOROVOD = "it tunes Horovod, which is not used here"
+_OWN_SCHEDULER = "the cluster's scheduler decides this"
+_LATER_SEARCHERS = frozenset({
+    "adaptive", "adaptive_asha", "adaptive_simple", "asha", "async_halving", "bohb", "custom",
+    "hyperband", "pb2", "pbt", "sync_halving", "tpe",
+})  # fmt: skip
+_LATER_SEARCH = "this searcher is not in this version; use single, random or grid"
+
+KEYS: dict[str, tuple[Foreign, ...]] = {
+    # whole sections
+    "bind_mounts": (
+        Foreign(
+            "refused", "there is no container here: use the host's path in the code", _moves
+        ),
+        Foreign("harmless", "there is no container here, and these paths are the host's"),
+    ),
+    "data_layer": (Foreign("harmless", "Determined has not used it since 0.18"),),
+    "integrations": (Foreign("harmless", "no server is told; see notify"),),
+    "internal": (Foreign("harmless", "it is Determined's own"),),
+    "log_policies": (
+        Foreign("later", "reacting to patterns in logs is not in this version", _acts),
+        Foreign("harmless", "logs are not labelled; hpcdet explain finds causes"),
+    ),
+    "preemption_timeout": (Foreign("harmless", "the time to leave is the scheduler's to say"),),
+    "retention_policy": (Foreign("harmless", "logs stay as long as the experiment's folder"),),
+    "security": (Foreign("harmless", "jobs run as you, by the cluster's own means"),),
+    "tensorboard_storage": (Foreign("harmless", "no TensorBoard files are written"),),
+    "batches_per_step": (Foreign("refused", "it was renamed: write scheduling_unit"),),
+    # containers and their neighbourhood
+    "environment.image": (
+        Foreign("later", "containers are not in this version", lambda value: value is not None),
+        Foreign("harmless", _NO_CONTAINER),
+    ),
+    "environment.add_capabilities": (Foreign("harmless", _NO_CONTAINER),),
+    "environment.drop_capabilities": (Foreign("harmless", _NO_CONTAINER),),
+    "environment.force_pull_image": (Foreign("harmless", _NO_CONTAINER),),
+    "environment.pod_spec": (Foreign("harmless", "there is no Kubernetes here"),),
+    "environment.podSpec": (Foreign("harmless", "there is no Kubernetes here"),),
+    "environment.ports": (Foreign("harmless", "nothing listens to the outside"),),
+    "environment.proxy_ports": (Foreign("harmless", "nothing listens to the outside"),),
+    "environment.registry_auth": (Foreign("harmless", _NO_CONTAINER),),
+    # resources
+    "resources.agent_label": (Foreign("harmless", "it is without effect in Determined, too"),),
+    "resources.devices": (Foreign("harmless", _NO_CONTAINER),),
+    "resources.native_parallel": (Foreign("harmless", "it is without effect in Determined, too"),),
+    "resources.shm_size": (Foreign("harmless", _NO_CONTAINER),),
+    "resources.slots": (Foreign("harmless", "it is for tasks that are no experiments"),),
+    "resources.weight": (Foreign("harmless", _OWN_SCHEDULER),),
+    # optimizations
+    "optimizations.auto_tune_tensor_fusion": (Foreign("harmless", _NO_HOROVOD),),
+    "optimizations.tensor_fusion_cycle_time": (Foreign("harmless", _NO_HOROVOD),),
+    "optimizations.tensor_fusion_threshold": (Foreign("harmless", _NO_HOROVOD),),
+    "optimizations.grad_updates_size_file": (Foreign("harmless", _NO_HOROVOD),),
+    "optimizations.mixed_precision": (
+        Foreign(
+            "refused",
+            "Apex is not used here: ask for mixed precision in the code (autocast)",
+            lambda value: value in ("O1", "O2", "O3"),
+        ),
+    ),
+    # storage
+    "checkpoint_storage.type": (
+        Foreign(
+            "later",
+            "checkpoints outside the experiment's folder are not in this version",
+            lambda value: value in ("s3", "gcs", "azure", "hdfs"),
+        ),
+    ),
+    **{
+        f"checkpoint_storage.{key}": (
+            Foreign("harmless", "checkpoints lie in the experiment's folder"),
+        )
+        for key in ("container_path", "checkpoint_path", "tensorboard_path", "propagation")
+    },
+    # search
+    "searcher.name": (
+        Foreign("later", _LATER_SEARCH, lambda value: value in _LATER_SEARCHERS),
+    ),
+    **{
+        f"searcher.{key}": (Foreign("later", "it belongs to searchers not in this version"),)
+        for key in (
+            "bracket_rungs", "budget", "divisor", "max_rungs", "mode", "num_rungs", "stop_once",
+            "train_stragglers",
+        )
+    },
+    # ours, but not yet
+    "distributed.backend": (
+        Foreign("later", "mpi is not in this version", lambda value: value == "mpi"),
+    ),
+    "profiling.enabled": (
+        Foreign("later", "profiling is not in this version", lambda value: value is True),
+    ),
+    **{
+        f"profiling.{key}": (Foreign("harmless", "nothing is profiled"),)
+        for key in ("begin_on_batch", "end_after_batch", "sync_timings")
+    },
+    "elastic": (Foreign("later", "a changing number of ranks is not in this version"),),
+    "governance": (Foreign("later", "governance is not in this version"),),
+    "policy": (Foreign("later", "governance is not in this version"),),
+}  # fmt: skip
+
+
+def verdict(key: str, value: Any) -> Foreign | None:
+    """What becomes of a key with this value; None: it is none of these."""
+    return next((entry for entry in KEYS.get(key, ()) if entry.when(value)), None)
+
+
+WITHOUT_EFFECT = {
+    "checkpoint_storage.host_path": "checkpoints lie in the experiment's folder",
+    "checkpoint_storage.storage_path": "checkpoints lie in the experiment's folder",
+}
+"""Keys that the model keeps for the record, without effect; a warning where they are set."""

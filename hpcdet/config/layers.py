@@ -1,0 +1,129 @@
+"""Layers of a config, laid over each other, with the origin of every value.
+
+Maps merge, lists and scalars replace, labels and environment variables add up. A length and a
+hyperparameter replace as a whole: half of one and half of the other would be neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcdet.config.text import Document, KeyPath, scalar
+from hpcdet.errors import UsageError
+
+_LENGTHS = {("searcher", "max_length"), ("min_validation_period",), ("min_checkpoint_period",)}
+_DOMAIN = {"type", "choice", "derived"}
+_VARIABLES = ("environment", "environment_variables")
+
+
+@dataclass
+class Layered:
+    """The merged values and, by dotted key, where each leaf comes from."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def lay(self, document: Document) -> None:
+        """Put a document on top."""
+        values = dict(document.values)
+        environment = values.get("environment")
+        if isinstance(environment, Mapping) and _VARIABLES[1] in environment:
+            given = environment[_VARIABLES[1]]
+            values["environment"] = {**environment, _VARIABLES[1]: variables(given)}
+        self._lay(self.values, values, (), document.origin)
+
+    def set(self, assignment: str) -> None:
+        """Put ``key.path=value`` on top; the value is YAML.
+
+        Raises:
+            UsageError: it is not of that form, or leads through something that is no map.
+        """
+        name, equals, text = assignment.partition("=")
+        key = tuple(name.strip().split("."))
+        if not equals or not all(key):
+            raise UsageError(
+                f"{assignment!r} sets nothing", where="--set", hint="--set searcher.max_trials=8"
+            )
+        try:
+            value = scalar(text)
+        except Exception as error:
+            raise UsageError(f"{text!r} is not YAML: {error}", where=f"--set {name}") from error
+        target: Any = self.values
+        for depth, part in enumerate(key[:-1]):
+            if isinstance(target, list):
+                target = target[self._place(target, part, name)]
+            else:
+                if target.get(part) is None:
+                    target[part] = {}
+                target = target[part]
+            if not isinstance(target, dict | list):
+                inner = ".".join(key[: depth + 1])
+                raise UsageError(f"{inner} is {target!r}, no map", where=f"--set {name}")
+        if isinstance(target, list):
+            target[self._place(target, key[-1], name)] = value
+            self._forget(key)
+            self.origins[".".join(key)] = f"--set {name}"
+        else:
+            self._lay(target, {key[-1]: value}, key[:-1], lambda _: f"--set {name}")
+
+    @staticmethod
+    def _place(items: Sequence[Any], part: str, name: str) -> int:
+        if not part.isdigit() or int(part) >= len(items):
+            raise UsageError(f"the list has no item {part!r}", where=f"--set {name}")
+        return int(part)
+
+    def _lay(
+        self,
+        into: dict[str, Any],
+        values: Mapping[Any, Any],
+        above: KeyPath,
+        origin: Callable[[KeyPath], str],
+    ) -> None:
+        for name, value in values.items():
+            key = (*above, str(name))
+            old = into.get(name)
+            if isinstance(value, dict) and not _whole(key, value):
+                if not isinstance(old, dict):
+                    self._forget(key)
+                    into[name] = old = {}
+                if not value:
+                    self.origins.setdefault(".".join(key), origin(key))
+                self._lay(old, value, key, origin)
+                continue
+            self._forget(key)
+            if key == ("labels",) and isinstance(old, list) and isinstance(value, list):
+                value = list(dict.fromkeys([*old, *value]))
+            into[name] = value
+            self._mark(value, key, origin)
+
+    def _mark(self, value: Any, key: KeyPath, origin: Callable[[KeyPath], str]) -> None:
+        if isinstance(value, dict) and value:
+            for name, item in value.items():
+                self._mark(item, (*key, str(name)), origin)
+        else:
+            self.origins[".".join(key)] = origin(key)
+
+    def _forget(self, key: KeyPath) -> None:
+        name = ".".join(key)
+        for other in [o for o in self.origins if o == name or o.startswith(f"{name}.")]:
+            del self.origins[other]
+
+
+def _whole(key: KeyPath, value: Mapping[str, Any]) -> bool:
+    return key in _LENGTHS or (
+        len(key) > 1 and key[0] == "hyperparameters" and not _DOMAIN.isdisjoint(value)
+    )
+
+
+def variables(given: Any) -> Any:
+    """Environment variables as one map.
+
+    Determined writes lists of ``NAME=value``, or one for each kind of device; all are taken.
+    """
+    if isinstance(given, dict) and given and all(isinstance(v, list) for v in given.values()):
+        given = [item for items in given.values() for item in items]
+    if isinstance(given, list) and all(isinstance(item, str) for item in given):
+        return {name: value for name, _, value in (item.partition("=") for item in given)}
+    return given

@@ -1,0 +1,181 @@
+"""From files and flags to one checked config."""
+
+from __future__ import annotations
+
+import secrets as randomness
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from hpcdet.config import checks, foreign, problems, secrets, shapes, text
+from hpcdet.config.layers import Layered
+from hpcdet.config.models import Config
+from hpcdet.config.problems import Problem
+from hpcdet.config.text import Document
+from hpcdet.space.space import Space
+from hpcdet.store.config import Resolved, resolve
+
+DEFAULT = "default"
+_FREE = ("hyperparameters", "data")  # the user's own keys; null means null there
+
+
+class SiteDefaults(Protocol):
+    """What a site says about configs."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checked config.
+
+    Attributes:
+        config: with literal secrets taken out and everything derived filled in.
+        origins: dotted key to where its value comes from: ``FILE:LINE``, ``--set KEY``,
+            ``site NAME``, ``default``, ``derived``, ``generated``.
+        warnings: for people; each names its key.
+        secrets: literal ``data.secrets`` by name. Keep them out of everything else.
+    """
+
+    config: Config
+    origins: Mapping[str, str]
+    warnings: Sequence[str] = ()
+    secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def resolved(self) -> dict[str, Any]:
+        """``experiment.yaml`` as plain data."""
+        return {"schema": 1, **self.config.model_dump()}
+
+    def typed(self) -> Resolved:
+        """The config as everybody after ``submit`` reads it."""
+        return resolve(self.resolved())
+
+
+def load(
+    file: Path,
+    sets: Sequence[str] = (),
+    site: SiteDefaults | None = None,
+    template: Path | None = None,
+) -> Loaded:
+    """Read and check an experiment's config.
+
+    Later layers win: defaults, the site's ``config``, ``template``, ``file``, ``sets``.
+
+    Args:
+        sets: assignments ``key.path=value``, the values as YAML.
+
+    Raises:
+        ConfigError: with every problem found, each with its key and line.
+        UsageError: an assignment is not of that form.
+    """
+    layered = Layered()
+    if site is not None and site.config:
+        layered.lay(Document(f"site {site.name}", site.config))
+    for path in filter(None, (template, file)):
+        layered.lay(text.read(path))
+    for assignment in sets:
+        layered.set(assignment)
+    return _check(layered, str(file), file.stem, site.name if site else None)
+
+
+def _check(layered: Layered, source: str, name: str, site: str | None) -> Loaded:
+    values, origins = _without_null(layered.values), dict(layered.origins)
+    wrong: list[Problem] = []
+    doubts: list[Problem] = []
+    for problem, is_error in (*_foreign(values), *shapes.rewrite(values)):
+        (wrong if is_error else doubts).append(problem)
+    data = values.get("data")
+    literals: dict[str, Any] = {}
+    if isinstance(data, dict):
+        values["data"], literals, found = secrets.separate(data)
+        wrong += found
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        wrong += [
+            problem
+            for problem in problems.of_validation(error, values)
+            if problem.key not in {other.key for other in wrong}
+        ]
+        raise problems.failure(wrong, origins, source) from None
+    if not wrong:
+        wrong += checks.errors(config)
+    if wrong:
+        raise problems.failure(wrong, origins, source)
+    doubts += checks.warnings(config)
+    config = _fill(config, origins, name, site)
+    warnings = [
+        f"{problems.locate(doubt.key, origins) or source}: {doubt.key}: {doubt.what}"
+        for doubt in doubts
+    ]
+    for key in problems.all_keys():
+        if problems.model_at(key) is None and not problems.locate_below(key, origins):
+            origins[key] = DEFAULT
+    return Loaded(config, origins, warnings, literals)
+
+
+def _without_null(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy without keys that are null: as in Determined, they take their default."""
+    return {
+        name: _without_null(value) if isinstance(value, dict) and name not in _FREE else value
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _foreign(values: dict[str, Any]) -> list[tuple[Problem, bool]]:
+    """Judge keys of Determined that are not ours; the harmless ones are taken out."""
+    found = []
+    for key in foreign.KEYS:
+        *above, name = key.split(".")
+        place: Any = values
+        for part in above:
+            place = place.get(part) if isinstance(place, dict) else None
+        if not isinstance(place, dict) or name not in place:
+            continue
+        entry = foreign.verdict(key, place[name])
+        if entry is None:
+            continue
+        del place[name]
+        if entry.kind == "harmless":
+            found.append((Problem(key, f"has no effect: {entry.reason}"), False))
+        else:
+            found.append((Problem(key, entry.reason), True))
+    for key, reason in foreign.WITHOUT_EFFECT.items():
+        section, _, name = key.partition(".")
+        place = values.get(section)
+        if isinstance(place, dict) and name in place:
+            found.append((Problem(key, f"has no effect: {reason}"), False))
+    return found
+
+
+def _fill(config: Config, origins: dict[str, str], name: str, site: str | None) -> Config:
+    """Everything that follows from the rest."""
+    searcher, need = config.searcher, config.resources
+    filled: dict[str, Any] = {}
+    if not config.name:
+        filled["name"] = name
+        origins["name"] = "derived"
+    if config.site is None and site is not None:
+        filled["site"] = site
+        origins["site"] = "derived"
+    if need.slots_per_node is None:
+        per_node = need.slots_per_trial // need.nodes
+        filled["resources"] = need.model_copy(update={"slots_per_node": per_node})
+        origins["resources.slots_per_node"] = "derived"
+    if searcher.max_trials is None:
+        trials = 1 if searcher.name == "single" else len(Space(config.hyperparameters).grid())
+        filled["searcher"] = searcher.model_copy(update={"max_trials": trials})
+        origins["searcher.max_trials"] = "derived"
+    if config.reproducibility.experiment_seed is None:
+        seed = {"experiment_seed": randomness.randbelow(2**31)}
+        filled["reproducibility"] = config.reproducibility.model_copy(update=seed)
+        origins["reproducibility.experiment_seed"] = "generated"
+    return config.model_copy(update=filled)

@@ -1,0 +1,274 @@
+"""The experiment config as people write it: every key, its type, default and meaning.
+
+Names and meanings are Determined's where it has them. ``schema.py`` and ``docs/config.md`` are
+made from the descriptions here; ``store.config`` is the same tree for those who only read it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+
+from hpcdet.units import Length
+
+
+def _length(value: Any) -> Any:
+    return value if isinstance(value, Length) else Length.decode(value)
+
+
+def _seconds(value: Any) -> Any:
+    """Seconds, or Slurm's ``[days-]hours:minutes:seconds``, or a number with s, m, h or d."""
+    if not isinstance(value, str):
+        return value
+    days, dash, clock = value.strip().rpartition("-")
+    if re.fullmatch(r"\d+(:\d+){1,2}", clock) and (not dash or days.isdigit()):
+        parts = [int(part) for part in clock.split(":")]
+        if len(parts) == 2:  # Slurm: minutes:seconds, but days-hours:minutes
+            parts = [*parts, 0] if dash else [0, *parts]
+        return int(days or 0) * 86400 + parts[0] * 3600 + parts[1] * 60 + parts[2]
+    if match := re.fullmatch(r"(\d+)\s*([smhd])", value.strip()):
+        return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+    raise ValueError(f"{value!r} is no time; write seconds, '2h' or '12:00:00'")
+
+
+def _bytes(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if match := re.fullmatch(r"(\d+)\s*([KMGT])i?B?", value.strip()):
+        return int(match[1]) * 1024 ** ("KMGT".index(match[2]) + 1)
+    raise ValueError(f"{value!r} is no amount of memory; write bytes or '4G'")
+
+
+def _variables(value: Any) -> Any:
+    """A map of text; numbers and truth values become the text that a shell would see."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: str(item).lower()
+        if isinstance(item, bool)
+        else item
+        if isinstance(item, dict | list | None)
+        else str(item)
+        for name, item in value.items()
+    }
+
+
+LengthField = Annotated[
+    Length,
+    BeforeValidator(_length),
+    PlainSerializer(Length.encode),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0, "description": "batches"},
+                {
+                    "type": "object",
+                    "properties": {
+                        unit: {"type": "integer", "minimum": 0}
+                        for unit in ("batches", "records", "epochs")
+                    },
+                    "additionalProperties": False,
+                    "minProperties": 1,
+                    "maxProperties": 1,
+                },
+            ]
+        }
+    ),
+]
+_NUMBER_OR_TEXT = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}
+Seconds = Annotated[int, BeforeValidator(_seconds), WithJsonSchema(_NUMBER_OR_TEXT)]
+Bytes = Annotated[int, BeforeValidator(_bytes), WithJsonSchema(_NUMBER_OR_TEXT)]
+Variables = Annotated[dict[str, str], BeforeValidator(_variables)]
+
+
+class Section(BaseModel):
+    """A map of the config: no unknown keys, no conversion of types."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+
+
+class Searcher(Section):
+    name: Literal["single", "random", "grid"] = "single"
+    """single: one trial; random: max_trials samples; grid: every point."""
+    metric: str = Field(default="validation_loss", min_length=1)
+    """The validation metric that decides which trial and checkpoint is best."""
+    smaller_is_better: bool = True
+    """Whether a smaller value of the metric is the better one."""
+    max_length: LengthField | None = None
+    """How long each trial trains. Without it the code decides (commands only)."""
+    max_trials: int | None = Field(default=None, ge=1)
+    """How many trials a random search makes; those with InvalidHP do not count."""
+    max_concurrent_trials: int = Field(default=16, ge=0)
+    """How many trials are open at once; 0: no limit."""
+    source_trial_id: str | None = None
+    """Start every trial from the latest checkpoint of this trial (ID/3)."""
+    source_checkpoint_uuid: str | None = None
+    """Start every trial from this checkpoint."""
+
+
+class Reproducibility(Section):
+    experiment_seed: int | None = Field(default=None, ge=0, lt=2**31)
+    """Seed of everything random; generated at submission and recorded if absent."""
+    deterministic: bool = False
+    """Ask torch for deterministic algorithms; an operation without one is an error."""
+
+
+class CheckpointStorage(Section):
+    type: Literal["shared_fs", "directory"] = "shared_fs"
+    """Checkpoints always lie in the experiment's folder; both words mean that here."""
+    host_path: str | None = None
+    """Determined's; has no effect here, with a warning."""
+    storage_path: str | None = None
+    """Determined's; has no effect here, with a warning."""
+    save_experiment_best: int = Field(default=0, ge=0)
+    """Keep this many checkpoints that are best over all trials."""
+    save_trial_best: int = Field(default=1, ge=0)
+    """Keep this many best checkpoints of each trial."""
+    save_trial_latest: int = Field(default=1, ge=0)
+    """Keep this many latest checkpoints of each trial."""
+
+
+class Optimizations(Section):
+    aggregation_frequency: int = Field(default=1, ge=1)
+    """Gradients of this many batches are added up before each step of the optimizer."""
+    average_aggregated_gradients: bool = True
+    """Divide the added-up gradients by aggregation_frequency."""
+    average_training_metrics: bool = True
+    """Average training metrics over all ranks, not those of rank 0 only."""
+    mixed_precision: Literal["O0"] = "O0"
+    """O0: no Apex. Automatic mixed precision is asked for in the code."""
+    gradient_compression: bool = False
+    """Send gradients as 16-bit floats."""
+
+
+class Resources(Section):
+    slots_per_trial: int = Field(default=1, ge=1)
+    """Ranks of one trial: accelerators, or processes on CPU sites."""
+    nodes: int = Field(default=1, ge=1)
+    """Nodes of one trial; slots_per_trial is a multiple of it."""
+    slots_per_node: int | None = Field(default=None, ge=1)
+    """Ranks on each node; slots_per_trial / nodes if absent."""
+    cpus_per_slot: int = Field(default=1, ge=1)
+    """Processor cores of each rank."""
+    memory_per_slot: Bytes | None = Field(default=None, ge=1)
+    """Main memory of each rank, in bytes or as '4G'."""
+    walltime_s: Seconds | None = Field(default=None, ge=1)
+    """Length of one allocation, in seconds or as '12:00:00', '2h'. A trial may need many."""
+    resource_pool: str | None = None
+    """The partition or queue."""
+    max_slots: int | None = Field(default=None, ge=1)
+    """Slots that all trials of the experiment may hold at once."""
+    priority: int | None = Field(default=None, ge=1, le=99)
+    """1 is most urgent, 99 least; 42 is normal. Becomes the scheduler's nice value."""
+    is_single_node: bool | None = None
+    """All ranks of a trial on one node."""
+
+
+class Distributed(Section):
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """How ranks exchange gradients; auto: nccl where there is a GPU for each rank."""
+
+
+class Worker(Section):
+    mode: Literal["shared", "per_trial"] = "shared"
+    """shared: an allocation takes trial after trial; per_trial: one job for each."""
+    min_segment_s: float = Field(default=300, ge=0)
+    """A trial is not begun with less than this many seconds left in the allocation."""
+    idle_s: float = Field(default=120, ge=0)
+    """An allocation with nothing to do is given back after this many seconds."""
+
+
+class Environment(Section):
+    environment_variables: Variables = {}
+    """Variables of the training processes: a map, or a list of 'NAME=value'."""
+    image: None = None
+    """A container image: not in this version."""
+    python: str | None = None
+    """The Python interpreter on the nodes; the site's, or the submitting one, if absent."""
+
+
+class Notify(Section):
+    command: str | list[str] | None = None
+    """A command run on the events below, with HPCDET_EVENT and others in its environment."""
+    on: list[Literal["end", "failure", "stuck"]] = ["end", "failure", "stuck"]
+    """The events."""
+
+
+class Slurm(Section):
+    sbatch_args: list[str] = []
+    """Further options for sbatch: ['--account=p1', '--constraint=a100']."""
+    gpu_type: str | None = None
+    """The type in --gres=gpu:TYPE:N."""
+    slots_per_node: int | None = Field(default=None, ge=1)
+    """Determined's word for resources.slots_per_node."""
+
+
+class Pbs(Section):
+    pbsbatch_args: list[str] = []
+    """Further options for qsub."""
+    slots_per_node: int | None = Field(default=None, ge=1)
+    """Determined's word for resources.slots_per_node."""
+
+
+class Profiling(Section):
+    enabled: Literal[False] = False
+    """Profiling: not in this version."""
+
+
+class Config(Section):
+    """A whole experiment config."""
+
+    name: str = Field(default="", max_length=200)
+    """What people call it; the start of the experiment's id. The file's name if absent."""
+    description: str = ""
+    """Free text."""
+    labels: list[str] = []
+    """Words to find it by; layers add to each other."""
+    data: dict[str, Any] = {}
+    """Anything, handed to the code as it is; data.secrets holds references only."""
+    workspace: str | None = None
+    """Free grouping, with project."""
+    project: str | None = None
+    """Free grouping, with workspace."""
+    entrypoint: str | list[str] = Field(min_length=1)
+    """module:Class of a PyTorchTrial, a command for sh -c, or a list of arguments."""
+    hyperparameters: dict[str, Any] = {}
+    """The search space (docs/config.md has the language)."""
+    searcher: Searcher = Searcher()
+    max_restarts: int = Field(default=5, ge=0)
+    """Times a trial is tried again after an error in its code; other ends do not count."""
+    reproducibility: Reproducibility = Reproducibility()
+    min_validation_period: LengthField = Length("batches", 0)
+    """Validate at least this often; 0: at the end only."""
+    min_checkpoint_period: LengthField = Length("batches", 0)
+    """Make a checkpoint to keep at least this often; 0: as checkpoint_policy says."""
+    checkpoint_every_s: float = Field(default=600, gt=0)
+    """Make a checkpoint to resume from at least every so many seconds."""
+    perform_initial_validation: bool = False
+    """Validate before the first step."""
+    scheduling_unit: int = Field(default=100, ge=1)
+    """Batches between two reports of training metrics."""
+    records_per_epoch: int = Field(default=0, ge=0)
+    """Length of an epoch where the code cannot say it."""
+    checkpoint_policy: Literal["best", "all", "none"] = "best"
+    """After which validations a checkpoint is made."""
+    checkpoint_storage: CheckpointStorage = CheckpointStorage()
+    optimizations: Optimizations = Optimizations()
+    resources: Resources = Resources()
+    distributed: Distributed = Distributed()
+    worker: Worker = Worker()
+    environment: Environment = Environment()
+    notify: Notify = Notify()
+    on_env_change: Literal["warn", "refuse"] = "warn"
+    """What an attempt does when packages or interpreter are not those of the first one."""
+    slurm: Slurm = Slurm()
+    pbs: Pbs = Pbs()
+    profiling: Profiling = Profiling()
+    debug: bool = False
+    """More words in the logs."""
+    site: str | None = None
+    """The site to run at; detected if absent."""

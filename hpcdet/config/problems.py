@@ -1,0 +1,184 @@
+"""What is wrong with a config, said so that it can be repaired: which key, where, what instead."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from hpcdet.config.models import Config
+from hpcdet.errors import ConfigError
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "dict_type": "a map",
+    "model_type": "a map",
+    "none_required": "nothing",
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        key: dotted key path; empty for the file as a whole.
+    """
+
+    key: str
+    what: str
+    hint: str = ""
+
+
+def failure(problems: Iterable[Problem], origins: Mapping[str, str], source: str) -> ConfigError:
+    """All problems as one error; each says the line it is about."""
+    first, *others = sorted(problems, key=lambda p: _line(locate(p.key, origins)))
+    more = [f"also {_where(p, origins, source)}: {p.what}{_hint(p)}" for p in others]
+    hint = "\n  ".join(filter(None, [first.hint, *more]))
+    return ConfigError(first.what, where=_where(first, origins, source), hint=hint)
+
+
+def _hint(problem: Problem) -> str:
+    return f" ({problem.hint})" if problem.hint else ""
+
+
+def _where(problem: Problem, origins: Mapping[str, str], source: str) -> str:
+    return f"{locate(problem.key, origins) or source}: {problem.key}".rstrip(": ")
+
+
+def _line(origin: str) -> int:
+    line = origin.rpartition(":")[2]
+    return int(line) if line.isdigit() else 0
+
+
+def locate(key: str, origins: Mapping[str, str]) -> str:
+    """The origin of a key; for a map that of its first value, for a missing key of one beside."""
+    if found := locate_below(key, origins):
+        return found
+    above = key.rpartition(".")[0]
+    return locate(above, origins) if above else ""
+
+
+def locate_below(key: str, origins: Mapping[str, str]) -> str:
+    """The origin of a key or of the first value inside it; empty if it has none."""
+    if key in origins:
+        return origins[key]
+    inside = (origin for name, origin in origins.items() if name.startswith(f"{key}."))
+    return next(inside, "")
+
+
+def of_validation(error: ValidationError, values: Mapping[str, Any]) -> list[Problem]:
+    """The problems that pydantic found, one for each key."""
+    unions: dict[str, set[str]] = {}
+    problems: dict[str, Problem] = {}
+    for item in error.errors(include_url=False):
+        kind = item["type"]
+        key = _key(item["loc"], values, kind)
+        context = item.get("ctx", {})
+        name = key.rpartition(".")[2]
+        if kind == "extra_forbidden":
+            problems[key] = Problem(key, f"unknown key {name!r}", nearest(key))
+        elif kind == "missing":
+            problems[key] = Problem(key, f"{name!r} is missing", explain_field(key))
+        elif kind in _EXPECTED:
+            expected = unions.setdefault(key, set())
+            expected.add(_EXPECTED[kind])
+            text = " or ".join(sorted(expected))
+            problems[key] = Problem(key, f"expected {text}, got {_short(item['input'])}")
+        elif kind == "literal_error":
+            expected_text = str(context["expected"])
+            guess = difflib.get_close_matches(
+                str(item["input"]), expected_text.replace("'", "").replace(" or ", ", ").split(", ")
+            )
+            hint = f"did you mean {guess[0]!r}?" if guess else ""
+            what = f"expected {expected_text}, got {_short(item['input'])}"
+            problems[key] = Problem(key, what, hint)
+        elif kind == "value_error":
+            problems[key] = Problem(key, str(context["error"]))
+        else:
+            text = item["msg"][:1].lower() + item["msg"][1:]
+            problems[key] = Problem(key, f"{text}, got {_short(item['input'])}")
+    return list(problems.values())
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _key(loc: tuple[int | str, ...], values: Any, kind: str) -> str:
+    """The dotted key of an error; pydantic adds names of types that no file has."""
+    parts = []
+    for part in loc:
+        inside = isinstance(values, Mapping) and part in values
+        item = isinstance(values, list) and isinstance(part, int) and part < len(values)
+        if not (inside or item):
+            if kind == "missing":
+                parts.append(str(part))
+            break
+        parts.append(str(part))
+        values = values[part]
+    return ".".join(parts)
+
+
+def nearest(key: str) -> str:
+    """``did you mean …`` for an unknown key, from the keys beside it and then from all."""
+    above, _, name = key.rpartition(".")
+    model = model_at(above)
+    beside = list(model.model_fields) if model else []
+    if close := difflib.get_close_matches(name, beside, n=1):
+        return f"did you mean {close[0]!r}?"
+    elsewhere = [other for other in all_keys() if other.rpartition(".")[2] == name]
+    if elsewhere:
+        return f"it belongs at {elsewhere[0]!r}"
+    return f"keys here: {', '.join(beside)}"
+
+
+def model_at(key: str) -> type[BaseModel] | None:
+    """The model of a section, as ``searcher``; the whole config for the empty key."""
+    model: type[BaseModel] = Config
+    for part in key.split(".") if key else []:
+        if part not in model.model_fields:
+            return None
+        inner = section(model.model_fields[part].annotation)
+        if inner is None:
+            return None
+        model = inner
+    return model
+
+
+def section(annotation: Any) -> type[BaseModel] | None:
+    """The model that an annotation stands for, if it is one (or one or None)."""
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        found = [section(option) for option in typing.get_args(annotation)]
+        return next((model for model in found if model), None)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return None
+
+
+def all_keys(model: type[BaseModel] = Config, above: str = "") -> list[str]:
+    """Every key there is, dotted, in the order of the models."""
+    found = []
+    for name, field in model.model_fields.items():
+        found.append(above + name)
+        if inner := section(field.annotation):
+            found += all_keys(inner, f"{above}{name}.")
+    return found
+
+
+def explain_field(key: str) -> str:
+    """The description of a key; empty for a section or an unknown key."""
+    above, _, name = key.rpartition(".")
+    model = model_at(above)
+    field = model.model_fields.get(name) if model else None
+    return (field.description or "") if field else ""

@@ -1,0 +1,119 @@
+"""Ways in which Determined's files say what ours say otherwise."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from hpcdet.config.problems import Problem
+
+_LAUNCH = re.compile(r"determined\.(launch\.(\w+)|exec\.harness)")
+_UNITS = ("batches", "records", "epochs")
+
+
+def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
+    """Turn foreign shapes in ``values`` into ours.
+
+    Yields:
+        What was found, and whether it is an error (else a warning).
+    """
+    yield from _time(values.get("searcher"))
+    yield from _slots(values)
+    yield from _walltime(values)
+    yield from _entrypoint(values)
+
+
+def _time(searcher: Any) -> Iterator[tuple[Problem, bool]]:
+    """``max_time: 900, time_metric: batches`` is ``max_length: {batches: 900}``."""
+    if not isinstance(searcher, dict) or not {"max_time", "time_metric"} & searcher.keys():
+        return
+    unit, amount = searcher.pop("time_metric", "batches"), searcher.pop("max_time", None)
+    if searcher.get("max_length") is not None:
+        what = "there are two lengths: max_length and max_time"
+        yield Problem("searcher.max_time", what, "keep max_length"), True
+    elif unit not in _UNITS:
+        hint = f"write one of {', '.join(_UNITS)}, or max_length"
+        yield Problem("searcher.time_metric", f"{unit!r} is no unit of length here", hint), True
+    elif amount is None:
+        yield Problem("searcher.time_metric", "'max_time' is missing", "max_time: 900"), True
+    else:
+        searcher["max_length"] = {unit: amount}
+
+
+def _slots(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
+    """No slots is one process; ``slurm.slots_per_node`` is ``resources.slots_per_node``."""
+    resources = values.get("resources") or {}
+    if not isinstance(resources, dict):
+        return
+    if resources.get("slots_per_trial") == 0:
+        values["resources"] = resources = {**resources, "slots_per_trial": 1}
+        what = "0 becomes 1: every trial has at least one process"
+        yield Problem("resources.slots_per_trial", what), False
+    for system in ("slurm", "pbs"):
+        section = values.get(system)
+        given = section.get("slots_per_node") if isinstance(section, dict) else None
+        if isinstance(given, int) and not resources.get("slots_per_node"):
+            total = resources.get("slots_per_trial", 1)
+            resources = {**resources, "slots_per_node": min(given, total)}
+            if isinstance(total, int) and "nodes" not in resources and total % given == 0:
+                resources["nodes"] = total // given
+            values["resources"] = resources
+
+
+def _walltime(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
+    """``--time`` among the options of sbatch is the walltime, which others must know."""
+    slurm = values.get("slurm")
+    arguments = slurm.get("sbatch_args") if isinstance(slurm, dict) else None
+    if not isinstance(arguments, list) or not all(isinstance(a, str) for a in arguments):
+        return
+    for place, argument in enumerate(arguments):
+        match = re.fullmatch(r"(?:--time=|-t\s*)(\S+)", argument)
+        if not match:
+            continue
+        resources = values.get("resources") or {}
+        if isinstance(resources, dict) and resources.get("walltime_s") is None:
+            time = int(match[1]) * 60 if match[1].isdigit() else match[1]
+            values["resources"] = {**resources, "walltime_s": time}
+            rest = [*arguments[:place], *arguments[place + 1 :]]
+            values["slurm"] = {**slurm, "sbatch_args": rest}  # type: ignore[dict-item]
+        else:
+            key, what = f"slurm.sbatch_args.{place}", "the walltime is there twice"
+            yield Problem(key, what, "keep resources.walltime_s"), True
+        return
+
+
+def _entrypoint(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
+    """``python3 -m determined.launch.torch_distributed`` goes: the ranks are started here."""
+    given = values.get("entrypoint")
+    if isinstance(given, str):
+        try:
+            words = shlex.split(given)
+        except ValueError:
+            return
+    elif isinstance(given, list) and all(isinstance(word, str) for word in given):
+        words = list(given)
+    else:
+        return
+    place = next((i for i, word in enumerate(words) if _LAUNCH.fullmatch(word)), None)
+    if place is None or place == 0 or words[place - 1] != "-m":
+        return
+    match = _LAUNCH.fullmatch(words[place])
+    launcher = match[2] if match else None
+    if launcher not in (None, "torch_distributed"):
+        what = f"determined.launch.{launcher} trains in another way than this version can"
+        yield Problem("entrypoint", what, "use torch_distributed, or start ranks yourself"), True
+        return
+    rest = words[place + 1 :]
+    trial = rest[rest.index("--trial") + 1 :][:1] if "--trial" in rest else []
+    if "--" in rest:
+        rest = rest[rest.index("--") + 1 :]
+    if trial:
+        values["entrypoint"] = trial[0]
+    elif len(rest) == 1 and ":" in rest[0]:
+        values["entrypoint"] = rest[0]
+    else:
+        values["entrypoint"] = rest if isinstance(given, list) else shlex.join(rest)
+    what = f"the launcher is left out, as the ranks are started here: {values['entrypoint']!r}"
+    yield Problem("entrypoint", what), False
