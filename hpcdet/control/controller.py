@@ -82,6 +82,7 @@ def _turn(holder: Holder) -> None:
     closing.close_gone(holder, seen.gone)
     standings = _learn(holder)
     apply.apply(holder)
+    _tell_failures(holder)
     busy = sum(bool(standing.open_attempt) for standing in standings.values())
     if not busy and _is_over(holder, standings):
         _close(holder, seen)
@@ -151,7 +152,8 @@ def _learn(holder: Holder) -> dict[int, Standing]:
                 holder.facts.forget(number)
                 break
             holder.tell(report)
-        if standing.state == "doubtful":
+        judged = plan.failed or plan.allowed >= standing.next_attempt
+        if standing.state == "doubtful" and not judged:
             _judge(holder, plan)
         if not standing.open_attempt:
             _end(holder, plan, standing)
@@ -180,9 +182,6 @@ def _judge(holder: Holder, plan: Plan) -> None:
         return
     holder.record("fail", trial=plan.number, why=judgement.why, reason=judgement.reason)
     holder.actions.append(f"trial {plan.number} given up: {judgement.why}")
-    if judgement.reason == "failed":
-        why = f"trial {plan.number}: {judgement.why}"
-        notify(holder, f"failure {plan.number}.{attempt.number}", "failure", why)
 
 
 def _end(holder: Holder, plan: Plan, standing: Standing) -> None:
@@ -214,6 +213,13 @@ def _how_done(
     if plan.until is not None and plan.until.unit == "batches":
         return "target" if verdict.batches >= plan.until.value else "user_exit"
     return "target"
+
+
+def _tell_failures(holder: Holder) -> None:
+    for plan in holder.decided.plans.values():
+        if plan.given_up == "failed":
+            why = f"trial {plan.number}: {plan.failed}"
+            notify(holder, f"failure {plan.number}.{plan.base}", "failure", why)
 
 
 def _is_over(holder: Holder, standings: dict[int, Standing]) -> bool:

@@ -106,11 +106,13 @@ class Watch:
         """Ask files and, if something may live there and it is time, the scheduler."""
         newest = self._newest_workers()
         submissions = list(self._submissions(newest))
+        for intent, _ in submissions:
+            self._note_ends(intent, newest)
         alive = [
             Job(submitted.job, intent.tasks, submitted.at)
             for intent, submitted in submissions
             if submitted.job
-            and any(not self._ended(intent, index, newest) for index in range(intent.tasks))
+            and any((intent.number, i) not in self._over for i in range(intent.tasks))
         ]
         if alive:
             self._ask(alive)
@@ -164,18 +166,17 @@ class Watch:
                 newest[key] = worker
         return newest
 
-    def _ended(
-        self, intent: Intent, index: int, newest: dict[tuple[int, int], WorkerPaths]
-    ) -> bool:
-        key = (intent.number, index)
-        worker = newest.get(key)
-        if key in self._over or worker is None:
-            return key in self._over
-        end = WorkerEnd.read(worker.end)
+    def _note_ends(self, intent: Intent, newest: dict[tuple[int, int], WorkerPaths]) -> None:
+        """Believe workers that say that they left, where their task cannot come back."""
         may_return = self._site.capabilities.requeue != "none"
-        if end is not None and (end.why in LEFT_BY_ITSELF or not may_return):
-            self._over.add(key)
-        return key in self._over
+        for index in range(intent.tasks):
+            key = (intent.number, index)
+            worker = newest.get(key)
+            if key in self._over or worker is None:
+                continue
+            end = WorkerEnd.read(worker.end)
+            if end is not None and (end.why in LEFT_BY_ITSELF or not may_return):
+                self._over.add(key)
 
     def _ask(self, jobs: list[Job]) -> None:
         now = self._clock()
