@@ -1,0 +1,329 @@
+"""Making an experiment: what is copied, what is recorded, what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdet import site as sites
+from hpcdet.errors import ConfigError, Unavailable
+from hpcdet.jobs import checks, create, provenance, snapshot, submission, trust
+from hpcdet.site import Site
+from hpcdet.store import config
+from hpcdet.store.config import Resolved, Resources
+from hpcdet.store.config import Searcher as SearcherConfig
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import Intent
+
+
+@pytest.fixture(autouse=True)
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No site file of whoever runs the tests."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in ("HPCDET_SITE", "HPCDET_SITE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checked config, without the package that checks configs."""
+
+    secrets: Mapping[str, Any] = field(default_factory=dict)
+
+    def resolved(self) -> dict[str, Any]:
+        return {"schema": 1, "name": "My Digits!", "entrypoint": "model_def:Trial"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model folder as people have them."""
+    files = {
+        "model_def.py": "x = 1\n", "lib/net.py": "y = 2\n", "run.sh": "#!/bin/sh\n",
+        "data/big.bin": "0" * 100, "notes.txt": "n", "keep.log": "k", "a.log": "l",
+        "__pycache__/model_def.cpython-311.pyc": "c", ".git/HEAD": "ref",
+    }  # fmt: skip
+    folder = tmp_path / "model"
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "run.sh").chmod(0o755)
+    (folder / ".detignore").write_text("data/\n*.log\n")
+    (folder / ".hpcdetignore").write_text("notes.txt\n!keep.log\n")
+    (folder / "net.py").symlink_to(folder / "lib" / "net.py")
+    return folder
+
+
+def make(model: Path, root: Path, **values: Any) -> ExperimentPaths:
+    return create.create(Loaded(**values), sites.load("local"), model, root)
+
+
+def test_an_experiment_is_whole_private_and_says_where_it_came_from(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hunter2")
+    monkeypatch.setenv("LOADEDMODULES", "gcc/13:cuda/12")
+    old = os.umask(0)  # modes are set, not left to the umask
+    try:
+        paths = make(model, tmp_path / "root", secrets={"key": "hunter3"})
+    finally:
+        os.umask(old)
+    assert paths.id.startswith("my-digits-") and len(paths.id) == len("my-digits-") + 4
+    everything = [path for path in paths.root.rglob("*") if not path.is_symlink()]
+    assert not [p for p in (paths.root, *everything) if p.stat().st_mode & 0o077]
+
+    copied = sorted(p.relative_to(paths.code).as_posix() for p in paths.code.rglob("*"))
+    wanted = [".detignore", ".hpcdetignore", "keep.log", "lib", "lib/net.py", "model_def.py"]
+    assert copied == [*wanted, "net.py", "run.sh"]
+    assert (paths.code / "net.py").readlink() == Path("lib/net.py")
+    assert (paths.code / "run.sh").stat().st_mode & stat.S_IXUSR
+
+    assert config.load(paths.config).name == "My Digits!"
+    assert sites.from_resolved(paths.site).name == "local"
+    assert json.loads(paths.secrets.read_text()) == {"key": "hunter3"}
+    record = json.loads(paths.provenance.read_text())
+    assert record["executable"] == sys.executable
+    assert record["modules"] == ["gcc/13", "cuda/12"]
+    assert record["packages"]["pydantic"]
+    assert record["model_dir"] == str(model)
+    everywhere = b"".join(p.read_bytes() for p in everything if p.is_file())
+    assert everywhere.count(b"hunter2") == 0 and everywhere.count(b"hunter3") == 1
+
+
+def test_the_experiments_of_a_folder_are_not_copied_into_each_other(model: Path) -> None:
+    root = model / "runs"
+    make(model, root)
+    second = make(model, root)
+    assert not (second.code / "runs").exists()
+    assert checks.code_differs(second) == []
+
+
+def test_a_submission_is_a_script_with_a_folder_for_its_output(model: Path, tmp_path: Path) -> None:
+    paths = make(model, tmp_path / "root")
+    intent = Intent(3, f"{paths.id}-3", "tag", tasks=2, throttle=1, term=1)
+    experiment, site = config.load(paths.config), sites.load("generic-slurm")
+    one = submission.build(paths, intent, experiment, site)
+    assert one == submission.build(paths, intent, experiment, site)
+    assert one.script == paths.script(3) and one.script.stat().st_mode & stat.S_IXUSR
+    assert list(one.argv) == ["sbatch", "--parsable", str(one.script)]
+    assert paths.job_log(3).is_dir()
+    # a worker waits for exactly this config
+    assert f"--digest {config.digest(paths.config)}" in one.script.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (".env", "A=1", "its name says"),
+        ("deploy/id_rsa", "x", "its name says"),
+        ("conf.py", 'K = "AKIAIOSFODNN7EXAMPLE"', "an AWS access key"),
+        ("k.txt", "-----BEGIN OPENSSH PRIVATE KEY-----", "a private key"),
+    ],
+)
+def test_likely_secrets_are_refused_and_nothing_remains(
+    model: Path, tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    (model / name).parent.mkdir(exist_ok=True)
+    (model / name).write_text(text)
+    with pytest.raises(ConfigError, match=said) as caught:
+        make(model, tmp_path / "root")
+    assert caught.value.where == str(model / name)
+    assert not (tmp_path / "root").exists()
+    (model / ".hpcdetignore").write_text(f"/{name}\n")  # as the hint says
+    make(model, tmp_path / "root")
+
+
+def test_links_that_leave_size_and_number_of_files_are_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (model / "up").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="a link leaves the model folder"):
+        make(model, tmp_path / "root")
+    (model / "up").unlink()
+    monkeypatch.setattr(snapshot, "MAX_FILES", 3)
+    with pytest.raises(ConfigError, match="more than 3 files"):
+        make(model, tmp_path / "root")
+    monkeypatch.undo()
+    with (model / "weights.pt").open("wb") as file:
+        file.truncate(snapshot.MAX_BYTES + 1)
+    with pytest.raises(ConfigError, match=r"the largest file is weights\.pt"):
+        make(model, tmp_path / "root")
+
+
+def test_code_that_others_may_write_is_refused(model: Path, tmp_path: Path) -> None:
+    (model / "lib" / "net.py").chmod(0o666)
+    with pytest.raises(ConfigError, match=r"the code may be changed by everybody \(mode 0666\)"):
+        make(model, tmp_path / "root")
+    (model / "lib" / "net.py").chmod(0o644)
+    model.chmod(0o777)
+    with pytest.raises(ConfigError, match="chmod go-w"):
+        make(model, tmp_path / "root")
+    model.chmod(0o755)
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match="the folder above the code"):
+        make(model, tmp_path / "root")
+    tmp_path.chmod(0o1777)  # as /tmp
+    make(model, tmp_path / "root")
+
+
+def test_a_group_of_ones_own_is_nobody_else(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    file.chmod(0o664)
+    status = file.stat()
+    private = trust._private(status.st_gid, status.st_uid)
+    try:
+        trust.refuse_writable_by_others(file, "code")
+        assert private
+    except ConfigError:
+        assert not private
+    os.chown(file, -1, 65534) if os.getuid() == 0 else pytest.skip("only root may change groups")
+    with pytest.raises(ConfigError, match="group"):
+        trust.refuse_writable_by_others(file, "code")
+
+
+def test_a_root_that_cannot_be_made_says_how_to_choose_another(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Unavailable, match="HPCDET_ROOT"):
+        make(model, tmp_path / "file" / "root")
+
+
+def test_git_is_recorded_without_credentials(tmp_path: Path) -> None:
+    assert provenance.git(tmp_path) is None
+    for command in (
+        ["init", "-q"],
+        ["remote", "add", "origin", "https://me:hunter2@example.org/x.git"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"],
+    ):
+        (tmp_path / "a.py").write_text("a = 1\n")
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True, timeout=120)
+    clean = provenance.git(tmp_path)
+    assert clean is not None and not clean["dirty"]
+    assert clean["remote"] == "https://example.org/x.git"
+    (tmp_path / "a.py").write_text("a = 2\nu = 'https://me:hunter2@example.org'\n")
+    dirty = provenance.git(tmp_path)
+    assert dirty is not None and dirty["dirty"] and "+a = 2" in dirty["diff"]
+    assert "hunter2" not in json.dumps(dirty)
+    (tmp_path / "a.py").write_text('K = "AKIAIOSFODNN7EXAMPLE"\n')
+    secret = provenance.git(tmp_path)
+    assert secret is not None and secret["dirty"] and not secret["diff"]
+    assert "an AWS access key" in secret["diff_note"]
+
+
+def test_code_that_differs_from_the_snapshot_is_named(model: Path, tmp_path: Path) -> None:
+    paths = make(model, tmp_path / "root")
+    assert checks.code_differs(paths) == []
+    (model / "model_def.py").write_text("x = 3\n")
+    (model / "new.py").write_text("")
+    (model / "lib" / "net.py").unlink()
+    (model / "net.py").unlink()
+    (model / "a.log").write_text("ignored")
+    assert checks.code_differs(paths) == [
+        "lib/net.py (removed)",
+        "model_def.py (changed)",
+        "net.py (removed)",
+        "new.py (added)",
+    ]
+
+
+def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A fake `sinfo`, and a site that believes it."""
+    (tmp_path / "bin").mkdir()
+    fake = tmp_path / "bin" / "sinfo"
+    fake.write_text("#!/bin/sh\necho 'batch|2-00:00:00|8|up'\necho 'short|30:00|2|up'\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.defpath}")
+    return sites.load("generic-slurm")
+
+
+@pytest.mark.parametrize(
+    ("need", "where", "said"),
+    [
+        (
+            Resources(resource_pool="gpu"),
+            "resources.resource_pool",
+            "partitions here: batch, short",
+        ),
+        (
+            Resources(resource_pool="short", walltime_s=1801),
+            "resources.walltime",
+            "at most 0-00:30",
+        ),
+        (Resources(resource_pool="short", nodes=3), "resources.nodes", "partition short has 2"),
+        (Resources(slots_per_node=5), "resources.slots_per_node", "more nodes"),
+    ],
+)
+def test_what_can_never_run_is_refused_before_submission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, need: Resources, where: str, said: str
+) -> None:
+    site = fake_slurm(tmp_path, monkeypatch)
+    own = {"default_partition": "batch", "partitions": {"batch": {"slots_per_node": 4}}}
+    site = Site.model_validate({**site.plain(), **own})
+    assert checks.preflight(Resolved(resources=Resources(walltime_s=1800)), site, tmp_path) == []
+    with pytest.raises(ConfigError) as caught:
+        checks.preflight(Resolved(resources=need), site, tmp_path)
+    assert caught.value.where == where and said in str(caught.value)
+
+
+def test_local_on_a_login_node_is_refused_unless_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "login03")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="say --site local"):
+        checks.preflight(Resolved(), sites.load(), tmp_path)
+    assert checks.preflight(Resolved(), sites.load("local"), tmp_path) == []
+    with pytest.raises(ConfigError, match="no pbs backend"):
+        checks.preflight(Resolved(), sites.load("generic-pbs"), tmp_path)
+
+
+def test_warnings_of_purge_room_and_of_nobody_who_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values: dict[str, Any] = {
+        "paths": {"scratch": str(tmp_path), "purge_days": 10},
+        "capabilities": {"submit_from_compute": False, "login_daemon": "forbidden"},
+    }
+    site = Site.model_validate({**sites.load("local").plain(), **values})
+    long = Resolved(
+        resources=Resources(walltime_s=86400),
+        searcher=SearcherConfig(max_trials=20, max_concurrent_trials=2),
+    )
+    purge, crank = checks.preflight(long, site, tmp_path / "root")
+    assert "purged after 10 days" in purge and "hpcdet searcher run" in crank
+    [crank] = checks.preflight(long, site, Path("/"))
+
+    full = os.statvfs_result((4096, 4096, 9, 9, 9, 100, 9, 9, 0, 255))
+    monkeypatch.setattr("os.statvfs", lambda path: full)
+    room = checks.preflight(long, sites.load("local"), tmp_path)
+    assert room == [
+        f"{tmp_path} has 9 inodes left; the run may need 1200",
+        f"{tmp_path} has 0 MiB left; checkpoints may not fit",
+    ]
+
+
+def test_a_site_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {f.level for f in checks.site_findings(sites.load("local"))} == {"ok"}
+    [template, scheduler, *_] = checks.site_findings(sites.load("generic-pbs"))
+    assert (template.level, scheduler.level) == ("error", "error")
+    site = fake_slurm(tmp_path, monkeypatch)
+    config_of = tmp_path / "bin" / "scontrol"
+    config_of.write_text("#!/bin/sh\necho 'MaxArraySize = 51'\n")
+    config_of.chmod(0o755)
+    own = {"default_partition": "batch", "partitions": {"gpu": {}}, "setup": ["if then"]}
+    findings = checks.site_findings(Site.model_validate({**site.plain(), **own}))
+    said = {f.what: f.level for f in findings}
+    assert said["partition gpu does not exist"] == "error"
+    assert said["partition batch is there"] == "ok"
+    assert any("arrays of up to 51" in what for what in said)
+    assert any("the script is no bash" in what for what, level in said.items() if level == "error")
