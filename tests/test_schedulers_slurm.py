@@ -131,7 +131,7 @@ def test_partitions_and_times() -> None:
          "limit"),
         # of the same general message, but will never fit
         ("sbatch: error: QOSMaxWallDurationPerJobLimit\nsbatch: error: Batch job submission "
-         "failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+         "failed: Job violates accounting/QOS policy (job submit limit, ...)",
          "invalid"),
         ("sbatch: error: Batch job submission failed: Slurm temporarily unable to accept job, "
          "sleeping and retrying", "limit"),
