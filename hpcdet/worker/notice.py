@@ -69,7 +69,9 @@ class Notices:
                     pass
 
     def close(self) -> None:
-        """End the listening step."""
+        """End the listening step, and be deaf: an interpreter that ends would die of a notice."""
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
         if self._listener is not None:
             self._listener.terminate()  # srun makes it a kill of its step
             self._listener.wait()

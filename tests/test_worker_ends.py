@@ -1,0 +1,115 @@
+"""Why an attempt ended, judged from every kind of evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdet.store.records import Control, Verdict
+from hpcdet.worker import traces
+from hpcdet.worker.ends import Evidence, first_failed_rank, judge
+from hpcdet.worker.step import PEER_LOST
+
+RUN = Control("run")
+OURS = "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
+ECHO = "RuntimeError: [gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
+SLURM = "slurmstepd-n1: error: *** STEP 10.0 ON n1 CANCELLED AT 2026-11-21T06:08:10 {} ***\n"
+CRASHED = "srun: error: n1: task 1: Exited with exit code 1\nsrun: error: n1: task 0: Killed\n"
+KILLED = "srun: error: n1: task 1: Killed\nsrun: error: n1: task 0: Exited with exit code 75\n"
+
+
+def seen(cause: str = "", verdict: str = "resume", said: str = "", /, **facts: Any) -> Evidence:
+    word = Verdict(verdict, cause, error=said) if cause else None  # type: ignore[arg-type]
+    return Evidence(**{"verdict": word, "control": RUN, "exit_code": 1, **facts})
+
+
+VERDICTS = [
+    (seen("completed", "done"), "completed"),
+    (seen("completed", "done", noticed=True, died_of="SIGUSR2"), "completed"),
+    (seen("paused"), "paused"),
+    (seen("stopped", "done"), "stopped"),
+    (seen("stopped", "done", control=Control("kill")), "canceled"),
+    (seen("signal"), "preempted"),
+    (seen("signal", time_up=True), "walltime"),
+    (seen("signal", control=Control("kill")), "canceled"),
+    (seen("walltime"), "walltime"),
+    (seen("error", "fail", OURS), "user_error"),
+    (seen("error", "norestart", "InvalidHP: no"), "user_error"),
+]
+NO_FAULT_OF_CODE = [
+    (seen(died_of="SIGKILL", first_step=True), "lost"),
+    (seen("error", "fail", ECHO, died_of="SIGKILL", first_step=True), "lost"),
+    (seen(died_of="SIGKILL", oom=True), "oom"),
+    (seen(died_of="SIGKILL", noticed=True), "preempted"),
+    (seen(died_of="SIGKILL", noticed=True, time_up=True), "walltime"),
+    (seen(died_of="SIGUSR2"), "preempted"),
+    (seen(died_of="SIGTERM"), "preempted"),
+    (seen(stands=False), "preempted"),
+    (seen(stands=False, time_up=True), "walltime"),
+    (seen(launcher=SLURM.format("DUE TO PREEMPTION")), "preempted"),
+    (seen(launcher=SLURM.format("DUE TO JOB REQUEUE")), "preempted"),
+    (seen(launcher=SLURM.format("DUE TO TIME LIMIT")), "walltime"),
+    (seen(launcher=SLURM.format("DUE TO NODE FAILURE"), exit_code=0), "node_fail"),
+    (seen(launcher="slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0"), "oom"),
+    (seen(launcher=KILLED, first_step=True), "lost"),
+    (seen(exit_code=0, first_step=True), "lost"),
+    (seen(exit_code=PEER_LOST, first_step=True), "lost"),
+    (seen(error=ECHO, first_step=True), "lost"),
+]
+FAILURES = [
+    (seen(error=OURS, first_step=True), ("user_error", OURS)),
+    # peers of a rank that raised say that it is gone: the cause is what it said
+    (seen("error", "fail", ECHO, error=OURS, first_step=True), ("user_error", OURS)),
+    (seen("error", "fail", OURS, error=ECHO, first_step=True), ("user_error", OURS)),
+    (seen(launcher=CRASHED, error=OURS, first_step=True), ("user_error", OURS)),
+    # an exception at import is the user's, though no step was reached
+    (seen(error=OURS, in_user_code=True), ("user_error", OURS)),
+    (seen("error", "fail", OURS), ("user_error", OURS)),
+    # what the node's own Python says is the node's
+    (seen(error="ModuleNotFoundError: No module named 'torch'"), None),
+    (seen(exit_code=139, died_of="SIGSEGV", first_step=True), ("user_error", None)),
+    (seen(exit_code=139, died_of="SIGSEGV"), None),
+    (seen(exit_code=3, first_step=True), ("user_error", "exit code 3")),
+    (seen(exit_code=3), None),
+    (seen(error=ECHO), None),
+    (seen(launcher="srun: error: Unable to create step\n"), None),
+]
+
+
+@pytest.mark.parametrize(("evidence", "reason"), [*VERDICTS, *NO_FAULT_OF_CODE])
+def test_reason(evidence: Evidence, reason: str) -> None:
+    assert judge(evidence)[0] == reason
+
+
+@pytest.mark.parametrize(("evidence", "expected"), FAILURES)
+def test_failures_of_code_are_told_from_failures_of_the_place(
+    evidence: Evidence, expected: tuple[str, str | None] | None
+) -> None:
+    reason, error = judge(evidence)
+    assert reason == (expected[0] if expected else "launch_failed")
+    assert error == expected[1] if expected and expected[1] else error
+
+
+def test_the_first_failing_task_is_found_in_what_srun_says() -> None:
+    assert first_failed_rank(CRASHED) == 1
+    assert first_failed_rank("srun: error: n2: tasks 2-3: Exited with exit code 1") == 2
+    assert first_failed_rank("nothing of the kind") is None
+
+
+def test_the_last_line_of_the_last_traceback_and_whose_code_it_was(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    text = (
+        "epoch 1\nTraceback (most recent call last):\n"
+        f'  File "{code}/model_def.py", line 7, in train_batch\n    f()\n'
+        "KeyError: 'a'\n\nDuring handling of the above exception, another exception occurred:\n\n"
+        'Traceback (most recent call last):\n  File "/usr/lib/x.py", line 1, in f\n    raise\n'
+        "ValueError: two\nlines\nbye\n"
+    )
+    found = traces.traceback(text, code)
+    assert found == traces.Traceback("ValueError: two", in_user_code=True)
+    assert traces.traceback(text, tmp_path / "elsewhere") == traces.Traceback(
+        "ValueError: two", in_user_code=False
+    )
+    assert traces.traceback("all is well", code) is None
