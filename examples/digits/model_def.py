@@ -16,7 +16,7 @@ VALIDATION = 360
 
 
 class Digits(Dataset[tuple[torch.Tensor, int]]):
-    """Images float32[1, 8, 8] in 0 to 1 with labels; those for training are moved about at random."""
+    """Images float32[1, 8, 8] in 0 to 1 with labels; moved about at random for training."""
 
     def __init__(self, training: bool) -> None:
         images, labels = load_digits(return_X_y=True)

@@ -1,4 +1,4 @@
-"""``context.profiler``: a few numbers on what the process uses. Records nothing unless turned on."""
+"""``context.profiler``: a few numbers on what the process uses. Off unless turned on."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ class PyTorchTrialContext:
             with torch.autocast(self.device.type, enabled=enabled):
                 return original(*args, **kwargs)
 
-        to_wrap.forward = forward  # type: ignore[method-assign]
+        to_wrap.forward = forward
         return to_wrap
 
     def to_device(self, data: TorchData) -> TorchData:

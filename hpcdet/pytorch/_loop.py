@@ -146,7 +146,7 @@ class Loop:
         return until is not None and self._progress.units.reached(until)
 
     def _global_batch(self) -> int:
-        """Samples over all ranks: the hyperparameter, if the loader asks for a slot's share of it."""
+        """Samples over all ranks: the hyperparameter, if the loader wants a slot's share of it."""
         context, size = self._context, self._data.batch_size
         if GLOBAL_BATCH in self._core.hparams and size == context.get_per_slot_batch_size():
             return context.get_global_batch_size()

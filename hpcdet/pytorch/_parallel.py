@@ -38,7 +38,7 @@ class Parallel(DistributedDataParallel):
         if not self._settled:
             self._settle(inputs, kwargs)
             self._settled = True
-        return super().forward(*inputs, **kwargs)
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def _settle(self, inputs: Any, kwargs: Any) -> None:
         state = rng.capture(self._generators)
@@ -51,7 +51,7 @@ class Parallel(DistributedDataParallel):
         self.require_backward_grad_sync = True
         for _ in range(_WARM_UPS):
             cut_inputs, cut_kwargs = tree_map_only(torch.Tensor, _cut, (inputs, kwargs))
-            outputs = super().forward(*cut_inputs, **cut_kwargs)
+            outputs = super().forward(*cut_inputs, **cut_kwargs)  # type: ignore[no-untyped-call]
             ends = [one for one in tree_leaves(outputs) if _trains(one)]
             if ends:
                 torch.autograd.backward(ends, [torch.zeros_like(one) for one in ends])

@@ -30,7 +30,7 @@ class TrainUnit:
         return f"{type(self).__name__}({self.value})"
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.value == other.value  # type: ignore[attr-defined]
+        return type(self) is type(other) and self.value == other.value
 
     def __hash__(self) -> int:
         return hash(repr(self))

@@ -1,4 +1,4 @@
-"""One validation: all data, all ranks, reduced metrics; it can be interrupted and leaves no trace."""
+"""One validation: all data, all ranks; it can be interrupted and then leaves no trace."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def run_entrypoint(entrypoint: str | Sequence[str], code: Path, **fit: Any) -> N
             fit_as_configured(trial_class(context), context, **fit)
         return
     argv = _argv(entrypoint)
-    if argv and _PYTHON.fullmatch(os.path.basename(argv[0])) and _run_python(argv[1:]):
+    if argv and _PYTHON.fullmatch(Path(argv[0]).name) and _run_python(argv[1:]):
         return
     notice.hold()
     command = ["sh", "-c", entrypoint] if isinstance(entrypoint, str) else list(entrypoint)
@@ -91,7 +91,7 @@ def _argv(entrypoint: str | Sequence[str]) -> list[str]:
         rest = argv[3:]
         while rest and rest[0] == "--":
             rest = rest[1:]
-        starts = [at for at, word in enumerate(rest) if _PYTHON.fullmatch(os.path.basename(word))]
+        starts = [at for at, word in enumerate(rest) if _PYTHON.fullmatch(Path(word).name)]
         argv = rest[starts[0] :] if starts else rest
     return argv
 

@@ -56,7 +56,10 @@ class Peers:
         """Begin an element-wise maximum, in place; ready when the returned work is waited for."""
         if self._group is None:
             return None
-        return dist.all_reduce(vector, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        work: dist.Work = dist.all_reduce(
+            vector, op=dist.ReduceOp.MAX, group=self._group, async_op=True
+        )
+        return work
 
 
 def is_peer_loss(error: BaseException) -> bool:

@@ -67,8 +67,8 @@ def _named(env: Mapping[str, str]) -> Ranks | None:
                 rank=int(env[rank]),
                 world=size,
                 local=int(env.get(local, env[rank])),
-                local_world=int(env.get(local_world, size)),
-                node=int(env.get(node, 0)),
+                local_world=int(env.get(local_world, env[world])),
+                node=int(env.get(node, "0")),
             )
     return None
 
@@ -76,11 +76,11 @@ def _named(env: Mapping[str, str]) -> Ranks | None:
 def _slurm(env: Mapping[str, str]) -> Ranks | None:
     if not env.get("SLURM_STEP_ID", "").isdigit() or "SLURM_PROCID" not in env:
         return None
-    node = int(env.get("SLURM_NODEID", 0))
+    node = int(env.get("SLURM_NODEID", "0"))
     return Ranks(
         rank=int(env["SLURM_PROCID"]),
-        world=int(env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS", 1)),
-        local=int(env.get("SLURM_LOCALID", 0)),
+        world=int(env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS", "1")),
+        local=int(env.get("SLURM_LOCALID", "0")),
         local_world=_tasks(env.get("SLURM_STEP_TASKS_PER_NODE", "1"), node),
         node=node,
     )

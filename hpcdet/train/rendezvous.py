@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from hpcdet.errors import Unavailable
 from hpcdet.store import files
@@ -49,7 +50,7 @@ def meet(ranks: Ranks, meeting: Path | None, backend: str = "auto") -> None:
     _pick_interface(ranks, store)
     dist.init_process_group(
         kind,
-        store=dist.PrefixStore("hpcdet", store),
+        store=PrefixStore("hpcdet", store),
         rank=ranks.rank,
         world_size=ranks.world,
         timeout=_COLLECTIVE_PATIENCE,
@@ -63,8 +64,8 @@ def leave() -> None:
             dist.destroy_process_group()
 
 
-def _host(ranks: Ranks, meeting: Path) -> dist.TCPStore:
-    store = dist.TCPStore(
+def _host(ranks: Ranks, meeting: Path) -> TCPStore:
+    store = TCPStore(
         socket.gethostname(),
         0,
         world_size=ranks.world,
@@ -78,13 +79,13 @@ def _host(ranks: Ranks, meeting: Path) -> dist.TCPStore:
     return store
 
 
-def _visit(ranks: Ranks, meeting: Path) -> dist.TCPStore:
+def _visit(ranks: Ranks, meeting: Path) -> TCPStore:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         where = _published(meeting)
         host = where and _reachable(where["host"], where["addresses"], where["port"])
         if where and host:
-            return dist.TCPStore(
+            return TCPStore(
                 host,
                 where["port"],
                 world_size=ranks.world,
@@ -135,7 +136,7 @@ def _towards(address: str) -> str:
     return ""
 
 
-def _pick_interface(ranks: Ranks, store: dist.TCPStore) -> None:
+def _pick_interface(ranks: Ranks, store: TCPStore) -> None:
     """Tell gloo which network interface leads to the others, unless the site has said so."""
     name = socket.gethostname()
     own = (_addresses(name) or ["127.0.0.1"])[0]

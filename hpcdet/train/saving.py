@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import CheckpointFailed, Loaded, Saved
+from hpcdet.checkpoint import CheckpointFailed, Loaded, Saved, retention
 from hpcdet.errors import UsageError
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import number
@@ -130,20 +130,19 @@ class Keeper:
         self.sweep()
         return saved
 
-    def sweep(self, resume: int | None = None) -> None:
+    def sweep(self, resume: int = retention.RESUME) -> None:
         """Rank 0 removes what the rules of retention do not keep.
 
         Args:
-            resume: how many of the newest are kept to go on from; None: the usual number.
+            resume: how many of the newest are kept to go on from.
         """
         experiment, ranks = self._place.experiment, self._peers.ranks
         if experiment is None or not ranks.chief:
             return
         trial, attempt = self._place.trial.number, self._place.attempt.number
-        options = {} if resume is None else {"resume": resume}
         policy = checkpoint.Policy.of(self._config)
         try:
-            gone = checkpoint.sweep(experiment, policy, trial, attempt, **options)
+            gone = checkpoint.sweep(experiment, policy, trial, attempt, resume)
         except OSError as error:
             print(f"hpcdet: old checkpoints cannot be removed: {error}", file=sys.stderr)
             return

@@ -277,7 +277,8 @@ class Session:
         reached = cause == "completed" and self.until and units.reached(self.until)
         self._agreement.settle()
         self.peers.barrier()
-        self.keeper.sweep(resume=1 if verdict == "done" else None)
+        if verdict == "done":
+            self.keeper.sweep(resume=1)
         if self.ranks.chief:
             self._conclude(
                 Verdict(
