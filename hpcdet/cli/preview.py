@@ -10,7 +10,8 @@ import click
 
 from hpcdet.cli import words
 from hpcdet.cli.loading import Request
-from hpcdet.cli.output import Column, Output, text
+from hpcdet.cli.output import Column, Output
+from hpcdet.cli.output import text as shown
 from hpcdet.cli.settings import settings
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs import create, snapshot, submission
@@ -36,7 +37,7 @@ def show(out: Output, wanted: Request, warnings: list[str]) -> None:
         settings().warn(warning)
     click.echo("# config")
     for row in item["config"]:
-        click.echo(f"{row['key']}: {text(row['value'])}    # {row['origin']}")
+        click.echo(f"{row['key']}: {shown(row['value'])}    # {row['origin']}")
     count, total = len(item["code"]), words.size(item["code_bytes"])
     click.echo(f"\n# code: {count} files, {total}, from {wanted.model_dir}")
     click.echo(f"\n# script\n{item['script']}")
@@ -45,28 +46,38 @@ def show(out: Output, wanted: Request, warnings: list[str]) -> None:
         click.echo(f"\n# the scheduler says\n{item['verdict']}")
 
 
-def _item(wanted: Request) -> dict[str, Any]:
-    resolved, site = wanted.resolved, wanted.site
-    name = f"{create.slug(resolved.name)}-0000"
-    paths = ExperimentPaths(wanted.root / name)
-    searcher = resolved.searcher
+def script(wanted: Request) -> str:
+    """The script of the first submission. Raises ConfigError as ``jobs.render``."""
+    paths, intent = _first_submission(wanted)
+    return render(wanted.resolved, wanted.site, intent, paths)
+
+
+def _first_submission(wanted: Request) -> tuple[ExperimentPaths, Intent]:
+    searcher = wanted.resolved.searcher
+    name = f"{create.slug(wanted.resolved.name)}-0000"
     tasks = max(1, min(searcher.max_trials, searcher.max_concurrent_trials or searcher.max_trials))
     intent = Intent(1, f"{name}-1", f"hpcdet:{name}:1-dry", tasks, tasks, term=0)
-    script = render(resolved, site, intent, paths)
+    return ExperimentPaths(wanted.root / name), intent
+
+
+def _item(wanted: Request) -> dict[str, Any]:
+    site = wanted.site
+    paths, intent = _first_submission(wanted)
+    text = script(wanted)
     entries = snapshot.scan(wanted.model_dir, skip=wanted.root)
     return {
-        "id": name,
+        "id": paths.id,
         "dry_run": True,
         "site": site.name,
         "site_reason": site.reason,
         "config": origins(wanted),
         "code": [entry.path for entry in entries],
         "code_bytes": sum(entry.bytes for entry in entries),
-        "trials": searcher.max_trials,
-        "tasks": tasks,
-        "script": script,
+        "trials": wanted.resolved.searcher.max_trials,
+        "tasks": intent.tasks,
+        "script": text,
         "argv": submission.argv(site, paths.script(1)),
-        "verdict": _verdict(wanted, intent, script),
+        "verdict": _verdict(wanted, intent, text),
     }
 
 
@@ -88,11 +99,11 @@ def origin_of(known: Any, key: str) -> str:
     return "default"
 
 
-def _verdict(wanted: Request, intent: Intent, script: str) -> str:
+def _verdict(wanted: Request, intent: Intent, content: str) -> str:
     """What the scheduler says to a trial submission of the script."""
     with tempfile.TemporaryDirectory(prefix="hpcdet-dry-") as folder:
         path = Path(folder) / "script.sh"
-        path.write_text(script)
+        path.write_text(content)
         path.chmod(0o700)
         argv = submission.argv(wanted.site, path)
         tried = Submission(intent.name, intent.tag, path, intent.tasks, intent.throttle, argv)

@@ -1,0 +1,94 @@
+"""``site``: what is known of a cluster, and where from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from hpcdet import site as sites
+from hpcdet.cli.output import Column, Output, output, text
+from hpcdet.errors import ConfigError
+from hpcdet.jobs import checks
+from hpcdet.site import loading
+
+FINDINGS = (Column("", "level"), Column("WHAT", "what"), Column("HINT", "hint"))
+
+
+@click.group("site", short_help="Show, detect and check sites (what is known of a cluster).")
+def site_command() -> None:
+    """Sites: the files that say what is particular to a cluster.
+
+    \b
+    Example: hpcdet site detect
+    """
+
+
+@site_command.command("ls")
+@output("site.ls")
+def ls(out: Output) -> None:
+    """Every site file, nearest first.
+
+    \b
+    Example: hpcdet site ls
+    """
+    rows = [{"id": f.name, "scope": f.scope, "path": str(f.path)} for f in sites.names()]
+    columns = (Column("NAME", "id"), Column("SCOPE", "scope"), Column("PATH", "path"))
+    out.emit(rows, columns)
+
+
+@site_command.command("show")
+@click.argument("name", required=False)
+@click.option("--origin", is_flag=True, help="Where each value comes from.")
+@output("site.show")
+def show(out: Output, name: str | None, origin: bool) -> None:
+    """A site with all it extends; without NAME the one that would be used here.
+
+    \b
+    Example: hpcdet site show generic-slurm --origin
+    """
+    chosen = sites.load(name)
+    leaves = [
+        {"id": key, "value": value, "origin": chosen.origins.get(key, "default")}
+        for key, value in loading.walk(chosen.plain())
+    ]
+    if out.for_people and not out.fields:
+        if origin:
+            for leaf in leaves:
+                click.echo(f"{leaf['id']}: {text(leaf['value'])}    # {leaf['origin']}")
+        else:
+            click.echo(loading.dump(chosen).decode(), nl=False)
+        return
+    item: dict[str, Any] = {"id": chosen.name, **chosen.plain(), "reason": chosen.reason}
+    out.emit(leaves if origin else [item], ())
+
+
+@site_command.command("detect")
+@output("site.detect")
+def detect(out: Output) -> None:
+    """Which site fits this host, and why.
+
+    \b
+    Example: hpcdet site detect
+    """
+    chosen = sites.load()
+    item = {"id": chosen.name, "reason": chosen.reason, "path": chosen.source}
+    out.emit([item], (Column("SITE", "id"), Column("BECAUSE", "reason"), Column("FILE", "path")))
+
+
+@site_command.command("check")
+@click.argument("name", required=False)
+@output("site.check")
+def check(out: Output, name: str | None) -> None:
+    """Try a site: template, scheduler, partitions, launcher. Exit 4 if something is wrong.
+
+    \b
+    Example: hpcdet site check generic-slurm
+    """
+    chosen = sites.load(name)
+    findings = checks.site_findings(chosen)
+    out.emit([asdict(finding) for finding in findings], FINDINGS, key="what")
+    wrong = [finding for finding in findings if finding.level == "error"]
+    if wrong:
+        raise ConfigError(wrong[0].what, where=f"site {chosen.name}", hint=wrong[0].hint)
