@@ -23,6 +23,9 @@ Phase = Literal["pending", "running", "over"]
 LEFT_BY_ITSELF = frozenset({"idle", "closed", "bad_node"})
 """Ends of workers after which the batch script never requeues its task."""
 
+PLAIN = frozenset({TaskState.COMPLETED, TaskState.FAILED, TaskState.CANCELED})
+"""Final states that no requeue follows."""
+
 _REASONS: dict[TaskState, Reason] = {
     TaskState.PREEMPTED: "preempted",
     TaskState.TIMEOUT: "walltime",
@@ -228,7 +231,9 @@ class Watch:
             if not requeued:
                 self._trust(key)
             return place("running" if said is TaskState.RUNNING else "pending", said), []
-        if not self.confirmed((key, worker.name if worker else "", "over"), beat):
+        # where no worker ever was, nothing can be lost by believing a plain word at once
+        plain = worker is None and said in PLAIN
+        if not plain and not self.confirmed((key, worker.name if worker else "", "over"), beat):
             return place("running" if is_open else "pending", said), []
         self._over.add(key)
         gone = [Gone(worker, self._reason(said))] if worker is not None and is_open else []

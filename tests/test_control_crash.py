@@ -1,0 +1,180 @@
+"""A controller that dies at any effect on the file system or the scheduler changes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdet.control import commands
+from hpcdet.control.controller import advance
+from hpcdet.control.holder import Holder
+from hpcdet.schedulers.base import TaskState
+from hpcdet.store import chain
+from hpcdet.store.records import Closed, Submitted, in_force
+from tests.paper import Waves, World
+
+EFFECTS = ("link", "replace", "write", "fsync", "mkdir")
+DECISIONS = ("event", "action", "retry", "fail", "state")
+
+
+class Killed(BaseException):
+    """As SIGKILL: no handler of ours catches it, and nothing is done after it."""
+
+
+class Killer:
+    """Counts effects and kills at one of them; a write is torn in the middle."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.at, self.count, self.armed, self.dead = at, 0, False, False
+
+    def effect(self) -> None:
+        if self.dead:
+            raise Killed
+        if self.armed:
+            self.count += 1
+            if self.count == self.at:
+                self.dead = True
+                raise Killed
+
+    def wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                self.effect()
+            except Killed:
+                if name == "write" and self.count == self.at:
+                    real(args[0], bytes(args[1])[: len(args[1]) // 2])
+                raise
+            return real(*args, **kwargs)
+
+        return call
+
+    def unlink(self, *args: Any, **kwargs: Any) -> None:
+        if self.dead:
+            raise Killed
+        self.real_unlink(*args, **kwargs)
+
+    real_unlink = staticmethod(os.unlink)
+
+
+class Life:
+    """An experiment whose controller is replaced by a new process whenever it is killed."""
+
+    def __init__(self, root: Path, killer: Killer) -> None:
+        method = Waves(count=3, width=2, stop_above=1.0)
+        self.world = World.make(root, method, max_restarts=1)
+        self.killer = killer
+        self.world.scheduler.effect = killer.effect
+        self.holder = self.world.holder()
+        self.deaths = 0
+
+    def turn(self) -> None:
+        """One turn that comes to its end, by this holder or the next."""
+        while True:
+            self.world.clock.now += 11
+            try:
+                self.killer.armed = True
+                if advance(self.world.paths, self.holder).held:
+                    return
+                if self.world.paths.closed.exists():
+                    return
+                self.killer.armed = False
+                self.world.clock.now += 101  # the dead one's term runs out
+            except Killed:
+                self.killer.dead = False
+                self.deaths += 1
+                _drop(self.holder)
+                self.holder = self.world.holder()
+            finally:
+                self.killer.armed = False
+
+    def story(self) -> None:
+        """A search with everything in it, from the first turn to the last."""
+        world, play = self.world, self.world.play()
+        self.turn()
+        one, two = play.start_all()
+        first, second = play.claim(one, 1), play.claim(two, 2)
+        play.report(first, 10, 3.0)  # the searcher stops it
+        play.report(second, 10, 0.5)
+        self.turn()
+        play.end(first, "stopped", progressed=True)
+        self.turn()
+        play.fail(second)
+        self.turn()
+        third, second = play.claim(one, 3), play.claim(two, 2)
+        play.vanish(two, TaskState.PREEMPTED)
+        while not two.end.exists():
+            self.turn()
+        commands.ask(world.paths, "pause")
+        self.turn()
+        play.end(third, "paused", progressed=True)
+        self.turn()
+        play.leave(one, "signal")
+        self.turn()
+        commands.ask(world.paths, "resume")
+        self.turn()
+        for worker in play.start_all():
+            play.finish(play.claim(worker))
+        self.turn()
+
+    def outcome(self) -> dict[str, Any]:
+        paths, jobs = self.world.paths, self.world.scheduler.jobs
+        kept = {"event", "action", "trial", "attempts", "worker", "reason", "state", "why", "base"}
+        closed = Closed.read(paths.closed)
+        assert closed is not None
+        return {
+            "decisions": [
+                {key: value for key, value in line.items() if key in kept}
+                for line in chain.read(paths)
+                if line["kind"] in DECISIONS
+            ],
+            # a successor may find it lost a look later, or record it again before it writes it
+            "lost": {line["worker"] for line in chain.read(paths) if line["kind"] == "lost"},
+            "closed": (closed.state, closed.why),
+            "jobs": [(job.submission.name, job.submission.tasks) for job in jobs.values()],
+            "known": [
+                (n, submitted.job if (submitted := Submitted.read(paths.submitted(n))) else None)
+                for n in paths.submissions()
+            ],
+            "controls": [
+                (control.action, control.until, control.attempts)
+                for trial in paths.trials()
+                if (control := in_force(trial)) is not None
+            ],
+        }
+
+
+def _drop(holder: Holder) -> None:
+    """What the kernel does for a killed process: close its files."""
+    if holder._chain is not None:
+        holder._chain.close()
+
+
+@pytest.fixture
+def killer(monkeypatch: pytest.MonkeyPatch) -> Killer:
+    killer = Killer()
+    for name in EFFECTS:
+        # nobody pulls the plug here: what was written is there without fsync, only faster
+        real = (lambda _: None) if name == "fsync" else getattr(os, name)
+        monkeypatch.setattr(os, name, killer.wrap(name, real))
+    monkeypatch.setattr(os, "unlink", killer.unlink)
+    return killer
+
+
+def test_dying_at_every_effect_loses_and_doubles_nothing(tmp_path: Path, killer: Killer) -> None:
+    calm = Life(tmp_path / "calm", killer)
+    calm.story()
+    expected, effects = calm.outcome(), killer.count
+    assert expected["closed"] == ("COMPLETED", "3 of 3 trials succeeded")
+    assert effects > 100
+    for at in range(1, effects + 1):
+        killer.at, killer.count = at, 0
+        life = Life(tmp_path / f"{at}", killer)
+        life.story()
+        assert life.deaths == 1, at
+        outcome = life.outcome()
+        for part, value in expected.items():
+            assert outcome[part] == value, f"{part}, killed at effect {at} of {effects}"
