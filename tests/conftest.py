@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster import slurm as private
 from tests.cluster.configuration import Options
+
+if TYPE_CHECKING:
+    from tests.slurm_runs import Lab
 
 _FOREIGN = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "PBS_", "PMI", "OMPI_", "HPCDET_")
 _RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -75,3 +80,27 @@ def slurm_b(other_slurm: private.SlurmCluster) -> Iterator[private.SlurmCluster]
     other_slurm.clear()
     if other_slurm.options != booted:
         other_slurm.reconfigure(booted)
+
+
+@pytest.fixture
+def lab(
+    slurm: private.SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Lab]:
+    """A folder for experiments on the main Slurm."""
+    from tests.slurm_runs import Lab
+
+    lab = Lab(slurm, tmp_path, monkeypatch)
+    yield lab
+    lab.end()
+
+
+@pytest.fixture
+def lab_b(
+    slurm_b: private.SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Lab]:
+    """A folder for experiments on the other Slurm."""
+    from tests.slurm_runs import Lab
+
+    lab = Lab(slurm_b, tmp_path, monkeypatch)
+    yield lab
+    lab.end()

@@ -5,7 +5,7 @@ Stands in for `python -m hpcdet.attempt` in tests that are about workers and not
 ends as an undisturbed one only if it went on from what it had saved. `data` in the config tells it
 what to do:
 
-    step_s     seconds per step
+    step_s     seconds per step; $PACE is a file that says it instead, read at each step
     every      steps between checkpoints
     crash      {trial: [step, attempts]}: raise at that step in the first so many attempts
     silent     trials whose ranks exit 3 before their first step without a word
@@ -93,6 +93,7 @@ def main() -> int:
         control = in_force(trial)
         return (control and control.until) or experiment.searcher.max_length
 
+    pace = os.environ.get("PACE")
     deadline = float(os.environ.get("HPCDET_DEADLINE") or "inf")
     stepped = False
     stubborn = trial.number in plan.get("stubborn", [])
@@ -116,7 +117,7 @@ def main() -> int:
                 units={"batches": step, "records": step, "epochs": 0},
             )
             return end("done", "completed")
-        time.sleep(plan.get("step_s", 0.01))
+        time.sleep(float(Path(pace).read_text()) if pace else plan.get("step_s", 0.01))
         if step == crash_at and attempt.number <= attempts:
             raise RuntimeError(f"crash of trial {trial.number} at step {step}")
         step += 1

@@ -4,9 +4,9 @@ files and the scheduler, disturbed from outside."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import random
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+import pytest
 
+from hpcdet.control import daemon
+from hpcdet.site import Site, load
 from hpcdet.store import journal
 from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Claim, Closed, End, Submitted, Verdict, WorkerClaim
-from tests.cluster import processes
+from hpcdet.store.records import Claim, Closed, End, Submitted, WorkerClaim
+from tests import experiments
 from tests.cluster.slurm import SlurmCluster
 from tests.experiments import until
 from tests.slurm_sites import write_site
@@ -114,6 +116,7 @@ def config(**changes: Any) -> dict[str, Any]:
         "resources": {
             "slots_per_trial": 2,
             "nodes": 2,
+            "slots_per_node": 1,
             "cpus_per_slot": 1,
             "memory_per_slot": 2**30,
             "walltime_s": 3600,
@@ -122,7 +125,7 @@ def config(**changes: Any) -> dict[str, Any]:
     }
     for key, value in changes.items():
         known = base.get(key)
-        base[key] = {**known, **value} if isinstance(known, dict) and value is not None else value
+        base[key] = {**known, **value} if isinstance(known, dict) else value
     return base
 
 
@@ -131,19 +134,14 @@ class Run:
     """One experiment on the private Slurm.
 
     Attributes:
-        env: environment of the commands that a user gives.
         pace: file with the seconds that one batch takes.
+        started: processes that this run started outside the scheduler.
     """
 
     cluster: SlurmCluster
     paths: ExperimentPaths
-    env: Mapping[str, str]
     pace: Path
-    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Give an ``hpcdet`` command as a user would."""
-        return hpcdet(self.env, *words)
+    started: list[int] = field(default_factory=list)
 
     def faster(self, seconds: float = 0.0) -> None:
         """Change the pace of all ranks."""
@@ -155,31 +153,16 @@ class Run:
         closed = Closed.read(self.paths.closed)
         assert closed is not None and closed.state == state, self.story()
 
-    def crank(self) -> None:
-        """Be the waiting user whose command turns the crank, in the background."""
-        argv = [sys.executable, "-m", "hpcdet", "searcher", "run", self.paths.id]
-        self.started.append(
-            subprocess.Popen(
-                argv,
-                env=dict(self.env),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        )
+    def crank(self) -> int:
+        """Start a searcher, as a user would who comes back; returns its process id."""
+        self.started.append(daemon.start(self.paths))
+        return self.started[-1]
 
     def batches(self, trial: int = 1) -> int:
         """Batches trained by the newest attempt of a trial, counted from the trial's start."""
         attempts = self.paths.trial(trial).attempts()
-        if not attempts:
-            return 0
-        lines = journal.read(attempts[-1].journal)
-        steps = [
-            line["step"]
-            for line in lines
-            if line["kind"] == "metrics" and line["group"] == "training"
-        ]
-        return max(steps, default=0)
+        lines = journal.read(attempts[-1].journal) if attempts else []
+        return max((line["step"] for line in lines if "step" in line), default=0)
 
     def until_batches(self, number: int, trial: int = 1) -> None:
         until(lambda: self.batches(trial) >= number, self.story, 240)
@@ -189,7 +172,8 @@ class Run:
 
         def trains() -> bool:
             attempts = self.paths.trial(trial).attempts()
-            return len(attempts) >= number and self.batches(trial) > 0
+            lines = journal.read(attempts[-1].journal) if len(attempts) >= number else []
+            return any(line["kind"] == "first_step" for line in lines)
 
         until(trains, self.story, 240)
 
@@ -220,32 +204,11 @@ class Run:
         assert claim is not None
         return claim.pid
 
-    def ranks(self, trial: int = 1) -> list[int]:
-        """Process ids of the ranks of a trial, anywhere."""
-        newest = self.paths.trial(trial).attempts()[-1].number
-        return self._matching("hpcdet.attempt", str(self.paths.root), str(trial), str(newest))
-
-    def daemons(self) -> list[int]:
-        """Process ids of searchers of this experiment."""
-        return self._matching("searcher", self.paths.id)
-
-    def _matching(self, *words: str) -> list[int]:
-        found = []
-        for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-            with contextlib.suppress(OSError):
-                line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-                argv = line.split("\0")
-                python = Path(argv[0]).name.startswith("python")
-                if python and all(any(w in a for a in argv) for w in words):
-                    found.append(pid)
-        return sorted(found)
-
     def digest(self, trial: int = 1) -> str:
         """Content digest of the final state of a trial."""
-        verdict = Verdict.read(self.paths.trial(trial).attempts()[-1].verdict)
-        assert verdict is not None and verdict.verdict == "done", self.story()
-        assert verdict.digest, self.story()
-        return verdict.digest
+        digest = experiments.final_digest(self.paths, trial)
+        assert digest, self.story()
+        return digest
 
     def jobs(self) -> list[dict[str, str]]:
         """Fields of ``scontrol show job`` of every task of this experiment, ended ones too."""
@@ -259,37 +222,22 @@ class Run:
 
     def story(self) -> str:
         """Everything there is to say about a failure."""
-        parts = [self.cluster.call("squeue", "-a", "-r").stdout]
         keys = ("JobId", "ArrayTaskId", "JobState", "Reason", "Restarts", "ExitCode", "NodeList")
-        for job in self.jobs():
-            parts.append(" ".join(f"{key}={job.get(key, '')}" for key in keys))
-        patterns = (
-            *("jobs/*.logs/*", "decisions/*", "workers/*/journal.jsonl", "workers/*/end.json"),
-            *("trials/*/control/*", "trials/*/attempts/*/*.json*", "trials/*/attempts/*/logs/*"),
-            *("closed.json", "searcher.log"),
-        )
-        for pattern in patterns:
-            for path in sorted(self.paths.root.glob(pattern)):
-                if path.is_file():
-                    parts.append(f"--- {path.relative_to(self.paths.root)}")
-                    parts.append(processes.tail(path, 25))
-        return "\n".join(parts)
+        jobs = [" ".join(f"{key}={job.get(key, '')}" for key in keys) for job in self.jobs()]
+        return "\n".join([*jobs, experiments.story(self.paths)])
 
     def end(self) -> None:
         """End what this run started outside the scheduler."""
-        for process in self.started:
-            process.kill()
-            process.wait()
-        for pid in self.daemons():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        experiments.strike(self.started)
+        for pid in self.started:
+            os.waitpid(pid, 0)
 
 
-def hpcdet(env: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+def hpcdet(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run an ``hpcdet`` command."""
     return subprocess.run(
         [sys.executable, "-m", "hpcdet", *words],
-        env=dict(env),
+        env={**os.environ, **env},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -298,76 +246,71 @@ def hpcdet(env: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[s
 
 
 class Lab:
-    """A folder in which one test makes its experiments on one cluster."""
+    """A folder in which one test makes its experiments on one cluster.
 
-    def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
+    Args:
+        environ: set for this process: what a user of this cluster has in his shell.
+    """
+
+    def __init__(self, cluster: SlurmCluster, folder: Path, environ: pytest.MonkeyPatch) -> None:
         self.cluster = cluster
         self.folder = folder
+        self.root = folder / "experiments"
         self.runs: list[Run] = []
-        (folder / "experiments").mkdir(mode=0o700, exist_ok=True)
-        (folder / "model").mkdir(mode=0o755, exist_ok=True)
-        (folder / "model" / "model_def.py").write_text(MODEL)
-
-    def environment(self, **more: str) -> dict[str, str]:
-        """What the shell of a user has who works on this cluster."""
-        kept = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG", "TMPDIR", "USER")}
-        return {
-            **kept,
-            **self.cluster.environment(),
-            "HPCDET_ROOT": str(self.folder / "experiments"),
-            "HPCDET_CACHE": str(self.folder / "cache"),
-            "XDG_RUNTIME_DIR": str(self.folder / "runtime"),
-            **more,
+        self.root.mkdir(mode=0o700)
+        self.model = folder / "model"
+        self.model.mkdir(mode=0o700)
+        (self.model / "model_def.py").write_text(MODEL)
+        self.fake = experiments.fake_python(folder)
+        settings = {
+            **cluster.environment(),
+            "HPCDET_ROOT": str(self.root),
+            "HPCDET_CACHE": str(folder / "cache"),
         }
+        for name, value in settings.items():
+            environ.setenv(name, value)
 
-    def site(self, **changes: Any) -> Path:
-        return write_site(self.folder, self.cluster, **changes)
-
-    def write(self, **changes: Any) -> Path:
-        """Write a config; returns its path."""
-        pace = self.folder / f"pace-{len(list(self.folder.glob('config-*')))}"
-        pace.write_text("0")
-        given = config(**changes)
-        environment = given.setdefault("environment", {})
-        environment["environment_variables"] = {
-            "PACE": str(pace),
-            **environment.get("environment_variables", {}),
-        }
-        path = self.folder / f"config-{pace.name[5:]}.yaml"
-        path.write_text(yaml.safe_dump(given, sort_keys=False))
-        return path
+    def site(self, **changes: Any) -> Site:
+        """The resolved site of the cluster; mappings are merged one level deep."""
+        return load(str(write_site(self.folder, self.cluster, **changes)))
 
     def submit(
         self,
-        *flags: str,
+        values: Mapping[str, Any] | None = None,
+        *,
         pace: float = 0.0,
         site: Mapping[str, Any] | None = None,
-        env: Mapping[str, str] | None = None,
-        **changes: Any,
     ) -> Run:
-        """Submit an experiment by ``hpcdet submit``.
+        """Make an experiment and turn the crank once, as ``hpcdet submit`` does.
 
         Args:
+            values: the resolved config; default: that of ``config()``.
             pace: seconds that a batch takes at first.
             site: what differs in the site file.
         """
-        path = self.write(**changes)
-        given = yaml.safe_load(path.read_text())
-        pace_file = Path(given["environment"]["environment_variables"]["PACE"])
-        pace_file.write_text(str(pace))
-        env = env or self.environment()
-        words = ["submit", str(path), str(self.folder / "model"), "--site"]
-        words += [str(self.site(**(site or {}))), "--no-test", "-o", "id", *flags]
-        done = hpcdet(env, *words)
-        assert done.returncode == 0, done.stdout + done.stderr
-        paths = ExperimentPaths(self.folder / "experiments" / done.stdout.strip())
-        run = Run(self.cluster, paths, env, pace_file)
-        self.runs.append(run)
-        return run
+        file = self.folder / f"pace-{len(self.runs)}"
+        file.write_text(str(pace))
+        given = dict(values or config())
+        given["environment"] = {"environment_variables": {"PACE": str(file)}}
+        made = experiments.submit(given, self.root, self.site(**(site or {})), self.model)
+        self.runs.append(Run(self.cluster, made, file))
+        return self.runs[-1]
+
+    def submit_fakes(self, values: Mapping[str, Any], **site: Any) -> Run:
+        """The same with ranks that train nothing: see ``tests/fake_rank.py``."""
+        return self.submit(values, site={"python": self.fake, **site})
 
     def end(self) -> None:
         for run in self.runs:
             run.end()
+
+
+def undisturbed(batches: int, trial: int = 1) -> str:
+    """The state in which a fake trial ends that nobody disturbs."""
+    state = str(trial)
+    for step in range(1, batches + 1):
+        state = hashlib.sha256(f"{state} {step}".encode()).hexdigest()
+    return state
 
 
 def dice(name: str) -> random.Random:

@@ -1,0 +1,180 @@
+"""Workers on a Slurm without accounting: what it says of jobs is in its queue, or nowhere.
+
+The ranks are fakes (``tests/fake_rank.py``): their state is a chain of hashes that comes out right
+only if each attempt went on from what the one before it had saved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import sys
+
+import pytest
+
+from hpcdet.control import commands
+from hpcdet.store import journal
+from hpcdet.store.records import Intent, WorkerEnd
+from tests.experiments import config, strike, until, worker_pids
+from tests.slurm_runs import Lab, Run, undisturbed, urgent
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-b")]
+
+PAIR = {"nodes": 2, "slots_per_node": 1}
+
+
+def _said(run: Run, kind: str, trial: int = 1, attempt: int = 1) -> list[dict[str, object]]:
+    """What the worker of an attempt noted in its journal."""
+    claim = json.loads(run.paths.trial(trial).attempt(attempt).claim.read_text())
+    lines = journal.read(run.paths.root / "workers" / claim["worker"] / "journal.jsonl")
+    return [line for line in lines if line["kind"] == kind]
+
+
+def test_a_trial_longer_than_its_time_limit_goes_on_in_a_chain(lab_b: Lab) -> None:
+    """Row 1, with a time limit of one minute, the shortest that Slurm knows."""
+    values = config(
+        3000, ranks=2, data={"every": 10, "lead_s": 25}, resources={**PAIR, "walltime_s": 60}
+    )
+    run = lab_b.submit(values, pace=0.1, site={"python": lab_b.fake})
+    run.until_attempts(3)
+    run.faster()
+    run.wait()
+    assert run.reasons() == ["walltime", "walltime", "completed"], run.story()
+    assert run.digest() == undisturbed(3000)
+    # the same task came back each time: queue time was paid once
+    assert len(run.submissions()) == 1
+
+
+def test_preemption_with_grace_requeues_the_told_task_alone(lab_b: Lab) -> None:
+    """Row 2: during GraceTime steps get TERM and the batch script nothing. Row 10, and rule 4:
+    a worker that is idle then hears of it by its listener, and gives its nodes back at once."""
+    values = config(
+        300,
+        trials=3,
+        data={"every": 10},
+        resources={"resource_pool": "patient"},
+        slurm={"sbatch_args": ["--exclusive"]},
+        worker={"idle_s": 600},
+    )
+    run = lab_b.submit(values, pace=0.2, site={"python": lab_b.fake})
+    for trial in (1, 2, 3):
+        run.until_attempts(1, trial)
+    commands.ask(run.paths, "pause", trial=2)
+    until(lambda: run.reasons(2) == ["paused"], run.story)
+    busy, idle = run.claim(1), run.claim(2)
+    with urgent(lab_b.cluster, [*busy.nodes, *idle.nodes]):
+        run.until_ended(1, 1)
+        until(lambda: (end := _end(run, idle.worker)) and end.why == "signal", run.story)
+        assert run.reasons(1)[0] == "preempted"
+    commands.ask(run.paths, "resume", trial=2)
+    run.until_attempts(2, 1)
+    run.faster()
+    run.wait()
+    assert run.reasons(3) == ["completed"], run.story()
+    assert [run.digest(trial) for trial in (1, 2, 3)] == [undisturbed(300, n) for n in (1, 2, 3)]
+    restarts = {f"{job['ArrayJobId']}_{job['ArrayTaskId']}": job["Restarts"] for job in run.jobs()}
+    assert restarts[run.paths and _job(run, 3)] == "0", restarts
+
+
+def _job(run: Run, trial: int) -> str:
+    return run.claim(trial).job
+
+
+def _end(run: Run, worker: str) -> WorkerEnd | None:
+    return WorkerEnd.read(run.paths.root / "workers" / worker / "end.json")
+
+
+def test_jobs_that_preemption_cancels_are_submitted_again(lab_b: Lab) -> None:
+    """Row 7: a partition with PreemptMode=CANCEL, on a site where nothing is requeued."""
+    values = config(200, ranks=2, data={"every": 10}, resources={**PAIR, "resource_pool": "cancel"})
+    site = {"python": lab_b.fake, "capabilities": {"requeue": "none"}}
+    run = lab_b.submit(values, pace=0.1, site=site)
+    run.until_attempts(1)
+    run.crank()
+    with urgent(lab_b.cluster, run.claim().nodes):
+        run.until_ended(1)
+    run.until_attempts(2)
+    run.faster()
+    run.wait()
+    assert run.reasons() == ["preempted", "completed"], run.story()
+    assert run.digest() == undisturbed(200)
+    assert len(run.submissions()) == 2
+    assert {job["Restarts"] for job in run.jobs()} == {"0"}
+
+
+def test_a_node_where_nothing_starts_is_left_and_excluded(lab_b: Lab) -> None:
+    """Rule 1: two launches that fail on a node say nothing against the trial."""
+    hole = lab_b.folder / "black-hole"
+    hole.write_text(
+        "#!/bin/bash\n"
+        '[ "$2" = hpcdet.attempt ] && [ "$SLURMD_NODENAME" = n1 ] && exit 3\n'
+        f'exec {lab_b.fake} "$@"\n'
+    )
+    hole.chmod(0o700)
+    run = lab_b.submit(config(30, max_restarts=0), site={"python": str(hole)})
+    run.wait()
+    assert run.reasons() == ["launch_failed", "launch_failed", "completed"], run.story()
+    intents = [Intent.read(run.paths.intent(n)) for n in run.paths.submissions()]
+    assert [intent.exclude for intent in intents if intent] == [[], ["n1"]]
+
+
+def test_a_worker_that_cannot_start_does_not_requeue_itself_for_ever(lab_b: Lab) -> None:
+    """Rule 2: no progress, no requeue; and a person is asked after a few submissions."""
+    broken = lab_b.folder / "broken"
+    broken.write_text(
+        '#!/bin/bash\n[ "$2" = hpcdet.worker ] && kill -9 $$\n' + f'exec {sys.executable} "$@"\n'
+    )
+    broken.chmod(0o700)
+    site = {"python": str(broken), "max_restarts_in_place": 1}
+    run = lab_b.submit(config(30), site=site)
+    until(lambda: [job["JobState"] for job in run.jobs()] == ["FAILED"], run.story)
+    assert [job["Restarts"] for job in run.jobs()] == ["1"]
+
+
+def test_preempted_ranks_get_the_signal_that_the_job_asked_for(lab_b: Lab) -> None:
+    """Row 3: ``preempt_send_user_signal`` sends USR2 where TERM would come."""
+    options = dataclasses.replace(lab_b.cluster.options, send_user_signal=True)
+    lab_b.cluster.reconfigure(options)
+    values = config(
+        300, ranks=2, data={"every": 10}, resources={**PAIR, "resource_pool": "patient"}
+    )
+    run = lab_b.submit(values, pace=0.1, site={"python": lab_b.fake})
+    run.until_attempts(1)
+    with urgent(lab_b.cluster, run.claim().nodes):
+        run.until_ended(1)
+    run.faster()
+    run.wait()
+    assert run.reasons() == ["preempted", "completed"], run.story()
+    assert _said(run, "notice")[0]["signal"] == "SIGUSR2"
+    assert run.digest() == undisturbed(300)
+
+
+def test_workers_poll_no_more_than_the_site_allows(lab_b: Lab) -> None:
+    """Twenty live trials, all of whose workers could ask: one query in five seconds."""
+    values = config(10**6, trials=20, data={"every": 100})
+    run = lab_b.submit(values, pace=0.2, site={"python": lab_b.fake, "limits": {"poll_min_s": 5}})
+    for trial in range(1, 21):
+        run.until_attempts(1, trial)
+    before, began = _queries(lab_b), _now(lab_b)
+    seen = run.batches(20)
+    run.until_batches(seen + 100, 20)
+    asked, elapsed = _queries(lab_b) - before, _now(lab_b) - began
+    assert elapsed > 15
+    assert asked <= elapsed / 5 + 1
+    strike(worker_pids(run.paths), signal.SIGTERM)
+
+
+def _queries(lab: Lab) -> int:
+    """Status queries of this user so far, as the controller and as the wrappers count them."""
+    lines = lab.cluster.calls.read_text().splitlines()
+    commands = [line.split()[1:] for line in lines]
+    ours = [words for words in commands if words[0] in ("squeue", "sacct", "sinfo", "sstat")]
+    return len(ours)
+
+
+def _now(lab: Lab) -> float:
+    """The controller's time, so that both sides of a rate have one clock."""
+    report = lab.cluster.check("sdiag")
+    line = next(row for row in report.splitlines() if row.startswith("sdiag output at"))
+    return float(line[line.index("(") + 1 : line.index(")")])
