@@ -1,5 +1,7 @@
 """Experiment configs: what people write, checked and completed (docs/config.md)."""
 
 from hpcdet.config.loading import Loaded, load
+from hpcdet.config.plan import plan
+from hpcdet.config.schema import explain, schema
 
-__all__ = ["Loaded", "load"]
+__all__ = ["Loaded", "explain", "load", "plan", "schema"]

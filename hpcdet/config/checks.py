@@ -79,9 +79,6 @@ def _searcher(config: Config) -> Iterator[Problem]:
     if asked.name == "random" and asked.max_trials is None:
         what = "'max_trials' is missing: how many samples to try"
         yield Problem("searcher.max_trials", what, "max_trials: 16")
-    if asked.name == "grid" and asked.max_trials is not None:
-        what = "a grid has as many trials as it has points"
-        yield Problem("searcher.max_trials", what, "leave it out, or use name: random")
     if asked.name == "single" and asked.max_trials not in (None, 1):
         what = "a single search has one trial"
         yield Problem("searcher.max_trials", what, "leave it out, or use name: random")
@@ -107,7 +104,10 @@ def _space(config: Config) -> Iterator[Problem]:
     try:
         space = Space(config.hyperparameters)
         if config.searcher.name == "grid":
-            space.grid()
+            points, asked = len(space.grid()), config.searcher.max_trials
+            if asked not in (None, points):
+                what = f"the grid has {points} points, and as many trials"
+                yield Problem("searcher.max_trials", what, "leave it out, or use name: random")
         else:
             space.sample(config.reproducibility.experiment_seed or 0, 1)
     except SpaceError as error:

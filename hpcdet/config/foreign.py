@@ -27,6 +27,11 @@ class Foreign:
     reason: str
     when: Callable[[Any], bool] = _always
 
+    @property
+    def always(self) -> bool:
+        """Its value does not matter."""
+        return self.when is _always
+
 
 def _moves(mounts: Any) -> bool:
     return not isinstance(mounts, list) or any(

@@ -87,6 +87,7 @@ def load(
 
 def _check(layered: Layered, source: str, name: str, site: str | None) -> Loaded:
     values, origins = _without_null(layered.values), dict(layered.origins)
+    values.pop("schema", None)  # a resolved config is a config
     wrong: list[Problem] = []
     doubts: list[Problem] = []
     for problem, is_error in (*_foreign(values), *shapes.rewrite(values)):

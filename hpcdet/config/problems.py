@@ -42,13 +42,13 @@ class Problem:
 def failure(problems: Iterable[Problem], origins: Mapping[str, str], source: str) -> ConfigError:
     """All problems as one error; each says the line it is about."""
     first, *others = sorted(problems, key=lambda p: _line(locate(p.key, origins)))
-    more = [f"also {_where(p, origins, source)}: {p.what}{_hint(p)}" for p in others]
-    hint = "\n  ".join(filter(None, [first.hint, *more]))
-    return ConfigError(first.what, where=_where(first, origins, source), hint=hint)
-
-
-def _hint(problem: Problem) -> str:
-    return f" ({problem.hint})" if problem.hint else ""
+    if not others:
+        return ConfigError(first.what, where=_where(first, origins, source), hint=first.hint)
+    lines = [
+        f"  {_where(p, origins, source)}: {p.what}" + (f" ({p.hint})" if p.hint else "")
+        for p in (first, *others)
+    ]
+    return ConfigError("\n".join([f"{len(lines)} problems", *lines]), where=source)
 
 
 def _where(problem: Problem, origins: Mapping[str, str], source: str) -> str:

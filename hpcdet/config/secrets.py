@@ -34,6 +34,9 @@ def separate(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list
             references[name] = value
             if not isinstance(next(iter(value.values())), str):
                 problems.append(Problem(f"data.secrets.{name}", "expected text as the reference"))
+        elif isinstance(value, dict) and value.keys() == {"stored"}:
+            what = "the secret itself stayed with another experiment"
+            problems.append(Problem(f"data.secrets.{name}", what, "{env: NAME} or {file: PATH}"))
         else:
             references[name] = {"stored": name}
             literals[name] = value
