@@ -117,11 +117,10 @@ def archive_command(out: Output, id: str, target: Path | None, remove: bool, dry
             _pack(paths, file)
         if remove:
             _remove(paths)
-    item = {"id": paths.id, "path": str(file), "bytes": 0 if dry_run else file.stat().st_size}
-    what = "would be packed" if dry_run else f"packed, {words.size(file.stat().st_size)}"
-    out.emit(
-        [{**item, "what": what, "dry_run": dry_run, "removed": remove and not dry_run}], COLUMNS
-    )
+    size = 0 if dry_run else file.stat().st_size
+    what = "would be packed" if dry_run else f"packed, {words.size(size)}"
+    item = {"id": paths.id, "path": str(file), "bytes": size, "what": what, "dry_run": dry_run}
+    out.emit([{**item, "removed": remove and not dry_run}], COLUMNS)
 
 
 def _pack(paths: ExperimentPaths, file: Path) -> None:

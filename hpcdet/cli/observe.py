@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.errors import HpcdetError, Unsuccessful, UsageError
 from hpcdet.read import find, views
+from hpcdet.store.layout import ExperimentPaths
 
 STATES = ("PENDING", "RUNNING", "PAUSED", "STOPPING", "COMPLETED", "CANCELED", "ERROR")
 
@@ -99,6 +101,8 @@ def status_command(out: Output, ids: Sequence[str], watch: float | None, exit_st
               hpcdet status @last -w
     """
     items = _status(ids)
+    for warning in _drift(ids, items):
+        settings().warn(warning)
     _print_status(out, items)
     if watch is not None:
         with follow.following():
@@ -111,6 +115,21 @@ def status_command(out: Output, ids: Sequence[str], watch: float | None, exit_st
     bad = [item["id"] for item in items if item["state"] in ("ERROR", "CANCELED")]
     if exit_status and bad:
         raise Unsuccessful("it ended, and not well", where=", ".join(bad))
+
+
+def _drift(ids: Sequence[str], items: list[dict[str, Any]]) -> list[str]:
+    """Code that was changed since a live experiment took its snapshot, if one is asked for."""
+    from hpcdet.jobs import drift
+
+    found = []
+    for item in items if ids else ():
+        if item["state"] not in follow.ENDED:
+            differs = drift.code_differs(ExperimentPaths(Path(item["path"])))
+            if differs:
+                more = f" and {len(differs) - 3} more" if len(differs) > 3 else ""
+                files = ", ".join(differs[:3]) + more
+                found.append(f"{item['id']}: the code has changed since its snapshot: {files}")
+    return found
 
 
 def _status(ids: Sequence[str]) -> list[dict[str, Any]]:

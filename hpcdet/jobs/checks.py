@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Literal
 
 from hpcdet.errors import ConfigError, HpcdetError
-from hpcdet.jobs import snapshot
+from hpcdet.jobs.drift import code_differs
 from hpcdet.jobs.options import duration
 from hpcdet.jobs.render import render
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.schedulers.slurm_text import PartitionInfo
 from hpcdet.site import PartitionView, Site
-from hpcdet.store import files
 from hpcdet.store.config import Resolved, Resources
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Intent
+
+__all__ = ["Finding", "code_differs", "login_node", "preflight", "site_findings"]
 
 _LOGIN = re.compile(r"^(?:login|head|front|submit|access|gateway)", re.IGNORECASE)
 _FILES_OF_A_TRIAL = 60
@@ -70,30 +71,6 @@ def login_node() -> str:
     if _LOGIN.match(name):
         return f"its name is {name}"
     return "it has environment modules" if os.environ.get("LMOD_CMD") else ""
-
-
-def code_differs(paths: ExperimentPaths) -> list[str]:
-    """Files of the model folder that are not as in the experiment's snapshot, with how.
-
-    Empty also where the folder is gone or cannot be looked at: the snapshot is what runs.
-    """
-    record = files.read_json(paths.provenance)
-    if not isinstance(record, dict):
-        return []
-    then, folder = record.get("code", {}), Path(record.get("model_dir", ""))
-    try:
-        now = {
-            entry.path: snapshot.digest(entry)
-            for entry in snapshot.scan(folder, skip=paths.root.parent)
-        }
-    except (ConfigError, OSError):
-        return []
-    said = {
-        **dict.fromkeys(now.keys() - then.keys(), "added"),
-        **dict.fromkeys(then.keys() - now.keys(), "removed"),
-        **{path: "changed" for path in now.keys() & then.keys() if now[path] != then[path]},
-    }
-    return [f"{path} ({how})" for path, how in sorted(said.items())]
 
 
 def site_findings(site: Site) -> list[Finding]:

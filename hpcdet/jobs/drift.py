@@ -1,0 +1,34 @@
+"""Whether the code that a user works on is still the code that an experiment runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpcdet.errors import ConfigError
+from hpcdet.jobs import snapshot
+from hpcdet.store import files
+from hpcdet.store.layout import ExperimentPaths
+
+
+def code_differs(paths: ExperimentPaths) -> list[str]:
+    """Files of the model folder that are not as in the experiment's snapshot, with how.
+
+    Empty also where the folder is gone or cannot be looked at: the snapshot is what runs.
+    """
+    record = files.read_json(paths.provenance)
+    if not isinstance(record, dict):
+        return []
+    then, folder = record.get("code", {}), Path(record.get("model_dir", ""))
+    try:
+        now = {
+            entry.path: snapshot.digest(entry)
+            for entry in snapshot.scan(folder, skip=paths.root.parent)
+        }
+    except (ConfigError, OSError):
+        return []
+    said = {
+        **dict.fromkeys(now.keys() - then.keys(), "added"),
+        **dict.fromkeys(then.keys() - now.keys(), "removed"),
+        **{path: "changed" for path in now.keys() & then.keys() if now[path] != then[path]},
+    }
+    return [f"{path} ({how})" for path, how in sorted(said.items())]
