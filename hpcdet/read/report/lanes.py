@@ -105,8 +105,10 @@ def _lane(trial: GatheredTrial, y: float, found: Sequence[Span], x: Scale) -> La
     ]
     checkpoints, ends = [], []
     for attempt in trial.attempts:
-        for line in attempt.of_kind("checkpoint"):
-            checkpoints.append(Mark(x(epoch(line["t"])), "", f"checkpoint {line['name']}"))
+        checkpoints += [
+            Mark(x(epoch(line["t"])), "", f"checkpoint {line['name']}")
+            for line in attempt.of_kind("checkpoint")
+        ]
         if attempt.end is not None and attempt.end.at:
             reason = attempt.end.reason
             title = f"attempt {attempt.number} ended: {reason.replace('_', ' ')}"

@@ -69,7 +69,7 @@ def times(length_s: float) -> list[float]:
 def duration(seconds: float) -> str:
     """``1 d 2 h``, ``3 h 5 min``, ``4 min 10 s``, ``5 s``; the two largest units that count."""
     whole = round(seconds)
-    parts = []
+    parts: list[str] = []
     for name, size in (("d", _DAY), ("h", 3600), ("min", 60), ("s", 1)):
         amount, whole = divmod(whole, size)
         if amount or (name == "s" and not parts):

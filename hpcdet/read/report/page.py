@@ -1,0 +1,245 @@
+"""What the report says, as plain values for its template. Reads the experiment's folder only."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from hpcdet import __version__
+from hpcdet.read import logs, views
+from hpcdet.read.gather import Gathered
+from hpcdet.read.report import curves, lanes
+from hpcdet.read.report.scale import bytes_text, duration, number, slot_time
+from hpcdet.read.report.spans import KINDS, WELL, Span, spans, totals
+
+ROWS = 1000
+"""Rows that a table may have; what is more is said and left out."""
+TRACE_LINES = 40
+TRACE_CHARACTERS = 8000
+_EXPECTED = WELL | {"preempted", "walltime", "canceled"}
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of the bar of where the time went; ``x`` and ``width`` in percent."""
+
+    kind: str
+    word: str
+    text: str
+    percent: str
+    x: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Attempts that ended badly and alike."""
+
+    reason: str
+    error: str
+    attempts: list[str]
+    trace: str
+    log: str
+
+
+def content(gathered: Gathered, now: float) -> dict[str, Any]:
+    """The template's variables.
+
+    Args:
+        now: epoch seconds at which the report is made; what still goes on ends here.
+    """
+    status = views.status(gathered)
+    attempts = views.attempts(gathered)
+    checkpoints = views.checkpoints(gathered)
+    found = spans(gathered, now)
+    sums = totals(found)
+    names = sorted({name for row in status["trials"] for name in _flat(row["hyperparameters"])})
+    hyperparameters = [_flat(row["hyperparameters"]) for row in status["trials"]]
+    varied = [n for n in names if len({repr(h.get(n)) for h in hyperparameters}) > 1]
+    return {
+        "status": status,
+        "generated": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
+        "version": __version__,
+        "notes": list(_notes(status, attempts)),
+        "numbers": _numbers(status, attempts, checkpoints, sums),
+        "shares": _shares(sums),
+        "timeline": lanes.timeline(gathered, found),
+        "signs": lanes.MARKS,
+        "wrong": lanes.WRONG,
+        "kinds": KINDS,
+        "attempts": [_attempt_row(row) for row in attempts[:ROWS]],
+        "attempts_left_out": max(0, len(attempts) - ROWS),
+        "varied": varied,
+        "constant": {n: hyperparameters[0][n] for n in names if n not in varied},
+        "trials": _trials(status, varied, found)[:ROWS],
+        "trials_left_out": max(0, len(status["trials"]) - ROWS),
+        "charts": curves.charts(gathered),
+        "checkpoints": [_checkpoint_row(row) for row in checkpoints[:ROWS]],
+        "checkpoints_left_out": max(0, len(checkpoints) - ROWS),
+        "failures": list(_failures(gathered, attempts)),
+        "config": gathered.paths.config.read_text(errors="replace"),
+        "provenance": _provenance(gathered.provenance),
+    }
+
+
+def _notes(status: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What a reader must know before trusting the rest."""
+    if status["state"] not in ("COMPLETED", "CANCELED", "ERROR"):
+        yield "The experiment is not over: this is how it stood when the report was made."
+    if not attempts:
+        yield "Nothing has run yet."
+    running = sum(not row["reason"] for row in attempts)
+    if running:
+        yield f"{running} attempt{'s have' if running > 1 else ' has'} not ended."
+    if status["why"]:
+        yield str(status["why"])
+
+
+def _numbers(
+    status: Mapping[str, Any],
+    attempts: Sequence[Mapping[str, Any]],
+    checkpoints: Sequence[Mapping[str, Any]],
+    sums: Mapping[str, float],
+) -> list[tuple[str, str, str]]:
+    """(what, value, explanation)"""
+    best = status["best"]
+    states = Counter(row["state"] for row in status["trials"])
+    reasons = Counter(row["reason"] for row in attempts)
+    used = sums["starting"] + sums["training"] + sums["lost"]
+    size = sum(row["bytes"] or 0 for row in checkpoints)
+    useful = f"{100 * sums['training'] / used:.0f} % of it useful" if used else ""
+    return [
+        (
+            f"Best {status['metric']}",
+            number(best["value"]) if best else "none yet",
+            f"trial {best['trial']} at step {number(best['step'])}" if best else "",
+        ),
+        (
+            "Trials",
+            str(len(status["trials"])),
+            ", ".join(f"{count} {state.lower()}" for state, count in sorted(states.items())),
+        ),
+        ("Used", slot_time(used), useful),
+        ("Waited", slot_time(sums["waiting"]), "for allocations"),
+        (
+            "Attempts",
+            str(len(attempts)),
+            f"{reasons['preempted']} preempted, {reasons['walltime']} out of time, "
+            f"{sum(n for r, n in reasons.items() if r and r not in _EXPECTED)} failed",
+        ),
+        ("Checkpoints", str(len(checkpoints)), bytes_text(size)),
+    ]
+
+
+def _shares(sums: Mapping[str, float]) -> list[Share]:
+    whole = sum(sums.values())
+    shares = []
+    x = 0.0
+    for kind, amount in sums.items():
+        if not amount:
+            continue
+        width = 100 * amount / whole
+        shares.append(
+            Share(
+                kind, KINDS[kind], slot_time(amount), f"{width:.1f} %", round(x, 3), round(width, 3)
+            )
+        )
+        x += width
+    return shares
+
+
+def _trials(
+    status: Mapping[str, Any], varied: Sequence[str], found: Sequence[Span]
+) -> list[dict[str, Any]]:
+    used: dict[int, float] = defaultdict(float)
+    for span in found:
+        if span.kind not in ("waiting", "paused"):
+            used[span.trial] += span.slot_s
+    rows = []
+    for row in status["trials"]:
+        hyperparameters = _flat(row["hyperparameters"])
+        rows.append(
+            {
+                "trial": row["trial"],
+                "state": row["state"],
+                "best": number(row["best"]),
+                "best_step": number(row["best_step"]),
+                "steps": number(row["steps"]),
+                "attempts": row["attempts"],
+                "failures": row["failures"],
+                "used": slot_time(used[row["trial"]]),
+                "varied": [number(hyperparameters.get(name)) for name in varied],
+                "is_best": bool(status["best"]) and status["best"]["trial"] == row["trial"],
+            }
+        )
+    return rows
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested hyperparameters under dotted names."""
+    if not isinstance(value, dict) or (not value and prefix):
+        return {prefix: value}
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        found |= _flat(item, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
+def _attempt_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **row,
+        "reason": row["reason"].replace("_", " ") or "running",
+        "start": _short(row["start"]),
+        "end": _short(row["end"]),
+        "lasted": duration(row["duration_s"]) if row["duration_s"] is not None else "",
+        "steps": number(row["steps"]),
+        "from_step": number(row["from_step"]),
+    }
+
+
+def _checkpoint_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **row,
+        "bytes": bytes_text(row["bytes"] or 0),
+        "metric": number(row["metric"]),
+        "time": _short(row["time"]),
+        "digest": row["digest"][:16],
+        "kept": ", ".join(row["kept"]),
+    }
+
+
+def _short(time: str) -> str:
+    """``2026-03-01 12:00:05``, UTC."""
+    return time[:19].replace("T", " ")
+
+
+def _failures(gathered: Gathered, attempts: Sequence[Mapping[str, Any]]) -> Iterator[Failure]:
+    """Bad ends, those of the same reason and error together, the most frequent first."""
+    alike: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in attempts:
+        if row["reason"] and row["reason"] not in _EXPECTED:
+            alike[row["reason"], row["error"]].append(row)
+    for (reason, error), rows in sorted(alike.items(), key=lambda item: (-len(item[1]), item[0])):
+        first = rows[0]
+        blocks = logs.errors(gathered.paths, first["trial"], first["attempt"])
+        lines = [line.text for line in blocks[0][-TRACE_LINES:]] if blocks else []
+        yield Failure(
+            reason=reason.replace("_", " "),
+            error=error,
+            attempts=[f"{row['trial']}.{row['attempt']}" for row in rows],
+            trace="\n".join(lines)[-TRACE_CHARACTERS:],
+            log=first["log"],
+        )
+
+
+def _provenance(value: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Short facts on where the experiment came from; long ones stay in the file."""
+    flat = _flat(dict(value))
+    return [
+        (name, str(item))
+        for name, item in sorted(flat.items())
+        if isinstance(item, str | int | float) and len(str(item)) <= 200 and "\n" not in str(item)
+    ][:60]
