@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from hpcdet import site as sites
+from hpcdet.control.watch import Watch
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.schedulers import polling, slurm_text
 from hpcdet.schedulers.base import Job, Submission, SubmissionRefused, Task, TaskState
@@ -24,6 +26,8 @@ from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.schedulers.polling import Answer, SharedQuery
 from hpcdet.schedulers.slurm import SlurmScheduler
 from hpcdet.site import Site
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import Intent, Submitted
 
 RECORDED = Path(__file__).parent / "recorded" / "slurm"
 PENDING, RUNNING, ENDING = TaskState.PENDING, TaskState.RUNNING, TaskState.ENDING
@@ -310,6 +314,23 @@ def test_cancel_and_throttle_leave_ended_jobs_alone(
     fake("scancel", "echo 'Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(Unavailable):
         slurm.cancel("9")
+
+
+def test_a_requeued_task_is_called_back_once(
+    tmp_path: Path, fake: Callable[[str, str], None]
+) -> None:
+    """By default Slurm lets it wait for two minutes."""
+    row = "echo '42|{}|PENDING|{}|{}|1|N/A|N/A|0||'"
+    fake("squeue", "; ".join(row.format(*task) for task in ((0, "BeginTime", 1), (1, "x", 0))))
+    paths = ExperimentPaths(tmp_path / "exp")
+    Intent(1, "exp-1", "tag", tasks=2, throttle=2, term=1).write_once(paths.intent(1))
+    Submitted("42").write_once(paths.submitted(1))
+    slurm = scheduler(limits={"poll_min_s": 0})
+    watch = Watch(paths, slurm.site, slurm, time.monotonic)
+    for _ in range(3):
+        watch.look()
+    updates = [call for call in calls(tmp_path, "scontrol") if "update" in call]
+    assert updates == ["scontrol update JobId=42_0 StartTime=now"]
 
 
 def test_a_scheduler_without_a_backend_is_refused() -> None:

@@ -7,12 +7,13 @@ all while the files say that nothing of ours can be in it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers.base import Job, Scheduler, Task, TaskState
+from hpcdet.schedulers.base import Hastens, Job, Scheduler, Task, TaskState
 from hpcdet.site.models import Site
 from hpcdet.store import files
 from hpcdet.store.layout import ExperimentPaths, WorkerPaths
@@ -102,6 +103,7 @@ class Watch:
         self._suspicions: dict[tuple[object, ...], _Suspicion] = {}
         self._answers: dict[str, list[Task]] = {}
         self._asked: set[str] = set()
+        self._hastened: set[tuple[str, int, int]] = set()
         self._asked_at: float | None = None
         self._look = 0
 
@@ -197,6 +199,18 @@ class Watch:
         self.blind = ""
         self._asked, self._asked_at = wanted, now
         self._look += 1
+        self._hasten()
+
+    def _hasten(self) -> None:
+        """Requeued tasks need not wait the two minutes that Slurm lets them; asked once each."""
+        if not isinstance(self._scheduler, Hastens):
+            return
+        for row in (row for rows in self._answers.values() for row in rows):
+            wait = (row.job, row.index, row.restarts)
+            if row.reason == "BeginTime" and row.restarts and wait not in self._hastened:
+                self._hastened.add(wait)
+                with contextlib.suppress(Unavailable):
+                    self._scheduler.hasten(row.job, row.index)
 
     def _row(self, job: str, index: int) -> Task | None:
         rows = self._answers.get(job, [])

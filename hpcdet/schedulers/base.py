@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class TaskState(enum.Enum):
@@ -147,3 +147,11 @@ class Scheduler(Protocol):
 
     def capabilities(self) -> Capabilities:
         """What it can do; asked once per process."""
+
+
+@runtime_checkable
+class Hastens(Protocol):
+    """A backend that lets a requeued task wait by default, and its owner call it earlier."""
+
+    def hasten(self, job: str, index: int) -> None:
+        """Let a requeued task start as soon as there is room. Raises Unavailable."""
