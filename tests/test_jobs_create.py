@@ -16,8 +16,8 @@ import pytest
 
 from hpcdet import site as sites
 from hpcdet.errors import ConfigError, Unavailable
-from hpcdet.jobs import checks, create, provenance, snapshot, submission, trust
-from hpcdet.site import Site
+from hpcdet.jobs import checks, create, provenance, snapshot, submission
+from hpcdet.site import Site, trust
 from hpcdet.store import config
 from hpcdet.store.config import Resolved, Resources
 from hpcdet.store.config import Searcher as SearcherConfig

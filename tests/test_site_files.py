@@ -119,6 +119,21 @@ def test_a_wrong_file_is_named_with_line_and_key(
     assert caught.value.exit_code == 4
 
 
+def test_a_file_that_others_may_write_is_not_read(folders: dict[str, Path]) -> None:
+    """Its setup lines would run in the user's name."""
+    path = folders["project"] / "theirs.yaml"
+    path.write_text("extends: generic-slurm\n")
+    path.chmod(0o666)
+    with pytest.raises(ConfigError, match="the site file may be changed by everybody"):
+        site.load("theirs")
+
+
+def test_a_path_under_extends_is_relative_to_its_file(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("extends: generic-slurm\nlease_ttl_s: 7\n")
+    (tmp_path / "mine.yaml").write_text("extends: ./base.yaml\n")
+    assert site.load(str(tmp_path / "mine.yaml")).lease_ttl_s == 7
+
+
 def test_a_site_that_is_not_there_is_an_error_that_lists_those_that_are() -> None:
     with pytest.raises(NotFound, match="generic-pbs, generic-slurm, local"):
         site.load("delta")

@@ -14,7 +14,8 @@ from hpcdet.cli.settings import settings
 from hpcdet.config import text
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import checks
-from hpcdet.site import Site
+from hpcdet.jobs.environment import fold_defaults
+from hpcdet.site import Site, trust
 from hpcdet.store.config import Resolved, resolve
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -97,6 +98,7 @@ def request(
     folder = model_dir or config_file.absolute().parent
     if model_dir is not None and not model_dir.is_dir():
         raise ConfigError("no such model folder", where=str(model_dir))
-    chosen = site.load(site_name or _site_of(config_file))
+    chosen = fold_defaults(site.load(site_name or _site_of(config_file)))
     loaded = config.load(config_file, sets=sets, site=chosen)
+    trust.refuse_writable_by_others(config_file, "config")
     return Request(loaded, chosen, folder)

@@ -21,8 +21,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hpcdet import shipped
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import environment, options, trust
-from hpcdet.site import PartitionView, Site
+from hpcdet.jobs import environment, options
+from hpcdet.site import PartitionView, Site, trust
 from hpcdet.site.loading import folders
 from hpcdet.store import config, files
 from hpcdet.store.config import Resolved

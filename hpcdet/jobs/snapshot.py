@@ -12,7 +12,8 @@ from pathlib import Path
 import pathspec
 
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import secrets, trust
+from hpcdet.jobs import secrets
+from hpcdet.site import trust
 from hpcdet.store import files
 
 IGNORE_FILES = (".detignore", ".hpcdetignore")

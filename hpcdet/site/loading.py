@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from hpcdet import shipped
 from hpcdet.errors import ConfigError, NotFound
-from hpcdet.site import text
+from hpcdet.site import text, trust
 from hpcdet.site.detection import Host, recognise
 from hpcdet.site.models import Detection, Site
 from hpcdet.site.text import KeyPath, Layer
@@ -167,10 +167,15 @@ def _inner(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _find(name: str, behind: Path | None = None) -> SiteFile:
-    """The file of a site; ``behind`` a file of the same name, the next one of that name."""
+def _find(name: str, behind: Path | None = None, folder: Path | None = None) -> SiteFile:
+    """The file of a site.
+
+    Args:
+        name: of a site, or the path of a file, relative to ``folder`` (default: where we are).
+        behind: a file of that name; the next one in the search path is wanted.
+    """
     if behind is None and (os.sep in name or name.endswith(SUFFIX)):
-        path = Path(name).expanduser().absolute()
+        path = (folder or Path.cwd()) / Path(name).expanduser()
         if not path.is_file():
             raise NotFound(f"no site file {path}")
         return SiteFile(path.stem, "file", path)
@@ -191,6 +196,8 @@ def _chain(file: SiteFile) -> list[Layer]:
     while True:
         if file.path in seen:
             raise ConfigError("a site file extends itself", where=str(file.path))
+        if file.scope != "shipped":
+            trust.refuse_writable_by_others(file.path, "site file")
         layer = text.read(file.path)
         layers.insert(0, layer)
         seen.append(file.path)
@@ -198,7 +205,8 @@ def _chain(file: SiteFile) -> list[Layer]:
         if parent is None:
             return layers
         # a file may extend the next one of its own name: a user's changes to a shipped site
-        file = _find(str(parent), behind=file.path if parent == file.name else None)
+        behind = file.path if parent == file.name else None
+        file = _find(str(parent), behind=behind, folder=file.path.parent)
 
 
 def _merge(layers: list[Layer]) -> tuple[dict[str, Any], dict[KeyPath, Layer]]:
