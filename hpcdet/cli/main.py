@@ -134,7 +134,10 @@ def _say(code: str, what: str, where: str, hint: str, as_json: bool) -> None:
         body = {"code": code, "message": what, "where": where, "hint": hint}
         click.echo(json.dumps({"error": body}), err=True)
         return
-    click.echo(f"error: {where}: {what}" if where else f"error: {what}", err=True)
+    first, *more = what.splitlines() or [""]
+    click.echo(f"error: {where}: {first}" if where else f"error: {first}", err=True)
+    for line in more:
+        click.echo(f"  {line}", err=True)
     for line in hint.splitlines():
         click.echo(f"hint: {line}", err=True)
 

@@ -111,7 +111,8 @@ def _decisions(gathered: Gathered) -> Iterator[Event]:
             case "state":
                 why = f": {line['why']}" if line.get("why") else ""
                 yield _event(line["t"], "state", f"{line['state']}{why}")
-    if gathered.closed is not None:
+    states = [line["state"] for line in gathered.decisions if line["kind"] == "state"]
+    if gathered.closed is not None and states[-1:] != [gathered.closed.state]:
         why = f": {gathered.closed.why}" if gathered.closed.why else ""
         yield _event(gathered.closed.at, "state", f"{gathered.closed.state}{why}")
 

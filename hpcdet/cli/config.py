@@ -1,0 +1,98 @@
+"""``config``: experiment configs, checked, explained, and where their values come from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcdet.cli import preview
+from hpcdet.cli.loading import config_argument, request, setting_options
+from hpcdet.cli.output import Output, output, text
+from hpcdet.cli.settings import settings
+from hpcdet.store import config as resolved_config
+
+
+@click.group("config", short_help="Show, validate and explain experiment configs.")
+def config_command() -> None:
+    """Experiment configs.
+
+    \b
+    Example: hpcdet config show random.yaml --origin
+    """
+
+
+@config_command.command("show")
+@config_argument()
+@setting_options()
+@click.option("--origin", is_flag=True, help="Where each value comes from.")
+@output("config.show")
+def show(
+    out: Output,
+    config_file: Path,
+    model_dir: Path | None,
+    sets: Sequence[str],
+    site_name: str | None,
+    origin: bool,
+) -> None:
+    """A config with every default filled in, as an experiment would keep it.
+
+    \b
+    Example: hpcdet config show random.yaml --set searcher.max_trials=8 --origin
+    """
+    wanted = request(config_file, model_dir, sets, site_name)
+    leaves = preview.origins(wanted)
+    if out.for_people and not out.fields:
+        wanted.warn()
+        if origin:
+            for leaf in leaves:
+                click.echo(f"{leaf['key']}: {text(leaf['value'])}    # {leaf['origin']}")
+        else:
+            click.echo(resolved_config.dump(wanted.loaded.resolved()).decode(), nl=False)
+        return
+    items: list[dict[str, Any]] = leaves if origin else [dict(wanted.loaded.resolved())]
+    out.emit(items, (), key="key" if origin else "name", warnings=wanted.loaded.warnings)
+
+
+@config_command.command("validate")
+@config_argument()
+@setting_options()
+def validate(
+    config_file: Path, model_dir: Path | None, sets: Sequence[str], site_name: str | None
+) -> None:
+    """Check a config and whether it can run at its site. Exit 4 if not.
+
+    \b
+    Example: hpcdet config validate random.yaml
+    """
+    for warning in request(config_file, model_dir, sets, site_name).warnings():
+        settings().warn(warning)
+    settings().note(f"{config_file} is valid")
+
+
+@config_command.command("explain")
+@click.argument("key", required=False, default="")
+def explain_key(key: str) -> None:
+    """What a key means and its default; without KEY, the names of all keys.
+
+    \b
+    Example: hpcdet config explain searcher.max_trials
+    """
+    from hpcdet.config import problems, schema
+
+    click.echo(schema.explain(key) if key else "\n".join(problems.all_keys()))
+
+
+@config_command.command("schema")
+def print_schema() -> None:
+    """JSON Schema of experiment configs, for editors.
+
+    \b
+    Example: hpcdet config schema > hpcdet.schema.json
+    """
+    from hpcdet.config import schema
+
+    click.echo(json.dumps(schema.schema(), indent=2))
