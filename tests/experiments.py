@@ -25,6 +25,66 @@ from hpcdet.store.trials import standing
 
 PATIENCE_S = 180
 
+MODEL = '''
+"""A tiny network with everything that a resumed run can get wrong: dropout, batch norm,
+momentum, a learning rate schedule, augmentation, a short last batch."""
+import os
+import time
+import torch
+from hpcdet.pytorch import DataLoader, LRScheduler, PyTorchTrial
+
+PACE_S, CRASH_AT, CRASH_ATTEMPTS, LOADERS = OPTIONS
+
+
+class Noise(torch.utils.data.Dataset):
+    def __len__(self):
+        return 120
+
+    def __getitem__(self, index):
+        x = torch.randn(8, generator=torch.Generator().manual_seed(index))
+        return x + 0.1 * torch.randn(8), x.square().sum().reshape(1)
+
+
+class Model(PyTorchTrial):
+    def __init__(self, context):
+        self.context = context
+        net = torch.nn.Sequential(
+            torch.nn.Linear(8, 16),
+            torch.nn.BatchNorm1d(16),
+            torch.nn.ReLU(),
+            torch.nn.Dropout(0.3),
+            torch.nn.Linear(16, 1),
+        )
+        self.net = context.wrap_model(net)
+        rate = 0.001 + 0.01 * context.get_hparam("x")
+        self.optimizer = context.wrap_optimizer(
+            torch.optim.SGD(self.net.parameters(), lr=rate, momentum=0.9)
+        )
+        schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 20, 0.9)
+        context.wrap_lr_scheduler(schedule, LRScheduler.StepMode.STEP_EVERY_BATCH)
+
+    def build_training_data_loader(self):
+        size = self.context.get_per_slot_batch_size()
+        return DataLoader(Noise(), batch_size=size, shuffle=True, num_workers=LOADERS)
+
+    def build_validation_data_loader(self):
+        return DataLoader(Noise(), batch_size=40)
+
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        time.sleep(PACE_S)
+        if int(os.environ.get("HPCDET_ATTEMPT", 1)) <= CRASH_ATTEMPTS and batch_idx >= CRASH_AT:
+            raise RuntimeError(f"crash at batch {batch_idx}")
+        x, y = batch
+        loss = torch.nn.functional.mse_loss(self.net(x), y)
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+
+    def evaluate_batch(self, batch, batch_idx):
+        x, y = batch
+        return {"validation_loss": torch.nn.functional.mse_loss(self.net(x), y)}
+'''
+
 FAKE_RANK = Path(__file__).with_name("fake_rank.py")
 
 
@@ -44,6 +104,27 @@ def until(
 # -- making one ----------------------------------------------------------------------------
 
 
+def write_model(
+    folder: Path,
+    *,
+    pace_s: float = 0.0,
+    crash_at: int = 1 << 30,
+    crash_attempts: int = 1,
+    loaders: int = 0,
+) -> Path:
+    """Write ``model_def.py`` with a small real ``Model``, deterministic on a CPU.
+
+    Args:
+        pace_s: seconds that each batch takes on top.
+        crash_at: batch at which the first ``crash_attempts`` attempts raise.
+        loaders: worker processes of the training loader.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    options = repr((pace_s, crash_at, crash_attempts, loaders))
+    (folder / "model_def.py").write_text(MODEL.replace("OPTIONS", options))
+    return folder
+
+
 @dataclass(frozen=True)
 class Plain:
     """A config that needs no checking: what is left out has its default."""
@@ -60,7 +141,10 @@ def config(batches: int = 100, trials: int = 1, ranks: int = 1, **changes: Any) 
     values: dict[str, Any] = {
         "name": "test",
         "entrypoint": "model_def:Model",
-        "hyperparameters": {"x": {"type": "double", "minval": 0.0, "maxval": 1.0}},
+        "hyperparameters": {
+            "x": {"type": "double", "minval": 0.0, "maxval": 1.0},
+            "global_batch_size": 32,
+        },
         "searcher": {
             "name": "random" if trials > 1 else "single",
             "metric": "validation_loss",
@@ -205,6 +289,17 @@ def rank_pids(paths: ExperimentPaths) -> list[int]:
 
 def worker_pids(paths: ExperimentPaths) -> list[int]:
     return processes_of(paths, "hpcdet.worker")
+
+
+def daemon_pids(paths: ExperimentPaths) -> list[int]:
+    return processes_of(paths, "hpcdet.control.daemon")
+
+
+def supervisor_pids(state: Path) -> list[int]:
+    """The processes of the local backend that run jobs."""
+    jobs = [JobFolder(root) for root in (state / "jobs").glob("*")]
+    records = [ProcessRecord.read(job.supervisor) for job in jobs if job.supervised()]
+    return [record.pid for record in records if record is not None]
 
 
 def strike(pids: list[int], number: signal.Signals = signal.SIGKILL) -> None:
