@@ -117,7 +117,6 @@ def _chart(
     y = scale(values, HEIGHT - BOTTOM, TOP, log=log)
     best = order[0]
     chosen = (min if smaller_is_better else max)(finite[best])
-    word = ("lowest" if smaller_is_better else "highest") + (" (the best)" if ranked else "")
     return Chart(
         group=key[0],
         name=key[1],
@@ -129,7 +128,11 @@ def _chart(
         x_ticks=[(x(tick), number(int(tick))) for tick in x.ticks() if tick == int(tick)],
         y_ticks=[(y(tick), number(tick)) for tick in y.ticks()],
         log=log,
-        summary=f"The {word} value is {number(chosen)}, of trial {best}.",
+        summary=(
+            f"The best value is {number(chosen)}, of trial {best}."
+            if ranked
+            else f"Values from {number(min(values))} to {number(max(values))}."
+        ),
         reduced=any(len(trials[trial]) > POINTS for trial in shown),
     )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from hpcdet import __version__
@@ -60,8 +62,8 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
     hyperparameters = [_flat(row["hyperparameters"]) for row in status["trials"]]
     varied = [n for n in names if len({repr(h.get(n)) for h in hyperparameters}) > 1]
     return {
-        "status": status,
-        "generated": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
+        "status": {**status, "created": _short(status["created"])},
+        "generated": _short(datetime.fromtimestamp(now, UTC).isoformat()),
         "version": __version__,
         "notes": list(_notes(status, attempts)),
         "numbers": _numbers(status, attempts, checkpoints, sums),
@@ -217,21 +219,21 @@ def _short(time: str) -> str:
 
 
 def _failures(gathered: Gathered, attempts: Sequence[Mapping[str, Any]]) -> Iterator[Failure]:
-    """Bad ends, those of the same reason and error together, the most frequent first."""
+    """Bad ends, alike but for numbers together, the most frequent first."""
     alike: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in attempts:
         if row["reason"] and row["reason"] not in _EXPECTED:
-            alike[row["reason"], row["error"]].append(row)
-    for (reason, error), rows in sorted(alike.items(), key=lambda item: (-len(item[1]), item[0])):
+            alike[row["reason"], re.sub(r"\d+", "#", row["error"])].append(row)
+    for (reason, _), rows in sorted(alike.items(), key=lambda item: (-len(item[1]), item[0])):
         first = rows[0]
         blocks = logs.errors(gathered.paths, first["trial"], first["attempt"])
         lines = [line.text for line in blocks[0][-TRACE_LINES:]] if blocks else []
         yield Failure(
             reason=reason.replace("_", " "),
-            error=error,
+            error=first["error"],
             attempts=[f"{row['trial']}.{row['attempt']}" for row in rows],
             trace="\n".join(lines)[-TRACE_CHARACTERS:],
-            log=first["log"],
+            log=str(Path(first["log"]).relative_to(gathered.paths.root)),
         )
 
 

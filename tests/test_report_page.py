@@ -1,0 +1,226 @@
+"""The report's numbers and text, without a browser."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdet.read import report
+from hpcdet.read.gather import gather
+from hpcdet.read.report import curves, lanes, scale
+from hpcdet.read.report.spans import epoch, spans, totals
+from tests.builders import EPOCH, Builder, sweep
+
+NOW = EPOCH.timestamp() + 1000
+
+
+def render(built: Builder) -> str:
+    return report.render(gather(built.paths), NOW)
+
+
+class Text(HTMLParser):
+    """The words of a page, and whether every tag is closed."""
+
+    VOID = frozenset({"meta", "link", "path", "rect", "circle", "br"})
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.tags: set[str] = set()
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        for name, value in attrs:
+            assert not name.startswith("on")
+            assert name != "style"
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("href", "src", "action"):
+                self.links.append(value or "")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", "".join(self.words))
+
+
+def test_the_report_tells_what_happened(tmp_path: Path) -> None:
+    built = sweep(tmp_path / "digits-7f3a")
+    page = Text(render(built))
+    assert not page.open
+    for words in (
+        "Best validation_loss0.1trial 2 at step 100",
+        "2 completed, 1 error",
+        "1 preempted, 0 out of time, 2 failed",
+        "ValueError: bad batch 1",
+        "2 attempts: 3.1, 3.2",
+        'raise ValueError("bad batch 1")',
+        "trials/0003/attempts/1/logs/rank-0.log",
+        "2 (best)COMPLETED",
+        "1.1preempted0–150",
+        "smaller_is_better: true",
+        "The best value is 0.1, of trial 2.",
+    ):
+        assert words in page.text
+    assert str(tmp_path) not in page.text  # the page may be sent to others
+    sections = {"time", "timeline", "trials", "curves", "failures", "checkpoints", "config"}
+    assert sections <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_the_page_can_load_and_run_nothing(tmp_path: Path) -> None:
+    text = render(sweep(tmp_path / "digits-7f3a"))
+    page = Text(text)
+    assert not page.tags & {"script", "iframe", "object", "embed", "img", "form"}
+    assert all(link.startswith(("#", "data:,")) for link in page.links)
+    assert "default-src 'none'" in text
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_the_same_folder_gives_the_same_report(tmp_path: Path) -> None:
+    built = sweep(tmp_path / "digits-7f3a")
+    assert render(built) == render(built)
+    target = report.write(built.paths)
+    assert target == built.paths.report
+    other = report.write(built.paths, tmp_path / "elsewhere.html")
+    assert other.read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize("steps", ["folder", "trial", "attempt"])
+def test_a_report_of_what_has_hardly_begun(tmp_path: Path, steps: str) -> None:
+    built = Builder(tmp_path / "new-1111")
+    if steps != "folder":
+        trial = built.trial(hidden=1)
+        if steps == "attempt":
+            trial.attempt()
+    page = Text(render(built))
+    assert "The experiment is not over" in page.text
+    assert ("1 attempt has not ended" in page.text) == (steps == "attempt")
+    assert "none yet" in page.text
+
+
+def test_every_second_is_accounted_for_once(tmp_path: Path) -> None:
+    gathered = gather(sweep(tmp_path / "digits-7f3a").paths)
+    found = spans(gathered, NOW)
+    for trial in gathered.trials:
+        own = [span for span in found if span.trial == trial.number]
+        assert trial.record is not None
+        assert own[0].start == epoch(trial.record.created_at)
+        assert all(a.end == b.start for a, b in itertools.pairwise(own))
+        end = trial.attempts[-1].end
+        assert end is not None
+        assert own[-1].end == epoch(end.at)
+    kinds = [(span.kind, span.attempt) for span in found if span.trial == 1]
+    assert kinds == [
+        ("waiting", 1),
+        ("starting", 1),
+        ("training", 1),
+        ("lost", 1),
+        ("waiting", 2),
+        ("starting", 2),
+        ("training", 2),
+    ]
+    assert totals(found)["lost"] > 0
+
+
+def test_what_goes_on_is_counted_until_now(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    built.trial().attempt(ranks=4)  # first step at second 4
+    waiting = built.trial()
+    paused = built.trial().attempt()
+    paused.end("paused")
+    found = spans(gather(built.paths), NOW)
+    running = next(s for s in found if s.trial == 1 and s.kind == "training")
+    assert (running.end, running.slots) == (NOW, 4)
+    assert [s.kind for s in found if s.trial == waiting.paths.number] == ["waiting"]
+    assert found[-1].end == NOW
+
+
+def test_nan_breaks_a_curve_and_is_counted(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    attempt = built.trial().attempt()
+    for step, value in enumerate([1.0, 2.0, float("nan"), 4.0, float("inf"), 1.0, 2.0]):
+        attempt.metrics("validation", step, validation_loss=value)
+    attempt.metrics("training", 1, confusion=[[1, 2], [3, 4]], name="text")
+    [chart] = curves.charts(gather(built.paths))
+    [line] = chart.lines
+    assert (len(line.paths), len(line.dots), line.odd, line.count) == (2, 1, 2, 7)
+    assert "NaN" not in "".join(line.paths)
+
+
+def test_long_curves_keep_their_extremes() -> None:
+    points = [(float(n), 1.0) for n in range(10000)]
+    points[4321] = (4321.0, 99.0)
+    points[7777] = (7777.0, -99.0)
+    kept = scale.reduce(points, 300)
+    assert len(kept) <= 302
+    assert {points[0], points[-1], points[4321], points[7777]} <= set(kept)
+    assert kept == sorted(kept)
+
+
+def test_large_searches_are_cut_and_say_so(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    for n in range(25):
+        attempt = built.trial(hidden=n).attempt()
+        attempt.metrics("validation", 10, validation_loss=float(n + 1))
+        attempt.end("completed")
+    [chart] = curves.charts(gather(built.paths))
+    assert (len(chart.lines), chart.left_out) == (20, 5)
+    assert [line.trial for line in chart.lines] == list(range(1, 21))
+    assert "5 are not drawn" in Text(render(built)).text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (-3, 7, [-2, 0, 2, 4, 6]), (5, 5, [5])],
+)
+def test_ticks_are_round(low: float, high: float, ticks: list[float]) -> None:
+    assert scale.even(low, high) == ticks
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59.6, "1 min"), (3661, "1 h 1 min"), (90000, "1 d 1 h"), (250, "4 min 10 s")],
+)
+def test_durations_are_short(seconds: float, text: str) -> None:
+    assert scale.duration(seconds) == text
+
+
+def test_a_year_has_few_ticks() -> None:
+    assert all(len(scale.times(length)) <= 8 for length in (0.5, 7, 100, 5000, 90000, 3e7))
+
+
+def test_every_end_has_a_sign(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    trial = built.trial()
+    reasons: list[Any] = ["preempted", "walltime", "paused", "oom", "lost", "completed"]
+    for reason in reasons:
+        trial.attempt().end(reason)
+    gathered = gather(built.paths)
+    timeline = lanes.timeline(gathered, spans(gathered, NOW))
+    assert timeline is not None
+    assert [mark.sign for mark in timeline.lanes[0].ends] == ["↺", "◷", "‖", "✗", "✗", "✓"]
