@@ -91,6 +91,17 @@ def await_moment(paths: ExperimentPaths, draw: random.Random, batches: int) -> b
     return not x.closed(paths)
 
 
+def deal(blow: str, paths: ExperimentPaths, arena: Arena, draw: random.Random) -> None:
+    """Strike, bring the daemon back, and wait until what was struck has ended."""
+    at, attempts = x.progress(paths), len(x.ends(paths, 1))
+    strike(blow, paths, arena, draw)
+    print(f"{paths.id}: {blow} after {at} batches, attempt {attempts}", flush=True)
+    if not x.daemon_pids(paths) and not x.closed(paths):
+        daemon.start(paths)
+    if blow not in ("daemon", "supervisor"):
+        x.until(lambda: x.closed(paths) or all(x.ends(paths, 1)[:attempts]), lambda: x.story(paths))
+
+
 @pytest.mark.chaos
 @pytest.mark.timeout(600 + 120 * DOSE)
 def test_random_kills_change_nothing(arena: Arena) -> None:
@@ -110,17 +121,7 @@ def test_random_kills_change_nothing(arena: Arena) -> None:
         for blow in blows:
             if not await_moment(paths, draw, batches):
                 break
-            at, attempts = x.progress(paths), len(x.ends(paths, 1))
-            strike(blow, paths, arena, draw)
-            print(f"{paths.id}: {blow} after {at} batches, attempt {attempts}", flush=True)
-            if not x.daemon_pids(paths) and not x.closed(paths):
-                daemon.start(paths)
-            if blow not in ("daemon", "supervisor"):
-                # the next blow is for the next attempt
-                x.until(
-                    lambda: x.closed(paths) or all(x.ends(paths, 1)[:attempts]),  # noqa: B023
-                    lambda: x.story(paths),
-                )
+            deal(blow, paths, arena, draw)
         assert x.crank_to_end(paths).state == "COMPLETED", x.story(paths)
         assert x.final_digest(paths, 1) == expected, x.story(paths)
         print(f"{paths.id}: {x.ends(paths, 1)}", flush=True)

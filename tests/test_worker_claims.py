@@ -1,0 +1,208 @@
+"""A worker's place and its attempts are taken by one only; nothing is done before all is there."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcdet.jobs.launch import Allocation
+from hpcdet.site import loading
+from hpcdet.store import config, files, journal
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
+from hpcdet.store.records import (
+    Claim,
+    Closed,
+    Control,
+    End,
+    Trial,
+    Verdict,
+    WorkerClaim,
+    WorkerEnd,
+)
+from hpcdet.worker import again, claims
+from hpcdet.worker.allocation import read as read_allocation
+from tests import experiments as x
+
+HERE = Allocation("job_0", ("n1",))
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> ExperimentPaths:
+    """An experiment with two trials that may run."""
+    paths = ExperimentPaths(tmp_path / "exp-0001")
+    files.make_folder(paths.code)
+    for number in (1, 2):
+        trial = paths.trial(number)
+        Trial(number, {}, number).write_once(trial.record)
+        Control("run").write_once(trial.control(1))
+    return paths
+
+
+def worker(paths: ExperimentPaths, incarnation: int = 0) -> WorkerPaths:
+    me = claims.take_place(paths, 1, 0, Allocation("job_0", ("n1",), incarnation))
+    assert me is not None
+    return me
+
+
+def attempt(
+    paths: ExperimentPaths, me: WorkerPaths, *, progressed: bool, ended: bool = False
+) -> AttemptPaths:
+    """An attempt of trial 1 by this worker."""
+    number = len(paths.trial(1).attempts()) + 1
+    found = paths.trial(1).attempt(number)
+    Claim(me.name, "here", nodes=["n1"]).write_once(found.claim)
+    with journal.Writer(found.journal) as log:
+        log.append("start")
+        if progressed:
+            log.append("first_step")
+    if ended:
+        End("preempted", progressed=progressed).write_once(found.end)
+    return found
+
+
+def _race(root: Path, barrier: object, answers: object) -> None:
+    paths = ExperimentPaths(root)
+    barrier.wait()  # type: ignore[attr-defined]
+    me = claims.take_place(paths, 1, 0, HERE)
+    rival = paths.worker(1, os.getpid(), 0)  # another index each: all race for the attempts
+    taken = []
+    while (found := claims.next_attempt(paths, rival, HERE)) is not None:
+        taken.append((found.trial, found.number))
+    answers.put((me is not None, taken))  # type: ignore[attr-defined]
+
+
+def test_of_many_workers_one_gets_a_place_and_each_attempt(paths: ExperimentPaths) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier, answers = context.Barrier(6), context.Queue()
+    racers = [context.Process(target=_race, args=(paths.root, barrier, answers)) for _ in range(6)]
+    try:
+        for racer in racers:
+            racer.start()
+        found = [answers.get(timeout=x.PATIENCE_S) for _ in racers]
+    finally:
+        for racer in racers:
+            racer.kill()
+            racer.join()
+    assert [won for won, _ in found].count(True) == 1
+    assert sorted(taken for _, all_of_one in found for taken in all_of_one) == [(1, 1), (2, 1)]
+
+
+def test_a_new_incarnation_closes_what_its_predecessor_left_open(paths: ExperimentPaths) -> None:
+    old = worker(paths)
+    silent = attempt(paths, old, progressed=True)
+    spoken = paths.trial(2).attempt(1)
+    Claim(old.name, "here").write_once(spoken.claim)
+    Verdict("resume", "signal", batches=7).write_once(spoken.verdict)
+    other = paths.trial(2).attempt(2)
+    Claim("0001-0005.0", "elsewhere").write_once(other.claim)
+
+    new = worker(paths, 1)
+    closed = claims.close_predecessors(paths, new)
+    assert [(a.trial, a.number) for a in closed] == [(1, 1), (2, 1)]
+    end = End.read(silent.end)
+    assert end == End("lost", None, True, "", ["n1"], new.name, end.at if end else "")
+    end = End.read(spoken.end)
+    assert end is not None and end.reason == "preempted"
+    assert not other.end.exists(), "that one belongs to a worker that may live"
+    lost = WorkerEnd.read(old.end)
+    assert lost is not None and lost.why == "lost"
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A worker that was started before its experiment is to be seen."""
+    root = tmp_path / "late-0001"
+    digest = config_digest(tmp_path)
+    argv = [sys.executable, "-m", "hpcdet.worker", str(root), "--submission", "1"]
+    process = subprocess.Popen(
+        [*argv, "--index", "0", "--digest", digest], stderr=subprocess.PIPE, text=True
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def config_digest(folder: Path) -> str:
+    source = folder / "source.yaml"
+    source.write_bytes(config.dump(x.config(worker={"idle_s": 600})))
+    return config.digest(source)
+
+
+def test_a_worker_waits_for_its_experiment_and_ends_only_when_it_is_closed(
+    tmp_path: Path, waiting: subprocess.Popen[str]
+) -> None:
+    paths = ExperimentPaths(tmp_path / "late-0001")
+    files.make_folder(paths.root)
+    site = x.local_site(capabilities={"submit_from_compute": False})
+    files.write_once(paths.site, loading.dump(site))
+    # first another config, as a cache may show an old file of that name
+    files.write_once(paths.config, b"name: old\n")
+    claim = paths.worker(1, 0, 0).claim
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(1.5)
+    assert not claim.exists()
+    files.replace(paths.config, (tmp_path / "source.yaml").read_bytes())
+    x.until(claim.exists)
+    # no trials to be seen is no reason to leave
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(1.5)
+    Closed("CANCELED").write_once(paths.closed)
+    assert waiting.wait(x.PATIENCE_S) == 0
+    end = WorkerEnd.read(paths.worker(1, 0, 0).end)
+    assert end is not None and end.why == "closed"
+
+
+def test_a_worker_that_finds_its_place_taken_leaves(tmp_path: Path, paths: ExperimentPaths) -> None:
+    files.write_once(paths.config, config.dump(x.config()))
+    files.write_once(paths.site, loading.dump(x.local_site()))
+    WorkerClaim("other", "there", 1).write_once(paths.worker(1, 0, 0).claim)
+    argv = [sys.executable, "-m", "hpcdet.worker", str(paths.root), "--submission", "1"]
+    done = subprocess.run([*argv, "--index", "0"], timeout=x.PATIENCE_S, check=False)
+    assert done.returncode == 0
+    assert not paths.worker(1, 0, 0).journal.exists()
+    assert not paths.trial(1).attempts()
+
+
+def test_a_task_is_requeued_after_progress_and_a_few_times_without(paths: ExperimentPaths) -> None:
+    site = x.local_site(max_restarts_in_place=2)
+
+    def asks(incarnation: int, code: int = 85) -> bool:
+        return again.requeue(paths, paths.worker(1, 0, incarnation), code, site)
+
+    assert not asks(0, 0), "it left by itself"
+    assert not asks(0, 1), "it failed"
+    assert asks(0) and asks(0, 137)
+    # nobody ever came to claim anything: a worker that dies at import
+    assert asks(1, 137) and not asks(2, 137)
+    first = worker(paths)
+    attempt(paths, first, progressed=True, ended=True)
+    assert asks(2, 137) and not asks(3, 137)
+    attempt(paths, worker(paths, 3), progressed=False, ended=True)
+    assert not asks(3)
+    attempt(paths, worker(paths, 4), progressed=True, ended=True)
+    assert asks(4)
+    WorkerEnd("idle").write_once(paths.worker(1, 0, 4).end)
+    assert not asks(4, 137), "it had said goodbye"
+    Closed("COMPLETED").write_once(paths.closed)
+    assert not asks(4)
+
+
+def test_the_allocation_is_read_from_the_environment() -> None:
+    local = read_allocation(
+        {"HPCDET_JOB": "local-1_3", "HPCDET_RESTART_COUNT": "2", "HPCDET_DEADLINE": "99.5"}
+    )
+    assert (local.job, local.restart, local.end_at, local.slurm) == ("local-1_3", 2, 99.5, False)
+    alone = read_allocation({})
+    assert (alone.job, alone.restart, alone.end_at) == ("", 0, None)
+    task = {"SLURM_JOB_ID": "54", "SLURM_ARRAY_JOB_ID": "51", "SLURM_ARRAY_TASK_ID": "3"}
+    slurm = read_allocation(
+        {**task, "SLURM_JOB_END_TIME": "1795266847", "SLURM_RESTART_COUNT": "1"}
+    )
+    assert (slurm.job, slurm.restart, slurm.end_at) == ("51_3", 1, 1795266847.0)
+    assert slurm.slurm
