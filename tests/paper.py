@@ -51,7 +51,11 @@ class PaperJob:
 
 @dataclass
 class PaperScheduler:
-    """Jobs on paper. ``refuse`` is asked before each submission, ``down`` makes it Unavailable."""
+    """Jobs on paper.
+
+    ``refuse`` is asked before each submission, ``down`` makes it Unavailable, ``stale`` makes it
+    repeat its last answer.
+    """
 
     name: str = "paper"
     jobs: dict[str, PaperJob] = field(default_factory=dict)
@@ -59,7 +63,9 @@ class PaperScheduler:
     able: Capabilities = field(default_factory=lambda: Capabilities(max_array_tasks=1000))
     down: bool = False
     queries: int = 0
-    forgets: bool = False
+    answered_at: float = 0.0
+    stale: bool = False
+    answer: dict[str, list[Task]] = field(default_factory=dict)
     effect: Callable[[], None] = lambda: None
 
     def submit(self, submission: Submission) -> str:
@@ -82,14 +88,18 @@ class PaperScheduler:
     def query(self, jobs: Sequence[Job]) -> dict[str, list[Task]]:
         self._answer()
         self.queries += 1
+        if self.stale:
+            return self.answer
+        self.answered_at += 1
         found = {job.job: self.jobs[job.job] for job in jobs if job.job in self.jobs}
-        return {
+        self.answer = {
             number: [
                 Task(number, index, state, restarts=job.restarts[index])
                 for index, state in enumerate(job.states)
             ]
             for number, job in found.items()
         }
+        return self.answer
 
     def cancel(self, job: str, index: int | None = None) -> None:
         self._answer()

@@ -13,7 +13,16 @@ from hpcdet.errors import UsageError
 from hpcdet.schedulers.base import Capabilities, Refusal, TaskState
 from hpcdet.store import chain, files
 from hpcdet.store.layout import AttemptPaths
-from hpcdet.store.records import Closed, Control, End, Intent, Submitted, WorkerEnd, in_force
+from hpcdet.store.records import (
+    Closed,
+    Control,
+    End,
+    Intent,
+    Submitted,
+    Verdict,
+    WorkerEnd,
+    in_force,
+)
 from hpcdet.store.trials import standing
 from tests.paper import Waves, World
 
@@ -175,6 +184,36 @@ def test_a_worker_that_vanishes_is_believed_lost_only_after_two_answers(tmp_path
     assert [job.submission.tasks for job in world.scheduler.jobs.values()] == [1, 1]
     play.finish(play.claim(play.start_all()[0]))
     assert advance(world.paths, holder).closed
+
+
+def test_an_old_answer_seen_again_proves_nothing(tmp_path: Path) -> None:
+    """The answer is shared by all processes of a user, and may be from before a worker began."""
+    world = World.make(
+        tmp_path, Waves(count=1, width=1), site={"capabilities": {"requeue": "user"}}
+    )
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    later(world, holder, 1)
+    world.scheduler.stale = True  # it goes on to say that the task waits
+    attempt = play.claim(play.start_all()[0])
+    later(world, holder, 5)
+    world.scheduler.stale = False
+    later(world, holder, 1)
+    assert not attempt.end.exists()
+    assert len(world.scheduler.jobs) == 1
+
+
+def test_an_attempt_whose_worker_said_goodbye_is_closed(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    [worker] = play.start_all()
+    attempt = play.claim(worker)
+    Verdict("resume", "walltime", 40).write_once(attempt.verdict)
+    play.leave(worker, "time")
+    later(world, holder, 2)
+    assert end_of(attempt) == "walltime"  # what it said itself counts
+    assert standing(world.paths.trial(1)).state == "runnable"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def close_gone(holder: Holder, gone: list[Gone]) -> None:
         holder.actions.append(f"worker {one.worker.name} is gone ({one.reason})")
     for attempt, claim in open_attempts:
         key = ("orphan", attempt.trial, attempt.number)
-        if _is_orphan(holder, claim) and holder.watch.confirmed(key):
+        if _is_orphan(holder, claim) and holder.watch.confirmed(key, by_files=True):
             ids = [[attempt.trial, attempt.number]]
             holder.record("lost", worker=claim.worker, reason="lost", attempts=ids)
             close_attempt(holder, attempt, claim, "lost")

@@ -75,9 +75,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class _Suspicion:
+    """``answer``: ``answered_at`` of the answer that raised it."""
+
     beat: str
     since: float
-    look: int
+    answer: float
 
 
 class Watch:
@@ -105,7 +107,6 @@ class Watch:
         self._asked: set[str] = set()
         self._hastened: set[tuple[str, int, int]] = set()
         self._asked_at: float | None = None
-        self._look = 0
 
     def look(self) -> Seen:
         """Ask files and, if something may live there and it is time, the scheduler."""
@@ -131,14 +132,18 @@ class Watch:
                 gone += lost
         return Seen(places, gone)
 
-    def confirmed(self, key: tuple[object, ...], beat: str = "") -> bool:
-        """Whether this was suspected before, in another answer, and with the same beat."""
+    def confirmed(self, key: tuple[object, ...], beat: str = "", *, by_files: bool = False) -> bool:
+        """Whether this was suspected before, with the same beat, and in another answer.
+
+        ``by_files``: the scheduler has no part in the suspicion.
+        """
         now = self._clock()
         before = self._suspicions.get(key)
         if before is None or before.beat != beat:
-            self._suspicions[key] = _Suspicion(beat, now, self._look)
+            self._suspicions[key] = _Suspicion(beat, now, self._scheduler.answered_at)
             return False
-        return self._look > before.look and now - before.since >= self._site.limits.poll_min_s
+        another = by_files or self._scheduler.answered_at != before.answer
+        return another and now - before.since >= self._site.limits.poll_min_s
 
     def _submissions(
         self, newest: dict[tuple[int, int], WorkerPaths]
@@ -198,7 +203,6 @@ class Watch:
             return
         self.blind = ""
         self._asked, self._asked_at = wanted, now
-        self._look += 1
         self._hasten()
 
     def _hasten(self) -> None:

@@ -116,9 +116,16 @@ class Submission:
 
 
 class Scheduler(Protocol):
-    """One backend. ``for_site`` of each module makes one from a resolved site."""
+    """One backend. ``for_site`` of each module makes one from a resolved site.
+
+    Attributes:
+        answered_at: when the scheduler was asked for the last answer of ``query``, epoch seconds;
+            the same for two calls that shared one answer. A bad thing is believed only when two
+            different answers say it.
+    """
 
     name: str
+    answered_at: float
 
     def submit(self, submission: Submission) -> str:
         """Give the script to the scheduler; returns the job's id. Raises SubmissionRefused."""

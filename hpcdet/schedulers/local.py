@@ -88,6 +88,7 @@ class LocalScheduler:
     def __init__(self, slots: int | None = None, state: Path | None = None) -> None:
         self._slots = slots or usable_cores()
         self._state = state or state_folder()
+        self.answered_at = 0.0
 
     def submit(self, submission: Submission) -> str:
         """Start a supervisor for the job; returns once it runs. Raises SubmissionRefused."""
@@ -123,6 +124,7 @@ class LocalScheduler:
 
     def query(self, jobs: Sequence[Job]) -> dict[str, list[Task]]:
         """All tasks of these jobs. A task whose processes vanished unseen is ``GONE``."""
+        self.answered_at = time.time()
         return {job.job: self._tasks(job) for job in jobs}
 
     def cancel(self, job: str, index: int | None = None) -> None:

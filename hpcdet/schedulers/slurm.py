@@ -131,6 +131,7 @@ class SlurmScheduler:
 
     def __init__(self, site: Site) -> None:
         self.site = site
+        self.answered_at = 0.0
 
     def submit(self, submission: Submission) -> str:
         """See ``base.Scheduler``."""
@@ -167,6 +168,7 @@ class SlurmScheduler:
             return {}
         wanted = frozenset(job.job for job in jobs)
         answer = self._live.get(wanted)
+        self.answered_at = answer.at
         rows = _by_job(slurm_text.squeue(answer.text))
         found = {job.job: _own(rows.get(job.job, []), job) for job in jobs}
         missing = {job.job: _missing(job, found[job.job]) for job in jobs}
