@@ -102,8 +102,10 @@ class Layered:
         if isinstance(value, dict) and value:
             for name, item in value.items():
                 self._mark(item, (*key, str(name)), origin)
-        else:
-            self.origins[".".join(key)] = origin(key)
+            return
+        self.origins[".".join(key)] = origin(key)
+        for place, item in enumerate(value if isinstance(value, list) else ()):
+            self._mark(item, (*key, str(place)), origin)
 
     def _forget(self, key: KeyPath) -> None:
         name = ".".join(key)

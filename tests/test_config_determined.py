@@ -1,0 +1,244 @@
+"""Determined's files: accepted as they are, harmless keys named, others refused with a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hpcdet import config
+from hpcdet.config import foreign, problems
+from hpcdet.errors import ConfigError
+from hpcdet.units import Length
+
+TUTORIAL = """\
+name: mnist_pytorch_const
+hyperparameters:
+  learning_rate: 1.0
+  global_batch_size: 64
+  n_filters1:
+    type: const
+    val: 32
+  dropout1: 0.25
+records_per_epoch: 60000
+searcher:
+  name: single
+  metric: validation_loss
+  max_length:
+    batches: 1000
+  smaller_is_better: true
+entrypoint: model_def:MNistTrial
+"""
+
+SLURM_SEARCH = """\
+name: cifar10_random
+description: a search on the cluster
+labels: [cifar, pytorch]
+workspace: Vision
+project: CIFAR
+data:
+  url: https://example.org/cifar.tar.gz
+entrypoint: python3 -m determined.launch.torch_distributed python3 train.py --epochs 5
+environment:
+  environment_variables:
+    - NCCL_DEBUG=INFO
+    - OMP_NUM_THREADS=4
+  force_pull_image: true
+bind_mounts:
+  - {host_path: /data, container_path: /data, read_only: true}
+resources:
+  slots_per_trial: 8
+  resource_pool: gpu
+  shm_size: 4294967296
+  weight: 2
+  priority: 42
+slurm:
+  gpu_type: a100
+  slots_per_node: 4
+  sbatch_args: [--account=p1, "--time=04:00:00"]
+hyperparameters:
+  global_batch_size: 512
+  learning_rate: {type: log, base: 10, minval: -4, maxval: -1}
+  optimizer:
+    type: categorical
+    vals: [sgd, adam]
+  layers:
+    width: {type: int, minval: 32, maxval: 128}
+searcher:
+  name: random
+  metric: accuracy
+  smaller_is_better: false
+  max_trials: 20
+  max_time: 5
+  time_metric: epochs
+min_checkpoint_period: {epochs: 1}
+min_validation_period: {epochs: 1}
+checkpoint_storage:
+  type: shared_fs
+  host_path: /mnt/checkpoints
+  storage_path: det
+  propagation: rprivate
+  save_experiment_best: 1
+  save_trial_best: 2
+  save_trial_latest: 1
+profiling: {enabled: false}
+tensorboard_storage: null
+reproducibility: {experiment_seed: 777}
+max_restarts: 2
+"""
+
+OLD_GRID = """\
+description: grid
+entrypoint: python3 -m determined.launch.torch_distributed --trial model_def:GridTrial
+hyperparameters:
+  global_batch_size: {type: categorical, vals: [32, 64]}
+  lr: {type: double, minval: 0.001, maxval: 0.1, count: 3}
+searcher:
+  name: grid
+  metric: error
+  max_length: 100
+min_validation_period: 50
+scheduling_unit: 10
+optimizations:
+  {aggregation_frequency: 2, tensor_fusion_threshold: 64, auto_tune_tensor_fusion: true}
+resources: {slots_per_trial: 0}
+environment:
+  environment_variables: {cpu: [A=1], cuda: [A=1, B=2]}
+  ports: {web: 80}
+internal: {native: {command: [x]}}
+retention_policy: {log_retention_days: 30}
+preemption_timeout: 600
+integrations: {webhooks: {webhook_name: [x]}}
+log_policies:
+  - {name: CUDA OOM, pattern: ".*CUDA out of memory.*"}
+security: {kerberos: {config_file: x}}
+data_layer: {type: shared_fs}
+"""
+
+
+def load(tmp_path: Path, text: str, *sets: str) -> config.Loaded:
+    file = tmp_path / "det.yaml"
+    file.write_text(text)
+    return config.load(file, sets)
+
+
+def test_the_tutorial_is_accepted_without_a_word(tmp_path: Path) -> None:
+    loaded = load(tmp_path, TUTORIAL)
+    assert loaded.warnings == []
+    assert loaded.config.searcher.max_length == Length("batches", 1000)
+    assert loaded.config.records_per_epoch == 60000
+
+
+def test_a_search_on_slurm_keeps_its_meaning(tmp_path: Path) -> None:
+    loaded = load(tmp_path, SLURM_SEARCH)
+    made = loaded.config
+    assert made.entrypoint == "python3 train.py --epochs 5"
+    assert made.searcher.max_length == Length("epochs", 5)
+    need = made.resources
+    assert (need.nodes, need.slots_per_node, need.slots_per_trial) == (2, 4, 8)
+    assert (need.walltime_s, made.slurm.sbatch_args) == (4 * 3600, ["--account=p1"])
+    assert made.environment.environment_variables["OMP_NUM_THREADS"] == "4"
+    assert sorted(warning.split(": ")[1] for warning in loaded.warnings) == sorted(
+        [
+            "bind_mounts",
+            "checkpoint_storage.host_path",
+            "checkpoint_storage.propagation",
+            "checkpoint_storage.storage_path",
+            "entrypoint",
+            "environment.force_pull_image",
+            "resources.shm_size",
+            "resources.weight",
+        ]
+    )
+
+
+def test_an_old_grid_with_everything_that_does_not_matter(tmp_path: Path) -> None:
+    loaded = load(tmp_path, OLD_GRID)
+    made = loaded.config
+    assert (made.name, made.entrypoint) == ("det", "model_def:GridTrial")
+    assert (made.searcher.max_length, made.searcher.max_trials) == (Length("batches", 100), 6)
+    assert made.min_validation_period == Length("batches", 50)
+    assert made.resources.slots_per_trial == 1
+    assert made.environment.environment_variables == {"A": "1", "B": "2"}
+    assert len(loaded.warnings) == 12
+
+
+SAMPLES: dict[str, Any] = {
+    "bind_mounts": [{"host_path": "/a", "container_path": "/b"}],
+    "log_policies": [{"pattern": "x", "action": "cancel_retries"}],
+    "environment.image": "determinedai/pytorch",
+    "optimizations.mixed_precision": "O2",
+    "checkpoint_storage.type": "s3",
+    "searcher.name": "adaptive_asha",
+    "distributed.backend": "mpi",
+    "profiling.enabled": True,
+}
+
+
+@pytest.mark.parametrize("key", foreign.KEYS)
+def test_every_key_of_the_table_has_its_effect(tmp_path: Path, key: str) -> None:
+    """A value that the first entry is about: refused with its reason, or a warning."""
+    entry = foreign.KEYS[key][0]
+    assignment = f"{key}={yaml.safe_dump(SAMPLES.get(key, 'x'), default_flow_style=True)}"
+    assignment = assignment.removesuffix("\n").removesuffix("\n...")
+    if entry.kind == "harmless":
+        [warning] = load(tmp_path, "entrypoint: x", assignment).warnings
+        assert f"{key}: has no effect: {entry.reason}" in warning
+    else:
+        with pytest.raises(ConfigError) as caught:
+            load(tmp_path, "entrypoint: x", assignment)
+        assert f"{key}: {entry.reason}" in str(caught.value)
+        assert caught.value.exit_code == 4
+        if entry.kind == "later":
+            assert "not in this version" in entry.reason
+
+
+def test_no_key_is_both_ours_and_always_foreign() -> None:
+    ours = set(problems.all_keys())
+    assert not [k for k, entries in foreign.KEYS.items() if k in ours and entries[0].always]
+    assert set(foreign.WITHOUT_EFFECT) <= ours
+
+
+def test_adaptive_search_is_refused_by_name_and_all_of_it_at_once(tmp_path: Path) -> None:
+    text = TUTORIAL.replace("name: single", "name: adaptive_asha\n  max_trials: 16\n  divisor: 4")
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    said = str(caught.value)
+    assert "det.yaml:11: searcher.name: this searcher is not in this version" in said
+    assert "searcher.divisor" in said and "single search" not in said
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("python3 -m determined.launch.torch_distributed model_def:T", "model_def:T"),
+        ("python3 -m determined.exec.harness model_def:T", "model_def:T"),
+        ("python3 -m determined.launch.torch_distributed -- python3 'a b.py'", "python3 'a b.py'"),
+        (
+            ["python3", "-m", "determined.launch.torch_distributed", "python3", "t.py"],
+            ["python3", "t.py"],
+        ),
+        ("python3 train.py -m determined.launch", "python3 train.py -m determined.launch"),
+        (["./train.sh", "a:b"], ["./train.sh", "a:b"]),
+    ],
+)
+def test_launch_layers_go_and_what_they_start_stays(tmp_path: Path, given: Any, meant: Any) -> None:
+    text = yaml.safe_dump({"entrypoint": given, "searcher": {"max_length": 3}})
+    assert load(tmp_path, text).config.entrypoint == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("entrypoint: python3 -m determined.launch.horovod python3 t.py", "another way"),
+        ("searcher: {max_time: 3, max_length: 4}", "two lengths"),
+        ("searcher: {max_time: 3, time_metric: loss}", "no unit of length"),
+        ("searcher: {time_metric: epochs}", "'max_time' is missing"),
+        ("slurm: {sbatch_args: [-t 5]}\nresources: {walltime_s: 9}", "walltime is there twice"),
+    ],
+)
+def test_shapes_that_cannot_be_kept(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(tmp_path, text if "entrypoint" in text else f"entrypoint: x\n{text}")

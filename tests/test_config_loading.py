@@ -1,0 +1,310 @@
+"""Configs: layers and origins, what is derived, secrets, and errors that say where and what."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcdet import config
+from hpcdet.config.models import Config
+from hpcdet.errors import ConfigError, UsageError
+from hpcdet.store import config as stored
+from hpcdet.store import secrets
+from hpcdet.units import Length
+
+MINIMAL = "entrypoint: python3 train.py\n"
+SEARCH = """\
+name: digits
+entrypoint: model_def:DigitsTrial
+hyperparameters:
+  lr: {type: log, minval: -3, maxval: -1}
+searcher:
+  name: random
+  max_trials: 4
+  max_length: {batches: 300}
+"""
+
+
+def load(tmp_path: Path, text: str, *sets: str, **more: Any) -> config.Loaded:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    return config.load(file, sets, **more)
+
+
+def refused(tmp_path: Path, text: str, *sets: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text, *sets)
+    assert caught.value.exit_code == 4
+    return str(caught.value).replace(f"{tmp_path}/", "")
+
+
+def test_one_line_is_a_config(tmp_path: Path) -> None:
+    loaded = load(tmp_path, MINIMAL)
+    resolved = loaded.typed()
+    assert (resolved.name, resolved.entrypoint) == ("run", "python3 train.py")
+    assert (resolved.searcher.name, resolved.searcher.max_trials) == ("single", 1)
+    assert resolved.searcher.max_length is None
+    assert 0 <= resolved.reproducibility.experiment_seed < 2**31
+    assert loaded.origins["reproducibility.experiment_seed"] == "generated"
+    assert loaded.origins["max_restarts"] == "default"
+    assert loaded.warnings == []
+
+
+def test_the_resolved_config_comes_back_as_it_was_and_is_a_config(tmp_path: Path) -> None:
+    loaded = load(tmp_path, SEARCH)
+    file = tmp_path / "experiment.yaml"
+    file.write_bytes(stored.dump(loaded.resolved()))
+    assert stored.load(file) == loaded.typed()
+    assert stored.load(file).searcher.max_length == Length("batches", 300)
+    assert config.load(file).resolved() == loaded.resolved()
+    assert len(stored.digest(file)) == 64
+
+
+def test_readers_know_every_key_with_the_default_that_writers_give_it(tmp_path: Path) -> None:
+    """Two trees of one config: the models and the dataclasses that read what they wrote."""
+    derived = {"entrypoint", "name", "searcher.max_trials", "resources.slots_per_node"}
+    derived |= {"reproducibility.experiment_seed", "schema", "raw"}
+
+    def compare(model: Any, record: Any, above: str) -> None:
+        names = {field.name for field in fields(record)}
+        assert names - derived == set(type(model).model_fields) - (derived - names) - derived
+        for name in sorted(names - {"schema", "raw"}):
+            ours, theirs = getattr(model, name), getattr(record, name)
+            if is_dataclass(theirs) and not isinstance(theirs, Length):
+                compare(ours, theirs, f"{above}{name}.")
+            elif above + name not in derived:
+                assert ours == theirs, above + name
+
+    compare(Config(entrypoint="x"), stored.Resolved(entrypoint="x"), "")
+
+
+def test_later_layers_win_and_every_value_knows_its_origin(tmp_path: Path) -> None:
+    template = tmp_path / "template.yaml"
+    template.write_text(
+        "labels: [t]\nresources: {cpus_per_slot: 2, nodes: 2}\nnotify: {on: [end]}\n"
+        "min_validation_period: {epochs: 1}\n"
+        "hyperparameters: {lr: {type: double, minval: 0, maxval: 1, count: 3}}\n"
+        "environment: {environment_variables: {A: template, B: template}}\n"
+    )
+    cluster = SimpleNamespace(
+        name="big",
+        config={
+            "labels": ["c"],
+            "notify": {"on": ["failure", "stuck"]},
+            "resources": {"cpus_per_slot": 4, "resource_pool": "gpu", "slots_per_trial": 4},
+        },
+    )
+    loaded = load(
+        tmp_path,
+        "labels: [f]\nmin_validation_period: {batches: 7}\nresources:\n  cpus_per_slot: 8\n"
+        "environment: {environment_variables: ['B=file', C=1=2]}\n" + SEARCH,
+        "searcher.max_trials=6",
+        "labels=[s]",
+        "hyperparameters.lr.maxval=-2",
+        "environment.environment_variables.D=yes",
+        site=cluster,
+        template=template,
+    )
+    made = loaded.config
+    assert made.labels == ["c", "t", "f", "s"]
+    assert made.environment.environment_variables == {
+        "A": "template",
+        "B": "file",
+        "C": "1=2",
+        "D": "yes",
+    }
+    assert made.notify.on == ["end"]
+    assert made.min_validation_period == Length("batches", 7)
+    assert made.hyperparameters == {"lr": {"type": "log", "minval": -3, "maxval": -2}}
+    assert (made.resources.slots_per_node, made.searcher.max_trials) == (2, 6)
+    assert made.site == "big"
+    origins = {key: origin.replace(f"{tmp_path}/", "") for key, origin in loaded.origins.items()}
+    expected = {
+        "resources.resource_pool": "site big",
+        "resources.nodes": "template.yaml:2",
+        "resources.cpus_per_slot": "run.yaml:4",
+        "resources.slots_per_node": "derived",
+        "searcher.max_trials": "--set searcher.max_trials",
+        "hyperparameters.lr.minval": "run.yaml:9",
+        "hyperparameters.lr.maxval": "--set hyperparameters.lr.maxval",
+        "min_validation_period.batches": "run.yaml:2",
+        "debug": "default",
+    }
+    assert {key: origins[key] for key in expected} == expected
+    assert "hyperparameters.lr.count" not in origins
+
+
+def test_scalars_are_those_that_people_mean(tmp_path: Path) -> None:
+    loaded = load(
+        tmp_path,
+        MINIMAL + "data: {lr: 1e-4, when: 12:30, code: 010, day: 2024-01-01, no: off}\n"
+        "resources: {walltime_s: 1-02:00:00, memory_per_slot: 4G}\nmax_restarts: null\n",
+    )
+    assert loaded.config.data == {
+        "lr": 1e-4,
+        "when": "12:30",
+        "code": 10,
+        "day": "2024-01-01",
+        "no": "off",
+    }
+    assert loaded.config.resources.walltime_s == 26 * 3600
+    assert loaded.config.resources.memory_per_slot == 4 * 1024**3
+    assert loaded.config.max_restarts == 5
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("searcher: {max_trails: 3}", "run.yaml:2: searcher.max_trails: unknown key 'max_trails'"),
+        ("searcher: {max_trails: 3}", "did you mean 'max_trials'?"),
+        ("max_trials: 3", "it belongs at 'searcher.max_trials'"),
+        ("max_restarts: lots", "max_restarts: expected a whole number, got 'lots'"),
+        ("max_restarts: true", "max_restarts: expected a whole number, got True"),
+        ("max_restarts: -1", "max_restarts: input should be greater than or equal to 0"),
+        ("debug: 1", "debug: expected true or false, got 1"),
+        ("labels: a", "labels: expected a list"),
+        ("searcher: random", "searcher: expected a map, got 'random'"),
+        ("notify: {command: 3}", "notify.command: expected a list or text, got 3"),
+        ("checkpoint_policy: bets", "did you mean 'best'?"),
+        ("notify:\n  on:\n  - end\n  - ends", "run.yaml:5: notify.on.1: expected 'end'"),
+        ("min_validation_period: {batch: 3}", "unit is 'batch'; use batches, records or epochs"),
+        ("resources: {walltime_s: soon}", "'soon' is no time"),
+        ("resources: {slots_per_trial: 3, nodes: 2}", "3 ranks cannot be spread evenly over 2"),
+        ("resources: {slots_per_trial: 4, slots_per_node: 3}", "not 4 slots"),
+        ("resources: {nodes: 2, slots_per_trial: 2, is_single_node: true}", "is_single_node"),
+        ("resources: {slots_per_trial: 4, max_slots: 3}", "not enough for one trial"),
+        (
+            "resources: {slots_per_trial: 4}\nhyperparameters: {global_batch_size: 3}",
+            "a batch of 3 cannot be shared by 4 ranks",
+        ),
+        ("searcher: {name: random}", "'max_trials' is missing"),
+        ("searcher: {max_trials: 2}", "a single search has one trial"),
+        ("searcher: {metric: ''}", "searcher.metric"),
+        ("searcher: {source_trial_id: a/1, source_checkpoint_uuid: b}", "exclude each other"),
+        ("workspace: a", "workspace and project go together"),
+        (
+            "searcher: {name: grid}\nhyperparameters: {a: {type: int, minval: 1, maxval: 2}}",
+            "count",
+        ),
+        (
+            "hyperparameters:\n  a:\n    type: itn",
+            "run.yaml:4: hyperparameters.a.type: there is no",
+        ),
+        ("name: a\nname: b", "run.yaml:3: the key 'name' stands here twice"),
+        ("name: [", "run.yaml:3: not YAML"),
+        ("entrypoint2: x", "did you mean 'entrypoint'?"),
+    ],
+)
+def test_mistakes_are_said_with_key_and_line(tmp_path: Path, more: str, said: str) -> None:
+    assert said in refused(tmp_path, f"{MINIMAL}{more}\n")
+
+
+def test_all_problems_are_said_at_once(tmp_path: Path) -> None:
+    text = refused(tmp_path, "debug: 3\nnam: x\nresources: {node: 2}\n")
+    assert text.startswith("run.yaml: 4 problems")
+    for said in (
+        "run.yaml:1: debug",
+        "run.yaml:2: nam",
+        "run.yaml:3: resources.node",
+        "entrypoint",
+    ):
+        assert said in text
+
+
+def test_what_is_no_config_at_all(tmp_path: Path) -> None:
+    assert "not a mapping" in refused(tmp_path, "- a\n- b\n")
+    assert "'entrypoint' is missing" in refused(tmp_path, "")
+    with pytest.raises(ConfigError, match="No such file"):
+        config.load(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize("bad", ["max_trials", "=3", "a..b=3", "name.first=x", "labels.3=x", "a=["])
+def test_assignments_that_set_nothing(tmp_path: Path, bad: str) -> None:
+    with pytest.raises(UsageError):
+        load(tmp_path, MINIMAL + "labels: [a]\nname: n\n", bad)
+
+
+def test_assignments_reach_into_lists(tmp_path: Path) -> None:
+    text = MINIMAL + "hyperparameters:\n  layers: [{units: 3}, {units: 4}]\n"
+    loaded = load(tmp_path, text, "hyperparameters.layers.1.units=9")
+    assert loaded.config.hyperparameters == {"layers": [{"units": 3}, {"units": 9}]}
+
+
+def test_a_class_needs_a_length_and_a_command_does_not(tmp_path: Path) -> None:
+    assert "how long to train" in refused(tmp_path, "entrypoint: model_def:Trial\n")
+    assert load(tmp_path, "entrypoint: python -m pkg:x y\n").config.searcher.max_length is None
+
+
+def test_a_grid_knows_its_number_of_trials(tmp_path: Path) -> None:
+    grid = "hyperparameters: {a: {type: int, minval: 1, maxval: 9, count: 3}}\n"
+    text = MINIMAL + grid + "searcher: {name: grid}\n"
+    loaded = load(tmp_path, text)
+    assert loaded.config.searcher.max_trials == 3
+    assert "the grid has 3 points" in refused(tmp_path, text, "searcher.max_trials=4")
+
+
+def test_doubts_are_warnings_with_their_line(tmp_path: Path) -> None:
+    loaded = load(
+        tmp_path,
+        SEARCH + "min_validation_period: 400\n",
+        "hyperparameters.lr={type: log, minval: 1e-4, maxval: 1.0}",
+    )
+    first, second = loaded.warnings
+    assert "hyperparameters.lr: the bounds of 'log' are exponents" in first
+    assert "run.yaml:9: min_validation_period: 400 batches is longer" in second
+
+
+def test_a_literal_secret_stands_in_no_config(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("from-file\n")
+    password.chmod(0o600)
+    loaded = load(
+        tmp_path,
+        MINIMAL + "data:\n  path: x\n  secrets:\n    a: literal-text\n"
+        f"    b: {{env: SOME_TOKEN}}\n    c: {{file: {password}}}\n",
+    )
+    everything = json.dumps([loaded.resolved(), dict(loaded.origins), loaded.warnings])
+    assert "literal-text" not in everything + repr(loaded)
+    assert loaded.secrets == {"a": "literal-text"}
+    assert loaded.config.data["secrets"]["b"] == {"env": "SOME_TOKEN"}
+    assert "another experiment" in refused(tmp_path, MINIMAL + "data: {secrets: {a: {stored: a}}}")
+
+
+def test_references_become_secrets_on_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    literals, password = tmp_path / "secrets.json", tmp_path / "password"
+    literals.write_text('{"a": "one"}')
+    password.write_text("three\n")
+    password.chmod(0o600)
+    data = {
+        "x": 1,
+        "secrets": {"a": {"stored": "a"}, "b": {"env": "T"}, "c": {"file": str(password)}},
+    }
+    with pytest.raises(ConfigError, match="variable T is not set"):
+        secrets.resolve(data, literals)
+    monkeypatch.setenv("T", "two")
+    assert secrets.resolve(data, literals) == {
+        "x": 1,
+        "secrets": {"a": "one", "b": "two", "c": "three"},
+    }
+    password.chmod(0o640)
+    with pytest.raises(ConfigError, match="others may read"):
+        secrets.resolve(data, literals)
+    assert secrets.resolve({"x": 1}, literals) == {"x": 1}
+
+
+def test_a_resolved_config_of_another_version_is_readable(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text("name: x\nfuture: 1\nsearcher: {name: random, rungs: 3}\n")
+    resolved = stored.load(file)
+    assert (resolved.searcher.name, resolved.max_restarts) == ("random", 5)
+    assert resolved.raw["future"] == 1
+    file.write_text("searcher: {max_length: soon}\n")
+    with pytest.raises(ConfigError, match="not a length"):
+        stored.load(file)

@@ -1,0 +1,77 @@
+"""The schema for editors, explanations, the plan, and the documentation of every key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcdet import config
+from hpcdet.config import foreign, problems
+from hpcdet.errors import NotFound
+from hpcdet.space.language import TYPES
+
+TOP = Path(__file__).resolve().parent.parent
+EXAMPLES = sorted((TOP / "examples" / "digits").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_the_examples_are_configs_without_doubts(file: Path) -> None:
+    loaded = config.load(file)
+    assert loaded.warnings == []
+    assert config.load(file).resolved() == loaded.resolved()  # their seed is written down
+
+
+def test_the_schema_describes_every_key() -> None:
+    made = config.schema()
+    definitions = made["$defs"]
+
+    def properties(node: dict[str, object]) -> dict[str, dict[str, object]]:
+        reference = str(node.get("$ref", ""))
+        target = definitions[reference.rpartition("/")[2]] if reference else node
+        return target.get("properties", {})  # type: ignore[no-any-return]
+
+    for key in problems.all_keys():
+        node: dict[str, object] = made
+        for part in key.split("."):
+            node = properties(node)[part]
+        is_section = problems.model_at(key) is not None
+        assert is_section or node["description"], key
+    assert made["additionalProperties"] is False
+    kinds = {
+        entry["properties"]["type"]["const"]
+        for entry in definitions["Hyperparameter"]["anyOf"]
+        if "type" in entry.get("properties", {})
+    }
+    assert kinds == set(TYPES)
+
+
+def test_every_key_is_explained_and_documented() -> None:
+    text = (TOP / "docs" / "config.md").read_text()
+    for key in problems.all_keys():
+        assert config.explain(key).startswith(key)
+        if problems.model_at(key) is None:
+            assert f"| `{key}` |" in text, key
+    for key in foreign.KEYS:
+        assert f"`{key}`" in text, key
+    assert "default: 5" in config.explain("max_restarts")
+    assert "harmless" in config.explain("resources.shm_size")
+    with pytest.raises(NotFound, match="'max_restarts'"):
+        config.explain("max_restart")
+
+
+def test_a_plan_says_trials_lengths_and_cost(tmp_path: Path) -> None:
+    loaded = config.load(EXAMPLES[1], ["resources.walltime_s=3600"])
+    made = config.plan(loaded.typed(), checkpoint_bytes=1000)
+    assert EXAMPLES[1].stem == "random"
+    assert made["brackets"] == [{"rungs": [300], "trials": 4, "concurrent_trials": 2}]
+    assert (made["trials"], made["unit"], made["units"]) == (4, "batches", 1200)
+    assert made["slots"] == {"per_trial": 2, "at_once": 4, "nodes_per_trial": 1}
+    assert made["cost"] == {"slot_hours": 8.0, "walltime_s": 3600}
+    assert made["storage"]["bytes"] == 1000 * made["storage"]["checkpoints"]
+
+    file = tmp_path / "command.yaml"
+    file.write_text("entrypoint: ./train.sh\n")
+    unknown = config.plan(config.load(file).typed())
+    assert unknown["brackets"] == [{"rungs": [], "trials": 1, "concurrent_trials": 1}]
+    assert (unknown["units"], unknown["cost"]["slot_hours"]) == (None, None)
