@@ -16,7 +16,7 @@ import pytest
 
 from hpcdet import site as sites
 from hpcdet.errors import ConfigError, Unavailable
-from hpcdet.jobs import checks, create, provenance, snapshot, submission
+from hpcdet.jobs import checks, create, provenance, render, snapshot, submission
 from hpcdet.site import Site, trust
 from hpcdet.store import config
 from hpcdet.store.config import Resolved, Resources
@@ -118,6 +118,27 @@ def test_a_submission_is_a_script_with_a_folder_for_its_output(model: Path, tmp_
     assert paths.job_log(3).is_dir()
     # a worker waits for exactly this config
     assert f"--digest {config.digest(paths.config)}" in one.script.read_text()
+
+
+def test_a_worker_renders_what_the_submitter_would_have(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has another folder and another environment, and gets the same script."""
+    own = tmp_path / ".hpcdet" / "templates" / "slurm" / "worker.sbatch.j2"
+    own.parent.mkdir(parents=True)
+    own.write_text(
+        '{% extends "shipped/slurm/worker.sbatch.j2" %}'
+        "{% block launch %}echo mine\n{{ super() }}{% endblock %}"
+    )
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/submitter")
+    site = sites.load("generic-slurm")
+    paths = create.create(Loaded(), site, model, tmp_path / "root")
+    intent = Intent(1, "exp-1", "tag", tasks=2, throttle=1, term=1)
+    there = render.render(config.load(paths.config), site, intent, paths)
+    monkeypatch.chdir(paths.root)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/worker")
+    assert render.render(config.load(paths.config), site, intent, paths) == there
+    assert "echo mine" in there and "/submitter" in there
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs import environment, provenance, snapshot
+from hpcdet.jobs.render import search_path
 from hpcdet.site import Site, loading
 from hpcdet.store import config, files
 from hpcdet.store.layout import ExperimentPaths
@@ -94,7 +95,7 @@ def _fill(
     entries: list[snapshot.Entry],
 ) -> None:
     code = snapshot.copy(entries, paths.code)
-    record = provenance.collect(model_dir, code)
+    record = provenance.collect(model_dir, code, search_path(site))
     files.write_once(paths.provenance, files.canonical(record) + b"\n")
     files.write_once(paths.site, loading.dump(environment.fold_defaults(site)))
     if literal:

@@ -20,11 +20,12 @@ MAX_DIFF = 1024**2
 _GIT_S = 20
 
 
-def collect(model_dir: Path, code: dict[str, str]) -> dict[str, Any]:
+def collect(model_dir: Path, code: dict[str, str], templates: list[Path]) -> dict[str, Any]:
     """What is recorded of an experiment when it is made.
 
     Args:
         code: path to SHA-256 of each file in the snapshot.
+        templates: folders where the scripts of all its jobs come from.
     """
     return {
         "schema": 1,
@@ -38,6 +39,7 @@ def collect(model_dir: Path, code: dict[str, str]) -> dict[str, Any]:
         "packages": packages(),
         "modules": [name for name in os.environ.get("LOADEDMODULES", "").split(":") if name],
         "environment": environment.carried(),
+        "templates": [str(folder) for folder in templates],
         "model_dir": str(model_dir.resolve()),
         "code": code,
         "git": git(model_dir),

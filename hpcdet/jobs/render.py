@@ -23,7 +23,7 @@ from hpcdet import shipped
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import environment, options
 from hpcdet.site import PartitionView, Site, trust
-from hpcdet.site.loading import folders
+from hpcdet.site.loading import folders as template_folders
 from hpcdet.store import config, files
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import ExperimentPaths
@@ -33,9 +33,10 @@ TEMPLATES = {"slurm": "slurm/worker.sbatch.j2", "local": "local/worker.sh.j2"}
 
 
 def search_path(site: Site) -> list[Path]:
-    """Folders of templates, nearest first: the site's own, then as for site files."""
+    """Folders of templates there are, nearest first: the site's, then as for site files."""
     own = [Path(os.path.expandvars(site.templates)).expanduser()] if site.templates else []
-    return [*own, *(folder.path for folder in folders("templates"))]
+    every = [*own, *(folder.path for folder in template_folders("templates"))]
+    return [folder.absolute() for folder in every if folder.is_dir()]
 
 
 def engine(path: list[Path]) -> ImmutableSandboxedEnvironment:
@@ -59,8 +60,9 @@ class _Loader(FileSystemLoader):
     """
 
     def __init__(self, path: list[Path]) -> None:
-        super().__init__(path)
-        self.shipped = FileSystemLoader(shipped.folder("templates"))
+        own = shipped.folder("templates")
+        super().__init__([*path, own])
+        self.shipped = FileSystemLoader(own)
 
     def get_source(
         self, environment: Environment, template: str
@@ -91,8 +93,9 @@ def render(
     """The text of the batch script of one submission.
 
     Args:
-        environ: variables of the submitting shell that the job gets; default: those that were
-            recorded when the experiment was made, or those of now if it is only looked at.
+        environ: variables of the submitting shell that the job gets. Default, as for the
+            folders of templates: those of when the experiment was made, or, if it is only
+            looked at, of now.
 
     Raises:
         ConfigError: no template, a template that is wrong (with its line), a name in it that
@@ -101,13 +104,17 @@ def render(
     if site.scheduler not in TEMPLATES:
         raise ConfigError(f"there is no {site.scheduler} backend yet", where=f"site {site.name}")
     name = TEMPLATES[site.scheduler]
-    jinja = engine(search_path(site))
+    record = _recorded(paths)
+    folders = search_path(site) if record is None else [Path(path) for path in record["templates"]]
+    jinja = engine(folders)
+    if environ is None:
+        environ = environment.carried() if record is None else record["environment"]
     view = site.view(experiment.resources.resource_pool)
     try:
         values = variables(jinja, experiment, site, view, intent, paths, environ)
         return jinja.get_template(name).render(values)
     except TemplateNotFound as error:
-        where = ":".join(str(folder) for folder in search_path(site))
+        where = ":".join(str(folder) for folder in folders)
         raise ConfigError(f"no template {error.name}", where=where) from error
     except TemplateError as error:
         raise ConfigError(f"the template fails: {error}", where=_place(error, name)) from error
@@ -130,7 +137,7 @@ def variables(
     view: PartitionView,
     intent: Intent,
     paths: ExperimentPaths,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str],
 ) -> dict[str, Any]:
     """What a worker's template may use; ``templates/README.md`` lists it."""
     need = experiment.resources
@@ -172,7 +179,7 @@ def variables(
         "walltime_s": need.walltime_s,
         "setup": list(view.setup),
         "env": {
-            **(recorded_environment(paths) if environ is None else environ),
+            **environ,
             **view.env,
             **experiment.environment.environment_variables,
         },
@@ -182,9 +189,12 @@ def variables(
     }
 
 
-def recorded_environment(paths: ExperimentPaths) -> dict[str, str]:
-    """What the job gets of the shell that made the experiment, wherever it is rendered."""
+def _recorded(paths: ExperimentPaths) -> dict[str, Any] | None:
+    """What was found when the experiment was made; None for one that is only looked at.
+
+    A script that a worker renders is so the same as one rendered where it was submitted.
+    """
     record = files.read_json(paths.provenance)
-    if not isinstance(record, dict):
-        return environment.carried()
-    return dict(record.get("environment", {}))
+    if not isinstance(record, dict) or not record.keys() >= {"environment", "templates"}:
+        return None
+    return record
