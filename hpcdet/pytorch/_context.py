@@ -294,11 +294,16 @@ class PyTorchTrialContext:
         return (self._current().batches + 1) % self._aggregation == 0
 
     def begin_step(self, step: Step) -> None:
-        """A batch begins: gradients travel only if the optimizers step after it."""
+        """A batch begins: gradients travel only if the optimizers step after it.
+
+        Buffers always do. DDP would leave each rank its own while gradients are aggregated;
+        then a checkpoint, which has one for all, would not be what training went on with.
+        """
         self.step = step
         for model in self.models:
             if isinstance(model, Parallel):
                 model.require_backward_grad_sync = self.steps_now
+                model.require_forward_param_sync = True
 
     def plain_models(self) -> list[torch.nn.Module]:
         """The models as the user made them."""

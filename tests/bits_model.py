@@ -1,0 +1,152 @@
+"""A trial in which everything that a checkpoint must hold matters: read by tests as model code.
+
+``GATE=train:5`` makes all ranks wait before their sixth batch until the file ``$GATES/open``
+is there; ``GATE=validate:8:1`` inside the validation after eight batches. ``LEAVE=5`` makes
+a rank notify itself then.
+"""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from hpcdet import pytorch
+
+SIZE = 82  # 16 a batch: the last of an epoch has 2 samples, fewer than there are ranks
+
+
+def gate(where):
+    folder = Path(os.environ.get("GATES", "."))
+    rank = os.environ.get("RANK", "0")
+    if os.environ.get("LEAVE") == where:
+        os.kill(os.getpid(), signal.SIGUSR2)
+    if os.environ.get("GATE") != where or (folder / f"reached-{rank}").exists():
+        return
+    (folder / f"reached-{rank}").touch()
+    while not (folder / "open").exists():
+        time.sleep(0.005)
+
+
+class Points:
+    """Random points; augmentation draws from all three libraries."""
+
+    def __init__(self, training):
+        draw = np.random.Generator(np.random.PCG64(5))
+        self.x = draw.standard_normal((SIZE, 24), dtype=np.float32)
+        self.y = (self.x[:, 0] > 0).astype(np.int64)
+        self.training = training
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        x = torch.from_numpy(self.x[index])
+        if self.training:
+            x = x + 0.1 * torch.randn(24) + 0.1 * np.random.randn() + 0.1 * random.random()
+        return x.float(), self.y[index], index
+
+
+class Center(nn.Module):
+    """Batch normalisation's essence, a buffer that training changes, for single samples, too."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+
+    def forward(self, x):
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return x - self.mean
+
+
+class Counter(pytorch.PyTorchCallback):
+    """State that changes training: a growing weight of the penalty."""
+
+    def __init__(self):
+        self.epochs = 0
+        self.validations = 0
+
+    def on_training_epoch_end(self, epoch_idx):
+        self.epochs += 1
+
+    def on_validation_start(self):
+        self.validations += 1
+
+    def state_dict(self):
+        return {"epochs": self.epochs, "validations": self.validations}
+
+    def load_state_dict(self, state):
+        self.epochs, self.validations = state["epochs"], state["validations"]
+
+
+class BitsTrial(pytorch.PyTorchTrial):
+    def __init__(self, context):
+        self.context = context
+        width = context.get_hparams().get("width", 16)
+        if "WARM_UPS" in os.environ:
+            from hpcdet.pytorch import _parallel
+
+            _parallel._WARM_UPS = int(os.environ["WARM_UPS"])
+        self.model = context.wrap_model(
+            nn.Sequential(
+                nn.Linear(24, width),
+                Center(width),
+                nn.ReLU(),
+                nn.Dropout(0.4),
+                nn.Linear(width, width),
+                nn.ReLU(),
+                nn.Linear(width, 2),
+            )
+        )
+        self.optimizer = context.wrap_optimizer(torch.optim.AdamW(self.model.parameters(), lr=0.01))
+        schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.93)
+        context.wrap_lr_scheduler(schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
+        self.seen = context.wrap_reducer(sum, name="seen")
+        self.noise = np.random.Generator(np.random.Philox(3))
+        context.register_generator("noise", self.noise)
+        self.counter = Counter()
+
+    def build_callbacks(self):
+        return {"counter": self.counter}
+
+    def loader(self, training):
+        workers = int(os.environ.get("WORKERS", "0"))
+        return pytorch.DataLoader(
+            Points(training),
+            batch_size=self.context.get_per_slot_batch_size() if training else 3,
+            shuffle=training,
+            num_workers=workers,
+        )
+
+    def build_training_data_loader(self):
+        return self.loader(True)
+
+    def build_validation_data_loader(self):
+        return self.loader(False)
+
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        gate(f"train:{batch_idx}")
+        x, y, _ = batch
+        x = x + 0.1 * torch.randn(()) + 0.1 * np.random.randn() + 0.1 * random.random()
+        x = x + 0.1 * float(self.noise.standard_normal())
+        penalty = 0.01 * self.counter.epochs + 0.01 * self.counter.validations
+        loss = nn.functional.cross_entropy(self.model(x.float()), y)
+        self.seen.update(len(y))
+        self.context.backward(loss * (1 + penalty))
+        self.context.step_optimizer(
+            self.optimizer,
+            clip_grads=lambda parameters: nn.utils.clip_grad_norm_(parameters, 1.0),
+        )
+        return {"loss": loss}
+
+    def evaluate_batch(self, batch, batch_idx):
+        gate(f"validate:{self.context.core.train.units.batches}:{batch_idx}")
+        x, y, _ = batch
+        x = x + 0.1 * torch.randn(x.shape) + 0.1 * random.random()
+        self.seen.update(len(y))
+        return {"validation_loss": nn.functional.cross_entropy(self.model(x), y)}

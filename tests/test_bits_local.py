@@ -1,0 +1,112 @@
+"""However a trial of four ranks is interrupted, it ends with the bits of one that never was.
+
+Four, because the order in which two ranks add is always the same.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcdet.store.layout import TrialPaths
+from tests import ranks
+from tests.ranks import Attempt, Result
+
+RANKS = 4
+UNTIL = 20
+MODEL = (Path(__file__).parent / "bits_model.py").read_text()
+HPARAMS = {"global_batch_size": 16}
+
+pytestmark = pytest.mark.xdist_group("bits")
+
+
+def make(root: Path, world: int = RANKS, **changes: object) -> TrialPaths:
+    settings = {
+        "entrypoint": "model_def:BitsTrial",
+        "hparams": HPARAMS,
+        "until": UNTIL,
+        "scheduling_unit": 3,
+        "min_validation_period": {"batches": 8},
+        "optimizations": {"aggregation_frequency": 2},
+    }
+    return ranks.experiment(root, code=MODEL, ranks=world, **{**settings, **changes})
+
+
+def interrupt(
+    trial: TrialPaths,
+    folder: Path,
+    where: str,
+    act: Callable[[Attempt], None],
+    world: int = RANKS,
+    **environment: str,
+) -> Attempt:
+    """Run an attempt up to a gate, do something to it, open the gate and wait for its end."""
+    folder.mkdir()
+    with ranks.start(trial, world, GATE=where, GATES=str(folder), **environment) as attempt:
+        attempt.wait_for(lambda: len(list(folder.glob("reached-*"))) == world)
+        act(attempt)
+        (folder / "open").touch()
+        attempt.wait()
+        return attempt
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    trial = make(tmp_path_factory.mktemp("undisturbed") / "EXP")
+    attempt = ranks.run(trial, RANKS)
+    assert attempt.verdict() is not None, attempt.log()
+    return ranks.result(trial)
+
+
+def signals(number: signal.Signals, *which: int) -> Callable[[Attempt], None]:
+    return lambda attempt: attempt.signal(number, *which)
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_any_interruption_leaves_the_bits(
+    undisturbed: Result, tmp_path: Path, workers: str
+) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    trial = make(tmp_path / "EXP", checkpoint_every_s=0.1)
+    # between two steps of the optimizer: gradients of one batch wait for those of the next
+    first = interrupt(trial, tmp_path / "1", "train:5", signals(signal.SIGUSR2, 2), WORKERS=workers)
+    verdict = first.verdict()
+    assert verdict is not None, first.log()
+    assert (verdict.verdict, verdict.cause, verdict.batches) == ("resume", "signal", 7)
+    # inside a validation, which is owed then
+    where = "validate:8:2"
+    second = interrupt(trial, tmp_path / "2", where, signals(signal.SIGTERM), WORKERS=workers)
+    verdict = second.verdict()
+    assert verdict is not None, second.log()
+    assert (verdict.verdict, verdict.batches) == ("resume", 8)
+    assert [process.exitcode for process in second.processes] == [0] * RANKS
+    # one rank dies: the others notice and blame nobody
+    third = interrupt(
+        trial, tmp_path / "3", "train:11", signals(signal.SIGKILL, draw.randrange(RANKS))
+    )
+    assert third.verdict() is None
+    # all die
+    step = draw.randrange(12, UNTIL)
+    interrupt(trial, tmp_path / "4", f"train:{step}", signals(signal.SIGKILL))
+    ranks.finish(trial, RANKS)
+    assert ranks.result(trial) == undisturbed
+
+
+def test_without_settled_buckets_the_bits_change(tmp_path: Path) -> None:
+    """The cure for DDP's second order of summation is needed, and this model shows it."""
+    hparams = {**HPARAMS, "width": 700}
+    settings = {"hparams": hparams, "until": 8, "min_validation_period": {"batches": 0}}
+    results = []
+    for cured in ("2", "0"):
+        trials = [make(tmp_path / f"{cured}{n}", **settings) for n in range(2)]
+        ranks.run(trials[0], RANKS, WARM_UPS=cured)
+        ranks.run(trials[1], RANKS, WARM_UPS=cured, LEAVE="train:3")
+        ranks.run(trials[1], RANKS, WARM_UPS=cured)
+        results.append(ranks.result(trials[0]).digest == ranks.result(trials[1]).digest)
+    assert results == [True, False]
