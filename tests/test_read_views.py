@@ -1,0 +1,363 @@
+"""Views, index and logs of experiments made of records."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpcdet.errors import NotFound
+from hpcdet.read import find, gather, index, logs, series, states, views
+from hpcdet.store import records
+from hpcdet.units import Length
+from tests.builders import Builder, sweep
+
+
+@pytest.fixture
+def swept(tmp_path: Path) -> Builder:
+    return sweep(tmp_path / "digits-7f3a")
+
+
+# -- find --------------------------------------------------------------------------------
+
+
+def test_an_experiment_is_found_by_whatever_stands_for_it(swept: Builder, tmp_path: Path) -> None:
+    root, paths = tmp_path, swept.paths
+    log = paths.trial(3).attempt(2).log(0)
+    for text, trial, attempt in [
+        ("digits-7f3a", 0, 0),
+        ("dig", 0, 0),
+        ("@last", 0, 0),
+        ("@last/2", 2, 0),
+        ("dig/3.2", 3, 2),
+        ("123", 0, 0),
+        ("slurm:123_4", 0, 0),
+        (str(paths.root), 0, 0),
+        (str(log), 3, 2),
+    ]:
+        assert find.reference(text, root) == find.Reference(paths, trial, attempt), text
+    assert find.trial("dig/2", root).number == 2
+    assert find.attempt("dig/3", root).number == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("mnist", "no such experiment"),
+        ("digits", "2 experiments fit"),
+        ("digits-7/9", "no trial 9"),
+        ("digits-7/1.7", "no attempt 7"),
+        ("a/b/c", "no such experiment"),
+        ("99", "no such experiment"),
+    ],
+)
+def test_what_is_not_found_or_ambiguous_says_so(
+    swept: Builder, tmp_path: Path, text: str, what: str
+) -> None:
+    Builder(tmp_path / "digits-9c00")
+    with pytest.raises(NotFound, match=what):
+        find.reference(text, tmp_path)
+
+
+def test_a_root_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+    assert find.experiments(tmp_path / "none") == []
+    with pytest.raises(NotFound):
+        find.reference("@last", tmp_path / "none")
+
+
+# -- states ------------------------------------------------------------------------------
+
+
+def test_states_follow_from_the_files(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+
+    def state() -> str:
+        return views.status(built.paths)["state"]
+
+    def trial_state(number: int) -> str:
+        return views.trials(built.paths)[number - 1]["state"]
+
+    assert state() == "PENDING"
+    trial = built.trial()
+    assert (state(), trial_state(1)) == ("PENDING", "PENDING")
+    attempt = trial.attempt()
+    assert (state(), trial_state(1)) == ("RUNNING", "RUNNING")
+    built.command("pause")
+    assert state() == "STOPPING"
+    built.decide("command", seq=1, verb="pause")
+    built.decide("state", state="STOPPING", why="paused by its user", by="")
+    trial.control("pause")
+    assert (state(), trial_state(1)) == ("STOPPING", "STOPPING")
+    attempt.end("paused")
+    built.decide("state", state="PAUSED", why="paused by its user", by="")
+    assert (state(), trial_state(1)) == ("PAUSED", "PAUSED")
+    assert not views.status(built.paths)["stuck"]
+    built.command("resume")
+    assert state() == "RUNNING"
+    built.decide("command", seq=2, verb="resume")
+    built.decide("state", state="PAUSED", why="the searcher failed", by="searcher")
+    status = views.status(built.paths)
+    assert (status["state"], status["stuck"]) == ("PAUSED", True)
+    built.command("cancel")
+    assert state() == "STOPPING"
+    trial.control("kill")
+    built.close("CANCELED", "canceled by its user")
+    assert (state(), trial_state(1)) == ("CANCELED", "CANCELED")
+
+
+def test_a_trial_that_can_never_run_any_more_is_not_pending(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    built.trial()
+    built.close("ERROR", "the searcher gave up")
+    assert views.trials(built.paths)[0]["state"] == "ERROR"
+
+
+def test_health_tells_waiting_from_abandoned(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    now = time.time()
+
+    def health(later_s: float = 0) -> str:
+        return states.health(gather.gather(built.paths), now + later_s)["health"]
+
+    assert health() == "stalled"
+    built.job()
+    assert health() == "queued"
+    built.worker()
+    assert health() == "ok"
+    assert health(later_s=10 * states.FRESH_S) == "stalled"
+    built.close()
+    assert health(later_s=10 * states.FRESH_S) == "ok"
+
+
+# -- views -------------------------------------------------------------------------------
+
+
+def test_status_counts_what_the_trials_did(swept: Builder) -> None:
+    status = views.status(swept.paths)
+    assert (status["state"], status["best"]) == (
+        "COMPLETED",
+        {"trial": 2, "value": 0.1, "step": 100},
+    )
+    told = {
+        t["trial"]: (t["state"], t["steps"], t["best"], t["restarts"]) for t in status["trials"]
+    }
+    assert told == {
+        1: ("COMPLETED", 300, 0.25, 1),
+        2: ("COMPLETED", 300, 0.1, 0),
+        3: ("ERROR", 20, None, 1),
+    }
+
+
+def test_larger_is_better_where_the_config_says_so(tmp_path: Path) -> None:
+    searcher = {"name": "random", "metric": "accuracy", "smaller_is_better": False}
+    built = Builder(tmp_path / "digits-7f3a", searcher=searcher)
+    for value in (0.5, 0.9, 0.7):
+        built.trial().attempt().metrics("validation", 10, accuracy=value)
+    best = views.status(built.paths)["best"]
+    assert best == {"trial": 2, "value": 0.9, "step": 10}
+
+
+def test_attempts_say_why_they_ended_and_where_they_began(swept: Builder) -> None:
+    told = [
+        (a["trial"], a["attempt"], a["reason"], a["from_step"], a["steps"], a["job"])
+        for a in views.attempts(swept.paths)
+    ]
+    assert told == [
+        (1, 1, "preempted", 0, 150, "123_0"),
+        (1, 2, "completed", 100, 300, "123_0"),
+        (2, 1, "completed", 0, 300, "123_0"),
+        (3, 1, "user_error", 0, 20, "123_0"),
+        (3, 2, "user_error", 0, 20, "123_0"),
+    ]
+    first = views.attempts(swept.paths)[0]
+    assert first["duration_s"] == pytest.approx(11)
+    assert {"id", "start", "end"} <= first.keys()
+
+
+def test_the_highest_attempt_has_the_last_word(swept: Builder) -> None:
+    def rows(**more: Any) -> list[tuple[int, Any, int, bool]]:
+        found = views.metrics(swept.paths, trial=1, name="loss", **more)
+        return [(r["step"], r["value"], r["attempt"], r["superseded"]) for r in found]
+
+    assert rows() == [
+        (50, 1 / 50, 1, False),
+        (100, 1 / 100, 1, False),
+        (150, 2 / 150, 2, False),
+        (200, 2 / 200, 2, False),
+        (300, 2 / 300, 2, False),
+    ]
+    assert rows(superseded=True)[2] == (150, 1 / 150, 1, True)
+
+
+def test_nan_is_shown_and_is_never_best(swept: Builder) -> None:
+    rows = views.metrics(swept.paths, trial=2, name="validation_loss")
+    assert [row["value"] for row in rows] == [0.1, "NaN"]
+    [best] = series.best(rows, smaller_is_better=True)
+    [last] = series.last(rows)
+    assert (best["step"], last["step"]) == (100, 300)
+
+
+def test_checkpoints_are_what_lies_there(swept: Builder) -> None:
+    trial = swept.paths.trial(1)
+    (trial.checkpoint(300, 2)).rename(trial.checkpoints / ".bad-00000300.g2")
+    (trial.checkpoint(200, 2)).mkdir()
+    rows = {row["name"]: row for row in views.checkpoints(swept.paths, 1)}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "00000100.g1": "complete",
+        "00000200.g2": "partial",
+        "00000300.g2": "damaged",
+    }
+    first = rows["00000100.g1"]
+    assert (first["step"], first["bytes"], first["digest"]) == (100, 100, "d" * 64)
+    assert Path(first["path"]).is_dir() and Path(rows["00000300.g2"]["path"]).is_dir()
+
+
+def test_events_are_in_order_and_of_one_trial_if_asked(swept: Builder) -> None:
+    events = views.events(swept.paths)
+    assert [e["time"] for e in events] == sorted(e["time"] for e in events)
+    kinds = [e["kind"] for e in views.events(swept.paths, 1)]
+    assert kinds[:5] == ["started", "start", "first_step", "checkpoint", "notice"]
+    assert {"submitted", "worker_started", "failed", "state"} <= {e["kind"] for e in events}
+
+
+def test_a_folder_in_any_half_way_state_can_be_looked_at(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    trial = built.trial()
+    (trial.paths.attempt(1).root).mkdir(parents=True)
+    built.paths.trial(2).root.mkdir()
+    records.Intent(1, "n", "t", 1, 1, 1).write_once(built.paths.intent(1))
+    broken = built.paths.worker(1, 0, 0).root
+    broken.mkdir(parents=True)
+    (broken / "claim.json").write_text('{"job": "1')
+    shown = views.show(built.paths)
+    assert len(shown["trials"]) == 2
+    assert views.events(built.paths) == []
+
+
+def test_labels_change_with_commands(swept: Builder) -> None:
+    swept.command("tag", add=["paper"], rm=["example"])
+    assert views.brief(swept.paths)["labels"] == ["paper"]
+
+
+def test_a_moved_folder_says_the_same(swept: Builder, tmp_path: Path) -> None:
+    before = index.tables(swept.paths)
+    (tmp_path / "elsewhere").mkdir()
+    moved = swept.paths.root.rename(tmp_path / "elsewhere" / swept.paths.id)
+    assert index.tables(find.experiment(str(moved), tmp_path)) == before
+
+
+# -- index -------------------------------------------------------------------------------
+
+ATTEMPT = st.lists(
+    st.tuples(
+        st.sampled_from(["training", "validation"]),
+        st.integers(0, 5),
+        st.dictionaries(
+            st.sampled_from(["loss", "validation_loss"]), st.floats(width=32), min_size=1
+        ),
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(trials=st.lists(st.lists(ATTEMPT, min_size=1, max_size=3), min_size=1, max_size=2))
+def test_the_index_gives_the_same_answers_and_is_rebuilt_alike(
+    trials: list[list[list[tuple[str, int, dict[str, float]]]]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    built = Builder(tmp_path_factory.mktemp("index") / "digits-7f3a")
+    for attempts in trials:
+        trial = built.trial()
+        for lines in attempts:
+            attempt = trial.attempt()
+            for group, step, values in lines:
+                attempt.metrics(group, step, **values)
+            attempt.end("preempted")
+    built.close()
+
+    def answers() -> tuple[Any, ...]:
+        index.rebuild(built.paths)
+        metrics = (
+            index.query(built.paths, "select * from metrics where not superseded order by trial, n")
+            if views.metrics(built.paths)
+            else []
+        )
+        best = index.query(built.paths, "select trial, best from v_leaderboard limit 1")
+        return metrics, best
+
+    metrics, best = answers()
+    expected = views.metrics(built.paths)
+    assert [(r["trial"], r["grp"], r["step"], r["name"], r["attempt"]) for r in metrics] == [
+        (r["trial"], r["group"], r["step"], r["name"], r["attempt"]) for r in expected
+    ]
+    assert [r["value"] for r in metrics] == [series.number(r["value"]) for r in expected]
+    top = views.status(built.paths)["best"]
+    assert [(b["trial"], b["best"]) for b in best if _finite(b["best"])] == (
+        [(top["trial"], top["value"])] if top and _finite(top["value"]) else []
+    )
+    built.paths.index.unlink()
+    assert answers() == (metrics, best)
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+# -- logs --------------------------------------------------------------------------------
+
+
+def test_lines_carry_time_and_level_on(tmp_path: Path) -> None:
+    attempt = Builder(tmp_path / "digits-7f3a").trial().attempt()
+    attempt.log(
+        "2026-03-01T10:00:00Z INFO begin\n"
+        "2026-03-01T11:00:00Z ERROR failed\n"
+        "Traceback (most recent call last):\n"
+        "ValueError: no\n"
+        "2026-03-01T12:00:00Z INFO end\n"
+        "50 %\r100 %\r\n"
+    )
+
+    def read(**limits: str) -> list[str]:
+        [source] = logs.sources(attempt.experiment.paths)
+        return [line.text.split()[-1] for line in logs.read(source, **limits)]
+
+    assert read() == ["begin", "failed", "last):", "no", "end", "%"]
+    assert read(level="WARNING") == ["failed", "last):", "no"]
+    assert read(since="2026-03-01T10:30:00Z", until="2026-03-01T11:30:00Z") == [
+        "failed",
+        "last):",
+        "no",
+    ]
+
+
+def test_a_followed_log_waits_for_whole_lines(tmp_path: Path) -> None:
+    attempt = Builder(tmp_path / "digits-7f3a").trial().attempt()
+    attempt.log("one\ntw")
+    [source] = logs.sources(attempt.experiment.paths)
+    assert [line.text for line in source.lines(whole=False)] == ["one"]
+    attempt.log("o\n")
+    assert [line.text for line in source.lines(whole=False)] == ["two"]
+    assert list(source.lines(whole=True)) == []
+
+
+def test_the_first_traceback_of_each_rank_is_found_whole(swept: Builder) -> None:
+    traces = logs.errors(swept.paths, 3, 2)
+    assert [line.text for line in traces[0]] == [
+        "Traceback (most recent call last):",
+        '  File "model_def.py", line 7, in train_batch',
+        '    raise ValueError("bad batch 2")',
+        "ValueError: bad batch 2",
+    ]
+
+
+def test_until_of_the_control_in_force_is_shown(tmp_path: Path) -> None:
+    trial = Builder(tmp_path / "digits-7f3a").trial()
+    trial.control("run", until=Length("batches", 900))
+    [row] = views.trials(trial.experiment.paths)
+    assert row["until"] == {"batches": 900}
