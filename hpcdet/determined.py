@@ -15,6 +15,7 @@ from hpcdet import core
 from hpcdet.core import InvalidHP
 from hpcdet.store import config as configs
 from hpcdet.store.records import Trial
+from hpcdet.store.secrets import resolve
 from hpcdet.store.trials import latest_checkpoint
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
@@ -46,7 +47,7 @@ class ClusterInfo:
         agent_id: name of this node.
         slot_ids: local ranks of this node.
         latest_checkpoint: name of the checkpoint the trial goes on from, or None.
-        user_data: the config's ``data``.
+        user_data: the config's ``data``, with its secrets.
     """
 
     task_id: str
@@ -73,7 +74,7 @@ def get_cluster_info() -> ClusterInfo | None:
         agent_id=os.uname().nodename,
         slot_ids=list(range(Ranks.from_environment().local_world)),
         latest_checkpoint=latest_checkpoint(place.trial) or None,
-        user_data=dict(config.data),
+        user_data=resolve(config.data, place.experiment.secrets),
         trial=TrialInfo(
             record.number,
             place.experiment.id,

@@ -13,6 +13,7 @@ from hpcdet.core._preempt import PreemptContext
 from hpcdet.core._profiler import ProfilerContext
 from hpcdet.core._searcher import SearcherContext
 from hpcdet.core._train import TrainContext
+from hpcdet.store.secrets import resolve
 from hpcdet.train import rendezvous, rng
 from hpcdet.train.order import Order, shuffled
 from hpcdet.train.session import Session
@@ -27,7 +28,7 @@ class Context:
     Attributes:
         hparams: this trial's hyperparameters.
         seed: this trial's seed; python, numpy and torch are seeded with it, on all ranks alike.
-        data: the config's ``data``.
+        data: the config's ``data``, with its secrets.
         first_batch: batches behind the checkpoint that this attempt went on from.
     """
 
@@ -35,7 +36,12 @@ class Context:
         self.session = session
         self.hparams: dict[str, Any] = dict(session.record.params)
         self.seed = session.record.seed
-        self.data = dict(session.config.data)
+        experiment = session.place.experiment
+        self.data = (
+            resolve(session.config.data, experiment.secrets)
+            if experiment
+            else dict(session.config.data)
+        )
         self.first_batch = 0
         self.distributed = DistributedContext(session)
         self.train = TrainContext(session)

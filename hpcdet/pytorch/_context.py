@@ -106,8 +106,8 @@ class PyTorchTrialContext:
         return dict(self.core.session.config.raw)
 
     def get_data_config(self) -> dict[str, Any]:
-        """The config's ``data``."""
-        return dict(self.core.session.config.data)
+        """The config's ``data``, with its secrets."""
+        return dict(self.core.data)
 
     def get_experiment_id(self) -> str:
         experiment = self.core.session.place.experiment
