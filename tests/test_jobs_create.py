@@ -282,13 +282,17 @@ def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         ),
         (Resources(resource_pool="short", nodes=3), "resources.nodes", "partition short has 2"),
         (Resources(slots_per_node=5), "resources.slots_per_node", "more nodes"),
+        (Resources(slots_per_node=3, cpus_per_slot=3), "resources.cpus_per_slot", "have 8"),
     ],
 )
 def test_what_can_never_run_is_refused_before_submission(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, need: Resources, where: str, said: str
 ) -> None:
     site = fake_slurm(tmp_path, monkeypatch)
-    own = {"default_partition": "batch", "partitions": {"batch": {"slots_per_node": 4}}}
+    own = {
+        "default_partition": "batch",
+        "partitions": {"batch": {"slots_per_node": 4, "cpus_per_node": 8}},
+    }
     site = Site.model_validate({**site.plain(), **own})
     assert checks.preflight(Resolved(resources=Resources(walltime_s=1800)), site, tmp_path) == []
     with pytest.raises(ConfigError) as caught:

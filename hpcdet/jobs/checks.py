@@ -158,7 +158,7 @@ def _refuse_impossible(
     if need.walltime_s is not None and limit is not None and need.walltime_s > limit:
         raise ConfigError(
             f"{duration(need.walltime_s)} is over the limit of partition {name}",
-            where="resources.walltime",
+            where="resources.walltime_s",
             hint=f"at most {duration(limit)}; trials go on in the next allocation by themselves",
         )
     if view.slots_per_node is not None and need.slots_per_node > view.slots_per_node:
@@ -166,6 +166,12 @@ def _refuse_impossible(
             f"{need.slots_per_node} slots on one node; those of {name} have {view.slots_per_node}",
             where="resources.slots_per_node",
             hint="spread the trial over more nodes: resources.nodes",
+        )
+    cpus = need.slots_per_node * need.cpus_per_slot
+    if view.cpus_per_node is not None and cpus > view.cpus_per_node:
+        raise ConfigError(
+            f"{cpus} cores on one node; those of {name} have {view.cpus_per_node}",
+            where="resources.cpus_per_slot",
         )
     if partition is not None and need.nodes > partition.nodes:
         raise ConfigError(

@@ -24,6 +24,8 @@ from hpcdet.store import files
 SLOWEST_S = 600
 _SLOWER = 1.5
 _MANY = 500
+_FIRST_S = 150
+_STEP_S = 0.05
 _COST = 10
 """An answer that took t seconds is not asked for again within ten times t."""
 
@@ -109,7 +111,9 @@ class SharedQuery:
         path = folder / f"{self.name}.json"
         answer = _read(path)
         if not self._good(answer, wanted):
-            with _lock(folder / f"{self.name}.lock", wait=answer is None) as mine:
+            # without any answer yet there is nothing to go on with; with one, an old one will do
+            wait_s = _FIRST_S if answer is None else 0
+            with _lock(folder / f"{self.name}.lock", wait_s) as mine:
                 answer = _read(path)
                 if mine and not self._good(answer, wanted):
                     answer = self._ask(answer, wanted)
@@ -150,17 +154,26 @@ def _read(path: Path) -> Answer | None:
 
 
 @contextlib.contextmanager
-def _lock(path: Path, wait: bool) -> Iterator[bool]:
-    """Be the one who asks. False if another is at it; file systems without locks let all ask."""
+def _lock(path: Path, wait_s: float) -> Iterator[bool]:
+    """Be the one who asks. False if another still is at it after ``wait_s``.
+
+    File systems without locks let everybody ask.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT, files.FILE_MODE)
+    last = time.monotonic() + wait_s
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= last:
+                    yield False
+                    return
+                time.sleep(_STEP_S)
+                continue
+            except OSError:
+                pass
+            yield True
             return
-        except OSError:
-            pass
-        yield True
     finally:
         os.close(fd)
