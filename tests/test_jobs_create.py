@@ -277,7 +277,7 @@ def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         ),
         (
             Resources(resource_pool="short", walltime_s=1801),
-            "resources.walltime",
+            "resources.walltime_s",
             "at most 0-00:30",
         ),
         (Resources(resource_pool="short", nodes=3), "resources.nodes", "partition short has 2"),
