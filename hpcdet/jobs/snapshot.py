@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -49,9 +50,11 @@ def scan(folder: Path, skip: Path | None = None) -> list[Entry]:
     """
     folder = folder.resolve()
     trust.refuse_writable_by_others(folder, "code")
-    entries = sorted(_walk(folder, _ignored(folder), skip), key=lambda entry: entry.path)
-    total = sum(entry.bytes for entry in entries)
     hint = f"leave data and results out by a line in {folder / '.hpcdetignore'}"
+    # a home folder given by mistake is not walked to its end
+    some = itertools.islice(_walk(folder, _ignored(folder), skip), MAX_FILES + 1)
+    entries = sorted(some, key=lambda entry: entry.path)
+    total = sum(entry.bytes for entry in entries)
     if len(entries) > MAX_FILES:
         raise ConfigError(f"the code has more than {MAX_FILES} files", where=str(folder), hint=hint)
     if total > MAX_BYTES:
