@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster import slurm as private
 from tests.cluster.configuration import Options
+from tests.commands import cli as cli
 
 if TYPE_CHECKING:
     from tests.slurm_runs import Lab

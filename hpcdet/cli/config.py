@@ -81,9 +81,9 @@ def explain_key(key: str) -> None:
     \b
     Example: hpcdet config explain searcher.max_trials
     """
-    from hpcdet.config import problems, schema
+    from hpcdet.config import explain, problems
 
-    click.echo(schema.explain(key) if key else "\n".join(problems.all_keys()))
+    click.echo(explain(key) if key else "\n".join(problems.all_keys()))
 
 
 @config_command.command("schema")
@@ -95,4 +95,4 @@ def print_schema() -> None:
     """
     from hpcdet.config import schema
 
-    click.echo(json.dumps(schema.schema(), indent=2))
+    click.echo(json.dumps(schema(), indent=2))

@@ -17,7 +17,7 @@ def index_command() -> None:
     """An experiment as SQLite tables, derived from its files; it may be deleted at any time.
 
     \b
-    Example: sqlite3 "$(hpcdet index rebuild digits-7f3a)" 'select * from v_leaderboard'
+    Example: sqlite3 $(hpcdet index rebuild @last) 'select * from v_leaderboard'
     """
 
 

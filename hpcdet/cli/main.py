@@ -24,6 +24,10 @@ Examples:
 """
 
 
+class _ReaderGone(Exception):
+    """Whoever reads our output has seen enough."""
+
+
 class LazyGroup(click.Group):
     """A group that imports the module of a verb when the verb is used."""
 
@@ -49,6 +53,13 @@ class LazyGroup(click.Group):
             hint = f" Did you mean {near[0]!r}?" if near else " See: hpcdet --help"
             raise click.UsageError(f"No such verb: {args[0]!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        # click ends a process whose reader has gone with 1; nothing has failed
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _ReaderGone from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, verbs in SECTIONS.items():
@@ -107,8 +118,8 @@ def run(argv: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return 130
-    except BrokenPipeError:
-        # the reader has seen enough; python must not complain at exit either
+    except (_ReaderGone, BrokenPipeError):
+        # python must not complain at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

@@ -119,16 +119,18 @@ def status_command(out: Output, ids: Sequence[str], watch: float | None, exit_st
 
 def _drift(ids: Sequence[str], items: list[dict[str, Any]]) -> list[str]:
     """Code that was changed since a live experiment took its snapshot, if one is asked for."""
+    live = [item for item in items if ids and item["state"] not in follow.ENDED]
+    if not live:
+        return []
     from hpcdet.jobs import drift
 
     found = []
-    for item in items if ids else ():
-        if item["state"] not in follow.ENDED:
-            differs = drift.code_differs(ExperimentPaths(Path(item["path"])))
-            if differs:
-                more = f" and {len(differs) - 3} more" if len(differs) > 3 else ""
-                files = ", ".join(differs[:3]) + more
-                found.append(f"{item['id']}: the code has changed since its snapshot: {files}")
+    for item in live:
+        differs = drift.code_differs(ExperimentPaths(Path(item["path"])))
+        if differs:
+            more = f" and {len(differs) - 3} more" if len(differs) > 3 else ""
+            files = ", ".join(differs[:3]) + more
+            found.append(f"{item['id']}: the code has changed since its snapshot: {files}")
     return found
 
 
@@ -179,15 +181,15 @@ def _print_status(out: Output, items: list[dict[str, Any]]) -> None:
 
 def headline(item: dict[str, Any]) -> str:
     """The lines above the table of trials: state, health, best value."""
-    state = item["state"] + (f" ({text(item['why'])})" if item["why"] else "")
-    ended = item["state"] in follow.ENDED
-    health = "" if ended else f"  health: {item['health']}"
-    if not ended and item["last_turn_s"] is not None:
-        health += f", last turn {words.duration(item['last_turn_s'])} ago"
     done = sum(trial["state"] in follow.ENDED for trial in item["trials"])
-    lines = [f"{item['id']}  {state}  {done}/{len(item['trials'])} trials ended{health}"]
-    if item["health_why"]:
-        lines.append(f"  {item['health_why']}")
+    lines = [f"{item['id']}  {item['state']}  {done}/{len(item['trials'])} trials ended"]
+    if item["why"]:
+        lines.append(f"  {text(item['why'])}")
+    if item["state"] not in follow.ENDED:
+        turn = item["last_turn_s"]
+        age = "" if turn is None else f", last turn {words.duration(turn)} ago"
+        why = f": {item['health_why']}" if item["health_why"] else ""
+        lines.append(f"  health {item['health']}{age}{why}")
     if item["best"]:
         best = item["best"]
         lines.append(

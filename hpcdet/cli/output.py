@@ -132,18 +132,20 @@ class Output:
         return table(shown, texts, header=self.header, cut=self.format == "table")
 
 
+_LEAST = 8
+"""Columns are cut down to so many characters, not further."""
+
+
 def table(
     columns: Sequence[Column], rows: list[list[str]], *, header: bool = True, cut: bool = True
 ) -> str:
-    """Rows in columns that line up; the widest text column is cut to the width of the terminal."""
+    """Rows in columns that line up; the widest columns are cut to the width of the terminal."""
     titles = [[column.title for column in columns]] if header else []
     lines = titles + rows
     widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(columns))]
     limit = shutil.get_terminal_size((80, 24)).columns
-    excess = sum(widths) + 2 * (len(widths) - 1) - limit
-    if cut and excess > 0:
-        widest = max(range(len(widths)), key=lambda i: widths[i])
-        widths[widest] = max(8, widths[widest] - excess)
+    while cut and sum(widths) + 2 * (len(widths) - 1) > limit and max(widths) > _LEAST:
+        widths[widths.index(max(widths))] -= 1
     return "\n".join(_line(columns, line, widths) for line in lines)
 
 

@@ -26,10 +26,10 @@ def report_command(ids: Sequence[str], out: Path | None) -> None:
     \b
     Example: hpcdet report digits-7f3a -o report.html
     """
-    from hpcdet.read import report
+    from hpcdet.read.report import write
 
     found = references(ids)
     if out is not None and len(found) > 1:
         raise UsageError("one file cannot hold several experiments", where="-o")
     for reference in found:
-        click.echo(str(report.write(reference.paths, out)))
+        click.echo(str(write(reference.paths, out)))

@@ -102,12 +102,11 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
     submitted = {j.number for j in gathered.jobs if j.submitted and j.submitted.job}
     seen = {w.paths.submission for w in gathered.workers}
     if submitted - seen:
-        why = "its jobs wait in the queue of the scheduler"
+        why = "jobs wait in the queue"
         return {"health": "queued", "last_turn_s": age, "why": why}
     if age is not None and age <= FRESH_S:
         return {"health": "ok", "last_turn_s": age, "why": ""}
-    why = "no worker lives and nobody decides; start one with: hpcdet searcher start " + gathered.id
-    return {"health": "stalled", "last_turn_s": age, "why": why}
+    return {"health": "stalled", "last_turn_s": age, "why": "nobody works or decides"}
 
 
 def _last_turn(gathered: Gathered) -> float | None:

@@ -1,0 +1,357 @@
+"""What all verbs share: exit codes, output formats, errors, help, and what they import."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from hpcdet.cli import follow, main, table_of_verbs
+from hpcdet.errors import (
+    ConfigError,
+    HpcdetError,
+    IntegrityError,
+    NotFound,
+    PartialSuccess,
+    StillPending,
+    Unavailable,
+    Unsuccessful,
+    UsageError,
+)
+from tests.builders import Builder, sweep
+from tests.commands import Cli
+
+
+@pytest.fixture
+def swept(cli: Cli) -> Builder:
+    return sweep(cli.root / "digits-7f3a")
+
+
+def hpcdet(*argv: str, **more: Any) -> subprocess.Popen[bytes]:
+    """The command in a process of its own."""
+    return subprocess.Popen([sys.executable, "-m", "hpcdet", *argv], **more)
+
+
+# -- exit codes --------------------------------------------------------------------------
+
+
+def test_0_success_and_an_empty_list(cli: Cli) -> None:
+    assert json.loads(cli("ls", "-o", "json").out)["items"] == []
+    assert "no experiments" in cli("ls").err
+
+
+def test_1_something_unexpected(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr("hpcdet.read.find.experiments", fail)
+    ran = cli("ls", code=1)
+    assert "error: RuntimeError: boom" in ran.err and "Traceback" not in ran.err
+    assert "Traceback" in cli("ls", "--debug", code=1).err
+
+
+def test_2_usage_and_nobody_there_to_confirm(cli: Cli, swept: Builder) -> None:
+    assert "Did you mean 'status'" in cli("stats", code=2).err
+    cli("status", "--no-such-flag", code=2)
+    ran = cli("rm", "digits", code=2)
+    assert "add -y" in ran.err and swept.paths.root.exists()
+
+
+def test_3_not_found_or_ambiguous(cli: Cli, swept: Builder) -> None:
+    Builder(cli.root / "digits-9c00")
+    assert "2 experiments fit" in cli("show", "digits", code=3).err
+    assert "no such experiment" in cli("show", "mnist", code=3).err
+
+
+def test_4_a_wrong_config(cli: Cli, tmp_path: Path) -> None:
+    config = tmp_path / "bad.yaml"
+    config.write_text("entrypoint: model_def:X\nsercher: {name: single}\n")
+    ran = cli("config", "validate", config, "--site", "local", code=4)
+    assert "sercher" in ran.err and "bad.yaml:2" in ran.err and "searcher" in ran.err
+
+
+def test_5_the_file_system_refuses(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    work = tmp_path / "work"
+    cli("init", work)
+    ran = cli(
+        "submit", work / "random.yaml", "--site", "local", "--no-test", "-C",
+        tmp_path / "file" / "root", code=5,
+    )  # fmt: skip
+    assert "cannot make the experiment's folder" in ran.err
+
+
+def test_6_it_ended_badly(cli: Cli) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    built.close("ERROR", "ValueError: bad batch")
+    ran = cli("wait", "digits", code=6)
+    assert "ValueError: bad batch" in ran.err and "hpcdet explain digits-7f3a" in ran.err
+    cli("status", "--exit-status", code=6)
+
+
+def test_7_a_bulk_action_worked_for_some(cli: Cli, swept: Builder) -> None:
+    ran = cli("tag", "digits", "mnist", "--add", "paper", "-o", "json", code=7)
+    assert [(item["id"], item["ok"]) for item in ran.items] == [
+        ("digits-7f3a", True),
+        ("mnist", False),
+    ]
+    assert json.loads(ran.err.splitlines()[-1])["error"]["code"] == "PARTIAL"
+
+
+def test_8_the_time_is_over(cli: Cli) -> None:
+    Builder(cli.root / "digits-7f3a")
+    assert "time to wait is over" in cli("wait", "@last", "--timeout", "0", code=8).err
+
+
+def test_9_a_file_is_not_what_was_written(cli: Cli, swept: Builder) -> None:
+    folder = swept.paths.trial(1).checkpoint(100, 1)
+    ran = cli("ckpt", "verify", folder, "-o", "json", code=9)
+    assert ran.items[0]["state"] == "damaged"
+
+
+def test_130_ctrl_c_in_a_follower_leaves_the_job_alone(cli: Cli) -> None:
+    Builder(cli.root / "digits-7f3a").trial().attempt()
+    process = hpcdet("wait", "digits-7f3a", stderr=subprocess.PIPE)
+    try:
+        assert process.stderr is not None
+        first = process.stderr.readline()  # it follows now
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert b"RUNNING" in first
+    assert process.returncode == 130 and b"the jobs go on" in err
+    assert not (cli.root / "digits-7f3a" / "commands").exists()
+
+
+def test_the_table_of_exit_codes_is_the_errors(cli: Cli) -> None:
+    out = cli("help", "exit-codes").out
+    codes = [int(line.split()[0]) for line in out.splitlines()]
+    assert codes == [*range(10), 130, 143]
+    for kind in (
+        UsageError,
+        NotFound,
+        ConfigError,
+        Unavailable,
+        Unsuccessful,
+        PartialSuccess,
+        StillPending,
+        IntegrityError,
+    ):
+        assert (kind.__doc__ or "").splitlines()[0].rstrip(".") in out
+
+
+@pytest.mark.parametrize("form", [["-o", "json"], ["--json"], ["-ojson"], ["--output=json"]])
+def test_errors_are_one_line_of_json_where_json_is_asked_for(cli: Cli, form: list[str]) -> None:
+    ran = cli("show", "mnist", *form, code=3)
+    assert ran.out == ""
+    assert json.loads(ran.err)["error"]["code"] == "NOT_FOUND"
+    usage = cli("show", "mnist", "--bad", *form, code=2)
+    assert json.loads(usage.err)["error"]["code"] == "USAGE"
+
+
+# -- output ------------------------------------------------------------------------------
+
+
+def test_json_is_an_envelope_and_all_there_is_on_stdout(cli: Cli, swept: Builder) -> None:
+    value = json.loads(cli("status", "digits", "-o", "json").out)
+    assert value.keys() == {"schema", "generated_at", "items", "warnings"}
+    assert value["schema"] == "hpcdet.status/1" and value["warnings"] == []
+    [item] = value["items"]
+    assert {"id", "state", "trials"} <= item.keys()
+    assert {"id", "state", "steps", "best", "restarts"} <= item["trials"][0].keys()
+    [shown] = cli("show", "digits", "--json").items
+    assert {"config", "attempts"} <= shown.keys()
+    assert {"trial", "attempt", "job", "start", "end", "reason", "steps"} <= (
+        shown["attempts"][0].keys()
+    )
+    [ckpt] = cli("ckpt", "ls", "digits/2", "-o", "json").items
+    assert {"trial", "step", "path", "bytes", "digest", "state"} <= ckpt.keys()
+    metric = cli("metrics", "digits", "-o", "json").items[0]
+    assert {"trial", "group", "step", "name", "value", "time"} <= metric.keys()
+
+
+def test_the_other_formats(cli: Cli, swept: Builder) -> None:
+    assert cli("ls", "-o", "id").out == "digits-7f3a\n" == cli("-q", "ls").out
+    lines = cli("metrics", "digits", "-o", "jsonl").out.splitlines()
+    assert len(lines) > 5 and all(json.loads(line)["name"] for line in lines)
+    out = cli("metrics", "digits", "--fields", "trial,name", "-o", "csv", "--no-header").out
+    assert next(csv.reader(io.StringIO(out))) == ["1", "loss"]
+    assert "SUPERSEDED" in cli("metrics", "digits", "-o", "wide").out
+    assert "no such field: nothing" in cli("ls", "--fields", "nothing", "-o", "json", code=2).err
+
+
+def test_csv_is_no_formula_and_tables_move_no_cursor(cli: Cli) -> None:
+    Builder(cli.root / "digits-7f3a", name="=cmd()", labels=["a\x1b[2Jb"])
+    out = cli("ls", "-o", "csv", "--fields", "name").out
+    assert out.splitlines()[1] == "'=cmd()"
+    assert "\x1b" not in cli("ls").out
+
+
+@pytest.mark.parametrize(
+    "argv", [["ls"], ["status"], ["ckpt", "ls", "@last"], ["events", "@last"], ["metrics", "@last"]]
+)
+def test_tables_fit_into_80_columns(cli: Cli, swept: Builder, argv: list[str]) -> None:
+    built = Builder(cli.root / ("a-name-that-is-as-long-as-a-slug-ever-is-7f3a"))
+    attempt = built.trial(**{f"hyperparameter_{n}": 0.123456789 for n in range(9)}).attempt()
+    attempt.metrics("validation", 100, **{"a_metric_with_a_very_long_name_" * 3: 1.0})
+    attempt.checkpoint(100)
+    out = cli(*argv).out
+    assert out and max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_global_flags_mean_the_same_before_and_after_the_verb(cli: Cli, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    Builder(other / "mnist-1a2b")
+    assert cli("-C", other, "ls", "-o", "id").out == cli("ls", "-C", other, "-o", "id").out
+    assert cli("ckpt", "ls", "mnist", "-C", other).code == 0
+    assert cli("ls", "-o", "id").out == ""
+
+
+def test_times_are_local_unless_utc_is_asked_for(
+    cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import time
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setenv("TZ", "Etc/GMT-5")
+            time.tzset()
+            assert "17:00:00" in cli("ls").out
+            assert "12:00:00" in cli("ls", "--utc").out
+    finally:
+        time.tzset()
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(cli: Cli, swept: Builder) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    process = hpcdet("metrics", "digits", stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, b"")
+
+
+# -- help --------------------------------------------------------------------------------
+
+
+def all_commands() -> list[tuple[str, click.Command]]:
+    found: list[tuple[str, click.Command]] = []
+    context = click.Context(main.cli)
+    for verb in table_of_verbs.VERBS.values():
+        command = main.cli.get_command(context, verb.name)
+        assert command is not None
+        found.append((verb.name, command))
+        if isinstance(command, click.Group):
+            found += [(f"{verb.name} {name}", each) for name, each in command.commands.items()]
+    return found
+
+
+def test_every_verb_has_an_example_and_fits_into_80_columns(cli: Cli) -> None:
+    out = cli("--help").out
+    assert out.count("  hpcdet ") == 3 and cli().out == out
+    for name, command in all_commands():
+        text = cli(*name.split(), "--help").out
+        assert max(len(line) for line in text.splitlines()) <= 80, name
+        if not command.hidden:
+            assert f"hpcdet {name}" in text.partition("\n")[2] or "Example" in text, name
+            assert "Example" in text or " show" in name or "hpcdet " in text, name
+
+
+def test_the_list_of_verbs_says_what_the_verbs_say() -> None:
+    for name, command in all_commands():
+        verb = table_of_verbs.VERBS.get(name)
+        if verb is not None and not verb.hidden:
+            assert command.short_help == verb.help, name
+
+
+def test_completion_knows_verbs_and_ids(
+    cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_HPCDET_COMPLETE" in cli("completion", shell).out
+    from click.shell_completion import ShellComplete
+
+    complete = ShellComplete(main.cli, {}, "hpcdet", "_HPCDET_COMPLETE")
+    assert [c.value for c in complete.get_completions(["show"], "dig")] == ["digits-7f3a"]
+    assert "status" in [c.value for c in complete.get_completions([], "st")]
+
+
+# -- imports -----------------------------------------------------------------------------
+
+HEAVY = {"torch", "h5py", "numpy", "sqlite_utils", "pydantic", "jinja2", "submitit", "rich"}
+
+
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["ls"], ["status"], ["logs", "@last"], ["metrics", "@last"]]
+)
+def test_reading_imports_nothing_heavy(cli: Cli, swept: Builder, argv: list[str]) -> None:
+    code = (
+        "import sys; from hpcdet.cli.main import run; code = run(sys.argv[1:]);"
+        "print('LOADED', *sorted({m.partition('.')[0] for m in sys.modules})); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.splitlines()[-1].split()[1:])
+    assert "click" in loaded
+    assert loaded & HEAVY == set()
+
+
+def test_all_of_the_login_side_does_without_torch() -> None:
+    modules = sorted({f"hpcdet.cli.{verb.module}" for verb in table_of_verbs.VERBS.values()})
+    code = f"import sys, {', '.join(modules)}; print({{'torch', 'h5py'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "set()\n", done.stderr
+
+
+# -- waiting -----------------------------------------------------------------------------
+
+
+def test_waiting_ends_when_it_ends_and_says_what_moved(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    attempt = built.trial().attempt()
+
+    def step(_: float) -> None:
+        if not attempt.batches:
+            attempt.metrics("validation", 100, validation_loss=0.5)
+        elif not built.paths.closed.exists():
+            attempt.end("completed")
+            built.close("COMPLETED")
+
+    monkeypatch.setattr(follow, "pause", step)
+    err = cli("wait", "digits").err.splitlines()
+    assert err[0] == "digits-7f3a  PENDING" or err[0] == "digits-7f3a  RUNNING"
+    assert "digits-7f3a/1  RUNNING  step 100  best 0.5" in err
+    assert err[-1] == "digits-7f3a  COMPLETED"
+
+
+def test_trouble_ends_the_waiting_and_a_pause_does_not(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    built.decide("state", state="PAUSED", why="paused by its user", by="")
+    cli("wait", "digits", "--timeout", "0", code=8)
+    built.decide("state", state="PAUSED", why="no such partition", by="scheduler")
+    assert "no such partition" in cli("wait", "digits", code=6).err
+
+
+def test_an_error_of_ours_has_where_and_hint(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> None:
+        raise HpcdetError("it broke\nin two lines", where="here", hint="repair it")
+
+    monkeypatch.setattr("hpcdet.read.find.experiments", fail)
+    assert cli("ls", code=1).err == "error: here: it broke\n  in two lines\nhint: repair it\n"
