@@ -185,7 +185,6 @@ def test_scalars_are_those_that_people_mean(tmp_path: Path) -> None:
         ("searcher: {name: random}", "'max_trials' is missing"),
         ("searcher: {max_trials: 2}", "a single search has one trial"),
         ("searcher: {metric: ''}", "searcher.metric"),
-        ("searcher: {source_trial_id: a/1, source_checkpoint_uuid: b}", "exclude each other"),
         ("workspace: a", "workspace and project go together"),
         (
             "searcher: {name: grid}\nhyperparameters: {a: {type: int, minval: 1, maxval: 2}}",

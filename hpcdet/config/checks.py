@@ -82,9 +82,6 @@ def _searcher(config: Config) -> Iterator[Problem]:
     if asked.name == "single" and asked.max_trials not in (None, 1):
         what = "a single search has one trial"
         yield Problem("searcher.max_trials", what, "leave it out, or use name: random")
-    if asked.source_trial_id is not None and asked.source_checkpoint_uuid is not None:
-        what = "source_trial_id and source_checkpoint_uuid exclude each other"
-        yield Problem("searcher.source_trial_id", what, "keep one of them")
     if asked.max_length is not None and asked.max_length.value == 0:
         yield Problem("searcher.max_length", "a training of length 0 learns nothing")
     if asked.max_length is None and is_class(config.entrypoint):

@@ -107,6 +107,18 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
             lambda value: value in ("O1", "O2", "O3"),
         ),
     ),
+    "optimizations.gradient_compression": (
+        Foreign(
+            "later", "compressing gradients is not in this version", lambda value: value is True
+        ),
+    ),
+    "optimizations.average_training_metrics": (
+        Foreign(
+            "refused",
+            "training metrics are averaged over all ranks here, always",
+            lambda value: value is False,
+        ),
+    ),
     # storage
     "checkpoint_storage.type": (
         Foreign(
@@ -125,6 +137,12 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
     "searcher.name": (
         Foreign("later", _LATER_SEARCH, lambda value: value in _LATER_SEARCHERS),
     ),
+    **{
+        f"searcher.{key}": (
+            Foreign("later", "starting from another checkpoint is not in this version"),
+        )
+        for key in ("source_trial_id", "source_checkpoint_uuid")
+    },
     **{
         f"searcher.{key}": (Foreign("later", "it belongs to searchers not in this version"),)
         for key in (
@@ -157,5 +175,7 @@ def verdict(key: str, value: Any) -> Foreign | None:
 WITHOUT_EFFECT = {
     "checkpoint_storage.host_path": "checkpoints lie in the experiment's folder",
     "checkpoint_storage.storage_path": "checkpoints lie in the experiment's folder",
+    "records_per_epoch": "an epoch is as long as the code's data",
+    "resources.priority": "the cluster's scheduler decides this; see slurm.sbatch_args (--nice)",
 }
 """Keys that the model keeps for the record, without effect; a warning where they are set."""

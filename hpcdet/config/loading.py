@@ -150,8 +150,8 @@ def _foreign(values: dict[str, Any]) -> list[tuple[Problem, bool]]:
         else:
             found.append((Problem(key, entry.reason), True))
     for key, reason in foreign.WITHOUT_EFFECT.items():
-        section, _, name = key.partition(".")
-        place = values.get(section)
+        section, _, name = key.rpartition(".")
+        place = values.get(section) if section else values
         if isinstance(place, dict) and name in place:
             found.append((Problem(key, f"has no effect: {reason}"), False))
     return found

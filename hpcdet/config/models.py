@@ -104,10 +104,6 @@ class Searcher(Section):
     """How many trials a random search makes; those with InvalidHP do not count."""
     max_concurrent_trials: int = Field(default=16, ge=0)
     """How many trials are open at once; 0: no limit."""
-    source_trial_id: str | None = None
-    """Start every trial from the latest checkpoint of this trial (ID/3)."""
-    source_checkpoint_uuid: str | None = None
-    """Start every trial from this checkpoint."""
 
 
 class Reproducibility(Section):
@@ -137,12 +133,12 @@ class Optimizations(Section):
     """Gradients of this many batches are added up before each step of the optimizer."""
     average_aggregated_gradients: bool = True
     """Divide the added-up gradients by aggregation_frequency."""
-    average_training_metrics: bool = True
-    """Average training metrics over all ranks, not those of rank 0 only."""
+    average_training_metrics: Literal[True] = True
+    """Training metrics are averaged over all ranks."""
     mixed_precision: Literal["O0"] = "O0"
     """O0: no Apex. Automatic mixed precision is asked for in the code."""
-    gradient_compression: bool = False
-    """Send gradients as 16-bit floats."""
+    gradient_compression: Literal[False] = False
+    """Sending gradients as 16-bit floats: not in this version."""
 
 
 class Resources(Section):
@@ -163,7 +159,7 @@ class Resources(Section):
     max_slots: int | None = Field(default=None, ge=1)
     """Slots that all trials of the experiment may hold at once."""
     priority: int | None = Field(default=None, ge=1, le=99)
-    """1 is most urgent, 99 least; 42 is normal. Becomes the scheduler's nice value."""
+    """Determined's; has no effect here, with a warning."""
     is_single_node: bool | None = None
     """All ranks of a trial on one node."""
 
@@ -253,7 +249,7 @@ class Config(Section):
     scheduling_unit: int = Field(default=100, ge=1)
     """Batches between two reports of training metrics."""
     records_per_epoch: int = Field(default=0, ge=0)
-    """Length of an epoch where the code cannot say it."""
+    """Determined's; has no effect here, with a warning: the data loader has a length."""
     checkpoint_policy: Literal["best", "all", "none"] = "best"
     """After which validations a checkpoint is made."""
     checkpoint_storage: CheckpointStorage = CheckpointStorage()

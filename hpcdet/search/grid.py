@@ -25,7 +25,6 @@ class Grid:
     seed: int
     until: Length | None
     max_concurrent: int
-    parent: str = ""
     name: str = field(default="grid", init=False)
     version: int = field(default=1, init=False)
 
@@ -51,8 +50,7 @@ class Grid:
         first = state["created"] + 1
         new = range(first, min(first + room, len(self.points) + 1))
         actions: list[Action] = [
-            Create(k, self.points[k - 1], trial_seed(self.seed, k), self.until, self.parent)
-            for k in new
+            Create(k, self.points[k - 1], trial_seed(self.seed, k), self.until) for k in new
         ]
         trials = [*state["open"], *new]
         if not trials:

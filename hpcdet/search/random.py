@@ -31,7 +31,6 @@ class Random:
     until: Length | None
     max_trials: int
     max_concurrent: int
-    parent: str = ""
     name: str = field(default="random")
     version: int = field(default=1, init=False)
 
@@ -80,7 +79,7 @@ class Random:
 
     def _create(self, trial: int) -> Create:
         params = self.space.sample(self.seed, trial)
-        return Create(trial, params, trial_seed(self.seed, trial), self.until, self.parent)
+        return Create(trial, params, trial_seed(self.seed, trial), self.until)
 
     def _hopeless(self, state: State) -> str:
         if state["in_a_row"] and self.space.constant:

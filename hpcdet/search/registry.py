@@ -21,16 +21,15 @@ def searcher(resolved: Resolved) -> Searcher:
     """
     asked = resolved.searcher
     seed = resolved.reproducibility.experiment_seed
-    parent = asked.source_checkpoint_uuid or asked.source_trial_id or ""
     concurrent = asked.max_concurrent_trials
     try:
         space = Space(resolved.hyperparameters)
         if asked.name == "grid":
-            return Grid(space.grid(), seed, asked.max_length, concurrent, parent)
+            return Grid(space.grid(), seed, asked.max_length, concurrent)
         if asked.name == "random":
-            return Random(space, seed, asked.max_length, asked.max_trials, concurrent, parent)
+            return Random(space, seed, asked.max_length, asked.max_trials, concurrent)
         if asked.name == "single":
-            return Random(space, seed, asked.max_length, 1, 1, parent, name="single")
+            return Random(space, seed, asked.max_length, 1, 1, name="single")
     except SpaceError as error:
         where = f"hyperparameters.{dotted(error.path)}".rstrip(".")
         raise ConfigError(error.what, where=where, hint=error.hint) from error

@@ -40,8 +40,6 @@ class Searcher:
     max_length: Length | None = None
     max_trials: int = 1
     max_concurrent_trials: int = 16
-    source_trial_id: str | None = None
-    source_checkpoint_uuid: str | None = None
 
 
 @dataclass(frozen=True)
