@@ -7,6 +7,7 @@ from a seed that is printed: HPCDET_CHAOS sets how many there are, HPCDET_CHAOS_
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -51,7 +52,7 @@ def arena(tmp_path: Path) -> Iterator[Arena]:
     with x.local_jobs(tmp_path / "state") as state:
         yield Arena(tmp_path, state)
         for root in (tmp_path / "root").iterdir():
-            x.strike(x.daemon_pids(ExperimentPaths(root)))
+            kill_daemons(ExperimentPaths(root))
 
 
 def strike(blow: str, paths: ExperimentPaths, arena: Arena, draw: random.Random) -> None:
@@ -65,14 +66,23 @@ def strike(blow: str, paths: ExperimentPaths, arena: Arena, draw: random.Random)
         case "worker":
             x.strike(x.worker_pids(paths))
         case "daemon":
-            x.strike(x.daemon_pids(paths))
+            kill_daemons(paths)
         case "supervisor":
             x.strike(x.supervisor_pids(arena.state))
         case "everything":
-            x.strike([*x.daemon_pids(paths), *x.supervisor_pids(arena.state)])
+            kill_daemons(paths)
+            x.strike(x.supervisor_pids(arena.state))
             x.strike([*x.worker_pids(paths), *x.rank_pids(paths)])
         case _:
             x.strike(x.worker_pids(paths), signal.Signals[f"SIG{blow}"])
+
+
+def kill_daemons(paths: ExperimentPaths) -> None:
+    """SIGKILL, and reap: a daemon that this process started would else count as there."""
+    for pid in x.daemon_pids(paths):
+        x.strike([pid])
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
 
 
 def await_moment(paths: ExperimentPaths, draw: random.Random, batches: int) -> bool:

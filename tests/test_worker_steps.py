@@ -1,0 +1,182 @@
+"""How ranks are started, told, ended and swept up; and what hears a notice."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcdet.jobs.launch import Allocation, Launch, clean_environment, launch, listener_argv
+from hpcdet.schedulers import processes
+from hpcdet.store import config
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.worker import step as steps
+from hpcdet.worker.step import PEER_LOST, Exit, RunningStep
+from tests import experiments as x
+
+RESOURCES = {"slots_per_trial": 4, "nodes": 2, "slots_per_node": 2, "cpus_per_slot": 3}
+
+
+def planned(launcher: dict[str, object], **resources: object) -> Launch:
+    values = x.config(
+        resources={**RESOURCES, **resources},
+        distributed={"backend": "gloo"},
+        environment={"environment_variables": {"MINE": "1"}},
+    )
+    paths = ExperimentPaths(Path("/scratch/exp-0001"))
+    site = x.local_site(launcher=launcher, python="/opt/python")
+    attempt = paths.trial(7).attempt(2)
+    return launch(config.resolve(values), site, paths, attempt, Allocation("5_1", ("n1",), 0, 99.5))
+
+
+RANK = "/opt/python -m hpcdet.attempt /scratch/exp-0001 7 2"
+
+
+def test_srun_gets_all_it_must_not_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_CPU_BIND", "mask")
+    monkeypatch.setenv("RANK", "3")
+    plan = planned({"kind": "srun", "args": ["--mpi=pmix"]}, memory_per_slot=(1 << 30) + 1)
+    line = shlex.join(plan.argv)
+    assert line.startswith("srun ") and line.endswith(f" --mpi=pmix {RANK}")
+    for option in (
+        "--nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=3 --exact --cpu-bind=none",
+        "--kill-on-bad-exit=1 --wait=60 --export=ALL",
+        "--job-name=7-2 --mem=2049M",
+    ):
+        assert option in line
+    assert plan.by_launcher and len(plan.processes) == 1
+    env = plan.environment
+    assert (env["SLURM_JOB_ID"], env["HPCDET_DEADLINE"]) == ("5", "99.500")
+    assert (env["HPCDET_BACKEND"], env["MINE"]) == ("gloo", "1")
+    assert not {"SLURM_PROCID", "SLURM_CPU_BIND", "RANK"} & env.keys()
+
+
+def test_other_launchers() -> None:
+    mpirun = shlex.join(planned({"kind": "mpirun", "args": ["--mca", "btl", "self,tcp"]}).argv)
+    assert mpirun.startswith("mpirun -np 4 --map-by ppr:2:node")
+    assert mpirun.endswith(f"--mca btl self,tcp {RANK}")
+    local = planned({"kind": "local"}, nodes=1, slots_per_node=4)
+    assert shlex.join(local.argv) == RANK
+    assert [ranks["RANK"] for ranks in local.processes] == ["0", "1", "2", "3"]
+    assert {ranks["WORLD_SIZE"] for ranks in local.processes} == {"4"}
+
+
+def test_a_step_keeps_the_allocations_own_variables() -> None:
+    kept = clean_environment({"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "PMIX_RANK": "2"})
+    assert kept == {"SLURM_JOB_ID": "1"}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[object]:
+    """Starts shell code as ranks; what is left is killed."""
+    running: list[RunningStep] = []
+
+    def begin(code: str, ranks: int = 2) -> RunningStep:
+        plan = Launch(
+            ("/bin/bash", "-c", code),
+            {"PATH": os.environ["PATH"], "D": str(tmp_path)},
+            tuple({"RANK": str(rank)} for rank in range(ranks)),
+            by_launcher=False,
+        )
+        running.append(RunningStep(plan, tmp_path / "launcher.log", tmp_path))
+        return running[-1]
+
+    yield begin
+    for step in running:
+        step.kill()
+        x.until(lambda step=step: not step.running())
+
+
+def ended(step: RunningStep) -> Exit:
+    x.until(lambda: not step.running())
+    return step.result()
+
+
+def test_the_rank_that_failed_first_is_told_from_its_echoes(
+    start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "_PEERS_GRACE_S", 0.2)
+    assert ended(start("true")) == Exit(0)
+    # rank 0 only says that its peer is gone, and is seen first
+    echo = f"[ $RANK = 0 ] && exit {PEER_LOST}; sleep 0.1; kill -KILL $$"
+    assert ended(start(echo)) == Exit(137, 1, "SIGKILL")
+    # a rank that waits for its peer for ever and hears nothing is killed, and not the cause
+    deaf = "trap '' USR2; [ $RANK = 1 ] && exit 4; while :; do sleep 0.05; done"
+    assert ended(start(deaf)) == Exit(4, 1, "")
+
+
+def test_all_ranks_are_told_and_what_they_leave_behind_is_swept_up(start, tmp_path: Path) -> None:
+    code = "sleep 600 & echo $! > $D/child.$RANK.new; mv $D/child.$RANK.new $D/child.$RANK"
+    step = start(code)
+    x.until(lambda: len(list(tmp_path.glob("child.?"))) == 2)
+    assert ended(step) == Exit(0)
+    children = [int(file.read_text()) for file in tmp_path.glob("child.?")]
+    x.until(lambda: not any(processes.started(pid) for pid in children))
+
+    # notices that come before a rank can hear them are kept for it
+    listen = (
+        "import signal, time, pathlib, os\n"
+        "time.sleep(0.1)\n"
+        "signal.signal(signal.SIGUSR2, lambda *_: os._exit(9))\n"
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])\n"
+        "time.sleep(600)\n"
+    )
+    (tmp_path / "listen.py").write_text(listen)
+    step = start(f"exec {sys.executable} -ES $D/listen.py")
+    step.notify()
+    assert ended(step).code == 9
+
+
+def test_ranks_die_with_their_worker(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, sys, time\n"
+        "from hpcdet.jobs.launch import Launch\n"
+        "from hpcdet.worker.step import RunningStep\n"
+        "here = pathlib.Path(sys.argv[1])\n"
+        "plan = Launch(('sleep', '600'), os.environ, ({}, {}), False)\n"
+        "step = RunningStep(plan, here / 'log', here)\n"
+        "print(*step.pids, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        pids = [int(pid) for pid in worker.stdout.readline().split()]
+        try:
+            assert len(pids) == 2 and all(processes.started(pid) for pid in pids)
+            worker.kill()
+            x.until(lambda: not any(processes.started(pid) for pid in pids))
+        finally:
+            worker.kill()
+            x.strike(pids)
+
+
+def test_the_listening_step_writes_down_what_it_hears(tmp_path: Path) -> None:
+    argv = listener_argv(x.local_site().launcher, ("sh",))
+    assert {"--overlap", "--mem=0", "--ntasks=1"} <= set(argv)
+    heard = tmp_path / "heard"
+    command = [sys.executable, "-m", "hpcdet.worker.listener", str(heard)]
+    with subprocess.Popen(command) as listener:
+        try:
+            x.until(lambda: ignores(listener.pid, signal.SIGUSR1))  # the last thing before it waits
+            for notice in (signal.SIGUSR2, signal.SIGTERM):
+                listener.send_signal(notice)
+                x.until(lambda name=notice.name: heard.exists() and heard.read_text() == name)
+            assert listener.poll() is None
+        finally:
+            listener.kill()
+
+
+def ignores(pid: int, number: signal.Signals) -> bool:
+    """Whether a process ignores a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    [mask] = [line.split()[1] for line in status.splitlines() if line.startswith("SigIgn")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
