@@ -114,7 +114,7 @@ def _chart(
     steps = [float(row["step"]) for trial in shown for row in trials[trial]]
     log = min(values) > 0 and max(values) / min(values) >= _LOG_RATIO
     x = scale(steps, LEFT, WIDTH - RIGHT)
-    y = scale(values, HEIGHT - BOTTOM, TOP, log=log)
+    y = scale(values, HEIGHT - BOTTOM, TOP, log=log, air=0.04)
     best = order[0]
     chosen = (min if smaller_is_better else max)(finite[best])
     return Chart(

@@ -10,10 +10,12 @@ from hpcdet.read.gather import Gathered, GatheredTrial
 from hpcdet.read.report.scale import Scale, duration, times
 from hpcdet.read.report.spans import KINDS, Span, epoch
 
-WIDTH = 640
+WIDTH = 960
 LEFT, RIGHT, TOP, BOTTOM = 56, 20, 8, 28
 LANE = 22
 LANES = 200
+TICK_GAP = 4.0
+"""Least distance of two ticks; of a dense row of checkpoints, every so many are drawn."""
 MARKS = {
     "completed": "✓",
     "stopped": "■",
@@ -103,12 +105,13 @@ def _lane(trial: GatheredTrial, y: float, found: Sequence[Span], x: Scale) -> La
         )
         for span in found
     ]
-    checkpoints, ends = [], []
+    checkpoints: list[Mark] = []
+    ends: list[Mark] = []
     for attempt in trial.attempts:
-        checkpoints += [
-            Mark(x(epoch(line["t"])), "", f"checkpoint {line['name']}")
-            for line in attempt.of_kind("checkpoint")
-        ]
+        for line in attempt.of_kind("checkpoint"):
+            at = x(epoch(line["t"]))
+            if not checkpoints or at - checkpoints[-1].x >= TICK_GAP:
+                checkpoints.append(Mark(at, "", f"checkpoint {line['name']}"))
         if attempt.end is not None and attempt.end.at:
             reason = attempt.end.reason
             title = f"attempt {attempt.number} ended: {reason.replace('_', ' ')}"

@@ -197,9 +197,12 @@ def _attempt_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "start": _short(row["start"]),
         "end": _short(row["end"]),
         "lasted": duration(row["duration_s"]) if row["duration_s"] is not None else "",
-        "steps": number(row["steps"]),
-        "from_step": number(row["from_step"]),
+        "steps": _steps(row["from_step"], row["steps"]),
     }
+
+
+def _steps(begin: int | None, end: int | None) -> str:
+    return "none" if begin is None else f"{number(begin)}–{number(max(begin, end or 0))}"
 
 
 def _checkpoint_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,11 +37,17 @@ class Scale:
         return even(self.low, self.high)
 
 
-def scale(values: Sequence[float], start: float, end: float, *, log: bool = False) -> Scale:
-    """The scale of these values; a single value lies in the middle."""
+def scale(
+    values: Sequence[float], start: float, end: float, *, log: bool = False, air: float = 0.0
+) -> Scale:
+    """The scale of these values; a single value lies in the middle.
+
+    Args:
+        air: room beyond the least and the greatest value, as a share of the range; not for ``log``.
+    """
     low, high = min(values), max(values)
-    if low == high and not log:
-        margin = abs(low) * 0.1 or 1.0
+    if not log:
+        margin = (high - low) * air if high > low else abs(low) * 0.1 or 1.0
         low, high = low - margin, high + margin
     return Scale(low, high, start, end, log)
 
