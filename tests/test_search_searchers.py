@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.search.api import Action, Create, Report, Searcher, SegmentEnd, Shutdown, Start
 from hpcdet.search.registry import searcher
 from hpcdet.store.config import resolve
+from hpcdet.store.records import Trial
 from hpcdet.units import Length
 
 SPACE = {
@@ -153,6 +155,13 @@ def test_a_replay_decides_the_same_and_every_search_comes_to_its_end(
     assert sum(isinstance(action, Shutdown) for action in first.actions) == 1
     numbers = [action.trial for action in first.actions if isinstance(action, Create)]
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_any_hyperparameters_come_back_from_a_trials_record(tmp_path: Path) -> None:
+    params = {"size": {"unit": "MB", "value": 3}, "layers": [{"units": 1}], "on": None}
+    path = tmp_path / "trial.json"
+    Trial(1, params, 7).write_once(path)
+    assert Trial.read(path) == Trial(1, params, 7)
 
 
 def test_what_is_no_searcher_or_no_space_is_a_config_error() -> None:

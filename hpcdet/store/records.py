@@ -47,7 +47,8 @@ class Record:
     """A record with a file of its own."""
 
     def encode(self) -> bytes:
-        return files.canonical({"schema": 1, **_plain(dataclasses.asdict(self))}) + b"\n"
+        plain = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return files.canonical({"schema": 1, **plain}) + b"\n"
 
     @classmethod
     def decode(cls, value: Mapping[str, Any]) -> Self:
@@ -70,10 +71,10 @@ class Record:
 
 
 def _plain(value: Any) -> Any:
-    """JSON for a value; lengths were turned into dicts by ``asdict`` and get their form back."""
-    if isinstance(value, dict):
-        if value.keys() == {"unit", "value"}:
-            return {value["unit"]: value["value"]}
+    """JSON for a value; lengths as ``{"batches": 900}``."""
+    if isinstance(value, Length):
+        return value.encode()
+    if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
