@@ -225,6 +225,8 @@ NUMBER = {"type": "int", "minval": 0, "maxval": 9}
         ({"a": {**NUMBER, "prior": {}}}, "a.prior", "not in this version"),
         ({"a": {**NUMBER, "count": 0}}, "a.count", "at least 1"),
         ({"g": {"a": {"type": "const"}}}, "g.a", "'val' is missing"),
+        ({"a": float("inf")}, "a", "not a finite number"),
+        ({"a": {"type": "categorical", "vals": [1, {"b": {2}}]}}, "a.vals.1.b", "neither"),
         ({"g": {"when": {"a": 1}}}, "g.when", "no condition"),
         ({"a": {**NUMBER, "when": {"b": 1}}}, "a.when", "'b' to depend on"),
         (

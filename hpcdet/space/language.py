@@ -61,7 +61,7 @@ def parse_node(spec: Any, path: Path) -> Node:
     if isinstance(spec, list) and any(isinstance(item, dict) for item in spec):
         return Items(tuple(parse_node(item, (*path, i)) for i, item in enumerate(spec)))
     if not isinstance(spec, Mapping):
-        return Leaf(Const(spec))
+        return Leaf(Const(_plain(spec, path)))
     kind = spec.get("type")
     if "choice" in spec and kind in (None, "choice"):
         return _choice(spec, path)
@@ -134,6 +134,20 @@ def _only(spec: Mapping[str, Any], path: Path, known: Iterable[str]) -> None:
         raise SpaceError(at, f"unknown key {key!r}", guess)
 
 
+def _plain(value: Any, path: Path) -> Any:
+    """``value``, if a trial's record can hold it."""
+    match value:
+        case list():
+            return [_plain(item, (*path, i)) for i, item in enumerate(value)]
+        case dict():
+            return {str(key): _plain(item, (*path, str(key))) for key, item in value.items()}
+        case float() if not math.isfinite(value):
+            raise SpaceError(path, f"{value} is not a finite number")
+        case bool() | int() | float() | str() | None:
+            return value
+    raise SpaceError(path, f"{value!r} is neither text nor a number, list or map")
+
+
 @dataclass(frozen=True)
 class _Fields:
     """The keys of one domain, taken out with their types checked."""
@@ -180,7 +194,7 @@ def _const(fields: _Fields) -> Const:
     fields.only("val")
     if "val" not in fields.spec:
         raise SpaceError(fields.path, "'val' is missing", "{type: const, val: 3}")
-    return Const(fields.spec["val"])
+    return Const(_plain(fields.spec["val"], (*fields.path, "val")))
 
 
 def _int(fields: _Fields) -> Int:
@@ -237,7 +251,7 @@ def _categorical(fields: _Fields) -> Categorical:
     ordered = fields.spec.get("ordered", False)
     if not isinstance(ordered, bool):
         raise SpaceError((*fields.path, "ordered"), f"ordered is {ordered!r}, not true or false")
-    return Categorical(tuple(vals), ordered)
+    return Categorical(tuple(_plain(vals, (*fields.path, "vals"))), ordered)
 
 
 _DOMAINS: dict[str, Callable[[_Fields], Domain]] = {
