@@ -300,6 +300,17 @@ def test_what_can_never_run_is_refused_before_submission(
     assert caught.value.where == where and said in str(caught.value)
 
 
+def test_a_scheduler_that_does_not_answer_is_said_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = fake_slurm(tmp_path, monkeypatch)
+    (tmp_path / "bin" / "sinfo").write_text("#!/bin/sh\necho 'Unable to contact' >&2; exit 1\n")
+    with pytest.raises(Unavailable, match="Unable to contact"):
+        checks.preflight(Resolved(), site, tmp_path)
+    [warning] = checks.preflight(Resolved(), site, tmp_path, submits=False)
+    assert "Unable to contact" in warning
+
+
 def test_local_on_a_login_node_is_refused_unless_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -294,6 +294,8 @@ def test_capabilities_are_the_narrower_of_site_and_cluster(
         (True, False, 51, 9)
     )
     assert scheduler(limits={"max_array": 7}).capabilities().max_array_tasks == 7
+    fake("scontrol", "exit 1")  # a script can be prepared all the same
+    assert scheduler(limits={"max_array": 7}).capabilities().max_array_tasks == 7
 
 
 def test_cancel_and_throttle_leave_ended_jobs_alone(

@@ -68,7 +68,7 @@ def validate(
     \b
     Example: hpcdet config validate random.yaml
     """
-    for warning in request(config_file, model_dir, sets, site_name).warnings():
+    for warning in request(config_file, model_dir, sets, site_name).warnings(submits=False):
         settings().warn(warning)
     settings().note(f"{config_file} is valid")
 

@@ -66,13 +66,15 @@ class Request:
     def root(self) -> Path:
         return settings().root_at(self.site)
 
-    def warnings(self) -> list[str]:
-        """What to say before it is submitted.
+    def warnings(self, submits: bool = True) -> list[str]:
+        """What to say before it is submitted, or with ``submits`` False, looked at or prepared.
 
         Raises:
             ConfigError: it can never run at this site.
+            Unavailable: the scheduler does not answer, and it is to be submitted.
         """
-        return [*self.loaded.warnings, *checks.preflight(self.resolved, self.site, self.root)]
+        found = checks.preflight(self.resolved, self.site, self.root, submits=submits)
+        return [*self.loaded.warnings, *found]
 
     def warn(self) -> None:
         """Say what the config alone gives cause to say."""

@@ -16,7 +16,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs import create, snapshot, submission
 from hpcdet.jobs.render import render
-from hpcdet.schedulers.base import Submission
+from hpcdet.schedulers.base import Submission, SubmissionRefused
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import loading
 from hpcdet.store.layout import ExperimentPaths
@@ -109,5 +109,5 @@ def _verdict(wanted: Request, intent: Intent, content: str) -> str:
         tried = Submission(intent.name, intent.tag, path, intent.tasks, intent.throttle, argv)
         try:
             return open_scheduler(wanted.site).check(tried)
-        except HpcdetError as error:
+        except (HpcdetError, SubmissionRefused) as error:
             return str(error)

@@ -64,7 +64,7 @@ def submit_command(
     labels = [f"labels=[{label!r}]" for label in tag]
     names = [f"name={name!r}"] if name else []
     wanted = request(config_file, model_dir, [*sets, *names, *labels], site_name)
-    warnings = wanted.warnings()
+    warnings = wanted.warnings(submits=not (dry_run or prepare))
     if dry_run:
         preview.show(out, wanted, warnings)
         return

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hpcdet.errors import ConfigError, HpcdetError
+from hpcdet.errors import ConfigError, HpcdetError, Unavailable
 from hpcdet.jobs.drift import code_differs
 from hpcdet.jobs.options import duration
 from hpcdet.jobs.render import render
@@ -40,11 +40,13 @@ class Finding:
     hint: str = ""
 
 
-def preflight(experiment: Resolved, site: Site, root: Path) -> list[str]:
+def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = True) -> list[str]:
     """Look at an experiment that is about to be submitted.
 
     Args:
         root: the folder of experiments.
+        submits: False if it is only looked at or prepared: a scheduler that does not answer
+            is then a warning.
 
     Returns:
         Warnings, one sentence each.
@@ -52,7 +54,7 @@ def preflight(experiment: Resolved, site: Site, root: Path) -> list[str]:
     Raises:
         ConfigError: it can never run here: no such partition, a walltime over its limit, more
             slots than a node has, no backend; or ``local`` on a login node, unasked.
-        Unavailable: the scheduler does not answer.
+        Unavailable: the scheduler does not answer. Said now, not after the experiment is made.
     """
     if site.fallback and (sign := login_node()):
         raise ConfigError(
@@ -61,8 +63,16 @@ def preflight(experiment: Resolved, site: Site, root: Path) -> list[str]:
             hint="jobs would run here: say --site local if that is meant",
         )
     view = site.view(experiment.resources.resource_pool)
-    _refuse_impossible(experiment.resources, view, _partition(site, view))
-    return [*_keeps(experiment, site, root), *_room(experiment, root), *_crank(site)]
+    silent: list[str] = []
+    partition = None
+    try:
+        partition = _partition(site, view)
+    except Unavailable as error:
+        if submits:
+            raise
+        silent.append(f"the scheduler does not answer: {error.what}")
+    _refuse_impossible(experiment.resources, view, partition)
+    return [*silent, *_keeps(experiment, site, root), *_room(experiment, root), *_crank(site)]
 
 
 def login_node() -> str:
@@ -135,9 +145,9 @@ def _partition(site: Site, view: PartitionView) -> PartitionInfo | None:
     """The partition as the scheduler knows it; None: the scheduler's default, or no scheduler."""
     open_scheduler(site)  # refuses a site without a backend
     name = view.directives.get("partition")
-    if site.scheduler != "slurm" or name is None:
-        return None
     there = {info.name: info for info in _partitions(site)}
+    if not there or name is None:
+        return None
     chosen = [part for part in str(name).split(",") if part in there]
     if not chosen:
         raise ConfigError(

@@ -153,7 +153,7 @@ class SlurmScheduler:
             job, _, comment = line.strip().partition("|")
             if comment == tag:
                 return job
-        if not self.capabilities().accounting:
+        if not self._accounting():
             return None
         argv = ["sacct", "-X", "-n", "-P", f"--name={name}", "-S", "now-30days"]
         for line in self._ask([*argv, "-o", "JobID,Comment"]).splitlines():
@@ -190,7 +190,9 @@ class SlurmScheduler:
         """See ``base.Scheduler``."""
         done = run(["scancel", job if index is None else f"{job}_{index}"])
         if done.returncode != 0 and "Invalid job id" not in done.stderr:
-            raise Unavailable(f"scancel failed: {done.stderr.strip()}", where=f"job {job}")
+            raise Unavailable(
+                f"scancel failed: {slurm_text.message(done.stderr)}", where=f"job {job}"
+            )
 
     def throttle(self, job: str, running: int) -> None:
         """See ``base.Scheduler``."""
@@ -212,18 +214,27 @@ class SlurmScheduler:
         return done.stderr.replace("sbatch: ", "").strip()
 
     def capabilities(self) -> Capabilities:
-        """See ``base.Scheduler``. The narrower of what the cluster and the site file say."""
+        """See ``base.Scheduler``. The narrower of what the cluster and the site file say.
+
+        The site's word alone counts while the cluster does not answer: scripts can be prepared.
+        """
         can, limits = self.site.capabilities, self.site.limits
-        accounting = can.accounting
-        if accounting is None:
-            accounting = self._config.get("AccountingStorageType", "").endswith("slurmdbd")
-        widest = self._config.get("MaxArraySize", "")
+        try:
+            accounting, widest = self._accounting(), self._config.get("MaxArraySize", "")
+        except Unavailable:
+            accounting, widest = bool(can.accounting), ""
         return Capabilities(
             requeue=can.requeue == "user",
             accounting=accounting,
             max_array_tasks=min(limits.max_array, int(widest) if widest.isdecimal() else 1001),
             max_submit=limits.max_submit,
         )
+
+    def _accounting(self) -> bool:
+        said = self.site.capabilities.accounting
+        if said is not None:
+            return said
+        return self._config.get("AccountingStorageType", "").endswith("slurmdbd")
 
     def partitions(self) -> list[slurm_text.PartitionInfo]:
         """The partitions of the cluster with their limits."""
@@ -264,7 +275,7 @@ class SlurmScheduler:
         """
         if not jobs:
             return {}
-        if not self.capabilities().accounting:
+        if not self._accounting():
             return None
         answer = self._accounts.get(jobs)
         cancelled = self.site.capabilities.preempt_as_cancelled
@@ -275,12 +286,15 @@ class SlurmScheduler:
         done = run(["scontrol", "update", f"JobId={job}", change])
         known = ("Invalid job id", "already completing", "already finished")
         if done.returncode != 0 and not any(text in done.stderr for text in known):
-            raise Unavailable(f"scontrol failed: {done.stderr.strip()}", where=f"job {job}")
+            raise Unavailable(
+                f"scontrol failed: {slurm_text.message(done.stderr)}", where=f"job {job}"
+            )
 
     def _ask(self, argv: Sequence[str]) -> str:
         done = run(argv)
         if done.returncode != 0:
-            raise Unavailable(f"{argv[0]} failed: {done.stderr.strip() or done.returncode}")
+            said = slurm_text.message(done.stderr) or f"exit code {done.returncode}"
+            raise Unavailable(f"{argv[0]} failed: {said}")
         return done.stdout
 
 

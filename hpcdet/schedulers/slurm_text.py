@@ -197,10 +197,15 @@ def job_id(text: str) -> str | None:
     return lines[-1].partition(";")[0] if lines else None
 
 
-def refusal(message: str) -> Refusal:
+def message(text: str) -> str:
+    """What a command said on standard error, as one line without its own name before it."""
+    lines = re.sub(r"^(?:s[a-z]+: )?(?:error: |fatal: )?", "", text, flags=re.M).splitlines()
+    return "; ".join(line.strip() for line in lines if line.strip())
+
+
+def refusal(said: str) -> Refusal:
     """What kind of refusal a message of ``sbatch`` is (``base.Refusal``)."""
-    lines = re.sub(r"^(?:sbatch: )?(?:error: |fatal: )?", "", message, flags=re.M).splitlines()
-    text = "; ".join(line.strip() for line in lines if line.strip())
+    text = message(said)
     named = _OTHER_LIMIT.findall(text)
     if _UNAVAILABLE.search(text):
         return Refusal("unavailable", text)
