@@ -32,6 +32,8 @@ def install() -> None:
 def hold() -> None:
     """Block notices; they stay pending over ``exec`` until the new program calls ``install``."""
     signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+    if _heard:  # before, or by another thread: hand it on
+        signal.raise_signal(signal.Signals(_heard[0]))
 
 
 def ignore() -> None:

@@ -1,0 +1,171 @@
+"""The state in a checkpoint is complete, and each part of it is needed."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hpcdet import checkpoint, pytorch
+from hpcdet.checkpoint import StateError
+from hpcdet.store.layout import TrialPaths
+from hpcdet.train import rng
+from tests import alone
+from tests.alone import as_script
+from tests.bits_model import BitsTrial
+
+__all__ = ["as_script"]
+
+pytestmark = pytest.mark.usefixtures("as_script")
+
+UNTIL = 12
+Metrics = dict[tuple[str, int], Any]
+Tamper = Callable[[dict[str, Any], dict[str, Any]], None]
+
+
+class Recorded(pytorch.PyTorchCallback):
+    """Metrics by step; of repeated reports the last one counts, as in the journals."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext, metrics: Metrics) -> None:
+        self.context, self.metrics = context, metrics
+
+    def on_training_workload_end(self, avg_metrics: dict[str, Any], _: list[Any]) -> None:
+        self.metrics["training", self.context.current_train_batch() + 1] = avg_metrics
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        self.metrics["validation", self.context.current_train_batch() + 1] = metrics
+
+
+def recording(metrics: Metrics) -> type[BitsTrial]:
+    class Trial(BitsTrial):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {**super().build_callbacks(), "recorded": Recorded(self.context, metrics)}
+
+    return Trial
+
+
+def run(storage: Path, metrics: Metrics) -> None:
+    alone.train(
+        recording(metrics),
+        storage,
+        UNTIL,
+        aggregation=2,
+        reporting_period=pytorch.Batch(3),
+        validation_period=pytorch.Batch(5),
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Metrics]:
+    storage, metrics = tmp_path_factory.mktemp("undisturbed"), {}
+    before = rng.capture_cpu()
+    run(storage, metrics)
+    rng.restore_cpu(before)
+    return alone.checkpoints(storage)[-1].digest, metrics
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Metrics]:
+    """A run that was told to leave after seven batches, in the middle of everything."""
+    storage, metrics = tmp_path_factory.mktemp("interrupted"), {}
+    before = rng.capture_cpu()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEAVE", "train:6")
+        run(storage, metrics)
+    rng.restore_cpu(before)
+    assert alone.checkpoints(storage)[-1].step == 7
+    return storage, metrics
+
+
+def resumed(
+    interrupted: tuple[Path, Metrics], storage: Path, tamper: Tamper | None = None
+) -> tuple[str, Metrics]:
+    shutil.copytree(interrupted[0], storage)
+    metrics = dict(interrupted[1])
+    if tamper is not None:
+        latest = alone.checkpoints(storage)[-1]
+        loaded = checkpoint.load(storage / "checkpoints" / latest.name)
+        tamper(loaded.shared, loaded.private)
+        folder = TrialPaths(storage, 1).checkpoint(7, 50)
+        checkpoint.save(folder, loaded.shared, loaded.private, meta=loaded.manifest.meta)
+    run(storage, metrics)
+    return alone.checkpoints(storage)[-1].digest, metrics
+
+
+def test_resumed_in_the_middle_of_everything_nothing_differs(
+    undisturbed: tuple[str, Metrics], interrupted: tuple[Path, Metrics], tmp_path: Path
+) -> None:
+    assert resumed(interrupted, tmp_path / "copy") == undisturbed
+
+
+def _set(path: str, change: Callable[[Any], Any]) -> Tamper:
+    """Change the item at a path, which begins with ``shared`` or ``private``."""
+
+    def tamper(shared: dict[str, Any], private: dict[str, Any]) -> None:
+        *parents, last = path.split("/")
+        place: Any = {"shared": shared, "private": private}
+        for name in parents:
+            place = place[int(name) if isinstance(place, list) else name]
+        place[last] = change(place[last])
+
+    return tamper
+
+
+def _fresh_words(state: list[Any]) -> list[Any]:
+    version, words, gauss = state
+    return [version, np.append(words[:-1][::-1], words[-1]), gauss]
+
+
+def _fresh_numpy(state: list[Any]) -> list[Any]:
+    return [state[0], state[1][::-1].copy(), *state[2:]]
+
+
+def _fresh_philox(state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, "state": {**state["state"], "counter": state["state"]["counter"] + 1}}
+
+
+PARTS: dict[str, Tamper] = {
+    "parameters": _set("shared/models/0/0.weight", torch.zeros_like),
+    "buffers": _set("shared/models/0/1.mean", torch.zeros_like),
+    "optimizer": _set("shared/optimizers/0/state", lambda _: {}),
+    "lr_scheduler": _set("shared/lr_schedulers/0/last_epoch", lambda _: 0),
+    "cursor": _set("shared/progress/units/records", lambda records: records + 16),
+    "callbacks": _set("private/callbacks/counter/epochs", lambda _: 0),
+    "python": _set("private/rng/python", _fresh_words),
+    "numpy": _set("private/rng/numpy", _fresh_numpy),
+    "torch": _set("private/rng/torch", lambda _: torch.Generator().manual_seed(1).get_state()),
+    "registered": _set("private/rng/registered/noise", _fresh_philox),
+    "gradients": _set("private/gradients", lambda _: {}),
+    "training_metrics": _set("private/training_metrics/values/loss", torch.zeros_like),
+    "reducers": _set("private/reducers/seen/updates", lambda _: []),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_of_the_state_is_needed(
+    undisturbed: tuple[str, Metrics], interrupted: tuple[Path, Metrics], tmp_path: Path, part: str
+) -> None:
+    assert resumed(interrupted, tmp_path / "copy", PARTS[part]) != undisturbed
+
+
+def test_a_state_that_cannot_be_saved_is_refused_before_the_first_batch(tmp_path: Path) -> None:
+    trained = itertools.count()
+
+    class Trial(BitsTrial):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.counter.epochs = object()
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            next(trained)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    with pytest.raises(StateError, match="callbacks/counter/epochs"):
+        alone.train(Trial, tmp_path, 2)
+    assert next(trained) == 0

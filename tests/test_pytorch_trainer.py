@@ -1,0 +1,303 @@
+"""What the trainer does with a trial: schedules, reductions, periods, callbacks, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from hpcdet import pytorch
+from hpcdet.checkpoint import load
+from hpcdet.errors import ConfigError, UsageError
+from hpcdet.pytorch._metrics import Tally, across_ranks
+from hpcdet.pytorch._units import TrainUnit
+from hpcdet.train.session import Units
+from hpcdet.units import Length
+from tests import alone
+from tests.alone import as_script
+
+__all__ = ["as_script"]
+
+pytestmark = pytest.mark.usefixtures("as_script")
+
+
+class Line(pytorch.PyTorchTrial):
+    """A line through 20 points without any randomness; 16 a batch, then 4."""
+
+    schedule: Any = None
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        model = nn.Linear(1, 1)
+        nn.init.constant_(model.weight, 0.5)
+        nn.init.zeros_(model.bias)
+        self.model = context.wrap_model(model)
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+        self.callbacks: dict[str, pytorch.PyTorchCallback] = {}
+        self.rates: list[float] = []
+        self.rate = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
+        if self.schedule is not None:
+            mode, frequency = self.schedule
+            context.wrap_lr_scheduler(self.rate, mode, frequency)
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return self.callbacks
+
+    def points(self) -> Any:
+        x = torch.linspace(0, 1, 20).reshape(-1, 1)
+        return torch.utils.data.TensorDataset(x, 3 * x + 1)
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(self.points(), self.context.get_per_slot_batch_size())
+
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(self.points(), 8)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        x, y = batch
+        self.rates.append(self.optimizer.param_groups[0]["lr"])
+        loss = ((self.model(x) - y) ** 2).mean()
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return loss
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return {"validation_loss": ((self.model(x) - y) ** 2).mean(), "x": x.mean()}
+
+
+def weights(storage: Path) -> list[float]:
+    newest = alone.checkpoints(storage)[-1].name
+    return [
+        float(one) for one in load(storage / "checkpoints" / newest).shared["models"][0].values()
+    ]
+
+
+def test_aggregated_batches_equal_a_big_one(tmp_path: Path) -> None:
+    small, big = {"global_batch_size": 5}, {"global_batch_size": 20}
+    alone.train(Line, tmp_path / "small", 12, small, aggregation=4)
+    alone.train(Line, tmp_path / "big", 3, big)
+    assert weights(tmp_path / "small") == pytest.approx(weights(tmp_path / "big"), rel=1e-5)
+    assert weights(tmp_path / "big") != pytest.approx([0.5, 0])
+
+
+Mode = pytorch.LRScheduler.StepMode
+
+
+@pytest.mark.parametrize(
+    ("schedule", "halvings"),
+    [
+        # before each of six batches, three epochs of two, two batches per optimizer step
+        ((Mode.STEP_EVERY_BATCH, 1), [0, 1, 2, 3, 4, 5]),
+        ((Mode.STEP_EVERY_BATCH, 2), [0, 0, 1, 1, 2, 2]),
+        ((Mode.STEP_EVERY_OPTIMIZER_STEP, 1), [0, 0, 1, 1, 2, 2]),
+        ((Mode.STEP_EVERY_OPTIMIZER_STEP, 2), [0, 0, 0, 0, 1, 1]),
+        ((Mode.STEP_EVERY_EPOCH, 1), [0, 0, 1, 1, 2, 2]),
+        ((Mode.STEP_EVERY_EPOCH, 2), [0, 0, 0, 0, 1, 1]),
+        ((Mode.MANUAL_STEP, 1), [0, 0, 0, 0, 0, 0]),
+    ],
+)
+def test_learning_rates(tmp_path: Path, schedule: tuple[Any, int], halvings: list[int]) -> None:
+    class Scheduled(Line):
+        pass
+
+    Scheduled.schedule = schedule
+    trial = alone.train(Scheduled, tmp_path, 6, aggregation=2)
+    assert trial.rates == pytest.approx([0.1 * 0.5**count for count in halvings])
+
+
+class FakePeers:
+    """This rank's values beside those of another."""
+
+    class ranks:  # noqa: N801
+        chief = True
+
+    def __init__(self, other: Any) -> None:
+        self.other = other
+
+    def allgather(self, value: Any) -> list[Any]:
+        return [value, self.other]
+
+    gather = allgather
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+
+def test_metrics_are_weighed_by_samples_over_batches_and_ranks() -> None:
+    kinds = {
+        "sum": pytorch.Reducer.SUM,
+        "max": pytorch.Reducer.MAX,
+        "min": pytorch.Reducer.MIN,
+    }
+    tallies = [Tally(lambda name: kinds.get(name, pytorch.Reducer.AVG)) for _ in range(2)]
+    for tally, values in zip(tallies, [(1.0, 2.0), (6.0,)], strict=True):
+        for value in values:
+            names = ("avg", *kinds)
+            tally.add(dict.fromkeys(names, value), weight=3 if value < 6 else 6)
+    peers: Any = FakePeers(tallies[1].plain())
+    assert tallies[0].reduced(peers) == {"avg": 3.75, "sum": 9.0, "max": 6.0, "min": 1.0}
+    with pytest.raises(ConfigError, match="'m' has 2 values"):
+        tallies[0].add({"m": torch.zeros(2)}, 1)
+
+
+def test_reducers_of_ones_own_see_all_ranks() -> None:
+    class Spread(pytorch.MetricReducer):
+        def reset(self) -> None:
+            self.values: list[float] = []
+
+        def per_slot_reduce(self) -> Any:
+            return self.values
+
+        def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
+            values = [value for values in per_slot_metrics for value in values]
+            return {"low": min(values), "high": max(values)}
+
+    reducer = Spread()
+    reducer.reset()
+    reducer.values += [2.0, 3.0]
+    peers: Any = FakePeers([1.0, 7.0])
+    assert across_ranks({"spread": reducer}, peers) == {"low": 1.0, "high": 7.0}
+
+
+def test_the_whole_validation_set_can_be_evaluated_at_once(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Whole(Line):
+        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+
+        def evaluate_full_dataset(self, data_loader: Any) -> Any:
+            seen.extend(len(y) for _, y in data_loader)
+            return {"validation_loss": 1.0}
+
+    alone.train(Whole, tmp_path, 1)
+    assert seen == [8, 8, 4]
+
+
+def test_callbacks_are_called_in_order(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    class Spy(pytorch.PyTorchCallback):
+        def __getattribute__(self, name: str) -> Any:
+            found = super().__getattribute__(name)
+            if name.startswith("on_"):
+                calls.append(name.removeprefix("on_"))
+            return found
+
+    class Watched(Line):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"spy": Spy()}
+
+    alone.train(Watched, tmp_path, 2, reporting_period=pytorch.Batch(2))
+    save = ["checkpoint_save_start", "checkpoint_write_end", "checkpoint_upload_end"]
+    assert calls == [
+        "trial_startup",
+        "training_start",
+        *save,
+        "training_epoch_start",
+        "training_epoch_end",
+        "training_workload_end",
+        "validation_start",
+        "validation_epoch_start",
+        "validation_epoch_end",
+        "validation_end",
+        *save,
+        "trial_shutdown",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fit", "steps"),
+    [
+        ({"checkpoint_policy": "none"}, [0, 6]),
+        ({"checkpoint_policy": "all"}, [0, 2, 4, 6]),
+        ({"checkpoint_policy": "best"}, [0, 2, 4, 6]),
+        ({"checkpoint_policy": "none", "checkpoint_period": pytorch.Batch(3)}, [0, 3, 6]),
+        ({"checkpoint_policy": "none", "checkpoint_period": pytorch.Epoch(1)}, [0, 2, 4, 6]),
+        ({"checkpoint_policy": "none", "checkpoint_period": pytorch.Record(30)}, [0, 3, 6]),
+    ],
+)
+def test_checkpoints_are_made_when_asked_for(
+    tmp_path: Path, fit: dict[str, Any], steps: list[int]
+) -> None:
+    alone.train(Line, tmp_path, 6, validation_period=pytorch.Batch(2), **fit)
+    assert [one.step for one in alone.checkpoints(tmp_path)] == steps
+
+
+def test_only_better_ones_are_kept_as_best(tmp_path: Path) -> None:
+    class Worse(Line):
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
+            return {"validation_loss": [0.0, 3.0, 2.0, float("nan"), 1.0][self.turn()]}
+
+        def turn(self) -> int:
+            return int(self.context.core.train.units.batches)
+
+    alone.train(Worse, tmp_path, 4, validation_period=pytorch.Batch(1))
+    kept = {one.step: one.meta["kept"] for one in alone.checkpoints(tmp_path)}
+    assert kept == {0: [], 1: ["best"], 2: ["best"], 4: ["best", "end"]}
+
+
+@pytest.mark.parametrize(
+    ("unit", "before", "after", "due"),
+    [
+        (pytorch.Batch(3), Units(2), Units(3), True),
+        (pytorch.Batch(3), Units(3), Units(4), False),
+        (pytorch.Record(100), Units(1, 64), Units(2, 128), True),
+        (pytorch.Epoch(2), Units(5, 0, 1), Units(6, 0, 2), True),
+        (pytorch.Batch([2, 5]), Units(4), Units(5), True),
+        (pytorch.Batch([2, 5]), Units(9), Units(10), False),
+    ],
+)
+def test_periods(unit: TrainUnit, before: Units, after: Units, due: bool) -> None:
+    assert unit.due(before, after) is due
+    assert TrainUnit.of(Length("batches", 0)) is None
+
+
+def test_a_stop_that_was_asked_for_ends_well(tmp_path: Path) -> None:
+    class Stopping(Line):
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            self.context.set_stop_requested(batch_idx == 2)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    alone.train(Stopping, tmp_path, 10)
+    assert alone.checkpoints(tmp_path)[-1].step == 3
+
+
+def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(())
+
+    with pytest.raises(ConfigError, match="without indices"):
+        pytorch.DataLoader(Stream())
+    with pytest.raises(ConfigError, match="batch_sampler is not supported"):
+        pytorch.DataLoader([1], batch_sampler=[[0]])  # type: ignore[arg-type]
+    with (
+        pytest.raises(ConfigError, match="nobody says how long"),
+        pytorch.init(hparams={"global_batch_size": 4}, checkpoint_storage=str(tmp_path)) as context,
+    ):
+        pytorch.Trainer(Line(context), context).fit()
+
+
+def test_a_trial_says_how_it_is_evaluated(tmp_path: Path) -> None:
+    class Neither(Line):
+        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch
+
+    with pytest.raises(ConfigError, match="define one of evaluate_batch"):
+        alone.train(Neither, tmp_path, 1)
+
+
+def test_a_missing_hyperparameter_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no hyperparameter 'global_batch_size'"):
+        alone.train(Line, tmp_path, 1, {"lr": 1})
+
+
+def test_two_reducers_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytorch.init(checkpoint_storage=str(tmp_path)) as context:
+        context.wrap_reducer(sum, name="a")
+        with pytest.raises(UsageError, match="two reducers 'a'"):
+            context.wrap_reducer(max, name="a")

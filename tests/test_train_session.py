@@ -1,0 +1,216 @@
+"""Ranks, signals, agreement, random numbers, time and the journal of one attempt."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hpcdet.errors import ConfigError
+from hpcdet.store import journal
+from hpcdet.train import loading, notice, rng
+from hpcdet.train.agreement import Orders
+from hpcdet.train.clock import Deadline
+from hpcdet.train.order import Slice
+from hpcdet.train.ranks import Ranks
+from hpcdet.train.tracking import Tracker, plain
+from hpcdet.units import Length
+
+
+@pytest.fixture(autouse=True)
+def _own_signals() -> Iterator[None]:
+    numbers = (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGCONT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    notice.forget()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+SRUN = {"SLURM_STEP_ID": "3", "SLURM_PROCID": "5", "SLURM_NTASKS": "9", "SLURM_LOCALID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, Ranks()),
+        (
+            {
+                "RANK": "3",
+                "WORLD_SIZE": "4",
+                "LOCAL_RANK": "1",
+                "LOCAL_WORLD_SIZE": "2",
+                "NODE_RANK": "1",
+            },
+            Ranks(3, 4, 1, 2, 1),
+        ),
+        (
+            SRUN
+            | {
+                "SLURM_STEP_NUM_TASKS": "6",
+                "SLURM_NODEID": "2",
+                "SLURM_STEP_TASKS_PER_NODE": "2(x2),2",
+            },
+            Ranks(5, 6, 1, 2, 2),
+        ),
+        # a batch script's own processes are not ranks
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}, Ranks()),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "2",
+                "OMPI_COMM_WORLD_SIZE": "4",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+                "OMPI_COMM_WORLD_NODE_RANK": "0",
+            },
+            Ranks(2, 4, 0, 2, 0),
+        ),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Ranks(1, 2, 1, 2, 0)),
+    ],
+)
+def test_ranks_come_from_the_launcher(env: dict[str, str], expected: Ranks) -> None:
+    assert Ranks.from_environment(env) == expected
+
+
+def test_an_impossible_rank_is_said() -> None:
+    with pytest.raises(ConfigError, match="rank 4 of 4"):
+        Ranks.from_environment({"RANK": "4", "WORLD_SIZE": "4"})
+
+
+def test_notices_are_remembered_and_others_ignored() -> None:
+    notice.install()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert notice.heard() == ""
+    os.kill(os.getpid(), signal.SIGUSR2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert notice.heard() == "SIGUSR2"
+
+
+def test_held_notices_are_heard_by_the_next_program() -> None:
+    notice.hold()
+    signal.raise_signal(signal.SIGTERM)
+    assert notice.heard() == ""
+    notice.install()
+    assert notice.heard() == "SIGTERM"
+    notice.hold()
+    notice.forget()
+    notice.install()
+    assert notice.heard() == "SIGTERM"
+
+
+@pytest.mark.parametrize(
+    "orders", [Orders(), Orders("paused"), Orders(None, Length("epochs", 3), True)]
+)
+def test_orders_survive_their_encoding(orders: Orders) -> None:
+    assert Orders.decode(orders.encode()) == orders
+
+
+def test_the_maximum_of_orders_is_the_most_urgent() -> None:
+    both = zip(Orders("walltime").encode(), Orders("stopped", None, True).encode(), strict=True)
+    assert Orders.decode([max(pair) for pair in both]) == Orders("stopped", None, True)
+
+
+def test_saving_begins_in_time() -> None:
+    now = [0.0]
+    deadline = Deadline(100.0, wall=lambda: now[0])
+    deadline.learn_save(10.0)
+    deadline.learn_step(1.0)
+    assert deadline.needed_s > 12
+    now[0] = 100 - deadline.needed_s - 0.01
+    assert not deadline.over()
+    now[0] += 0.02
+    assert deadline.over()
+    assert not Deadline(None).over()
+
+
+def test_every_generator_is_put_back() -> None:
+    def draw() -> list[float]:
+        return [
+            random.random(),
+            random.gauss(0, 1),
+            float(np.random.standard_normal()),
+            float(torch.randn(1)),
+            float(own["numpy"].standard_normal()),
+            float(torch.rand(1, generator=own["torch"])),
+            own["python"].random(),
+        ]
+
+    own: dict[str, Any] = {
+        "numpy": np.random.default_rng(1),
+        "torch": torch.Generator(),
+        "python": random.Random(1),
+    }
+    before = rng.capture_cpu()
+    rng.seed_all(3)
+    draw()
+    state = rng.capture(own)
+    first = draw()
+    assert draw() != first
+    rng.restore(state, own)
+    assert draw() == first
+    rng.restore_cpu(before)
+
+
+class Noise:
+    """Samples drawn from all three libraries."""
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [index, random.random(), float(np.random.rand()), float(torch.rand(1))]
+
+
+def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:
+    def slices() -> Iterator[Slice]:
+        for epoch in range(2):
+            for indices in ([4, 2], [0]):
+                yield Slice(epoch, len(indices), np.array(indices), len(indices), False)
+
+    def drawn(*seed: int, workers: int) -> list[Any]:
+        made = loading.loader(Noise(), slices, seed, num_workers=workers, collate_fn=list)
+        return [batch for _, batch in made]
+
+    before = rng.capture_cpu()
+    rng.seed_all(1)
+    here = drawn(1, workers=0)
+    after = (random.random(), float(np.random.rand()), float(torch.rand(1)))
+    rng.seed_all(1)
+    # drawing samples took nothing from the process's own generators
+    assert after == (random.random(), float(np.random.rand()), float(torch.rand(1)))
+    assert here == drawn(1, workers=2)
+    assert here != drawn(2, workers=0)
+    assert here[0] != here[2]
+    rng.restore_cpu(before)
+
+
+def test_a_full_disk_does_not_stop_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = Tracker(tmp_path / "journal.jsonl")
+    tracker.record("metrics", step=1)
+    with monkeypatch.context() as patch:
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patch.setattr(os, "write", full)
+        tracker.record("metrics", step=2)
+        tracker.record("metrics", step=3)
+    assert capsys.readouterr().err.count("No space left") == 1
+    tracker.record("metrics", step=4)
+    tracker.close()
+    lines = journal.read(tmp_path / "journal.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_metrics_become_json() -> None:
+    given = {"a": torch.tensor(1.5), "b": np.float32(2), "c": float("nan"), "d": {"e": [1, True]}}
+    assert plain(given) == {"a": 1.5, "b": 2.0, "c": "NaN", "d": {"e": [1, True]}}
+    with pytest.raises(TypeError, match="metric f is a set"):
+        plain({"f": {1}})
