@@ -20,6 +20,7 @@ from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint.retention import Candidate, Policy, keep
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Closed
+from tests.builders import Builder
 
 METRICS = {3: 0.6, 4: 0.5, 5: 0.4, 7: 0.2, 8: 0.3}
 TABLE = [Candidate(1 if n <= 5 else 2, f"{n:08d}.g1", METRICS.get(n)) for n in range(1, 11)]
@@ -115,6 +116,22 @@ def test_sweep_looks_at_the_other_trials_and_touches_its_own(tmp_path: Path) -> 
     assert len(names(paths, 2)) == 4
     checkpoint.sweep(paths, policy, trial=2, attempt=2, resume=0)
     assert names(paths, 2) == ["00000001.g1", "00000002.g1"]
+
+
+def test_a_new_best_one_drives_out_those_of_trials_that_have_ended(tmp_path: Path) -> None:
+    """And of no others: who still trains removes its own."""
+    built = Builder(tmp_path / "x-1")
+    paths = built.paths
+    for number, reason in ((1, "completed"), (2, ""), (3, "")):
+        attempt = built.trial().attempt()
+        for step in (1, 2, 3):
+            make(paths, number, step, metric=step / 10**number)
+        if reason:
+            attempt.end(reason)
+    policy = Policy(experiment_best=2, trial_best=0, trial_latest=0)
+    assert checkpoint.sweep(paths, policy, trial=3, attempt=1) == []
+    assert names(paths, 1) == ["00000003.g1"]
+    assert len(names(paths, 2)) == len(names(paths, 3)) == 3
 
 
 def test_a_sweep_may_be_cut_off_anywhere(tmp_path: Path) -> None:

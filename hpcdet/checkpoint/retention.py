@@ -20,6 +20,7 @@ from hpcdet.checkpoint.manifest import Manifest
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.records import value
+from hpcdet.store.trials import standing
 
 Key = tuple[int, str]
 """Trial and name of a checkpoint."""
@@ -166,19 +167,31 @@ def sweep(
     committed one and while it writes none. A crash at any point leaves nothing half removed
     that would pass for a checkpoint; the next sweep goes on.
 
+    Where the experiment's best are kept, a new best one drives out those of other trials. The
+    trials that have ended, and so have no writer, are swept on the way; their newest
+    checkpoint stays, so that they can be continued.
+
     Args:
         attempt: the caller's; folders of it and of those before that have no manifest are
             leftovers.
 
     Returns:
-        Names of the checkpoints that were removed.
+        Names of the checkpoints of this trial that were removed.
     """
     paths = experiment.trial(trial)
-    doomed = superseded(experiment, policy, {trial}, resume, protected)
-    for _, name in doomed:
-        remove.folder(paths.checkpoints / name)
+    others = _ended(experiment) if policy.experiment_best else ()
+    left = {**dict.fromkeys(others, 1), trial: resume}
+    doomed = superseded(experiment, policy, left.keys(), left, protected)
+    for number, name in doomed:
+        remove.folder(experiment.trial(number).checkpoints / name)
     _leftovers(paths, attempt)
-    return [name for _, name in doomed if not manifests.is_committed(paths.checkpoints / name)]
+    own = [name for number, name in doomed if number == trial]
+    return [name for name in own if not manifests.is_committed(paths.checkpoints / name)]
+
+
+def _ended(experiment: ExperimentPaths) -> list[int]:
+    """Trials that nobody trains and that have nothing left to do."""
+    return [t.number for t in experiment.trials() if standing(t).state in ("done", "stopped")]
 
 
 def _leftovers(paths: TrialPaths, attempt: int) -> None:
