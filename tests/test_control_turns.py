@@ -11,7 +11,7 @@ from hpcdet.control import commands
 from hpcdet.control.controller import Turn, advance
 from hpcdet.errors import UsageError
 from hpcdet.schedulers.base import Capabilities, Refusal, TaskState
-from hpcdet.store import chain, files
+from hpcdet.store import chain, files, lease
 from hpcdet.store.layout import AttemptPaths
 from hpcdet.store.records import (
     Closed,
@@ -19,6 +19,7 @@ from hpcdet.store.records import (
     End,
     Intent,
     Submitted,
+    Trial,
     Verdict,
     WorkerEnd,
     in_force,
@@ -468,6 +469,10 @@ def test_an_unavailable_scheduler_is_waited_for(tmp_path: Path) -> None:
     assert len(world.scheduler.jobs) == 1
     world.scheduler.down = True
     assert later(world, holder, 3).blind == "the scheduler is on holiday"
+    newest = lease.last(world.paths)
+    assert newest is not None
+    assert newest[1] is not None
+    assert newest[1].blind == "the scheduler is on holiday"
     assert len(world.scheduler.jobs) == 1
 
 
@@ -562,8 +567,31 @@ def test_a_hook_hears_of_each_thing_once_and_cannot_hurt(tmp_path: Path) -> None
     assert heard == ["failure paper-0001", "end paper-0001"]
 
 
+def test_a_trials_record_that_was_never_decided_stops_the_search_visibly(tmp_path: Path) -> None:
+    world = World.make(tmp_path)
+    Trial(1, {"rate": 9}, 1).write_once(world.paths.trial(1).record)
+    turn = advance(world.paths, world.holder())
+    assert turn.state == "PAUSED"
+    assert any("not what the searcher decided" in action for action in turn.actions)
+
+
+def test_one_task_per_trial_where_the_user_wants_it(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=3, width=1), worker={"mode": "per_trial"})
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    for _ in range(3):
+        [worker] = play.start_all()
+        play.finish(play.claim(worker))
+        play.leave(worker, "idle")
+        turn = advance(world.paths, holder)
+    assert turn.closed
+    assert [job.submission.tasks for job in world.scheduler.jobs.values()] == [1, 1, 1]
+
+
 def test_settings_of_a_user_narrow_the_search_while_it_runs(tmp_path: Path) -> None:
     world = World.make(tmp_path, Waves(count=4, width=4), searcher={"max_concurrent_trials": 4})
     commands.ask(world.paths, "set", max_concurrent_trials=1)
+    commands.ask(world.paths, "set", max_concurrent_trials="many")
+    commands.ask(world.paths, "set", entrypoint="rm")
     advance(world.paths, world.holder())
     assert [j.submission.tasks for j in world.scheduler.jobs.values()] == [1]

@@ -11,15 +11,16 @@ from typing import Literal
 
 from hpcdet.control import apply, closing, fleet
 from hpcdet.control.decided import Plan
-from hpcdet.control.ends import judge
 from hpcdet.control.holder import Fenced, Holder
+from hpcdet.control.learn import learn, tell_failures
 from hpcdet.control.notify import notify
+from hpcdet.control.obey import obey
 from hpcdet.control.watch import Place, Seen
 from hpcdet.errors import IntegrityError
 from hpcdet.search import api
 from hpcdet.store import files, trials
-from hpcdet.store.layout import ExperimentPaths, numbers
-from hpcdet.store.records import Closed, Command, ExperimentState, Verdict
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import Closed, ExperimentState
 from hpcdet.store.trials import Standing
 
 __all__ = ["Holder", "Turn", "advance"]
@@ -63,8 +64,10 @@ def advance(paths: ExperimentPaths, holder: Holder) -> Turn:
         return Turn(False, actions=tuple(holder.actions))
     except IntegrityError as error:
         holder.actions.append(str(error))
-        holder.close()
-        return Turn(False, actions=tuple(holder.actions))
+        if not holder.has_begun:
+            holder.close()
+            return Turn(False, actions=tuple(holder.actions))
+        _say(holder, "PAUSED", str(error), "files")
     closed = Closed.read(paths.closed)
     state = closed.state if closed else holder.decided.state[0]
     turn = Turn(True, state, closed is not None, tuple(holder.actions), holder.watch.blind)
@@ -74,152 +77,22 @@ def advance(paths: ExperimentPaths, holder: Holder) -> Turn:
 
 
 def _turn(holder: Holder) -> None:
-    _obey(holder)
+    obey(holder)
     decided = holder.decided
     if not decided.started:
         holder.tell(api.Start())
     seen = holder.watch.look()
+    holder.lease.blind = holder.watch.blind
     closing.close_gone(holder, seen.gone)
-    standings = _learn(holder)
+    standings = learn(holder)
     apply.apply(holder)
-    _tell_failures(holder)
+    tell_failures(holder)
     busy = sum(bool(standing.open_attempt) for standing in standings.values())
     if not busy and _is_over(holder, standings):
         _close(holder, seen)
         return
     _say_state(holder, seen, busy)
     _provide(holder, seen, standings, busy)
-
-
-def _obey(holder: Holder) -> None:
-    """Take the user's commands, in their order."""
-    for seq in numbers(holder.paths.commands, ".json"):
-        if seq <= holder.decided.commands:
-            continue
-        command = Command.read(holder.paths.command(seq))
-        if command is None:
-            return
-        refused = ""
-        if command.trial and command.trial not in holder.decided.plans:
-            refused = f"there is no trial {command.trial}"
-        holder.record(
-            "command",
-            seq=seq,
-            verb=command.verb,
-            trial=command.trial,
-            arguments=command.arguments,
-            refused=refused,
-            submissions=max(holder.paths.submissions(), default=0),
-        )
-        holder.actions.append(f"obey command {seq}: {command.verb}")
-        if refused:
-            continue
-        if command.verb == "retry":
-            _retry(holder, command.trial)
-        if command.verb in ("resume", "retry"):
-            holder.throttled_until = 0.0
-            holder.unheeded_since = None
-            if holder.decided.broken:
-                holder.decided.ask_again()
-                holder.settle()
-
-
-def _retry(holder: Holder, number: int) -> None:
-    """Give failed trials another chance, with all their restarts."""
-    for plan in list(holder.decided.plans.values()):
-        wanted = plan.number == number or (not number and plan.failed)
-        if not wanted or not (plan.failed or plan.killed):
-            continue
-        attempts = len(trials.claimed(holder.paths.trial(plan.number)))
-        holder.record(
-            "retry", trial=plan.number, attempts=attempts + 1, base=attempts, why="asked for"
-        )
-
-
-def _learn(holder: Holder) -> dict[int, Standing]:
-    """Tell the searcher what is new of each trial; returns how those stand that go on."""
-    standings: dict[int, Standing] = {}
-    for number in sorted(holder.decided.plans):
-        plan = holder.decided.plans[number]
-        trial = holder.paths.trial(number)
-        if plan.ended or not trial.record.exists():
-            continue
-        standing = trials.standing(trial)
-        unit = plan.until.unit if plan.until else "batches"
-        for report in holder.facts.reports(trial, unit, plan.told):
-            if holder.decided.broken or holder.decided.canceled:
-                # it is heard when the searcher can hear again
-                holder.facts.forget(number)
-                break
-            holder.tell(report)
-        judged = plan.failed or plan.allowed >= standing.next_attempt
-        if standing.state == "doubtful" and not judged:
-            _judge(holder, plan)
-        if not standing.open_attempt:
-            _end(holder, plan, standing)
-        standings[number] = standing
-    return standings
-
-
-def _judge(holder: Holder, plan: Plan) -> None:
-    found = [
-        (attempt, end)
-        for attempt, end in holder.facts.ends(holder.paths.trial(plan.number))
-        if attempt.number > plan.base
-    ]
-    if not found:
-        return
-    attempt = found[-1][0]
-    judgement = judge(
-        [end for _, end in found],
-        Verdict.read(attempt.verdict),
-        holder.hands.resolved.max_restarts,
-    )
-    if judgement.again:
-        attempts = attempt.number + 1
-        holder.record("retry", trial=plan.number, attempts=attempts, why=judgement.why)
-        holder.actions.append(f"trial {plan.number} again: {judgement.why}")
-        return
-    holder.record("fail", trial=plan.number, why=judgement.why, reason=judgement.reason)
-    holder.actions.append(f"trial {plan.number} given up: {judgement.why}")
-
-
-def _end(holder: Holder, plan: Plan, standing: Standing) -> None:
-    """Tell the searcher that a trial will not train further by itself."""
-    decided = holder.decided
-    if decided.broken or decided.canceled:
-        return
-    reason: Literal["target", "stopped", "failed", "invalid_hp", "user_exit", "canceled"]
-    if plan.failed:
-        reason = "invalid_hp" if plan.given_up == "invalid_hp" else "failed"
-    elif standing.state == "done":
-        reason = _how_done(holder, plan, standing)
-    elif standing.state == "stopped":
-        reason = "canceled" if plan.killed else "stopped"
-    else:
-        return
-    holder.tell(api.SegmentEnd(plan.number, reason), attempt=standing.attempts)
-
-
-def _how_done(
-    holder: Holder, plan: Plan, standing: Standing
-) -> Literal["target", "stopped", "user_exit"]:
-    if standing.last_end is not None and standing.last_end.reason == "stopped":
-        return "stopped"
-    last = holder.paths.trial(plan.number).attempt(standing.next_attempt - 1)
-    verdict = Verdict.read(last.verdict)
-    if verdict is None or verdict.until is not None:
-        return "target"
-    if plan.until is not None and plan.until.unit == "batches":
-        return "target" if verdict.batches >= plan.until.value else "user_exit"
-    return "target"
-
-
-def _tell_failures(holder: Holder) -> None:
-    for plan in holder.decided.plans.values():
-        if plan.given_up == "failed":
-            why = f"trial {plan.number}: {plan.failed}"
-            notify(holder, f"failure {plan.number}.{plan.base}", "failure", why)
 
 
 def _is_over(holder: Holder, standings: dict[int, Standing]) -> bool:
@@ -281,6 +154,12 @@ def _say_state(holder: Holder, seen: Seen, busy: int) -> None:
         begun = decided.state[0] not in ("", "PENDING")
         runs = busy or any(place.phase == "running" for place in seen.live)
         state = "RUNNING" if begun or runs else "PENDING"
+    _say(holder, state, why, by)
+
+
+def _say(holder: Holder, state: ExperimentState, why: str, by: str) -> None:
+    """Record a new state. ``by``: who is to blame that nothing goes on, if so."""
+    decided = holder.decided
     if (state, why) != decided.state:
         holder.record("state", state=state, why=why, by=by)
         holder.actions.append(f"state {state}" + (f": {why}" if why else ""))

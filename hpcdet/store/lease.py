@@ -43,10 +43,11 @@ class Term(Record):
 
 @dataclass(frozen=True)
 class Beat(Record):
-    """``terms/N.beat``. ``nonce`` differs in every beat."""
+    """``terms/N.beat``. ``nonce`` differs in every beat; ``blind`` is as in ``Lease``."""
 
     nonce: str
     released: bool = False
+    blind: str = ""
     at: str = ""
 
 
@@ -58,6 +59,7 @@ class Lease:
 
     Attributes:
         term: number of the term held; 0 while none is.
+        blind: why the holder cannot ask the scheduler, "" if it can; told with every beat.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Lease:
         self.kind = kind
         self.ttl_s = ttl_s
         self.term = 0
+        self.blind = ""
         self._clock = clock
         self._beaten = 0.0
         self._seen: tuple[int, str] = (0, "")
@@ -142,7 +145,7 @@ class Lease:
 
     def _write_beat(self, *, released: bool = False) -> None:
         started = self._clock()
-        beat = Beat(secrets.token_hex(8), released, files.now())
+        beat = Beat(secrets.token_hex(8), released, self.blind, files.now())
         files.replace(beat_path(self.paths, self.term), beat.encode())
         self._beaten = started
 

@@ -1,0 +1,100 @@
+"""Telling the searcher what became of trials, and judging those that failed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from hpcdet.control.decided import Plan
+from hpcdet.control.ends import judge
+from hpcdet.control.holder import Holder
+from hpcdet.control.notify import notify
+from hpcdet.search import api
+from hpcdet.store import trials
+from hpcdet.store.records import Verdict
+from hpcdet.store.trials import Standing
+
+
+def learn(holder: Holder) -> dict[int, Standing]:
+    """Tell the searcher what is new of each trial; returns how those stand that go on."""
+    standings: dict[int, Standing] = {}
+    for number in sorted(holder.decided.plans):
+        plan = holder.decided.plans[number]
+        trial = holder.paths.trial(number)
+        if plan.ended or not trial.record.exists():
+            continue
+        standing = trials.standing(trial)
+        unit = plan.until.unit if plan.until else "batches"
+        for report in holder.facts.reports(trial, unit, plan.told):
+            if holder.decided.broken or holder.decided.canceled:
+                # it is heard when the searcher can hear again
+                holder.facts.forget(number)
+                break
+            holder.tell(report)
+        judged = plan.failed or plan.allowed >= standing.next_attempt
+        if standing.state == "doubtful" and not judged:
+            _judge(holder, plan)
+        if not standing.open_attempt:
+            _end(holder, plan, standing)
+        standings[number] = standing
+    return standings
+
+
+def _judge(holder: Holder, plan: Plan) -> None:
+    found = [
+        (attempt, end)
+        for attempt, end in holder.facts.ends(holder.paths.trial(plan.number))
+        if attempt.number > plan.base
+    ]
+    if not found:
+        return
+    attempt = found[-1][0]
+    judgement = judge(
+        [end for _, end in found],
+        Verdict.read(attempt.verdict),
+        holder.hands.resolved.max_restarts,
+    )
+    if judgement.again:
+        attempts = attempt.number + 1
+        holder.record("retry", trial=plan.number, attempts=attempts, why=judgement.why)
+        holder.actions.append(f"trial {plan.number} again: {judgement.why}")
+        return
+    holder.record("fail", trial=plan.number, why=judgement.why, reason=judgement.reason)
+    holder.actions.append(f"trial {plan.number} given up: {judgement.why}")
+
+
+def _end(holder: Holder, plan: Plan, standing: Standing) -> None:
+    """Tell the searcher that a trial will not train further by itself."""
+    decided = holder.decided
+    if decided.broken or decided.canceled:
+        return
+    reason: Literal["target", "stopped", "failed", "invalid_hp", "user_exit", "canceled"]
+    if plan.failed:
+        reason = "invalid_hp" if plan.given_up == "invalid_hp" else "failed"
+    elif standing.state == "done":
+        reason = _how_done(holder, plan, standing)
+    elif standing.state == "stopped":
+        reason = "canceled" if plan.killed else "stopped"
+    else:
+        return
+    holder.tell(api.SegmentEnd(plan.number, reason), attempt=standing.attempts)
+
+
+def _how_done(
+    holder: Holder, plan: Plan, standing: Standing
+) -> Literal["target", "stopped", "user_exit"]:
+    if standing.last_end is not None and standing.last_end.reason == "stopped":
+        return "stopped"
+    last = holder.paths.trial(plan.number).attempt(standing.next_attempt - 1)
+    verdict = Verdict.read(last.verdict)
+    if verdict is None or verdict.until is not None:
+        return "target"
+    if plan.until is not None and plan.until.unit == "batches":
+        return "target" if verdict.batches >= plan.until.value else "user_exit"
+    return "target"
+
+
+def tell_failures(holder: Holder) -> None:
+    for plan in holder.decided.plans.values():
+        if plan.given_up == "failed":
+            why = f"trial {plan.number}: {plan.failed}"
+            notify(holder, f"failure {plan.number}.{plan.base}", "failure", why)

@@ -1,0 +1,64 @@
+"""Doing what users have asked for, in the order in which they did."""
+
+from __future__ import annotations
+
+from hpcdet.control.holder import Holder
+from hpcdet.store import trials
+from hpcdet.store.layout import numbers
+from hpcdet.store.records import Command
+
+
+def obey(holder: Holder) -> None:
+    """Take the user's commands, in their order."""
+    for seq in numbers(holder.paths.commands, ".json"):
+        if seq <= holder.decided.commands:
+            continue
+        command = Command.read(holder.paths.command(seq))
+        if command is None:
+            return
+        refused = _refusal(holder, command)
+        holder.record(
+            "command",
+            seq=seq,
+            verb=command.verb,
+            trial=command.trial,
+            arguments=command.arguments,
+            refused=refused,
+            submissions=max(holder.paths.submissions(), default=0),
+        )
+        holder.actions.append(f"obey command {seq}: {command.verb}")
+        if refused:
+            continue
+        if command.verb == "retry":
+            _retry(holder, command.trial)
+        if command.verb in ("resume", "retry"):
+            holder.throttled_until = 0.0
+            holder.unheeded_since = None
+            if holder.decided.broken:
+                holder.decided.ask_again()
+                holder.settle()
+
+
+def _refusal(holder: Holder, command: Command) -> str:
+    """Why a command cannot be obeyed; "" if it can."""
+    if command.trial and command.trial not in holder.decided.plans:
+        return f"there is no trial {command.trial}"
+    if command.verb == "set":
+        for key, value in command.arguments.items():
+            if key != "max_concurrent_trials":
+                return f"{key} cannot be changed in a running experiment"
+            if not isinstance(value, int) or value < 0:
+                return f"max_concurrent_trials is {value!r}; it is a whole number, 0 for no limit"
+    return ""
+
+
+def _retry(holder: Holder, number: int) -> None:
+    """Give failed trials another chance, with all their restarts."""
+    for plan in list(holder.decided.plans.values()):
+        wanted = plan.number == number or (not number and plan.failed)
+        if not wanted or not (plan.failed or plan.killed):
+            continue
+        attempts = len(trials.claimed(holder.paths.trial(plan.number)))
+        holder.record(
+            "retry", trial=plan.number, attempts=attempts + 1, base=attempts, why="asked for"
+        )
