@@ -9,8 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from hpcdet import config
+from hpcdet.config import foreign, problems
 from hpcdet.config.models import Config
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.store import config as stored
@@ -296,6 +299,36 @@ def test_references_become_secrets_on_the_node(
     with pytest.raises(ConfigError, match="others may read"):
         secrets.resolve(data, literals)
     assert secrets.resolve({"x": 1}, literals) == {"x": 1}
+
+
+KEYS = [
+    *problems.all_keys(),
+    *foreign.KEYS,
+    *("hyperparameters.a", "hyperparameters.a.choice", "hyperparameters.forbid", "labels.0"),
+    *("data.secrets", "data.secrets.x", "searcher.max_time", "searcher.time_metric", "foo"),
+]
+VALUES = [
+    *("3", "-1", "x", "1.5", "true", "null", ".nan", "''", "grid", "random", "[]", "[a]", "[1]"),
+    *("[{}]", "['-t 5']", "{}", "{a: 1}", "{1: 2}", "{batches: 3}", "{type: int}"),
+    *("{type: log, minval: 1, maxval: 9}", "{choice: {a: }}", "!!set {a, b}"),
+]
+ASSIGNMENTS = st.tuples(st.sampled_from(KEYS), st.sampled_from(VALUES))
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(ASSIGNMENTS, min_size=1, max_size=4))
+def test_whatever_is_set_gives_a_config_or_an_error_that_says_why(
+    tmp_path_factory: pytest.TempPathFactory, assignments: list[tuple[str, str]]
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.yaml"
+    file.write_text(MINIMAL)
+    try:
+        loaded = config.load(file, [f"{key}={value}" for key, value in assignments])
+    except (ConfigError, UsageError):
+        return
+    file.write_bytes(stored.dump(loaded.resolved()))
+    assert stored.load(file) == loaded.typed()
+    assert config.plan(loaded.typed())["trials"] >= 1
 
 
 def test_a_resolved_config_of_another_version_is_readable(tmp_path: Path) -> None:

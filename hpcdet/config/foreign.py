@@ -49,10 +49,10 @@ def _acts(policies: Any) -> bool:
 _NO_CONTAINER = "there is no container here"
 _NO_HOROVOD = "it tunes Horovod, which is not used here"
 _OWN_SCHEDULER = "the cluster's scheduler decides this"
-_LATER_SEARCHERS = frozenset({
+_LATER_SEARCHERS = (
     "adaptive", "adaptive_asha", "adaptive_simple", "asha", "async_halving", "bohb", "custom",
     "hyperband", "pb2", "pbt", "sync_halving", "tpe",
-})  # fmt: skip
+)  # fmt: skip
 _LATER_SEARCH = "this searcher is not in this version; use single, random or grid"
 
 KEYS: dict[str, tuple[Foreign, ...]] = {
@@ -175,7 +175,9 @@ def verdict(key: str, value: Any) -> Foreign | None:
 WITHOUT_EFFECT = {
     "checkpoint_storage.host_path": "checkpoints lie in the experiment's folder",
     "checkpoint_storage.storage_path": "checkpoints lie in the experiment's folder",
+    "debug": "logs always say all there is to say",
     "records_per_epoch": "an epoch is as long as the code's data",
     "resources.priority": "the cluster's scheduler decides this; see slurm.sbatch_args (--nice)",
 }
-"""Keys that the model keeps for the record, without effect; a warning where they are set."""
+"""Keys that the model keeps for the record, without effect; a warning where they are not the
+default."""

@@ -152,7 +152,7 @@ def _foreign(values: dict[str, Any]) -> list[tuple[Problem, bool]]:
     for key, reason in foreign.WITHOUT_EFFECT.items():
         section, _, name = key.rpartition(".")
         place = values.get(section) if section else values
-        if isinstance(place, dict) and name in place:
+        if isinstance(place, dict) and name in place and place[name] != problems.default(key):
             found.append((Problem(key, f"has no effect: {reason}"), False))
     return found
 

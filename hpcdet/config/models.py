@@ -265,6 +265,6 @@ class Config(Section):
     pbs: Pbs = Pbs()
     profiling: Profiling = Profiling()
     debug: bool = False
-    """More words in the logs."""
+    """Determined's; has no effect here, with a warning."""
     site: str | None = None
     """The site to run at; detected if absent."""

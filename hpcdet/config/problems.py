@@ -176,6 +176,13 @@ def all_keys(model: type[BaseModel] = Config, above: str = "") -> list[str]:
     return found
 
 
+def default(key: str) -> Any:
+    """What a key is where nobody says anything, as plain data; None for what is required."""
+    above, _, name = key.rpartition(".")
+    model = model_at(above) or Config
+    return model.model_construct().model_dump(include={name}).get(name)
+
+
 def explain_field(key: str) -> str:
     """The description of a key; empty for a section or an unknown key."""
     above, _, name = key.rpartition(".")

@@ -136,8 +136,7 @@ def _field(key: str) -> list[str]:
         return [key, *(f"  {other}: {problems.explain_field(other)}" for other in inside)]
     lines = [key, f"  {field.description}"]
     if not field.is_required():
-        default = model.model_construct().model_dump(include={name})[name]
-        lines.append(f"  default: {json.dumps(default)}")
+        lines.append(f"  default: {json.dumps(problems.default(key))}")
     return [*lines, *_foreign(key)]
 
 
