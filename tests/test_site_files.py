@@ -8,7 +8,7 @@ import pytest
 
 from hpcdet import site
 from hpcdet.errors import ConfigError, NotFound
-from hpcdet.site import detection, loading
+from hpcdet.site import loading
 from hpcdet.site.detection import Host
 
 
@@ -102,6 +102,7 @@ def test_files_that_extend_each_other_are_refused(folders: dict[str, Path]) -> N
         ("detect:\n- {comand: x}\n", 2, "detect.0.comand", "did you mean 'command'?"),
         ("launcher: {kind: ssh}\n", 1, "launcher.kind", "'srun', 'mpirun' or 'local'"),
         ("limits: {max_array: many}\n", 1, "limits.max_array", "it is 'many'"),
+        ("detect: [{env: A, command: b}]\n", 1, "detect.0", "say one of env, hostname"),
         ("- a\n", 0, "", "a site file is a mapping"),
         ("a: [\n", 0, "", "not YAML"),
     ],
@@ -174,20 +175,29 @@ def test_detection_goes_by_search_path_and_says_why(
     assert site.load("local", host=there).reason == "asked for by name"
 
 
-def test_the_clusters_name_is_asked_of_scontrol(
-    tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_clusters_name_is_asked_of_scontrol(tmp_path: Path, folders: dict[str, Path]) -> None:
     command(tmp_path / "bin", "scontrol")
     says = "#!/bin/sh\necho 'ClusterName             = delta'\n"
     (tmp_path / "bin" / "scontrol").write_text(says)
     rule = "detect: [{scontrol: ClusterName, match: ^delta$}]\n"
     (folders["user"] / "delta.yaml").write_text(rule)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    detection._slurm_config.cache_clear()
-    try:
-        assert site.load(host=Host("x")).reason == "ClusterName of the cluster is 'delta'"
-    finally:
-        detection._slurm_config.cache_clear()
+    there = host(tmp_path / "bin")
+    assert site.load(host=there).reason == "ClusterName of the cluster is 'delta'"
+
+
+def test_commands_of_slurm_without_a_cluster_are_no_scheduler(tmp_path: Path) -> None:
+    """As on a machine where somebody installed the package, and no more."""
+    for name in ("sbatch", "scontrol"):
+        command(tmp_path / "bin", name)
+    said = "scontrol: fatal: Could not establish a configuration source"
+    (tmp_path / "bin" / "scontrol").write_text(f"#!/bin/sh\necho '{said}' >&2; exit 1\n")
+    assert site.load(host=host(tmp_path / "bin")).name == "local"
+    for name in ("sbatch", "scontrol"):
+        command(tmp_path / "down", name)
+    (tmp_path / "down" / "scontrol").write_text(
+        "#!/bin/sh\necho 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n"
+    )
+    assert site.load(host=host(tmp_path / "down")).name == "generic-slurm"
 
 
 def test_the_resolved_file_reads_back_equal_also_from_another_version(

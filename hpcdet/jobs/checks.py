@@ -58,7 +58,7 @@ def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = T
     """
     if site.fallback and (sign := login_node()):
         raise ConfigError(
-            f"this looks like a login node ({sign}) and no scheduler is on PATH",
+            f"this looks like a login node ({sign}) and there is no scheduler here",
             where="site local",
             hint="jobs would run here: say --site local if that is meant",
         )

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from hpcdet.errors import ConfigError
 from hpcdet.site.models import Detection
 
+_OF_SLURM = ("sbatch", "squeue", "srun", "sinfo", "scontrol")
+_NO_CLUSTER = "Could not establish a configuration source"
+
 
 def parse_config(text: str) -> dict[str, str]:
     """``scontrol show config`` as a mapping of its keys to their values."""
@@ -22,15 +25,15 @@ def parse_config(text: str) -> dict[str, str]:
 
 
 @functools.cache
-def _slurm_config() -> Mapping[str, str]:
-    """What ``scontrol show config`` says; empty if it says nothing within 10 s."""
+def _ask_slurm(scontrol: str) -> tuple[Mapping[str, str], str]:
+    """What ``scontrol show config`` says within 10 s, and its complaint if it says nothing."""
     try:
         done = subprocess.run(
-            ["scontrol", "show", "config"], capture_output=True, text=True, timeout=10, check=False
+            [scontrol, "show", "config"], capture_output=True, text=True, timeout=10, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    return parse_config(done.stdout) if done.returncode == 0 else {}
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {}, str(error)
+    return (parse_config(done.stdout), "") if done.returncode == 0 else ({}, done.stderr)
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,17 @@ class Host:
 
     def slurm(self, key: str) -> str | None:
         """A value of the cluster's own configuration."""
-        return _slurm_config().get(key)
+        scontrol = self.command("scontrol")
+        return _ask_slurm(scontrol)[0].get(key) if scontrol else None
+
+    @property
+    def without_cluster(self) -> bool:
+        """Slurm's commands are installed, as by a package, but belong to no cluster.
+
+        A controller that is down for the moment is a cluster.
+        """
+        scontrol = self.command("scontrol")
+        return scontrol is not None and _NO_CLUSTER in _ask_slurm(scontrol)[1]
 
 
 def recognise(rule: Detection, host: Host) -> str:
@@ -65,6 +78,8 @@ def recognise(rule: Detection, host: Host) -> str:
             return f"${rule.env} is {value!r}"
     elif rule.command is not None:
         path = host.command(rule.command)
+        if rule.command in _OF_SLURM and host.without_cluster:
+            return ""
         if path is not None and _search(pattern, path):
             return f"{rule.command} is on PATH ({path})"
     elif rule.scontrol is not None:

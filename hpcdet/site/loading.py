@@ -20,7 +20,7 @@ from hpcdet.site.text import KeyPath, Layer
 
 SUFFIX = ".yaml"
 _OWN = ("name", "extends", "detect")
-_NOBODY = "no site file recognises this host and no scheduler is on PATH"
+_NOBODY = "no site file recognises this host and there is no scheduler here"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 Value = str | int | float | bool | None
 Directives = dict[str, Value]
@@ -45,6 +45,13 @@ class Detection(Model):
         default=None, description="key of `scontrol show config`, as ClusterName"
     )
     match: str | None = Field(default=None, description="regular expression for the value")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Detection:
+        ways = [self.env, self.hostname, self.command, self.scontrol]
+        if sum(way is not None for way in ways) != 1:
+            raise ValueError("say one of env, hostname, command, scontrol")
+        return self
 
 
 class Capabilities(Model):
