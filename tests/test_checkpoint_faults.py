@@ -83,6 +83,36 @@ def test_each_system_call_of_a_save_may_fail(tmp_path: Path, number: int) -> Non
     assert nth > 15  # the loop went through a whole save
 
 
+def test_data_are_durable_before_they_have_a_name(tmp_path: Path) -> None:
+    """What a power cut would need: each file synced behind its last write, before its rename."""
+    calls: list[tuple[str, str]] = []
+    names: dict[int, str] = {}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+
+        def watch(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **options: Any) -> Any:
+                result = real(*arguments, **options)
+                if name == "open":
+                    names[result] = Path(arguments[0]).name
+                what = names.get(arguments[0], "") if name != "replace" else Path(arguments[1]).name
+                calls.append((name, what))
+                return result
+
+            return call
+
+        for name in ("open", "pwrite", "write", "fsync", "replace"):
+            monkeypatch.setattr(os, name, watch(name, getattr(os, name)))
+        checkpoint.save(tmp_path / "trial" / "00000001.g1", state(1))
+    renames = [at for at, (name, _) in enumerate(calls) if name == "replace"]
+    assert [calls[at][1] for at in renames] == ["rank-00000-of-00001.h5", "MANIFEST.json"]
+    for at in renames:
+        assert calls[at - 1][0] == "fsync"
+        assert calls[at][1] in calls[at - 1][1]
+        assert ("fsync", "00000001.g1") in calls[at:]
+    assert ("fsync", "00000001.g1") in calls[renames[0] : renames[1]]
+    assert ("fsync", "trial") in calls[renames[1] :]
+
+
 def test_short_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: real(fd, data[:7], offset))

@@ -145,6 +145,18 @@ def test_ranks_that_disagree_are_told(tmp_path: Path) -> None:
     assert not (tmp_path / "1").exists()
 
 
+def test_a_rank_with_an_odd_state_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
+    def work(rank: int, exchange: checkpoint.Exchange) -> Exception:
+        private = {"odd": {1, 2}} if rank == 1 else {"odd": None}
+        with pytest.raises((CheckpointFailed, StateError)) as caught:
+            checkpoint.save(tmp_path / "1", {}, private, rank=rank, world=3, exchange=exchange)
+        return caught.value
+
+    errors = ranks(3, work)
+    assert [type(error) for error in errors] == [CheckpointFailed, StateError, CheckpointFailed]
+    assert "rank 1: StateError: private/odd" in str(errors[0])
+
+
 def test_a_name_is_never_used_twice(tmp_path: Path) -> None:
     folder = tmp_path / "00000001.g1"
     checkpoint.save(folder, {"n": 1})
