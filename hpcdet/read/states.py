@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from hpcdet.read.gather import Gathered, GatheredTrial
-from hpcdet.store import layout
+from hpcdet.store import layout, lease
 from hpcdet.store.records import ExperimentState
 
 ENDED: frozenset[str] = frozenset({"COMPLETED", "CANCELED", "ERROR"})
@@ -88,6 +88,7 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
     """Whether somebody looks after the experiment: ``health``, ``last_turn_s`` and ``why``.
 
     ``ok``: workers live, or nothing is left to do. ``queued``: jobs wait for their turn.
+    ``blind``: who decides cannot ask the scheduler just now.
     ``stalled``: nobody is there who could go on. ``last_turn_s`` is the age in seconds of the last
     sign of a holder of the lease, None if there never was one.
     """
@@ -97,6 +98,8 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
     state, _ = experiment_state(gathered)
     if state in ENDED or state == "PAUSED":
         return {"health": "ok", "last_turn_s": age, "why": ""}
+    if age is not None and age <= FRESH_S and (blind := _blind(gathered)):
+        return {"health": "blind", "last_turn_s": age, "why": blind}
     if any(w.end is None and _is_fresh(w.paths.beat, now) for w in gathered.workers):
         return {"health": "ok", "last_turn_s": age, "why": ""}
     submitted = {j.number for j in gathered.jobs if j.submitted and j.submitted.job}
@@ -116,6 +119,11 @@ def _last_turn(gathered: Gathered) -> float | None:
     newest = gathered.paths.term(terms[-1])
     times = (_mtime(path) for path in (newest, newest.with_suffix(".beat")))
     return max((at for at in times if at is not None), default=None)
+
+
+def _blind(gathered: Gathered) -> str:
+    newest = lease.last(gathered.paths)
+    return newest[1].blind if newest is not None and newest[1] is not None else ""
 
 
 def _is_fresh(path: Any, now: float) -> bool:

@@ -1,0 +1,117 @@
+"""The searcher daemon as a process: it outlives its starter, frees the lease, and says why not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcdet.control import commands, daemon
+from hpcdet.errors import StillPending, UsageError
+from hpcdet.jobs import create
+from hpcdet.read import states
+from hpcdet.read.gather import gather
+from hpcdet.store import files, lease
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import Closed
+from tests.experiments import Plain, config, daemon_pids, local_jobs, local_site, strike, until
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Iterator[ExperimentPaths]:
+    """A paused experiment: what is decided for it needs no worker."""
+    model = tmp_path / "model"
+    model.mkdir(mode=0o700)
+    with local_jobs(tmp_path / "state"):
+        made = create.create(Plain(config(), {}), local_site(), model, tmp_path / "root")
+        commands.ask(made, "pause")
+        yield made
+        strike(daemon_pids(made))
+
+
+def test_a_daemon_runs_until_it_is_stopped_and_frees_the_lease(paths: ExperimentPaths) -> None:
+    assert daemon.status(paths)["held"] is False
+    assert daemon.stop(paths) is False
+    pid = daemon.start(paths)
+    until(lambda: paths.trial(1).record.exists(), paths.searcher_log.read_text)
+    said = daemon.status(paths)
+    assert (said["kind"], said["pid"], said["held"]) == ("daemon", pid, True)
+    with pytest.raises(UsageError, match=f"runs already on .* pid {pid}"):
+        daemon.start(paths)
+    assert daemon.stop(paths) is True
+    assert os.waitpid(pid, 0) == (pid, 143 << 8)
+    newest = lease.last(paths)
+    assert newest is not None
+    assert newest[1] is not None
+    assert newest[1].released
+    log = paths.searcher_log.read_text()
+    assert "create trial 1" in log
+    assert "searcher ends with 143" in log
+    assert states.health(gather(paths))["health"] == "ok"  # paused: nothing is left to do
+
+
+def test_a_daemon_that_cannot_work_says_why_at_once(paths: ExperimentPaths) -> None:
+    paths.config.unlink()
+    with pytest.raises(StillPending, match="ended at once with 1"):
+        daemon.start(paths)
+    assert "cannot read the config" in paths.searcher_log.read_text()
+    Closed("COMPLETED").write_once(paths.closed)
+    with pytest.raises(UsageError, match="nothing is left to decide"):
+        daemon.start(paths)
+
+
+def test_a_daemon_that_was_killed_is_seen_dead_on_its_own_host(paths: ExperimentPaths) -> None:
+    pid = daemon.start(paths)
+    until(lambda: lease.last(paths), paths.searcher_log.read_text)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert daemon.status(paths)["held"] is False
+    assert daemon.stop(paths) is False
+
+
+def test_the_loop_ends_with_the_experiment_and_survives_trouble_of_the_disk(
+    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, troubles = daemon.controller.advance, [OSError(28, "No space left on device")]
+
+    def advance(*args: object) -> object:
+        if troubles:
+            raise troubles.pop()
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(daemon.controller, "advance", advance)
+    commands.ask(paths, "cancel")
+    turns: list[str] = []
+    assert daemon.run(paths, "wait", on_turn=lambda turn: turns.append(turn.state)) == 0
+    assert turns[-1] == "CANCELED"
+
+
+def test_a_signal_ends_the_loop_and_the_lease_is_free_for_the_next(paths: ExperimentPaths) -> None:
+    former = signal.getsignal(signal.SIGTERM)
+
+    def strike_when_held() -> None:
+        until(lambda: lease.last(paths))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    striker = threading.Thread(target=strike_when_held)
+    striker.start()
+    assert daemon.run(paths) == 143
+    striker.join()
+    assert signal.getsignal(signal.SIGTERM) is former
+    assert lease.Lease(paths, "next", 1e9).try_acquire()
+
+
+def test_health_says_when_the_scheduler_does_not_answer(paths: ExperimentPaths) -> None:
+    holder = lease.Lease(paths, "daemon", 100)
+    holder.blind = "squeue failed: Unable to contact slurm controller"
+    assert holder.try_acquire()
+    (paths.commands / "0001.json").unlink()
+    said = states.health(gather(paths), now=time.time())
+    assert (said["health"], said["why"]) == ("blind", holder.blind)
+    files.replace(paths.closed, Closed("COMPLETED").encode())
+    assert states.health(gather(paths))["health"] == "ok"
