@@ -146,7 +146,10 @@ def test_after_sigkill_it_goes_on_from_the_last_checkpoint(lab: Lab, victim: str
         x.end_local_jobs(lab.folder / "state")
         assert not x.worker_pids(paths) and not x.rank_pids(paths)
     assert x.crank_to_end(paths).state == "COMPLETED"
-    assert x.ends(paths, 1) == ["lost", "completed"]
+    # a task that was requeued may be seen as preempted before its new worker says it was lost
+    lost, completed = x.ends(paths, 1)
+    assert lost == "lost" or (victim, lost) == ("worker", "preempted")
+    assert completed == "completed"
     assert x.final_digest(paths, 1) == lab.undisturbed(120)
     first = journal.read(paths.trial(1).attempt(2).journal)[0]
     assert first["checkpoint"], "it began anew"

@@ -16,7 +16,7 @@ from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
 from hpcdet.site.loading import from_resolved
 from hpcdet.store.layout import ExperimentPaths, WorkerPaths
-from hpcdet.store.records import WorkerEnd
+from hpcdet.store.records import Closed, WorkerEnd
 from hpcdet.worker import claims
 
 
@@ -26,7 +26,7 @@ def requeue(paths: ExperimentPaths, worker: WorkerPaths, code: int, site: Site) 
     Args:
         code: exit code of the worker as the shell saw it; above 128 it died of a signal.
     """
-    if paths.closed.exists():
+    if Closed.read(paths.closed) is not None:
         return False
     killed = code > 128 and WorkerEnd.read(worker.end) is None
     if code != REQUEUE and not killed:

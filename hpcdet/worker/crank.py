@@ -21,13 +21,16 @@ class Crank:
 
     The scheduler is not asked more often for that: its answers are shared by all processes of
     the user (``schedulers.polling``).
+
+    Attributes:
+        every_s: seconds between looks.
     """
 
     def __init__(self, paths: ExperimentPaths, site: Site, log: journal.Writer) -> None:
         self._paths = paths
         self._log = log
         self._allowed = site.capabilities.submit_from_compute
-        self._every = min(_LOOK_S, max(_LOCAL_S, site.limits.poll_min_s))
+        self.every_s = min(_LOOK_S, max(_LOCAL_S, site.limits.poll_min_s))
         self._next = 0.0
         self._holder: controller.Holder | None = None
 
@@ -39,14 +42,14 @@ class Crank:
         """
         if not self._allowed or not (now or time.monotonic() >= self._next):
             return
-        self._next = time.monotonic() + self._every
+        self._next = time.monotonic() + self.every_s
         try:
             if self._holder is None:
                 self._holder = controller.Holder.open(self._paths, "worker")
             turn = controller.advance(self._paths, self._holder)
         except Exception:
             traceback.print_exc(file=sys.stderr)
-            self._next = time.monotonic() + max(_AFTER_ERROR_S, self._every)
+            self._next = time.monotonic() + max(_AFTER_ERROR_S, self.every_s)
             return
         if turn.actions:
             self._log.append("turn", actions=turn.actions)

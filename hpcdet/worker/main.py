@@ -17,7 +17,7 @@ from hpcdet.site.loading import from_resolved
 from hpcdet.store import config, files, journal
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
-from hpcdet.store.records import End, Reason, Verdict, WorkerEnd, in_force
+from hpcdet.store.records import Closed, End, Reason, Verdict, WorkerEnd, in_force
 from hpcdet.store.trials import standing
 from hpcdet.worker import allocation as allocations
 from hpcdet.worker import claims, ends, traces
@@ -74,7 +74,7 @@ class Worker:
         idle_since = time.monotonic()
         while True:
             self._tick()
-            if self.paths.closed.exists():
+            if Closed.read(self.paths.closed) is not None:
                 return "closed"
             if self.notices.heard():
                 return "signal"
@@ -84,7 +84,8 @@ class Worker:
             if attempt is None:
                 if time.monotonic() - idle_since > self.experiment.worker.idle_s:
                     return "idle"
-                self.notices.wait(_LOOK_S)
+                # seldom on a cluster: many workers look through the same folders
+                self.notices.wait(self.crank.every_s)
                 continue
             end = self._run(attempt)
             idle_since = time.monotonic()
@@ -119,7 +120,8 @@ class Worker:
         end = self._judge(attempt, step, traces.kernel_oom_kills() > oom_kills)
         end.write_once(attempt.end)
         self._journal_end(attempt)
-        self.crank.turn(now=True)  # it may be what the searcher has been waiting for
+        if not self.notices.heard():
+            self.crank.turn(now=True)  # it may be what the searcher has been waiting for
         return End.read(attempt.end) or end
 
     def _watch(self, step: RunningStep) -> None:
