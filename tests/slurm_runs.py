@@ -89,7 +89,7 @@ class TinyTrial(PyTorchTrial):
         self.context.step_optimizer(self.optimizer)
         return {"loss": loss}
 
-    def evaluate_batch(self, batch):
+    def evaluate_batch(self, batch, batch_idx):
         x, y = batch
         return {"validation_loss": torch.nn.functional.mse_loss(self.model(x), y)}
 '''
@@ -303,6 +303,16 @@ class Lab:
     def end(self) -> None:
         for run in self.runs:
             run.end()
+
+
+class BitsDiffer(AssertionError):
+    """A trial ended in another state than it should: never to be tried again until it passes."""
+
+
+def same_bits(digest: str, wanted: str, story: str) -> None:
+    """Fail for good unless two states are the same."""
+    if digest != wanted:
+        raise BitsDiffer(f"{digest} is not {wanted}\n{story}")
 
 
 def undisturbed(batches: int, trial: int = 1) -> str:

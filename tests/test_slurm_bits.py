@@ -1,0 +1,122 @@
+"""Bits on the private Slurm: however a trial is disturbed, it ends in the same state.
+
+Real ranks, over several nodes. Each test disturbs a trial at a random step in one way; the
+reference is the same trial undisturbed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.experiments import processes_of, rank_pids, strike, worker_pids
+from tests.slurm_runs import Lab, Run, config, dice, same_bits, urgent
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+
+PACE = 0.2
+"""Seconds per batch until the disturbance; a trial is 40 batches."""
+
+_references: dict[int, str] = {}
+
+
+def sized(ranks: int, **changes: Any) -> dict[str, Any]:
+    """A trial of so many ranks on two nodes."""
+    return config(resources={"slots_per_trial": ranks, "slots_per_node": ranks // 2}, **changes)
+
+
+def reference(lab: Lab, ranks: int) -> str:
+    """Digest of the undisturbed trial of so many ranks; one run serves all tests."""
+    if ranks not in _references:
+        run = lab.submit(sized(ranks))
+        run.wait()
+        assert run.reasons() == ["completed"], run.story()
+        _references[ranks] = run.digest()
+    return _references[ranks]
+
+
+def preempt(run: Run) -> None:
+    """Row 4: TERM, and KILL a few seconds later; the task comes back by itself."""
+    with urgent(run.cluster, run.claim().nodes):
+        run.until_ended(1)
+
+
+def requeue(run: Run) -> None:
+    """Row 6: asked for twice, the second time while the first is at work or pending."""
+    run.cluster.check("scontrol", "requeue", run.task())
+    run.cluster.call("scontrol", "requeue", run.task())
+
+
+def kill_a_rank(run: Run) -> None:
+    """Row 9: the step fails at once, and the same worker goes on with the trial."""
+    strike(rank_pids(run.paths)[-1:])
+
+
+def kill_the_worker(run: Run) -> None:
+    """The wrapper in the batch script requeues the task of a worker that was killed."""
+    strike(worker_pids(run.paths)[:1])
+
+
+def kill_the_searcher(run: Run) -> None:
+    """A worker takes over the lease of a daemon that is gone without a word."""
+    strike([run.crank()])
+
+
+def kill_everything(run: Run) -> None:
+    """Row 9: ranks, workers, batch scripts and searcher at once; then somebody comes back."""
+    run.crank()
+    scripts = processes_of(run.paths, "hpcdet.worker")
+    parents = [_parent(pid) for pid in scripts]
+    strike([*run.started, *parents, *scripts, *rank_pids(run.paths)])
+    run.crank()
+
+
+def lose_a_node(run: Run) -> None:
+    """Row 9: the scheduler declares a node down while its processes may live on."""
+    node = run.claim().nodes[-1]
+    run.cluster.check("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+
+
+def tell_the_script(run: Run) -> None:
+    """Row 8: TERM for the batch script's shell alone does nothing at all."""
+    run.cluster.check("scancel", "--batch", "--signal=TERM", run.task())
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as stat:
+        return int(stat.read().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize(
+    ("disturb", "reasons", "mode", "ranks"),
+    [
+        (preempt, {"preempted"}, "shared", 4),
+        (requeue, {"preempted"}, "per_trial", 2),
+        (kill_a_rank, {"lost"}, "shared", 2),
+        (kill_the_worker, {"lost", "preempted"}, "per_trial", 2),
+        (kill_the_searcher, set(), "shared", 2),
+        (kill_everything, {"lost", "preempted"}, "per_trial", 2),
+        (lose_a_node, {"lost", "preempted", "node_fail"}, "shared", 2),
+        (tell_the_script, set(), "per_trial", 2),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_disturbed_trial_ends_with_the_bits_of_an_undisturbed_one(
+    lab: Lab, disturb: Callable[[Run], None], reasons: set[str], mode: str, ranks: int
+) -> None:
+    wanted = reference(lab, ranks)
+    step = dice(disturb.__name__).randrange(6, 20)
+    run = lab.submit(sized(ranks, worker={"mode": mode}), pace=PACE)
+    run.until_batches(step)
+    disturb(run)
+    if reasons:
+        run.until_attempts(2)
+    run.faster()
+    run.wait()
+    same_bits(run.digest(), wanted, run.story())
+    ends = run.reasons()
+    assert ends[-1] == "completed", run.story()
+    assert set(ends[:-1]) <= reasons, run.story()
+    assert bool(ends[:-1]) == bool(reasons), run.story()
