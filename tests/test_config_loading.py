@@ -199,6 +199,7 @@ def test_scalars_are_those_that_people_mean(tmp_path: Path) -> None:
         ),
         ("name: a\nname: b", "run.yaml:3: the key 'name' stands here twice"),
         ("name: [", "run.yaml:3: not YAML"),
+        ("data:\n  a: &a\n    b: *a", "run.yaml:4: this value contains itself"),
         ("entrypoint2: x", "did you mean 'entrypoint'?"),
     ],
 )
@@ -235,6 +236,17 @@ def test_assignments_reach_into_lists(tmp_path: Path) -> None:
     text = MINIMAL + "hyperparameters:\n  layers: [{units: 3}, {units: 4}]\n"
     loaded = load(tmp_path, text, "hyperparameters.layers.1.units=9")
     assert loaded.config.hyperparameters == {"layers": [{"units": 3}, {"units": 9}]}
+
+
+def test_assignments_change_nothing_but_what_they_name(tmp_path: Path) -> None:
+    number = {"type": "int", "minval": 1, "maxval": 9}
+    cluster = SimpleNamespace(name="big", config={"hyperparameters": {"c": dict(number)}})
+    text = MINIMAL + f"hyperparameters: {{a: &x {json.dumps(number)}, b: *x}}\n"
+    sets = ("hyperparameters.a.maxval=5", "hyperparameters.c.maxval=5")
+    loaded = load(tmp_path, text, *sets, site=cluster)
+    assert loaded.config.hyperparameters["b"] == number
+    assert loaded.config.hyperparameters["a"]["maxval"] == 5
+    assert cluster.config == {"hyperparameters": {"c": number}}
 
 
 def test_a_class_needs_a_length_and_a_command_does_not(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import yaml
+
 from hpcdet.config.text import Document, KeyPath, scalar
 from hpcdet.errors import UsageError
 
@@ -27,7 +29,7 @@ class Layered:
 
     def lay(self, document: Document) -> None:
         """Put a document on top."""
-        values = dict(document.values)
+        values = _copy(document.values)
         environment = values.get("environment")
         if isinstance(environment, Mapping) and _VARIABLES[1] in environment:
             given = environment[_VARIABLES[1]]
@@ -48,7 +50,7 @@ class Layered:
             )
         try:
             value = scalar(text)
-        except Exception as error:
+        except (yaml.YAMLError, ValueError) as error:
             raise UsageError(f"{text!r} is not YAML: {error}", where=f"--set {name}") from error
         target: Any = self.values
         for depth, part in enumerate(key[:-1]):
@@ -111,6 +113,15 @@ class Layered:
         name = ".".join(key)
         for other in [o for o in self.origins if o == name or o.startswith(f"{name}.")]:
             del self.origins[other]
+
+
+def _copy(value: Any) -> Any:
+    """A copy in which nothing is shared, not even what a YAML alias repeats."""
+    if isinstance(value, Mapping):
+        return {name: _copy(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    return value
 
 
 def _whole(key: KeyPath, value: Mapping[str, Any]) -> bool:

@@ -94,7 +94,7 @@ def parse(text: str, source: str) -> Document:
     lines: dict[KeyPath, int] = {}
     try:
         node = loader.get_single_node()
-        _mark(node, (), lines, source, set())
+        _mark(node, (), lines, source, {})
         values = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -116,11 +116,15 @@ def _mark(
     key: KeyPath,
     lines: dict[KeyPath, int],
     source: str,
-    seen: set[int],
+    open_nodes: dict[int, bool],
 ) -> None:
-    if node is None or id(node) in seen:  # an alias, which may even point to what is above it
+    """Note the line of every key below ``node``; an alias has those of what it repeats."""
+    if node is None or id(node) in open_nodes:
+        if open_nodes.get(id(node)):
+            line = lines.get(key, 1)
+            raise ConfigError("this value contains itself", where=f"{source}:{line}")
         return
-    seen.add(id(node))
+    open_nodes[id(node)] = True
     if isinstance(node, yaml.MappingNode):
         mine: set[str] = set()
         for name, value in node.value:
@@ -131,8 +135,9 @@ def _mark(
                 raise ConfigError(what, where=f"{source}:{line}", hint=f"first: {lines[inner]}")
             mine.add(inner[-1])
             lines[inner] = line
-            _mark(value, inner, lines, source, seen)
+            _mark(value, inner, lines, source, open_nodes)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             lines[(*key, str(index))] = value.start_mark.line + 1
-            _mark(value, (*key, str(index)), lines, source, seen)
+            _mark(value, (*key, str(index)), lines, source, open_nodes)
+    open_nodes[id(node)] = False
