@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +13,12 @@ from hpcdet.cli.bulk import each
 from hpcdet.cli.crank import Crank, cranks
 from hpcdet.cli.ids import ids_argument
 from hpcdet.cli.output import Output, output
+from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import confirm, settings
 from hpcdet.control import commands
 from hpcdet.errors import HpcdetError, UsageError
-from hpcdet.read import find
+from hpcdet.read import find, gather, states
+from hpcdet.store import journal
 from hpcdet.store.layout import ExperimentPaths
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -42,7 +45,7 @@ def cancel_command(out: Output, ids: Sequence[str], dry_run: bool, wait: bool) -
     """
     if len(ids) > 1 and not dry_run:
         confirm(f"cancel {len(ids)} experiments or trials?")
-    _ask(out, "cancel", ids, dry_run, lambda item: item["state"] in follow.ENDED, wait)
+    _ask(out, "cancel", ids, dry_run, follow.ENDED, wait)
 
 
 @click.command("pause", short_help="Save checkpoints, stop, and give the nodes back.")
@@ -56,8 +59,7 @@ def pause_command(out: Output, ids: Sequence[str], dry_run: bool, wait: bool) ->
     \b
     Example: hpcdet pause digits-7f3a --wait
     """
-    halted = {*follow.ENDED, "PAUSED"}
-    _ask(out, "pause", ids, dry_run, lambda item: item["state"] in halted, wait)
+    _ask(out, "pause", ids, dry_run, follow.ENDED | {"PAUSED"}, wait)
 
 
 @click.command("resume", short_help="Go on with what was paused.")
@@ -116,24 +118,39 @@ def _ask(
     verb: commands.Verb,
     ids: Sequence[str],
     dry_run: bool,
-    done: follow.Done = lambda item: True,
+    goal: frozenset[str] = frozenset(),
     wait: bool = False,
 ) -> None:
-    """Ask, then turn the crank once so that it happens even where nobody else is alive."""
-    asked: list[ExperimentPaths] = []
+    """Ask, then turn the crank so that it happens even where nobody else is alive.
+
+    Args:
+        goal: states of the experiments or trials to wait for.
+    """
+    asked: dict[ExperimentPaths, list[int]] = {}
 
     def act(found: find.Reference) -> str:
         if dry_run:
             return f"would {verb}"
         number = commands.ask(found.paths, verb, found.trial)
-        asked.append(found.paths)
-        _turn_once(found.paths)
+        asked.setdefault(found.paths, []).append(found.trial)
+        if verb in ("resume", "retry"):
+            _turn_until_somebody_works(found.paths)
+        else:
+            _turn_once(found.paths)
         return f"asked (command {number})"
 
     each(out, verb, ids, act, dry_run)
-    if wait and asked:
-        with follow.following([paths.id for paths in asked]), cranks(asked, "wait") as all_of_them:
-            follow.until(asked, done, turn=lambda: _turn_all(all_of_them))
+    if not wait or not asked:
+        return
+
+    def done(item: dict[str, Any]) -> bool:
+        states = {0: item["state"], **{t["trial"]: t["state"] for t in item["trials"]}}
+        wanted = next(numbers for paths, numbers in asked.items() if paths.id == item["id"])
+        return all(states[number] in goal for number in wanted)
+
+    waited = list(asked)
+    with follow.following([paths.id for paths in waited]), cranks(waited, "wait") as all_of_them:
+        follow.until(waited, done, turn=lambda: _turn_all(all_of_them))
 
 
 def _turn_all(all_of_them: list[Crank]) -> None:
@@ -148,3 +165,37 @@ def _turn_once(paths: ExperimentPaths) -> None:
             crank.turn()
     except (HpcdetError, OSError) as error:
         settings().warn(f"asked, but nothing is done yet: {error}")
+
+
+def _turn_until_somebody_works(paths: ExperimentPaths) -> None:
+    """Turn until a worker lives or a job waits: until then nobody else would turn the crank.
+
+    A job that was just cancelled is believed to be gone only after a second look at the queue.
+    """
+    try:
+        with Crank(paths, "command") as crank:
+            crank.turn()
+            if _somebody_works(paths):
+                return
+            poll_s = crank.holder.hands.site.limits.poll_min_s
+            limit = time.monotonic() + 4 * poll_s + 30
+            with busy("waiting until the former jobs have left the queue"):
+                while not _somebody_works(paths) and time.monotonic() < limit:
+                    follow.pause(0.2)
+                    crank.turn_if_due()
+    except (HpcdetError, OSError) as error:
+        settings().warn(f"asked, but nothing is done yet: {error}")
+
+
+def _somebody_works(paths: ExperimentPaths) -> bool:
+    gathered = gather.gather(paths)
+    if gathered.closed is not None or states.stuck(gathered):
+        return True
+    staying = any(
+        worker.end is None
+        and all(line["kind"] != "notice" for line in journal.read(worker.paths.journal))
+        for worker in gathered.workers
+    )
+    begun = {worker.paths.submission for worker in gathered.workers}
+    queued = (job for job in gathered.jobs if job.submitted and job.submitted.job)
+    return staying or any(job.number not in begun for job in queued)

@@ -1,0 +1,225 @@
+"""submit, wait, pause, resume, cancel, retry: on the local backend, most with fake ranks."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hpcdet.read import find, views
+from hpcdet.store.layout import ExperimentPaths
+from tests import experiments as x
+from tests.commands import Cli
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A config whose ranks are fakes, and a site where they run at once."""
+
+    cli: Cli
+    folder: Path
+    site: Path
+
+    def config(self, batches: int = 30, trials: int = 2, **changes: Any) -> Path:
+        searcher = {
+            "name": "random",
+            "metric": "validation_loss",
+            "max_length": {"batches": batches},
+            "max_trials": trials,
+            "max_concurrent_trials": 2,
+        }
+        values = {
+            "name": "fake",
+            "entrypoint": "model_def:Model",
+            "hyperparameters": {"x": {"type": "double", "minval": 0.0, "maxval": 1.0}},
+            "searcher": searcher,
+            "worker": {"min_segment_s": 0.5, "idle_s": 60},
+            **changes,
+        }
+        path = self.folder / "model" / "config.yaml"
+        path.write_text(yaml.safe_dump(values))
+        return path
+
+    def submit(self, config: Path, *flags: str, code: int = 0) -> ExperimentPaths:
+        ran = self.cli(
+            "submit", config, "--site", self.site, "--no-test", "-o", "id", *flags, code=code
+        )
+        [name] = ran.out.splitlines()
+        return find.experiment(name, self.cli.root)
+
+
+@pytest.fixture
+def lab(cli: Cli, tmp_path: Path) -> Iterator[Lab]:
+    (tmp_path / "model").mkdir(mode=0o700)
+    site = tmp_path / "fakes.yaml"
+    values = x.local_site(python=x.fake_python(tmp_path)).plain()
+    changed = {key: values[key] for key in ("scheduler", "limits", "lease_ttl_s", "slots")}
+    changed |= {"extends": "local", "python": values["python"]}
+    site.write_text(yaml.safe_dump(changed))
+    with x.local_jobs(tmp_path / "local-state"):
+        yield Lab(cli, tmp_path, site)
+
+
+def test_submit_and_wait_prints_the_id_alone_and_then_all_can_be_read(lab: Lab) -> None:
+    paths = lab.submit(lab.config(), "--wait", "--name", "My Run!", "--tag", "first")
+    cli, name = lab.cli, paths.id
+    assert name.startswith("my-run-")
+    [status] = cli("status", name, "-o", "json").items
+    assert (status["state"], status["labels"]) == ("COMPLETED", ["first"])
+    assert [(t["state"], t["steps"]) for t in status["trials"]] == [("COMPLETED", 30)] * 2
+    [shown] = cli("show", name, "-o", "json").items
+    assert [a["reason"] for a in shown["attempts"]] == ["completed"] * 2
+    assert all(a["job"] for a in shown["attempts"])
+    assert {"submitted", "started", "checkpoint", "ended"} <= {
+        event["kind"] for event in cli("events", name, "-o", "json").items
+    }
+    assert cli("wait", name).code == 0
+    assert cli("searcher", "status", name, "-o", "json").items[0]["held"] is False
+    assert "already" in cli("cancel", name, code=2).err
+
+
+def test_pause_resume_and_cancel(lab: Lab) -> None:
+    paths = lab.submit(lab.config(100_000, data={"step_s": 0.05}))
+    cli, name = lab.cli, paths.id
+    cli("wait", name, "--for", "running", "--timeout", "180")
+    assert cli("pause", name, "-n").out.split()[-2:] == ["would", "pause"]
+    assert not paths.commands.exists()
+    cli("pause", name, "--wait")
+    assert views.status(paths)["state"] == "PAUSED"
+    assert "hpcdet resume" in cli("explain", name).out
+    cli("resume", name)
+    cli("wait", name, "--for", "running", "--timeout", "180")
+    cli("cancel", f"{name}/1", "--wait")
+    assert views.trials(paths)[0]["state"] == "CANCELED"
+    assert views.status(paths)["state"] == "RUNNING"
+    cli("cancel", name, "--wait")
+    states = {t["trial"]: t["state"] for t in views.trials(paths)}
+    assert views.status(paths)["state"] == "CANCELED" and set(states.values()) == {"CANCELED"}
+    assert {a["reason"] for a in views.attempts(paths)} <= {"paused", "stopped", "canceled"}
+    cli("wait", name, code=6)
+
+
+def test_ctrl_c_while_waiting_leaves_the_jobs_alone(lab: Lab) -> None:
+    config = lab.config(100_000, trials=1, data={"step_s": 0.05})
+    argv = ["submit", str(config), "--site", str(lab.site), "--no-test", "-o", "id", "--wait"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hpcdet", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        name = process.stdout.readline().decode().strip()
+        paths = find.experiment(name, lab.cli.root)
+        x.until(lambda: any(t["state"] == "RUNNING" for t in views.trials(paths)))
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=180)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130 and f"hpcdet cancel {name}" in err.decode()
+    before = views.trials(paths)[0]["steps"]
+    x.until(lambda: views.trials(paths)[0]["steps"] > before)
+    assert views.status(paths)["health"] == "ok"
+    lab.cli("cancel", name, "--wait")
+
+
+def test_a_search_that_fails_ends_with_6_and_says_why(lab: Lab) -> None:
+    config = lab.config(trials=1, data={"crash": {"1": [3, 9]}}, max_restarts=1)
+    paths = lab.submit(config, "--wait", code=6)
+    assert views.status(paths)["state"] == "ERROR"
+    assert [a["reason"] for a in views.attempts(paths)] == ["user_error"] * 2
+    out = lab.cli("explain", paths.id).out
+    assert "the code raised an error" in out and f"hpcdet logs {paths.id}/1 --errors" in out
+    assert "Traceback" in lab.cli("logs", paths.id, "--errors").out
+
+
+def test_dry_run_shows_everything_and_makes_nothing(lab: Lab) -> None:
+    config = lab.config()
+    argv = ["submit", config, "--site", lab.site, "-n", "--set", "searcher.max_trials=3"]
+    out = lab.cli(*argv).out
+    assert "searcher.max_trials: 3    # --set searcher.max_trials" in out
+    assert "max_restarts: 5    # default" in out
+    assert "#!/bin/bash" in out and "hpcdet.worker" in out
+    [item] = lab.cli(*argv, "-o", "json").items
+    assert (item["trials"], item["tasks"]) == (3, 2) and item["code"] == ["config.yaml"]
+    assert list(lab.cli.root.iterdir()) == []
+
+
+def test_prepare_makes_all_but_the_submission(lab: Lab) -> None:
+    ran = lab.cli(
+        "submit", lab.config(), "--site", lab.site, "--no-test", "--prepare", "-o", "json"
+    )
+    [item] = ran.items
+    [script] = item["scripts"]
+    assert item["jobs"] == [] and item["state"] == "PENDING" and item["argv"] == [[script]]
+    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+    assert script in ran.err
+    assert "submitted by hand" in lab.cli("explain", item["id"]).out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (["{model}/none.yaml"], 4, "none.yaml"),
+        (["{model}/config.yaml", "{model}/nothing"], 4, "no such model folder"),
+        (["{model}/config.yaml", "--site", "nowhere"], 3, "no site 'nowhere'"),
+        (["{model}/config.yaml", "--set", "searcher"], 2, "sets nothing"),
+        (["{model}/config.yaml", "--set", "searcher.max_trials=some"], 4, "searcher.max_trials"),
+    ],
+)
+def test_what_cannot_be_submitted_says_why(lab: Lab, argv: list[str], code: int, says: str) -> None:
+    lab.config()
+    words = [word.format(model=lab.folder / "model") for word in argv]
+    assert says in lab.cli("submit", "--site", "local", *words, code=code).err
+    assert list(lab.cli.root.iterdir()) == []
+
+
+def test_local_is_not_taken_for_granted_on_a_login_node(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "login01")
+    monkeypatch.setenv("PATH", str(lab.folder))
+    ran = lab.cli("submit", lab.config(), "--no-test", code=4)
+    assert "login node" in ran.err and "--site local" in ran.err
+    assert list(lab.cli.root.iterdir()) == []
+
+
+# -- real training -----------------------------------------------------------------------
+
+
+def test_from_init_to_a_report_with_real_training(lab: Lab) -> None:
+    cli, folder = lab.cli, lab.folder / "spirals"
+    cli("init", folder)
+    assert "already" in cli("init", folder, code=2).err
+    sets = ["searcher.max_trials=1", "searcher.max_length={batches: 20}", "worker.idle_s=1"]
+    flags = [word for value in sets for word in ("--set", value)]
+    ran = cli("submit", folder / "random.yaml", "--site", "local", "--wait", "-o", "json", *flags)
+    [item] = ran.items
+    assert item["state"] == "COMPLETED" and "testing the code" in ran.err
+    [checkpoint] = cli("ckpt", "ls", item["id"], "-o", "json").items
+    path = checkpoint["path"]
+    [verified] = cli("ckpt", "verify", item["id"], "-o", "json").items
+    assert (verified["state"], verified["digest"]) == ("valid", checkpoint["digest"])
+    shard = next(Path(path).glob("*.h5"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    assert "hpcdet ckpt verify" in cli("ckpt", "digest", path, code=9).err
+    assert cli("metrics", item["id"], "--best", "--name", "accuracy", "--larger").out
+    assert Path(cli("report", item["id"], "-o", lab.folder / "r.html").out.strip()).is_file()
+
+
+def test_code_that_fails_its_test_is_never_queued(lab: Lab) -> None:
+    config = lab.config()
+    (config.parent / "model_def.py").write_text("import no_such_module_anywhere\n")
+    ran = lab.cli("submit", config, "--site", "local", "-o", "json", code=4)
+    error = json.loads(ran.err.splitlines()[-1])["error"]
+    assert "no_such_module_anywhere" in error["message"] and "model_def.py" in error["hint"]
+    assert list(lab.cli.root.iterdir()) == []
