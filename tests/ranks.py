@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -149,6 +150,41 @@ def _rank(argv: list[str], environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     notice.install()
     os._exit(main(argv))
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a call of ``hpcdet.attempt`` came to."""
+
+    code: int | None
+    output: str
+
+
+def call(*argv: str) -> Called:
+    """``python -m hpcdet.attempt`` with these arguments, in a quick process of its own."""
+    reader, writer = _SERVER.Pipe(duplex=False)
+    process = _SERVER.Process(target=_called, args=(argv, writer))
+    process.start()
+    writer.close()
+    try:
+        output = reader.recv() if reader.poll(PATIENCE_S) else ""
+        process.join(PATIENCE_S)
+        return Called(process.exitcode, output)
+    finally:
+        process.kill()
+        process.join()
+
+
+def _called(argv: tuple[str, ...], writer: Any) -> None:
+    from hpcdet.attempt import main
+
+    with tempfile.TemporaryFile() as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+        code = main(list(argv))
+        output.seek(0)
+        writer.send(output.read().decode())
+    os._exit(code)
 
 
 def run(trial: TrialPaths, ranks: int = 1, **environment: str) -> Attempt:

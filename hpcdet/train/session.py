@@ -348,8 +348,8 @@ def unsaid_end(place: Place) -> int:
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of a traceback: what people look for first."""
-    return traceback.format_exception_only(error)[-1].strip()
+    """The error's own line in a traceback: what people look for first."""
+    return traceback.format_exception_only(error)[-1].strip().split("\n", 1)[0]
 
 
 def _open_attached(ranks: Ranks, place: Place) -> Session:

@@ -1,0 +1,153 @@
+"""The Core API: alone in this process, and in attempts of an experiment."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hpcdet import core
+from hpcdet import determined as det
+from hpcdet.errors import NotFound, UsageError
+from hpcdet.train import notice
+from tests import ranks
+from tests.alone import as_script
+
+__all__ = ["as_script"]
+
+
+def run_alone(storage: Path, until: int, leave_at: int = -1) -> list[float]:
+    """Draws a number a step; goes on from what it saved."""
+    notice.forget()
+    with core.init(hparams={"a": 1}, checkpoint_storage=storage, seed=3) as context:
+        state = context.checkpoint.latest() or {"step": 0, "drawn": []}
+        drawn, step = list(state["drawn"]), state["step"]
+        while step < context.searcher.length(until):
+            drawn.append(float(torch.rand(1)) + float(np.random.rand()))
+            step += 1
+            context.train.report_training_metrics(step, {"drawn": drawn[-1]})
+            if step == leave_at:
+                signal.raise_signal(signal.SIGTERM)
+            if context.preempt.should_preempt():
+                break
+        context.checkpoint.save({"step": step, "drawn": drawn}, step)
+    return drawn
+
+
+@pytest.mark.usefixtures("as_script")
+def test_a_script_alone_goes_on_where_it_was_told_to_leave(tmp_path: Path) -> None:
+    assert run_alone(tmp_path / "a", 6, leave_at=4) == run_alone(tmp_path / "b", 6)[:4]
+    assert run_alone(tmp_path / "a", 6) == run_alone(tmp_path / "c", 6)
+
+
+@pytest.mark.usefixtures("as_script")
+def test_determineds_folders_of_files(tmp_path: Path) -> None:
+    with core.init(checkpoint_storage=tmp_path) as context:
+        with context.checkpoint.store_path({"steps_completed": 3, "by": "me"}) as (path, name):
+            (path / "deep").mkdir()
+            (path / "deep" / "model.bin").write_bytes(bytes(range(256)))
+            (path / "empty").touch()
+        with context.checkpoint.restore_path(name) as path:
+            assert (path / "deep" / "model.bin").read_bytes() == bytes(range(256))
+            assert (path / "empty").read_bytes() == b""
+        assert context.checkpoint.get_metadata(name) == {"steps_completed": 3, "by": "me"}
+        with pytest.raises(NotFound, match="no such checkpoint"):
+            context.checkpoint.load("00000009.g1")
+        with pytest.raises(UsageError, match="steps_completed is missing"):
+            context.checkpoint.store_path().__enter__()
+        with pytest.raises(UsageError, match="would not be newer"):
+            context.checkpoint.save({}, 3)
+        assert context.checkpoint.latest_id() == name
+
+
+@pytest.mark.usefixtures("as_script")
+def test_contexts_alone(tmp_path: Path) -> None:
+    assert det.get_cluster_info() is None
+    with core.init(checkpoint_storage=tmp_path) as context:
+        ranks_of = context.distributed
+        assert (ranks_of.rank, ranks_of.size, ranks_of.is_chief) == (0, 1, True)
+        assert ranks_of.allgather(5) == ranks_of.allgather_local(5) == [5]
+        assert ranks_of.broadcast("x") == "x"
+        assert list(context.searcher.operations()) == []
+        with pytest.raises(core.InvalidHP):
+            context.train.report_early_exit(core.EarlyExitReason.INVALID_HP)
+    assert det.pytorch.Batch(3) == det.pytorch.Batch(3)
+
+
+SETTINGS: dict[str, Any] = {
+    "entrypoint": "python3 train.py",
+    "hparams": {"learning_rate": 0.003, "hidden": 16, "global_batch_size": 64},
+    "until": 60,
+    "checkpoint_every_s": 0.2,
+}
+
+
+@pytest.mark.xdist_group("core")
+def test_a_loop_of_ones_own_keeps_its_bits(tmp_path: Path) -> None:
+    """The example's script as entrypoint: told to leave, and killed, against undisturbed."""
+    once = ranks.experiment(tmp_path / "1", ranks=2, **SETTINGS)
+    ranks.run(once, 2)
+    trial = ranks.experiment(tmp_path / "2", ranks=2, **SETTINGS)
+    with ranks.start(trial, 2) as attempt:
+        attempt.wait_for(lambda: any(line["kind"] == "first_step" for line in attempt.lines()))
+        attempt.signal(signal.SIGUSR2, 1)
+        attempt.wait()
+    verdict = attempt.verdict()
+    assert verdict is not None, attempt.log()
+    assert (verdict.verdict, verdict.cause) == ("resume", "signal")
+    with ranks.start(trial, 2) as attempt:
+        attempt.wait_for(lambda: any(line["kind"] == "first_step" for line in attempt.lines()))
+        attempt.signal(signal.SIGKILL)
+    ranks.finish(trial, 2)
+    assert ranks.result(trial) == ranks.result(once)
+
+
+SCRIPT = """
+import sys
+import hpcdet.determined as det
+from hpcdet import core
+
+info = det.get_cluster_info()
+assert info.trial.hparams == {"a": 1} and info.trial.trial_seed == 7 and info.task_type == "TRIAL"
+with core.init() as context:
+    assert sys.argv[1:] == ["--flag"]
+    for op in context.searcher.operations():
+        context.train.report_validation_metrics(op.length, {"validation_loss": 0.5})
+        context.profiler.on()
+        assert not context.preempt.should_preempt()
+"""
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "python3 script.py --flag",
+        ["python3", "script.py", "--flag"],
+        "python3 -m script --flag",
+        "python3 -m determined.launch.torch_distributed -- python3 script.py --flag",
+        'X=1 exec "$PY" script.py --flag',
+    ],
+)
+def test_commands_as_entrypoints(tmp_path: Path, entrypoint: Any) -> None:
+    import sys
+
+    trial = ranks.experiment(
+        tmp_path / "EXP", code="", hparams={"a": 1}, entrypoint=entrypoint, until=5
+    )
+    (tmp_path / "EXP" / "code" / "script.py").write_text(SCRIPT)
+    attempt = ranks.run(trial, PY=sys.executable)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict == "done", attempt.log()
+    metrics = [line for line in attempt.lines() if line["kind"] == "metrics"]
+    assert [(line["step"], line["metrics"]) for line in metrics] == [(5, {"validation_loss": 0.5})]
+
+
+def test_a_script_that_fails_before_it_begins(tmp_path: Path) -> None:
+    trial = ranks.experiment(tmp_path / "EXP", code="", entrypoint="python3 nowhere.py")
+    verdict = ranks.run(trial).verdict()
+    assert verdict is not None
+    assert verdict.verdict == "fail" and "nowhere.py" in verdict.error
