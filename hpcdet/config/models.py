@@ -80,7 +80,13 @@ LengthField = Annotated[
 _NUMBER_OR_TEXT = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}
 Seconds = Annotated[int, BeforeValidator(_seconds), WithJsonSchema(_NUMBER_OR_TEXT)]
 Bytes = Annotated[int, BeforeValidator(_bytes), WithJsonSchema(_NUMBER_OR_TEXT)]
-Variables = Annotated[dict[str, str], BeforeValidator(_variables)]
+_MAP_OR_LIST = {
+    "anyOf": [
+        {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}},
+        {"type": "array", "items": {"type": "string", "pattern": "="}},
+    ]
+}
+Variables = Annotated[dict[str, str], BeforeValidator(_variables), WithJsonSchema(_MAP_OR_LIST)]
 
 
 class Section(BaseModel):

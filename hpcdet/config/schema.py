@@ -62,6 +62,7 @@ def schema() -> dict[str, Any]:
     made["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     made["title"] = "hpcdet experiment config"
     made["$defs"]["Hyperparameter"] = _hyperparameter()
+    made["properties"]["schema"] = {"const": 1, "description": "Stands in resolved configs."}
     space = made["properties"]["hyperparameters"]
     space["properties"] = {
         "forbid": {
