@@ -1,0 +1,284 @@
+"""Verbs that read, and those on sites, templates and configs, through the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hpcdet.cli import follow
+from hpcdet.read import find
+from tests.builders import Builder, sweep
+from tests.commands import Cli
+from tests.experiments import until
+
+
+@pytest.fixture
+def swept(cli: Cli) -> Builder:
+    return sweep(cli.root / "digits-7f3a")
+
+
+def test_logs_are_cut_filtered_and_named(cli: Cli, swept: Builder) -> None:
+    assert cli("logs", "digits/1.2", "--rank", "1").out == "rank 1 speaks\n"
+    assert cli("logs", "digits", "--tail", "1").out.endswith("ValueError: bad batch 2\n")
+    assert cli("logs", "digits", "--head", "1").out == "epoch 1\n"
+    lines = cli("logs", "digits", "-g", "^epoch").out.splitlines()
+    assert lines == ["[1.1 r0] epoch 1", "[1.1 r0] epoch 2", "[1.2 r0] epoch 3"]
+    errors = cli("logs", "digits/3", "--errors", "--attempt", "1", "-o", "json").items
+    assert [line["text"] for line in errors][-1] == "ValueError: bad batch 1"
+    [path] = cli("logs", "digits/3.1", "--path").out.splitlines()
+    assert Path(path).read_text().startswith("fine so far")
+    assert "regular expression" in cli("logs", "digits", "-g", "(", code=2).err
+    assert cli("logs", "digits", "--since", "1m").out.count("\n") == 0
+    assert "is no time" in cli("logs", "digits", "--since", "yesterday", code=2).err
+
+
+def test_followed_logs_and_events_end_with_the_experiment(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    attempt = built.trial().attempt()
+    attempt.log("begin\n")
+    steps = iter([lambda: attempt.log("mid"), lambda: attempt.log("dle\n"), built.close] * 2)
+    monkeypatch.setattr(follow, "pause", lambda _: next(steps)())
+    assert cli("logs", "digits", "-f").out == "begin\nmiddle\n"
+    built.paths.closed.unlink()
+    followed = iter([lambda: attempt.checkpoint(100), built.close])
+    monkeypatch.setattr(follow, "pause", lambda _: next(followed)())
+    kinds = cli("events", "digits", "-f", "-o", "id").out.split()
+    assert kinds == ["started", "start", "first_step", "checkpoint", "state"]
+
+
+def test_status_follows_to_the_end(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    monkeypatch.setattr(follow, "pause", lambda _: built.close())
+    out = cli("status", "digits", "-w").out
+    assert out.index("PENDING") < out.index("COMPLETED")
+
+
+def test_metrics_are_chosen_and_plotted(cli: Cli, swept: Builder) -> None:
+    best = cli("metrics", "digits", "--best", "--name", "validation_loss", "-o", "json").items
+    assert [(row["trial"], row["value"]) for row in best] == [(1, 0.25), (2, 0.1)]
+    last = cli("metrics", "digits/2", "--last", "-o", "json").items
+    assert {row["name"]: row["value"] for row in last} == {
+        "validation_loss": "NaN",
+        "accuracy": 0.94,
+    }
+    plot = cli("metrics", "digits/1", "--name", "loss", "--plot").out
+    assert plot.startswith("digits-7f3a/1 training loss\n") and plot.count("*") == 5
+    assert len(cli("metrics", "digits", "--all", "-o", "json").items) == (
+        # trial 1 at step 150 and trial 3 at step 20 were trained twice
+        len(cli("metrics", "digits", "-o", "json").items) + 2
+    )
+    cli("metrics", "digits", "--best", "--last", code=2)
+
+
+def test_explain_names_the_cause_and_the_next_command(cli: Cli, swept: Builder) -> None:
+    out = cli("explain", "digits").out
+    assert "the scheduler took the nodes back (1 times); 50 steps again" in out
+    assert 'raise ValueError("bad batch 2")' in out
+    assert "next: hpcdet logs digits-7f3a/3 --errors" in out
+    Builder(cli.root / "mnist-1a2b").job("77", error="invalid partition")
+    [_, refused, *_] = cli("explain", "mnist", "-o", "json").items
+    assert refused["evidence"] == ["invalid partition"]
+
+
+def test_show_of_a_part(cli: Cli, swept: Builder) -> None:
+    [item] = cli("show", "digits/3.2", "-o", "json").items
+    assert [(a["trial"], a["attempt"]) for a in item["attempts"]] == [(3, 2)]
+    assert [t["trial"] for t in item["trials"]] == [3]
+    out = cli("show", "digits", "--section", "config").out
+    assert yaml.safe_load(out.partition("Config\n")[2])["name"] == "digits"
+
+
+def test_ls_chooses(cli: Cli, swept: Builder) -> None:
+    Builder(cli.root / "mnist-1a2b")
+    assert cli("ls", "--state", "COMPLETED", "-o", "id").out == "digits-7f3a\n"
+    cli("tag", "mnist", "--add", "paper")
+    assert cli("ls", "--tag", "paper", "-o", "id").out == "mnist-1a2b\n"
+    assert cli("ls", "--limit", "1", "-o", "id").out == "mnist-1a2b\n"
+    assert cli("ls", "--since", "2026-03-02", "-o", "id").out == ""
+    (cli.root / "mnist-1a2b" / "experiment.yaml").write_text("]")
+    [warning] = json.loads(cli("ls", "-o", "json").out)["warnings"]
+    assert "mnist-1a2b is left out" in warning
+
+
+def test_the_index_is_rebuilt_and_found(cli: Cli, swept: Builder) -> None:
+    file = cli("index", "rebuild", "digits").out.strip()
+    assert file == cli("index", "path", "digits").out.strip() and Path(file).is_file()
+    assert cli("index", "rebuild").out.strip() == file
+
+
+# -- whole folders -----------------------------------------------------------------------
+
+
+def test_what_is_alive_is_not_touched(cli: Cli) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    built.job()
+    for argv in (["move", "digits", cli.root.parent], ["archive", "digits"], ["rm", "digits"]):
+        assert "it is alive" in cli(*argv, "-y", code=2).err
+    attempt = built.trial().attempt()
+    folder = attempt.checkpoint(100)
+    assert "running" in cli("ckpt", "rm", folder, "-y", code=2).err
+    assert folder.is_dir()
+
+
+def test_moved_it_is_the_same_experiment(cli: Cli, swept: Builder, tmp_path: Path) -> None:
+    before = cli("metrics", "digits", "-o", "csv").out
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    cli("move", "digits", kept, "-n")
+    assert swept.paths.root.exists()
+    cli("move", "digits", kept)
+    assert not swept.paths.root.exists()
+    assert cli("-C", kept, "metrics", "digits", "-o", "csv").out == before
+    assert "something already" in cli("-C", kept, "move", "digits", kept, code=2).err
+
+
+@pytest.mark.skipif(os.stat("/dev/shm").st_dev == os.stat("/tmp").st_dev, reason="one file system")
+def test_moved_to_another_file_system(cli: Cli, swept: Builder) -> None:
+    import shutil
+    import tempfile
+
+    other = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    try:
+        (swept.paths.code / "link").symlink_to("model_def.py")
+        cli("move", "digits", other)
+        assert not swept.paths.root.exists()
+        moved = find.experiment("digits", other)
+        assert (moved.code / "link").is_symlink()
+        assert [p.name for p in other.iterdir()] == ["digits-7f3a"]
+    finally:
+        shutil.rmtree(other)
+
+
+def test_an_archive_holds_all_but_secrets(cli: Cli, swept: Builder, tmp_path: Path) -> None:
+    before = cli("show", "digits", "-o", "json", "--fields", "trials,attempts").items
+    swept.paths.secrets.write_text("{}")
+    file = tmp_path / "digits.tar.gz"
+    assert "needs a yes" in cli("archive", "digits", "--out", file, "--remove", code=2).err
+    cli("archive", "digits", "--out", file, "--remove", "-y")
+    assert not swept.paths.root.exists() and file.stat().st_mode & 0o777 == 0o600
+    subprocess.run(["tar", "-xzf", file, "-C", cli.root], check=True)
+    assert not swept.paths.secrets.exists()
+    for old, new in zip(
+        before[0]["attempts"],
+        cli("show", "digits", "-o", "json", "--fields", "attempts").items[0]["attempts"],
+        strict=True,
+    ):
+        assert old == new
+
+
+def test_removed_is_removed_and_asked_for(cli: Cli, swept: Builder) -> None:
+    assert "would remove" in cli("rm", "digits", "-n").out
+    path = swept.paths.trial(1).checkpoint(100, 1)
+    assert json.loads(cli("ckpt", "rm", path, "-n", "-o", "jsonl").out)["removed"] is False
+    cli("ckpt", "rm", path, "-y")
+    assert not path.exists()
+    assert "only whole experiments" in cli("rm", "digits/1", "-y", code=2).err
+    cli("rm", "digits", "-y")
+    assert list(cli.root.iterdir()) == []
+
+
+# -- sites, templates, configs -----------------------------------------------------------
+
+
+def test_sites_are_listed_shown_and_detected(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {item["id"] for item in cli("site", "ls", "-o", "json").items}
+    assert {"local", "generic-slurm", "generic-pbs"} <= names
+    assert yaml.safe_load(cli("site", "show", "local").out)["scheduler"] == "local"
+    assert "local.yaml:" in cli("site", "show", "local", "--origin").out
+    monkeypatch.setenv("HPCDET_SITE", "local")
+    [item] = cli("site", "detect", "-o", "json").items
+    assert item["id"] == "local" and "HPCDET_SITE" in item["reason"]
+    cli("site", "check", "local")
+    assert "known sites" in cli("site", "show", "nowhere", code=3).err
+    assert {item["level"] for item in cli("doctor", "-o", "json").items} <= {"ok", "warning"}
+
+
+def test_a_copied_template_is_in_force(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "local/worker.sh.j2"
+    (tmp_path / "work").mkdir(mode=0o700)
+    monkeypatch.chdir(tmp_path / "work")
+    cli("init", ".")
+    copy = Path(cli("templates", "copy", name, "--site", "local").out.strip())
+    copy.write_text(copy.read_text() + "# mine\n")
+    rows = cli("templates", "ls", "--site", "local", "-o", "json").items
+    assert [(r["path"] == str(copy), r["in_force"]) for r in rows if r["id"] == name] == [
+        (True, True),
+        (False, False),
+    ]
+    assert "# mine" in cli("templates", "show", name, "--site", "local").out
+    assert "# mine" in cli("templates", "render", "random.yaml", "--site", "local").out
+    assert "already" in cli("templates", "copy", name, "--site", "local", code=2).err
+    assert "there are:" in cli("templates", "show", "no.j2", "--site", "local", code=3).err
+
+
+def test_configs_are_shown_explained_and_planned(cli: Cli, tmp_path: Path) -> None:
+    cli("init", tmp_path)
+    config = tmp_path / "random.yaml"
+    flags = ["--site", "local", "--set", "searcher.max_trials=8"]
+    shown = yaml.safe_load(cli("config", "show", config, *flags).out)
+    assert shown["searcher"]["max_trials"] == 8 and shown["max_restarts"] == 5
+    origins = {
+        item["key"]: item["origin"]
+        for item in cli("config", "show", config, *flags, "--origin", "-o", "json").items
+    }
+    assert origins["searcher.max_trials"] == "--set searcher.max_trials"
+    assert origins["name"].endswith("random.yaml:3") and origins["max_restarts"] == "default"
+    assert "max_trials" in cli("config", "explain", "searcher.max_trials").out
+    assert "max_restarts" in cli("config", "explain").out
+    assert cli("config", "explain", "searcher.max_trial", code=3).err
+    assert json.loads(cli("config", "schema").out)["type"] == "object"
+    assert "is valid" in cli("config", "validate", config, "--site", "local").err
+    [item] = cli("plan", config, *flags, "-o", "json").items
+    assert item["brackets"][0]["trials"] == 8 and item["brackets"][0]["rungs"] == [300]
+    assert "trials" in cli("plan", config, *flags).out
+
+
+def test_the_worker_verb_is_hidden_and_wired(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[object] = []
+    monkeypatch.setattr("hpcdet.worker.main.run", lambda *given: heard.append(given) or 85)
+    cli("worker", "EXP", "--submission", "2", "--index", "3", "--digest", "d", code=85)
+    assert heard == [("EXP", 2, 3, "d")]
+    assert "  worker" not in cli("--help").out
+
+
+def test_the_searcher_daemon_is_started_and_stopped(cli: Cli, tmp_path: Path) -> None:
+    cli("init", tmp_path / "work")
+    argv = ["--site", "local", "--no-test", "--prepare", "-o", "id"]
+    name = cli("submit", tmp_path / "work" / "random.yaml", *argv).out.strip()
+    assert "no searcher runs" in cli("searcher", "stop", name, code=3).err
+    pid = int(cli("searcher", "start", name).out)
+
+    def holder() -> dict[str, Any]:
+        return cli("searcher", "status", name, "-o", "json").items[0]
+
+    try:
+        until(lambda: holder()["held"])
+        assert (holder()["kind"], holder()["pid"]) == ("daemon", pid)
+        assert "runs already" in cli("searcher", "start", name, code=2).err
+        cli("searcher", "stop", name)
+        assert not holder()["held"]
+    finally:
+        # the module that started it may have reaped it already
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def test_run_as_a_module(cli: Cli) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcdet", "--version"], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.startswith("hpcdet, version")
