@@ -115,6 +115,8 @@ info = det.get_cluster_info()
 assert info.trial.hparams == {"a": 1} and info.trial.trial_seed == 7 and info.task_type == "TRIAL"
 with core.init() as context:
     assert sys.argv[1:] == ["--flag"]
+    assert context.data == info.user_data == {"n": 1, "secrets": {"t": "hush"}}
+    assert "hush" not in str(info.trial.config)
     for op in context.searcher.operations():
         context.train.report_validation_metrics(op.length, {"validation_loss": 0.5})
         context.profiler.on()
@@ -136,8 +138,14 @@ def test_commands_as_entrypoints(tmp_path: Path, entrypoint: Any) -> None:
     import sys
 
     trial = ranks.experiment(
-        tmp_path / "EXP", code="", hparams={"a": 1}, entrypoint=entrypoint, until=5
+        tmp_path / "EXP",
+        code="",
+        hparams={"a": 1},
+        entrypoint=entrypoint,
+        until=5,
+        data={"n": 1, "secrets": {"t": {"stored": "t"}}},
     )
+    (tmp_path / "EXP" / "secrets.json").write_text('{"t": "hush"}')
     (tmp_path / "EXP" / "code" / "script.py").write_text(SCRIPT)
     attempt = ranks.run(trial, PY=sys.executable)
     verdict = attempt.verdict()
