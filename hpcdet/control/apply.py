@@ -21,9 +21,11 @@ def apply(holder: Holder) -> None:
     """
     for plan in holder.decided.plans.values():
         trial = holder.paths.trial(plan.number)
-        if plan.killed and not trial.root.exists():
+        wanted = holder.decided.control(plan)
+        settled = plan.ended and holder.written.get(("control", plan.number), (0, 0))[1] == wanted
+        if settled or (plan.killed and not trial.root.exists()):
             continue
-        _write_control(holder, plan, trial)
+        _write_control(holder, plan.number, trial, wanted)
         _write_record(holder, plan, trial)
 
 
@@ -48,10 +50,9 @@ def _write_record(holder: Holder, plan: Plan, trial: TrialPaths) -> None:
     holder.written["record", plan.number] = True
 
 
-def _write_control(holder: Holder, plan: Plan, trial: TrialPaths) -> None:
-    wanted = holder.decided.control(plan)
+def _write_control(holder: Holder, number: int, trial: TrialPaths, wanted: Control) -> None:
     seqs = tuple(numbers(trial.controls, ".json"))
-    if holder.written.get(("control", plan.number)) == (seqs, wanted):
+    if holder.written.get(("control", number)) == (seqs, wanted):
         return
     there = in_force(trial)
     seq = max(seqs, default=0)
@@ -63,9 +64,9 @@ def _write_control(holder: Holder, plan: Plan, trial: TrialPaths) -> None:
             seq += 1
             holder.fence()
             made = control.write_once(trial.control(seq))
-        holder.actions.append(f"trial {plan.number}: {wanted.action}")
+        holder.actions.append(f"trial {number}: {wanted.action}")
         seqs = tuple(numbers(trial.controls, ".json"))
-    holder.written["control", plan.number] = (seqs, wanted)
+    holder.written["control", number] = (seqs, wanted)
 
 
 def _says(there: Control, wanted: Control) -> bool:

@@ -54,6 +54,8 @@ def close_attempt(holder: Holder, attempt: AttemptPaths, claim: Claim, reason: R
 
 def _open_attempts(holder: Holder) -> Iterator[tuple[AttemptPaths, Claim]]:
     for plan in holder.decided.plans.values():
+        if plan.ended:
+            continue
         for attempt in reversed(trials.claimed(holder.paths.trial(plan.number))):
             claim = Claim.read(attempt.claim)
             if claim is None or End.read(attempt.end) is not None:

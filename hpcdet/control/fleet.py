@@ -98,10 +98,8 @@ def _cancel_surplus(holder: Holder, seen: Seen, surplus: int) -> None:
 
 def _open_intents(holder: Holder) -> Iterator[Intent]:
     for number in holder.paths.submissions():
-        intent = Intent.read(holder.paths.intent(number))
-        if intent is None or intent.hold:
-            continue
-        if Submitted.read(holder.paths.submitted(number)) is None:
+        intent, submitted = holder.watch.submission(number)
+        if intent is not None and submitted is None and not intent.hold:
             yield intent
 
 

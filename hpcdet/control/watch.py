@@ -107,6 +107,8 @@ class Watch:
         self._asked: set[str] = set()
         self._hastened: set[tuple[str, int, int]] = set()
         self._asked_at: float | None = None
+        self._answer = 0.0
+        self._settled: dict[int, tuple[Intent, Submitted]] = {}
 
     def look(self) -> Seen:
         """Ask files and, if something may live there and it is time, the scheduler."""
@@ -140,19 +142,28 @@ class Watch:
         now = self._clock()
         before = self._suspicions.get(key)
         if before is None or before.beat != beat:
-            self._suspicions[key] = _Suspicion(beat, now, self._scheduler.answered_at)
+            self._suspicions[key] = _Suspicion(beat, now, self._answer)
             return False
-        another = by_files or self._scheduler.answered_at != before.answer
+        another = by_files or self._answer != before.answer
         return another and now - before.since >= self._site.limits.poll_min_s
+
+    def submission(self, number: int) -> tuple[Intent | None, Submitted | None]:
+        """What was intended and what came of it; read once when nothing can change any more."""
+        if number in self._settled:
+            return self._settled[number]
+        intent = Intent.read(self.paths.intent(number))
+        submitted = Submitted.read(self.paths.submitted(number))
+        if intent is not None and submitted is not None:
+            self._settled[number] = intent, submitted
+        return intent, submitted
 
     def _submissions(
         self, newest: dict[tuple[int, int], WorkerPaths]
     ) -> Iterator[tuple[Intent, Submitted]]:
         for number in self.paths.submissions():
-            intent = Intent.read(self.paths.intent(number))
+            intent, submitted = self.submission(number)
             if intent is None:
                 continue
-            submitted = Submitted.read(self.paths.submitted(number))
             if submitted is None and intent.hold:
                 # given to the scheduler by hand: its workers know the job's id
                 submitted = Submitted(self._by_hand(number, newest))
@@ -203,6 +214,7 @@ class Watch:
             return
         self.blind = ""
         self._asked, self._asked_at = wanted, now
+        self._answer = self._scheduler.answered_at
         self._hasten()
 
     def _hasten(self) -> None:

@@ -90,7 +90,11 @@ def claimed(trial: TrialPaths) -> list[AttemptPaths]:
 
     A folder without a claim belongs to nobody yet: its number is the next one to claim.
     """
-    return [attempt for attempt in trial.attempts() if Claim.read(attempt.claim) is not None]
+    attempts = trial.attempts()
+    # numbers are claimed in their order, so that only the newest may lack a claim
+    while attempts and Claim.read(attempts[-1].claim) is None:
+        attempts.pop()
+    return attempts
 
 
 def reason_of(verdict: Verdict) -> Reason:
@@ -142,11 +146,11 @@ def trailing_idle(ends: list[End]) -> int:
 
 
 def batches(trial: TrialPaths, attempts: list[AttemptPaths]) -> int:
-    """Batches known to be trained: the greatest that a verdict or a checkpoint vouches for."""
+    """Batches known to be trained: what the last verdict or the latest checkpoint vouches for."""
     name = latest_checkpoint(trial)
     known = int(name.partition(".")[0]) if name else 0
-    verdicts = (Verdict.read(attempt.verdict) for attempt in attempts)
-    return max([known, *(verdict.batches for verdict in verdicts if verdict)])
+    verdicts = (Verdict.read(attempt.verdict) for attempt in reversed(attempts))
+    return max(known, next((verdict.batches for verdict in verdicts if verdict), 0))
 
 
 def _finished(last: End, verdict: Verdict | None, control: Control) -> bool:
