@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from collections.abc import Callable
 
 from hpcdet.control import controller
 from hpcdet.site import Site
-from hpcdet.store import journal
+from hpcdet.store import journal, lease
 from hpcdet.store.layout import ExperimentPaths
 
 _LOCAL_S = 1.0
@@ -31,17 +32,18 @@ class Crank:
         self._log = log
         self._allowed = site.capabilities.submit_from_compute
         self.every_s = min(_LOOK_S, max(_LOCAL_S, site.limits.poll_min_s))
+        self._ttl_s = site.lease_ttl_s
         self._next = 0.0
         self._holder: controller.Holder | None = None
 
-    def turn(self, *, now: bool = False) -> None:
-        """A turn, if one is due or asked for ``now``.
+    def turn(self, *, now: bool = False) -> bool:
+        """A turn, if one is due or asked for ``now``; True if it was ours to make.
 
         An error in it is the search's trouble, not the running trial's: it is said in the job's
         log, and tried again later.
         """
         if not self._allowed or not (now or time.monotonic() >= self._next):
-            return
+            return False
         self._next = time.monotonic() + self.every_s
         try:
             if self._holder is None:
@@ -50,9 +52,28 @@ class Crank:
         except Exception:
             traceback.print_exc(file=sys.stderr)
             self._next = time.monotonic() + max(_AFTER_ERROR_S, self.every_s)
-            return
+            return False
         if turn.actions:
             self._log.append("turn", actions=turn.actions)
+        return turn.held or turn.closed
+
+    def last_turn(self, wait: Callable[[float], None]) -> None:
+        """See to it that somebody turns after this worker's end, which may be the last one's.
+
+        A holder that was killed keeps the lease until its time to live is over: wait for that,
+        or for a sign that it lives and will see the end itself.
+
+        Args:
+            wait: sleeps, less long if something happens.
+        """
+        if not self._allowed:
+            return
+        before = lease.last(self._paths)
+        limit = time.monotonic() + self._ttl_s + self.every_s
+        while not self.turn(now=True) and time.monotonic() < limit:
+            if lease.last(self._paths) != before:
+                return
+            wait(self.every_s)
 
     def close(self) -> None:
         """Let the lease go, so that the next one need not wait for it to expire."""

@@ -67,7 +67,10 @@ class Worker:
         self.log.append("end", why=why, sync=True)
         if why != "closed" and not self._goes_on:
             # perhaps nobody is left to see that this worker must be replaced
-            self.crank.turn(now=True)
+            if heard:
+                self.crank.turn(now=True)
+            else:
+                self.crank.last_turn(self.notices.wait)
         return REQUEUE if self._goes_on else 0
 
     def _take_trials(self) -> str:
