@@ -1,0 +1,177 @@
+"""Submission to the private Slurm: looked at, refused, by hand, interrupted, in chunks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import Intent, Submitted
+from tests.cluster.configuration import Options
+from tests.experiments import config, strike, until, worker_pids
+from tests.slurm_runs import Lab, Run, hpcdet, undisturbed
+from tests.slurm_sites import write_site
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+
+
+def _write(lab: Lab, **changes: object) -> tuple[str, str, str, str]:
+    """Words of a submission: the config of one fake trial, its code and the site."""
+    values = {
+        "name": "tiny",
+        "entrypoint": "model_def:TinyTrial",
+        "hyperparameters": {"global_batch_size": 8},
+        "searcher": {
+            "name": "single",
+            "metric": "validation_loss",
+            "max_length": {"batches": 100},
+        },
+        "resources": {"slots_per_trial": 1, "walltime_s": 600},
+        **changes,
+    }
+    path = lab.folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(values))
+    site = write_site(lab.folder, lab.cluster, python=lab.fake)
+    return str(path), str(lab.model), "--site", str(site)
+
+
+def _run(lab: Lab, experiment: str) -> Run:
+    run = Run(lab.cluster, ExperimentPaths(lab.root / experiment), lab.folder / "no-pace")
+    lab.runs.append(run)
+    return run
+
+
+def test_a_dry_run_asks_the_scheduler_and_makes_nothing(lab: Lab) -> None:
+    words = _write(lab)
+    calls = len(lab.cluster.calls.read_text().splitlines())
+    done = hpcdet("submit", *words, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    for text in ("#SBATCH --array=0-0%1", "sbatch --parsable", "# the scheduler says", "to start"):
+        assert text in done.stdout
+    assert list(lab.root.iterdir()) == []
+    assert lab.cluster.call("squeue", "-h").stdout == ""
+    said = lab.cluster.calls.read_text().splitlines()[calls:]
+    assert any("sbatch --test-only" in line for line in said)
+
+
+def test_what_can_never_run_is_refused_before_anything_is_made(lab: Lab) -> None:
+    words = _write(lab, resources={"slots_per_trial": 1, "resource_pool": "nowhere"})
+    done = hpcdet("submit", *words, "--no-test")
+    assert done.returncode == 4
+    assert "no partition nowhere" in done.stderr
+    assert "batch" in done.stderr
+
+    limit = {"slots_per_trial": 1, "resource_pool": "short", "walltime_s": 3600}
+    done = hpcdet("submit", *_write(lab, resources=limit), "--no-test")
+    assert done.returncode == 4
+    assert "over the limit of partition short" in done.stderr
+
+    done = hpcdet("submit", *_write(lab), "--no-test", SLURM_CONF="/nowhere/slurm.conf")
+    assert done.returncode == 5
+    assert list(lab.root.iterdir()) == []
+
+
+def test_a_prepared_script_is_submitted_by_hand_and_carries_no_token(lab: Lab) -> None:
+    """Rule 13: a job gets nothing of the submitting shell that is not on a fixed list."""
+    words = _write(lab, worker={"idle_s": 5})
+    done = hpcdet("submit", *words, "--prepare", "--no-test", "-o", "id")
+    assert done.returncode == 0, done.stderr
+    run = _run(lab, done.stdout.strip())
+    assert lab.cluster.call("squeue", "-h").stdout == ""
+    script = run.paths.script(1)
+    environ = {**os.environ, "API_TOKEN": "hush-4711"}
+    job = subprocess.run(
+        ["sbatch", "--parsable", str(script)], env=environ, capture_output=True, text=True
+    )
+    assert job.returncode == 0, job.stderr
+    spool = [*(lab.cluster.root / "state").rglob("*"), *lab.cluster.root.glob("spool.*/**/*")]
+    assert [path for path in spool if _holds(path, b"hush-4711")] == []
+    run.wait()
+    assert run.reasons() == ["completed"], run.story()
+    assert run.digest() == undisturbed(100)
+    assert run.task() == f"{job.stdout.strip()}_0"
+    names = {(entry["JobName"], entry["Comment"].split(":")[0]) for entry in run.jobs()}
+    assert names == {(f"{run.paths.id}-1", "hpcdet")}
+
+
+def _holds(path: Path, text: bytes) -> bool:
+    try:
+        return text in path.read_bytes()
+    except OSError:
+        return False
+
+
+def test_a_submission_cut_off_before_it_was_noted_is_found_again(lab: Lab) -> None:
+    """Row 12: the submitter dies between sbatch and the record; the job is adopted by its tag."""
+    folder = lab.folder / "treacherous"
+    folder.mkdir()
+    sbatch = folder / "sbatch"
+    real = lab.cluster.commands / "sbatch"
+    sbatch.write_text(f'#!/bin/bash\n{real} --hold "$@"\n[ "$1" = --parsable ] && kill -9 $PPID\n')
+    sbatch.chmod(0o700)
+    words = _write(lab, worker={"idle_s": 5})
+    done = hpcdet("submit", *words, "--no-test", PATH=f"{folder}:{os.environ['PATH']}")
+    assert done.returncode == -9
+    (made,) = lab.root.iterdir()
+    run = _run(lab, made.name)
+    assert run.submissions() == []
+    run.crank()
+    until(lambda: len(run.submissions()) == 1, run.story)
+    lab.cluster.check("scontrol", "release", run.submissions()[0])
+    run.wait()
+    assert len(run.jobs()) == 1
+    assert run.reasons() == ["completed"], run.story()
+
+
+def test_wide_searches_come_in_chunks_and_wait_for_room(lab: Lab) -> None:
+    """Row 11: MaxArraySize=5 and MaxSubmit=4, of which the site file says nothing."""
+    booted = lab.cluster.options
+    lab.cluster.reconfigure(Options(max_array=5, max_submit=4))
+    try:
+        site = {"limits": {"max_array": 1001, "max_submit": None}, "python": lab.fake}
+        values = config(30, trials=7, worker={"idle_s": 3})
+        run = lab.submit(values, pace=0.05, site=site)
+        run.crank()
+        run.wait()
+        assert [run.reasons(trial) for trial in range(1, 8)] == [["completed"]] * 7, run.story()
+        numbers = run.paths.submissions()
+        intents = [Intent.read(run.paths.intent(number)) for number in numbers]
+        outcomes = [Submitted.read(run.paths.submitted(number)) for number in numbers]
+        assert all(intent.tasks <= 5 for intent in intents if intent)
+        taken = [i.tasks for i, o in zip(intents, outcomes, strict=True) if i and o and o.job]
+        assert max(taken) <= 4
+    finally:
+        lab.cluster.clear()
+        lab.cluster.reconfigure(booted)
+
+
+def test_a_task_that_comes_back_leaves_its_siblings_alone(lab: Lab) -> None:
+    """Row 5: the last task of an array has the array's own id; a requeue of it means it alone.
+    Rule 3: the new incarnation closes what the killed one left open."""
+    values = config(300, trials=3, data={"every": 10}, worker={"mode": "per_trial"})
+    run = lab.submit(values, pace=0.1, site={"python": lab.fake})
+    for trial in (1, 2, 3):
+        run.until_attempts(1, trial)
+    (leader,) = [job for job in run.jobs() if job["JobId"] == job["ArrayJobId"]]
+    task = f"{leader['ArrayJobId']}_{leader['ArrayTaskId']}"
+    (victim,) = [trial for trial in (1, 2, 3) if run.task(trial) == task]
+    pid = run.worker_pid(victim)
+    assert pid in worker_pids(run.paths)
+    strike([pid])
+    run.until_attempts(2, victim)
+    run.faster()
+    run.wait()
+    for trial in (1, 2, 3):
+        ends = ["lost", "completed"] if trial == victim else ["completed"]
+        assert run.reasons(trial) == ends, run.story()
+        assert run.digest(trial) == undisturbed(300, trial)
+    restarts = {job["ArrayTaskId"]: job["Restarts"] for job in run.jobs()}
+    assert restarts == {
+        index: "1" if index == leader["ArrayTaskId"] else "0" for index in ("0", "1", "2")
+    }
+    first = run.paths.trial(victim).attempt(1)
+    assert "closed_by" in first.end.read_text()
