@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hpcdet.store.layout import TrialPaths
@@ -66,6 +67,13 @@ def signals(number: signal.Signals, *which: int) -> Callable[[Attempt], None]:
     return lambda attempt: attempt.signal(number, *which)
 
 
+def to_everything(attempt: Attempt) -> None:
+    """TERM for ranks and loader workers alike: Slurm makes no difference."""
+    for process in attempt.processes:
+        for one in [*psutil.Process(process.pid).children(), psutil.Process(process.pid)]:
+            one.terminate()
+
+
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_any_interruption_leaves_the_bits(
     undisturbed: Result, tmp_path: Path, workers: str
@@ -81,7 +89,7 @@ def test_any_interruption_leaves_the_bits(
     assert (verdict.verdict, verdict.cause, verdict.batches) == ("resume", "signal", 7)
     # inside a validation, which is owed then
     where = "validate:8:2"
-    second = interrupt(trial, tmp_path / "2", where, signals(signal.SIGTERM), WORKERS=workers)
+    second = interrupt(trial, tmp_path / "2", where, to_everything, WORKERS=workers)
     verdict = second.verdict()
     assert verdict is not None, second.log()
     assert (verdict.verdict, verdict.batches) == ("resume", 8)

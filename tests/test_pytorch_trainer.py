@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from hpcdet import pytorch
+from hpcdet import checkpoint, pytorch
 from hpcdet.checkpoint import load
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.pytorch._metrics import Tally, across_ranks
@@ -255,6 +255,22 @@ def test_only_better_ones_are_kept_as_best(tmp_path: Path) -> None:
 def test_periods(unit: TrainUnit, before: Units, after: Units, due: bool) -> None:
     assert unit.due(before, after) is due
     assert TrainUnit.of(Length("batches", 0)) is None
+
+
+def test_a_full_disk_does_not_stop_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = checkpoint.save
+
+    def full_at_two(folder: Path, *args: Any, **kwargs: Any) -> Any:
+        if folder.name.startswith("00000002"):
+            raise checkpoint.CheckpointFailed("No space left on device", where=str(folder))
+        return real(folder, *args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "save", full_at_two)
+    alone.train(Line, tmp_path, 4, validation_period=pytorch.Batch(2))
+    assert [one.step for one in alone.checkpoints(tmp_path)] == [0, 4]
+    assert "no checkpoint at step 2" in capsys.readouterr().err
 
 
 def test_a_stop_that_was_asked_for_ends_well(tmp_path: Path) -> None:

@@ -79,6 +79,15 @@ def test_any_number_of_ranks_sees_every_sample_once_and_learns_the_same(tmp_path
     assert losses == pytest.approx([losses[0]] * 4, rel=1e-4)
 
 
+def test_another_number_of_ranks_goes_on_with_the_next_sample(tmp_path: Path) -> None:
+    once, changed = line(tmp_path / "1", until=6), line(tmp_path / "2", until=6, ranks=2)
+    ranks.run(once)
+    assert verdict_of(ranks.run(changed, 2, HPCDET_DEADLINE="1000")).verdict == "resume"
+    ranks.finish(changed, 3)
+    expected = ranks.result(once).validations[6]["validation_loss"]
+    assert ranks.result(changed).validations[6]["validation_loss"] == pytest.approx(expected, 1e-4)
+
+
 def test_code_that_cannot_be_imported_is_the_users_error(tmp_path: Path) -> None:
     trial = ranks.experiment(
         tmp_path / "EXP", code="import no_such_module\n", entrypoint="model_def:Trial"

@@ -149,7 +149,7 @@ class PyTorchTrialContext:
         lr_scheduler: torch.optim.lr_scheduler.LRScheduler | LRScheduler,
         step_mode: LRScheduler.StepMode = LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP,
         frequency: int = 1,
-    ) -> Any:
+    ) -> LRScheduler:
         """Take a scheduler into checkpoints and step it as ``step_mode`` says."""
         wrapped = (
             lr_scheduler
@@ -157,7 +157,7 @@ class PyTorchTrialContext:
             else LRScheduler(lr_scheduler, step_mode, frequency)
         )
         self.lr_schedulers.append(wrapped)
-        return lr_scheduler
+        return wrapped
 
     def wrap_scaler(self, scaler: Any) -> Any:
         """Take a ``torch.amp.GradScaler`` into checkpoints; steps of optimizers use it."""

@@ -40,6 +40,8 @@ def rehearse(experiment: Path, trial: int) -> int:
         copy.root.mkdir()
         shutil.copytree(source.code, copy.code)
         shutil.copy(source.config, copy.config)
+        if source.secrets.exists():
+            shutil.copy(source.secrets, copy.secrets)
         replace(record, number=1).write_once(copy.trial(1).record)
         return int(any(_failed(copy, number) for number in _ATTEMPTS))
 

@@ -60,11 +60,11 @@ class Agreement:
 
     def exchange(self, mine: Orders) -> Orders:
         """Say what this rank wants; get what all wanted the last time (alone: this time)."""
+        if self._peers.ranks.world == 1:
+            return mine
         agreed = self.settle()
         vector = torch.tensor(mine.encode(), dtype=torch.int64)
         work = self._peers.start_max(vector)
-        if work is None:
-            return mine
         self._pending = (vector, work)
         return agreed
 

@@ -52,10 +52,8 @@ class Peers:
         dist.gather_object(value, box, dst=0, group=self._group)
         return box or []
 
-    def start_max(self, vector: torch.Tensor) -> dist.Work | None:
-        """Begin an element-wise maximum, in place; ready when the returned work is waited for."""
-        if self._group is None:
-            return None
+    def start_max(self, vector: torch.Tensor) -> dist.Work:
+        """Begin an element-wise maximum over several ranks, in place; wait for what it returns."""
         work: dist.Work = dist.all_reduce(
             vector, op=dist.ReduceOp.MAX, group=self._group, async_op=True
         )

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from hpcdet.errors import Unavailable
+from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.store import files
 from hpcdet.train.ranks import Ranks
 
@@ -37,13 +37,26 @@ def meet(ranks: Ranks, meeting: Path | None, backend: str = "auto") -> None:
         backend: ``nccl``, ``gloo`` or ``auto`` (NCCL where there is a CUDA device).
 
     Raises:
+        ConfigError: NCCL is asked for where it cannot work, or there is no place to meet.
         Unavailable: the others did not come within ``PATIENCE_S``.
     """
     if ranks.world == 1:
         return
     cuda = torch.cuda.is_available() and backend in ("auto", "nccl")
+    if backend == "nccl" and not cuda:
+        raise ConfigError(
+            "there is no CUDA device on this node",
+            where="distributed.backend: nccl",
+            hint="ask for accelerators, or use backend auto",
+        )
     kind = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     if meeting is None:
+        if "MASTER_ADDR" not in os.environ:
+            raise ConfigError(
+                f"{ranks.world} ranks were started, and nobody says where they meet",
+                where="environment",
+                hint="submit with hpcdet, use torchrun, or set MASTER_ADDR and MASTER_PORT",
+            )
         dist.init_process_group(kind, timeout=_COLLECTIVE_PATIENCE)
         return
     store = _host(ranks, meeting) if ranks.chief else _visit(ranks, meeting)
