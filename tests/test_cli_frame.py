@@ -355,3 +355,10 @@ def test_an_error_of_ours_has_where_and_hint(cli: Cli, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("hpcdet.read.find.experiments", fail)
     assert cli("ls", code=1).err == "error: here: it broke\n  in two lines\nhint: repair it\n"
+
+
+def test_the_manual_names_every_verb() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "cli.md").read_text()
+    for name, command in all_commands():
+        if not command.hidden:
+            assert f"`{name.split()[-1]}" in text or f"`{name}" in text, name
