@@ -177,6 +177,17 @@ class Run:
 
         until(trains, self.story, 240)
 
+    def until_training(self, trial: int = 1) -> None:
+        """Wait until the newest attempt is past its first batch and runs, or all is over."""
+
+        def trains() -> bool:
+            attempts = self.paths.trial(trial).attempts()
+            lines = journal.read(attempts[-1].journal) if attempts else []
+            runs = any(line["kind"] == "first_step" for line in lines)
+            return (runs and not self.reasons(trial)[-1]) or self.paths.closed.exists()
+
+        until(trains, self.story, 240)
+
     def reasons(self, trial: int = 1) -> list[str]:
         """Why each attempt of a trial ended; "" for one that is open."""
         attempts = self.paths.trial(trial).attempts()
