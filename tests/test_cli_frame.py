@@ -339,6 +339,19 @@ def test_waiting_ends_when_it_ends_and_says_what_moved(
     assert err[-1] == "digits-7f3a  COMPLETED"
 
 
+def test_on_a_terminal_the_lines_are_redrawn(
+    cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpcdet.cli.settings import Settings
+
+    swept.paths.closed.unlink()
+    monkeypatch.setattr(Settings, "live", property(lambda _: True))
+    monkeypatch.setattr(follow, "pause", lambda _: swept.close())
+    err = cli("wait", "digits", "--color", "never").err
+    assert "trial 1" in err and "best 0.25" in err and "COMPLETED" in err
+    cli("index", "rebuild", "digits")
+
+
 def test_trouble_ends_the_waiting_and_a_pause_does_not(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,8 @@ class Crank:
     def __init__(self, paths: ExperimentPaths, kind: str, *, hold: bool = False) -> None:
         self.paths = paths
         self.holder = Holder.open(paths, kind, hold=hold)
-        self._every = min(_LOOK_S, max(_LOCAL_S, self.holder.hands.site.limits.poll_min_s))
+        site = self.holder.hands.site
+        self.every_s = min(_LOOK_S, max(_LOCAL_S, site.limits.poll_min_s), site.lease_ttl_s / 4)
         self._next = 0.0
 
     def turn(self) -> Turn:
@@ -42,7 +43,7 @@ class Crank:
             self.turn()
         except (HpcdetError, OSError) as error:
             settings().warn(f"{self.paths.id}: {error}")
-        self._next = time.monotonic() + self._every
+        self._next = time.monotonic() + self.every_s
 
     def __enter__(self) -> Crank:
         return self

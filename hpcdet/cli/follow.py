@@ -48,6 +48,7 @@ def until(
     every: bool = True,
     timeout_s: float | None = None,
     turn: Callable[[], None] | None = None,
+    longest_s: float = 10.0,
 ) -> list[Item]:
     """Look again and again, and show what moves, until ``done`` holds.
 
@@ -56,6 +57,7 @@ def until(
         every: of all experiments; otherwise of one of them.
         timeout_s: seconds after which to give up.
         turn: called before each look: turns the crank, if this process is to do that.
+        longest_s: most seconds between two looks.
 
     Returns:
         The last views.
@@ -73,7 +75,7 @@ def until(
             if deadline is not None and time.monotonic() >= deadline:
                 raise StillPending("the time to wait is over", where=_names(items))
             # looking must stay a small part of the time, however large the experiment is
-            pause(min(10.0, max(0.5, 10 * (time.monotonic() - begin))))
+            pause(min(longest_s, max(0.5, 10 * (time.monotonic() - begin))))
 
 
 def _look(

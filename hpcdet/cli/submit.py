@@ -15,7 +15,8 @@ from hpcdet.cli.loading import Request, config_argument, request, setting_option
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.preflight import rehearse
 from hpcdet.cli.settings import settings
-from hpcdet.errors import ConfigError
+from hpcdet.control.controller import Turn
+from hpcdet.errors import ConfigError, HpcdetError
 from hpcdet.jobs import create, submission
 from hpcdet.read import views
 from hpcdet.site import Site, from_resolved
@@ -65,6 +66,8 @@ def submit_command(
     names = [f"name={name!r}"] if name else []
     wanted = request(config_file, model_dir, [*sets, *names, *labels], site_name)
     warnings = wanted.warnings(submits=not (dry_run or prepare))
+    if site_name is None:
+        settings().note(f"site {wanted.site.name}: {wanted.site.reason}")
     if dry_run:
         preview.show(out, wanted, warnings)
         return
@@ -72,7 +75,7 @@ def submit_command(
         rehearse(wanted)
     paths = create.create(wanted.loaded, wanted.site, wanted.model_dir, wanted.root)
     with Crank(paths, "submit", hold=prepare) as crank:
-        turn = crank.turn()
+        turn = _first_turn(crank)
         if turn.blind:
             warnings.append(f"the scheduler does not answer, it is asked again: {turn.blind}")
         item = _item(paths, wanted)
@@ -88,10 +91,22 @@ def submit_command(
         sys.stdout.flush()
         settings().note(f"{paths.id} is in {paths.root}")
         with follow.following([paths.id]):
-            items = follow.until([paths], follow.ended, turn=crank.turn_if_due)
+            items = follow.until(
+                [paths], follow.ended, turn=crank.turn_if_due, longest_s=crank.every_s
+            )
     if out.format != "id":
         out.emit([_item(paths, wanted)], COLUMNS, warnings=warnings)
     follow.judge(items)
+
+
+def _first_turn(crank: Crank) -> Turn:
+    """The turn that submits; where it fails the experiment stays, and its user is told."""
+    try:
+        return crank.turn()
+    except (HpcdetError, OSError):
+        name = crank.paths.id
+        settings().warn(f"{name} is made but not queued; once repaired: hpcdet resume {name}")
+        raise
 
 
 def _item(paths: ExperimentPaths, wanted: Request) -> dict[str, Any]:

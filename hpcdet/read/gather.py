@@ -101,7 +101,8 @@ class GatheredTrial:
 
     @cached_property
     def attempts(self) -> list[GatheredAttempt]:
-        return [GatheredAttempt(paths) for paths in self.paths.attempts()]
+        """Those that somebody claimed; a folder without a claim belongs to nobody yet."""
+        return [GatheredAttempt(paths) for paths in trials.claimed(self.paths)]
 
     @property
     def steps(self) -> int:
