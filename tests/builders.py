@@ -27,6 +27,12 @@ def at(seconds: float) -> str:
     return time.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
+def put(path: Path, record: records.Record) -> None:
+    """Write a record as it is written everywhere, but nothing of it needs to be durable here."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(record.encode())
+
+
 class Builder:
     """An experiment; time stands at ``clock`` seconds after the epoch and only moves forward."""
 
@@ -48,7 +54,7 @@ class Builder:
             },
             **overrides,
         }
-        files.make_folder(root)
+        root.mkdir(parents=True)
         self.paths.config.write_bytes(config.dump(value))
         self.paths.site.write_text("schema: 1\nname: local\nscheduler: local\n")
         self.paths.code.mkdir()
@@ -63,10 +69,8 @@ class Builder:
     def trial(self, **params: Any) -> TrialBuilder:
         number = len(self.paths.trials()) + 1
         paths = self.paths.trial(number)
-        files.make_folder(paths.root)
-        records.Trial(number, params or {"hidden": 32}, seed=7, created_at=self.tick()).write_once(
-            paths.record
-        )
+        record = records.Trial(number, params or {"hidden": 32}, seed=7, created_at=self.tick())
+        put(paths.record, record)
         trial = TrialBuilder(self, paths)
         trial.control("run", until=Length("batches", 300))
         return trial
@@ -77,18 +81,18 @@ class Builder:
         intent = records.Intent(
             number, name, f"hpcdet:{self.paths.id}:{number}-ab", tasks, tasks, 1, at=self.tick()
         )
-        intent.write_once(self.paths.intent(number))
+        put(self.paths.intent(number), intent)
         submitted = records.Submitted("" if error else job, "slurm", error, self.tick())
-        submitted.write_once(self.paths.submitted(number))
+        put(self.paths.submitted(number), submitted)
         return number
 
     def worker(self, index: int = 0, *, host: str = "n1", end: str = "") -> str:
         paths = self.paths.worker(1, index, 0)
         claim = records.WorkerClaim("123", host, 4242, [host], at=self.tick())
-        claim.write_once(paths.claim)
-        files.replace(paths.beat, files.canonical({"at": self.tick(0)}))
+        put(paths.claim, claim)
+        paths.beat.write_bytes(files.canonical({"at": self.tick(0)}))
         if end:
-            records.WorkerEnd(end, paths.name, self.tick()).write_once(paths.end)
+            put(paths.end, records.WorkerEnd(end, paths.name, self.tick()))
         return paths.name
 
     def decide(self, kind: str, **fields: Any) -> None:
@@ -101,10 +105,10 @@ class Builder:
     def command(self, verb: Any, trial: int = 0, **arguments: Any) -> None:
         seq = len(list(self.paths.commands.glob("*"))) + 1
         command = records.Command(verb, trial, arguments, "ada", self.tick())
-        command.write_once(self.paths.command(seq))
+        put(self.paths.command(seq), command)
 
     def close(self, state: Any = "COMPLETED", why: str = "") -> None:
-        records.Closed(state, why, 1, self.tick()).write_once(self.paths.closed)
+        put(self.paths.closed, records.Closed(state, why, 1, self.tick()))
 
 
 class TrialBuilder:
@@ -115,13 +119,13 @@ class TrialBuilder:
     def control(self, action: Any, until: Length | None = None, **more: Any) -> None:
         seq = len(list(self.paths.controls.glob("*.json"))) + 1
         control = records.Control(action, until, term=1, at=self.experiment.tick(0), **more)
-        control.write_once(self.paths.control(seq))
+        put(self.paths.control(seq), control)
 
     def attempt(self, start: int = 0, checkpoint: str = "", ranks: int = 2) -> AttemptBuilder:
         attempts = self.paths.attempts()
         paths = self.paths.attempt(attempts[-1].number + 1 if attempts else 1)
         claim = records.Claim("0001-0000.0", "n1", "123_0", ["n1"], self.experiment.tick())
-        claim.write_once(paths.claim)
+        put(paths.claim, claim)
         attempt = AttemptBuilder(self.experiment, self.paths, paths)
         place = {"world": ranks, "host": "n1", "pid": 1, "fingerprint": ""}
         attempt.line("start", checkpoint=checkpoint, batches=start, **place)
@@ -168,7 +172,7 @@ class AttemptBuilder:
         return folder
 
     def log(self, text: str, rank: int = 0) -> None:
-        files.make_folder(self.paths.logs)
+        self.paths.logs.mkdir(exist_ok=True)
         with self.paths.log(rank).open("a") as file:
             file.write(text)
 
@@ -190,12 +194,10 @@ class AttemptBuilder:
         if reason in verdicts:
             verdict, cause = verdicts[reason]
             self.line("end", verdict=verdict, cause=cause)
-            records.Verdict(
-                verdict, cause, self.batches, error=error, until=until, at=self.experiment.tick()
-            ).write_once(self.paths.verdict)
-        records.End(
-            reason, 0, True, error, ["n1"], "0001-0000.0", self.experiment.tick()
-        ).write_once(self.paths.end)
+            said = records.Verdict(verdict, cause, self.batches, until, error=error)
+            put(self.paths.verdict, said)
+        at = self.experiment.tick()
+        put(self.paths.end, records.End(reason, 0, True, error, ["n1"], "0001-0000.0", at))
 
 
 def sweep(root: Path, *, ended: bool = True) -> Builder:
