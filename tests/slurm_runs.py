@@ -239,9 +239,10 @@ class Run:
 
     def end(self) -> None:
         """End what this run started outside the scheduler."""
-        experiments.strike(self.started)
+        experiments.strike(experiments.processes_of(self.paths, "hpcdet.control.daemon"))
         for pid in self.started:
-            os.waitpid(pid, 0)
+            with contextlib.suppress(ChildProcessError):  # subprocess may have been first
+                os.waitpid(pid, 0)
 
 
 def hpcdet(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
