@@ -8,6 +8,8 @@ what to do:
     step_s     seconds per step; $PACE is a file that says it instead, read at each step
     every      steps between checkpoints
     crash      {trial: [step, attempts]}: raise at that step in the first so many attempts
+    hold       {at: step, until: file}: stay at that step, save, and wait for the file
+    stint      steps that one attempt makes at most; then it saves and waits to be told to leave
     silent     trials whose ranks exit 3 before their first step without a word
     stubborn   trials that ignore notices and controls
 """
@@ -95,7 +97,9 @@ def main() -> int:
 
     pace = os.environ.get("PACE")
     deadline = float(os.environ.get("HPCDET_DEADLINE") or "inf")
-    stepped = False
+    stepped, begun = False, step
+    hold = plan.get("hold", {"at": -1, "until": ""})
+    stint = plan.get("stint", 1 << 30)
     stubborn = trial.number in plan.get("stubborn", [])
     while True:
         control = in_force(trial)
@@ -117,6 +121,11 @@ def main() -> int:
                 units={"batches": step, "records": step, "epochs": 0},
             )
             return end("done", "completed")
+        held = step == hold["at"] and not Path(hold["until"]).exists()
+        if held or step - begun >= stint:
+            save()
+            time.sleep(0.02)
+            continue
         time.sleep(float(Path(pace).read_text()) if pace else plan.get("step_s", 0.01))
         if step == crash_at and attempt.number <= attempts:
             raise RuntimeError(f"crash of trial {trial.number} at step {step}")
