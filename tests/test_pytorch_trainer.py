@@ -312,6 +312,30 @@ def test_a_missing_hyperparameter_is_named(tmp_path: Path) -> None:
         alone.train(Line, tmp_path, 1, {"lr": 1})
 
 
+def test_a_scaler_of_ones_own_is_resumed(tmp_path: Path) -> None:
+    """It doubles its scale every second step, which changes no weight."""
+
+    class Scaled(Line):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+            self.scaler = context.wrap_scaler(scaler)
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            x, y = batch
+            loss = ((self.model(x) - y) ** 2).mean()
+            self.context.backward(self.scaler.scale(loss))
+            self.context.step_optimizer(self.optimizer, scaler=self.scaler)
+            self.scaler.update()
+            return loss
+
+    alone.train(Scaled, tmp_path / "scaled", 3)
+    trial = alone.train(Scaled, tmp_path / "scaled", 4)
+    assert trial.scaler.get_scale() == 16.0
+    alone.train(Line, tmp_path / "plain", 4)
+    assert weights(tmp_path / "scaled") == weights(tmp_path / "plain")
+
+
 def test_two_reducers_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytorch.init(checkpoint_storage=str(tmp_path)) as context:
         context.wrap_reducer(sum, name="a")

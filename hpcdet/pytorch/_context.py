@@ -57,7 +57,8 @@ class PyTorchTrialContext:
         self.experimental = Experimental(self)
         self._aggregation = aggregation
         self._average = average
-        self._autocast = False
+        self._amp = False
+        self._update_scaler = False
         self._stop_requested = False
         self._in_validation = False
 
@@ -160,7 +161,7 @@ class PyTorchTrialContext:
         return wrapped
 
     def wrap_scaler(self, scaler: Any) -> Any:
-        """Take a ``torch.amp.GradScaler`` into checkpoints; steps of optimizers use it."""
+        """Take a ``torch.amp.GradScaler`` of one's own into checkpoints."""
         if self.scaler is not None:
             raise UsageError("a gradient scaler is wrapped already", where="wrap_scaler")
         self.scaler = scaler
@@ -213,7 +214,7 @@ class PyTorchTrialContext:
             scale /= self._aggregation
         if scale != 1.0:
             loss = loss * scale
-        if self.scaler is not None:
+        if self._amp:
             loss = self.scaler.scale(loss)
         torch.autograd.backward(
             loss, gradient, retain_graph=retain_graph, create_graph=create_graph
@@ -231,18 +232,19 @@ class PyTorchTrialContext:
         Args:
             clip_grads: called with the parameters before the step.
             auto_zero_grads: forget the gradients afterwards.
-            scaler: another scaler than the wrapped one.
+            scaler: the one that scaled the loss, if not ``experimental.use_amp``; calling its
+                ``update`` is up to the caller.
         """
         if not self.steps_now:
             return
-        scaler = scaler or self.scaler
+        if self._amp:
+            scaler, self._update_scaler = self.scaler, True
         if clip_grads is not None:
             if scaler is not None:
                 scaler.unscale_(optimizer)
             clip_grads([one for group in optimizer.param_groups for one in group["params"]])
         if scaler is not None:
             scaler.step(optimizer)
-            scaler.update()
         else:
             optimizer.step()
         if auto_zero_grads:
@@ -305,6 +307,12 @@ class PyTorchTrialContext:
                 model.require_backward_grad_sync = self.steps_now
                 model.require_forward_param_sync = True
 
+    def end_step(self) -> None:
+        """A batch has been trained: the scaler learns once what all optimizers saw."""
+        if self._update_scaler:
+            self.scaler.update()
+            self._update_scaler = False
+
     def plain_models(self) -> list[torch.nn.Module]:
         """The models as the user made them."""
         return [one.module if isinstance(one, Parallel) else one for one in self.models]
@@ -312,7 +320,7 @@ class PyTorchTrialContext:
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
         """Mixed precision, if ``experimental.use_amp`` asked for it and the device has it."""
-        if not self._autocast:
+        if not self._amp:
             yield
             return
         with torch.autocast(self.device.type):
@@ -366,7 +374,7 @@ class Experimental:
         if self._context.device.type != "cuda":
             return
         self._context.wrap_scaler(torch.amp.GradScaler("cuda"))
-        self._context._autocast = True
+        self._context._amp = True
 
     def disable_dataset_reproducibility_checks(self) -> None:
         """Nothing to disable: what cannot be resumed is refused by ``DataLoader``."""

@@ -169,6 +169,7 @@ class Loop:
         ready = context.to_device(batch)
         with context.precision():
             metrics = self._trial.train_batch(ready, part.epoch, units.batches)
+        context.end_step()
         length = self._trial.get_batch_length(batch) if part.weight else 0
         weight = part.weight if length is None else length
         if weight:
