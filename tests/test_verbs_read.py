@@ -91,6 +91,16 @@ def test_explain_names_the_cause_and_the_next_command(cli: Cli, swept: Builder) 
     assert refused["evidence"] == ["invalid partition"]
 
 
+def test_explain_shows_what_a_worker_that_died_at_once_printed(cli: Cli) -> None:
+    built = Builder(cli.root / "mnist-1a2b")
+    built.worker(end="lost")
+    built.job()
+    built.paths.job_log(1).mkdir()
+    (built.paths.job_log(1) / "0.log").write_text("ModuleNotFoundError: hpcdet\n")
+    out = cli("explain", "mnist").out
+    assert "ModuleNotFoundError: hpcdet" in out and "hpcdet searcher start mnist-1a2b" in out
+
+
 def test_show_of_a_part(cli: Cli, swept: Builder) -> None:
     [item] = cli("show", "digits/3.2", "-o", "json").items
     assert [(a["trial"], a["attempt"]) for a in item["attempts"]] == [(3, 2)]
@@ -107,8 +117,11 @@ def test_ls_chooses(cli: Cli, swept: Builder) -> None:
     assert cli("ls", "--limit", "1", "-o", "id").out == "mnist-1a2b\n"
     assert cli("ls", "--since", "2026-03-02", "-o", "id").out == ""
     (cli.root / "mnist-1a2b" / "experiment.yaml").write_text("]")
-    [warning] = json.loads(cli("ls", "-o", "json").out)["warnings"]
-    assert "mnist-1a2b is left out" in warning
+    for verb in ("ls", "status"):
+        found = json.loads(cli(verb, "-o", "json").out)
+        assert [item["id"] for item in found["items"]] == ["digits-7f3a"]
+        assert "mnist-1a2b is left out" in found["warnings"][0]
+    assert cli("status", "mnist", code=4).err
 
 
 def test_the_index_is_rebuilt_and_found(cli: Cli, swept: Builder) -> None:

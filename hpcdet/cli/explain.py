@@ -83,7 +83,8 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
         hint = f"squeue --start -j {','.join(waiting)}"
         yield _finding(name, item["health_why"], hint)
     if item["health"] == "stalled":
-        yield _finding(name, "no worker lives and nobody decides", f"hpcdet searcher start {name}")
+        said = logs.of_jobs(gathered.paths)
+        yield _finding(name, item["health_why"], f"hpcdet searcher start {name}", said)
 
 
 def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from hpcdet.cli.settings import settings
 from hpcdet.errors import HpcdetError, Unsuccessful, UsageError
 from hpcdet.read import find, views
 from hpcdet.store.layout import ExperimentPaths
+
+Item = dict[str, Any]
 
 STATES = ("PENDING", "RUNNING", "PAUSED", "STOPPING", "COMPLETED", "CANCELED", "ERROR")
 
@@ -34,14 +36,8 @@ def ls_command(
     \b
     Example: hpcdet ls --state RUNNING --since 7d
     """
-    warnings: list[str] = []
-    rows = []
     oldest = moment(since) if since else ""
-    for paths in find.experiments(settings().root):
-        try:
-            rows.append(views.brief(paths))
-        except HpcdetError as error:
-            warnings.append(f"{paths.id} is left out: {error.what}")
+    rows, warnings = _readable(views.brief)
     chosen = [
         row
         for row in rows
@@ -100,18 +96,16 @@ def status_command(out: Output, ids: Sequence[str], watch: float | None, exit_st
     Examples: hpcdet status digits-7f3a
               hpcdet status @last -w
     """
-    items = _status(ids)
-    for warning in _drift(ids, items):
-        settings().warn(warning)
-    _print_status(out, items)
+    items, warnings = _status(ids)
+    _print_status(out, items, [*warnings, *_drift(ids, items)])
     if watch is not None:
         with follow.following():
             while not all(item["state"] in follow.ENDED for item in items):
                 follow.pause(watch)
-                items = _status(ids)
+                items, warnings = _status(ids)
                 if settings().live and out.for_people:
                     click.clear()
-                _print_status(out, items)
+                _print_status(out, items, warnings)
     bad = [item["id"] for item in items if item["state"] in ("ERROR", "CANCELED")]
     if exit_status and bad:
         raise Unsuccessful("it ended, and not well", where=", ".join(bad))
@@ -134,10 +128,22 @@ def _drift(ids: Sequence[str], items: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def _status(ids: Sequence[str]) -> list[dict[str, Any]]:
+def _readable(view: Callable[[ExperimentPaths], Item]) -> tuple[list[Item], list[str]]:
+    """A view of all experiments, and a warning for each that cannot be read."""
+    items: list[Item] = []
+    warnings: list[str] = []
+    for paths in find.experiments(settings().root):
+        try:
+            items.append(view(paths))
+        except HpcdetError as error:
+            warnings.append(f"{paths.id} is left out: {error.what}")
+    return items, warnings
+
+
+def _status(ids: Sequence[str]) -> tuple[list[Item], list[str]]:
     root = settings().root
     if not ids:
-        return [views.status(paths) for paths in find.experiments(root)]
+        return _readable(views.status)
     items = []
     for each in ids:
         found = find.reference(each, root)
@@ -145,7 +151,7 @@ def _status(ids: Sequence[str]) -> list[dict[str, Any]]:
         if found.trial:
             item["trials"] = [t for t in item["trials"] if t["trial"] == found.trial]
         items.append(item)
-    return items
+    return items, []
 
 
 TRIALS = (
@@ -162,10 +168,12 @@ TRIALS = (
 )
 
 
-def _print_status(out: Output, items: list[dict[str, Any]]) -> None:
+def _print_status(out: Output, items: list[Item], warnings: Sequence[str]) -> None:
     if not out.for_people or out.fields:
-        out.emit(items, (), key="id")
+        out.emit(items, (), warnings=warnings)
         return
+    for warning in warnings:
+        settings().warn(warning)
     if not items:
         settings().note(f"no experiments in {settings().root}")
     for number, item in enumerate(items):

@@ -132,6 +132,18 @@ def _began(source: Source) -> str:
     return claim.at if claim else ""
 
 
+def of_jobs(paths: ExperimentPaths, lines: int = 10) -> list[str]:
+    """The last lines of what the newest submission's batch scripts and workers printed."""
+    for number in reversed(paths.submissions()):
+        try:
+            files = sorted(paths.job_log(number).iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        texts = [file.read_text(errors="replace") for file in files if file.is_file()]
+        return [line for text in texts for line in text.splitlines() if line.strip()][-lines:]
+    return []
+
+
 def first_traceback(source: Source) -> list[LogLine]:
     """The first traceback in a log, whole; empty if there is none."""
     found: list[LogLine] = []
