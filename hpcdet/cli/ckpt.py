@@ -26,7 +26,7 @@ COLUMNS = (
     Column("TRIAL", "trial", right=True),
     Column("STEP", "step", right=True),
     Column("NAME", "name"),
-    Column("STATE", "state"),
+    Column("STATE", "state", cut=False),
     Column("SIZE", lambda row: words.size(row["bytes"]), right=True),
     Column("METRIC", "metric", right=True),
     Column("KEPT", "kept"),
@@ -87,7 +87,11 @@ def verify(out: Output, what: Sequence[str]) -> None:
     Example: hpcdet ckpt verify digits-7f3a
     """
     rows = _run("verify", _folders(what))
-    columns = (Column("STATE", "state"), Column("PATH", "path"), Column("ERROR", "error"))
+    columns = (
+        Column("STATE", "state", cut=False),
+        Column("PATH", "path"),
+        Column("ERROR", "error"),
+    )
     out.emit(rows, columns, key="path")
     _refuse_damaged(rows)
 

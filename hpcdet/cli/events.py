@@ -13,7 +13,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.read import find, views
 
 COLUMNS = (
-    Column("TIME", words.time_of("time")),
+    Column("TIME", words.time_of("time"), cut=False),
     Column("TRIAL", lambda e: f"{e['trial'] or ''}" + (f".{e['attempt']}" if e["attempt"] else "")),
     Column("KIND", "kind"),
     Column("WHAT", "text"),

@@ -21,7 +21,7 @@ COLUMNS = (
     Column("STEP", "step", right=True),
     Column("NAME", "name"),
     Column("VALUE", "value", right=True),
-    Column("TIME", words.time_of("time")),
+    Column("TIME", words.time_of("time"), cut=False),
     Column("ATTEMPT", "attempt", wide=True, right=True),
     Column("SUPERSEDED", "superseded", wide=True),
 )

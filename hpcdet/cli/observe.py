@@ -47,9 +47,9 @@ def ls_command(
     ]
     columns = (
         Column("ID", "id"),
-        Column("STATE", "state"),
+        Column("STATE", "state", cut=False),
         Column("TRIALS", lambda row: f"{row['done']}/{row['trials']}", right=True),
-        Column("CREATED", words.time_of("created")),
+        Column("CREATED", words.time_of("created"), cut=False),
         Column("NAME", "name"),
         Column("LABELS", "labels"),
         Column("PATH", "path", wide=True),
@@ -156,7 +156,7 @@ def _status(ids: Sequence[str]) -> tuple[list[Item], list[str]]:
 
 TRIALS = (
     Column("TRIAL", "trial", right=True),
-    Column("STATE", "state"),
+    Column("STATE", "state", cut=False),
     Column("STEPS", "steps", right=True),
     Column("BEST", "best", right=True),
     Column("AT", "best_step", right=True),
@@ -209,13 +209,13 @@ def headline(item: dict[str, Any]) -> str:
 
 ATTEMPTS = (
     Column("ATTEMPT", lambda row: f"{row['trial']}.{row['attempt']}"),
-    Column("REASON", lambda row: row["reason"] or "running"),
+    Column("REASON", lambda row: row["reason"] or "running", cut=False),
     Column("FROM", "from_step", right=True),
     Column("STEPS", "steps", right=True),
-    Column("START", words.time_of("start")),
+    Column("START", words.time_of("start"), cut=False),
     Column("TOOK", lambda row: words.duration(row["duration_s"]), right=True),
     Column("JOB", "job"),
-    Column("NODES", "nodes"),
+    Column("NODES", "nodes", wide=True),
     Column("ERROR", "error"),
 )
 
@@ -225,7 +225,7 @@ JOBS = (
     Column("JOB", "job"),
     Column("TASKS", "tasks", right=True),
     Column("AT ONCE", "throttle", right=True),
-    Column("SUBMITTED", words.time_of("at")),
+    Column("SUBMITTED", words.time_of("at"), cut=False),
     Column("ERROR", "error"),
 )
 

@@ -34,12 +34,14 @@ class Column:
         value: a key of the item, or a function of it.
         wide: shown by ``-o wide`` only.
         right: numbers line up at their right end.
+        cut: may lose its end where the terminal is too narrow.
     """
 
     title: str
     value: str | Callable[[Item], Any]
     wide: bool = False
     right: bool = False
+    cut: bool = True
 
     def of(self, item: Item) -> Any:
         return item.get(self.value) if isinstance(self.value, str) else self.value(item)
@@ -144,8 +146,11 @@ def table(
     lines = titles + rows
     widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(columns))]
     limit = shutil.get_terminal_size((80, 24)).columns
-    while cut and sum(widths) + 2 * (len(widths) - 1) > limit and max(widths) > _LEAST:
-        widths[widths.index(max(widths))] -= 1
+    soft = [i for i, column in enumerate(columns) if column.cut and widths[i] > _LEAST]
+    while cut and soft and sum(widths) + 2 * (len(widths) - 1) > limit:
+        widest = max(soft, key=lambda i: widths[i])
+        widths[widest] -= 1
+        soft = [i for i in soft if widths[i] > _LEAST]
     return "\n".join(_line(columns, line, widths) for line in lines)
 
 

@@ -24,7 +24,7 @@ from hpcdet.store.layout import ExperimentPaths
 
 COLUMNS = (
     Column("ID", "id"),
-    Column("STATE", "state"),
+    Column("STATE", "state", cut=False),
     Column("SITE", "site"),
     Column("JOBS", "jobs"),
     Column("PATH", "path"),
