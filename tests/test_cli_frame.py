@@ -118,19 +118,23 @@ def test_9_a_file_is_not_what_was_written(cli: Cli, swept: Builder) -> None:
     assert ran.items[0]["state"] == "damaged"
 
 
-def test_130_ctrl_c_in_a_follower_leaves_the_job_alone(cli: Cli) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_130_and_143_ending_a_follower_leaves_the_job_alone(
+    cli: Cli, sent: signal.Signals, code: int
+) -> None:
     Builder(cli.root / "digits-7f3a").trial().attempt()
     process = hpcdet("wait", "digits-7f3a", stderr=subprocess.PIPE)
     try:
         assert process.stderr is not None
         first = process.stderr.readline()  # it follows now
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         _, err = process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait()
     assert b"RUNNING" in first
-    assert process.returncode == 130 and b"the jobs go on" in err
+    assert process.returncode == code, err
+    assert sent == signal.SIGTERM or b"the jobs go on" in err
     assert not (cli.root / "digits-7f3a" / "commands").exists()
 
 

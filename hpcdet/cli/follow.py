@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,7 +26,12 @@ Done = Callable[[Item], bool]
 
 @contextlib.contextmanager
 def following(ids: Sequence[str] = ()) -> Iterator[None]:
-    """Ctrl-C ends the watching and nothing else, and says so (exit 130)."""
+    """Ctrl-C ends the watching and nothing else, and says so (exit 130); TERM likewise (143)."""
+
+    def terminate(*_: object) -> None:
+        raise click.exceptions.Exit(143)
+
+    former = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     except KeyboardInterrupt:
@@ -34,6 +40,8 @@ def following(ids: Sequence[str] = ()) -> Iterator[None]:
             f"\nno longer watching; the jobs go on (hpcdet cancel {name} would end them)", err=True
         )
         raise click.exceptions.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def pause(seconds: float) -> None:
