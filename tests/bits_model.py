@@ -57,11 +57,13 @@ class Center(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("steps", torch.zeros(()), persistent=False)
 
     def forward(self, x):
         if self.training:
             self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
-        return x - self.mean
+            self.steps.add_(1)
+        return x - self.mean * (1 - 0.9**self.steps)
 
 
 class Counter(pytorch.PyTorchCallback):

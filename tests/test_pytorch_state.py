@@ -133,6 +133,7 @@ def _fresh_philox(state: dict[str, Any]) -> dict[str, Any]:
 PARTS: dict[str, Tamper] = {
     "parameters": _set("shared/models/0/0.weight", torch.zeros_like),
     "buffers": _set("shared/models/0/1.mean", torch.zeros_like),
+    "other_buffers": _set("shared/other_buffers/0/1.steps", torch.zeros_like),
     "optimizer": _set("shared/optimizers/0/state", lambda _: {}),
     "lr_scheduler": _set("shared/lr_schedulers/0/last_epoch", lambda _: 0),
     "cursor": _set("shared/progress/units/records", lambda records: records + 16),

@@ -307,6 +307,22 @@ def test_a_trial_says_how_it_is_evaluated(tmp_path: Path) -> None:
         alone.train(Neither, tmp_path, 1)
 
 
+def test_a_parameter_that_would_not_be_saved_is_refused(tmp_path: Path) -> None:
+    class Loose(Line):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            context.wrap_optimizer(torch.optim.SGD([nn.Parameter(torch.zeros(3))], lr=0.1))
+
+    with pytest.raises(ConfigError, match=r"shape \[3\] that is in no wrapped model"):
+        alone.train(Loose, tmp_path, 1)
+
+
+def test_a_test_is_one_batch(tmp_path: Path) -> None:
+    alone.train(Line, tmp_path, 9, test_mode=True)
+    alone.train(Line, tmp_path, 9, test_mode=True)
+    assert alone.checkpoints(tmp_path)[-1].step == 2
+
+
 def test_a_missing_hyperparameter_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no hyperparameter 'global_batch_size'"):
         alone.train(Line, tmp_path, 1, {"lr": 1})

@@ -42,6 +42,7 @@ class Plan:
     max_length: TrainUnit | None
     checkpoint_policy: Literal["best", "all", "none"]
     step_zero_validation: bool
+    test_mode: bool
 
 
 @dataclass
@@ -138,6 +139,8 @@ class Loop:
         return self._data.training(self._order, self._core.seed, records, self._session.ranks)
 
     def _until(self) -> Length | None:
+        if self._plan.test_mode:
+            return Length("batches", self._core.first_batch + 1)
         wanted = self._plan.max_length
         return self._session.until or (wanted.length() if wanted else None)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hpcdet.errors import IntegrityError
+from hpcdet.errors import ConfigError, IntegrityError
 from hpcdet.pytorch._callback import PyTorchCallback
 from hpcdet.pytorch._context import PyTorchTrialContext
 from hpcdet.pytorch._reducers import load_state, state_of
@@ -26,6 +26,7 @@ def shared(
     names = _names(context)
     return {
         "models": [model.state_dict() for model in context.plain_models()],
+        "other_buffers": [_other_buffers(model) for model in context.plain_models()],
         "optimizers": [_optimizer(one, names) for one in context.optimizers],
         "lr_schedulers": [one.state_dict() for one in context.lr_schedulers],
         "scaler": context.scaler.state_dict() if context.scaler is not None else None,
@@ -62,6 +63,8 @@ def load_shared(context: PyTorchTrialContext, state: State) -> None:
     try:
         for model, saved in zip(context.plain_models(), state["models"], strict=True):
             model.load_state_dict(saved)
+        for model, others in zip(context.plain_models(), state["other_buffers"], strict=True):
+            _load_other_buffers(model, others)
         for optimizer, saved in zip(context.optimizers, state["optimizers"], strict=True):
             _load_optimizer(optimizer, saved, names)
         for scheduler, saved in zip(context.lr_schedulers, state["lr_schedulers"], strict=True):
@@ -89,6 +92,21 @@ def load_private(
     for name, callback in callbacks.items():
         if name in state["callbacks"]:
             callback.load_state_dict(state["callbacks"][name])
+
+
+def _other_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers that a model leaves out of its ``state_dict``, and that training may still change."""
+    there = model.state_dict().keys()
+    return {name: one for name, one in model.named_buffers() if name not in there}
+
+
+def _load_other_buffers(model: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
+    buffers = dict(model.named_buffers())
+    with torch.no_grad():
+        for name, value in saved.items():
+            # one of another shape is a cache that the model makes anew when it needs it
+            if name in buffers and buffers[name].shape == value.shape:
+                buffers[name].copy_(value)
 
 
 def _parameters(context: PyTorchTrialContext) -> dict[str, torch.nn.Parameter]:
@@ -141,6 +159,17 @@ def _load_optimizer(
 
 
 def _ordered(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[str]:
-    """Names of an optimizer's parameters in torch's numbering; of no model: by number."""
+    """Names of an optimizer's parameters, in torch's numbering.
+
+    Raises:
+        ConfigError: one belongs to no wrapped model: it would not be saved.
+    """
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    return [names.get(id(one), f"#{number}") for number, one in enumerate(parameters)]
+    for one in parameters:
+        if id(one) not in names:
+            raise ConfigError(
+                f"it has a parameter of shape {list(one.shape)} that is in no wrapped model",
+                where=type(optimizer).__name__,
+                hint="pass the model that holds it to context.wrap_model",
+            )
+    return [names[id(one)] for one in parameters]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from hpcdet.pytorch._context import PyTorchTrialContext
 from hpcdet.pytorch._loop import Loop, Plan
@@ -43,7 +43,7 @@ class Trainer:
             checkpoint_policy: after a validation: ``best`` so far, ``all``, ``none``.
             latest_checkpoint: Determined's; not needed.
             step_zero_validation: validate before the first batch.
-            test_mode: one batch, a validation, a save; for ``hpcdet test``.
+            test_mode: train one batch, validate, save.
             profiling_enabled: record what the process uses.
 
         Raises:
@@ -54,7 +54,8 @@ class Trainer:
             checkpoint_period=checkpoint_period,
             validation_period=validation_period,
             reporting_period=reporting_period or Batch(100),
-            max_length=Batch(1) if test_mode else max_length,
+            max_length=max_length,
+            test_mode=test_mode,
             checkpoint_policy=checkpoint_policy,
             step_zero_validation=step_zero_validation,
         )
@@ -63,16 +64,15 @@ class Trainer:
         Loop(self._trial, self._context, plan).run()
 
 
-def fit_as_configured(trial: PyTorchTrial, context: PyTorchTrialContext, **changes: Any) -> None:
+def fit_as_configured(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
     """``fit`` with the periods of the experiment's config: what ``entrypoint`` does."""
     config = context.core.session.config
-    options: dict[str, Any] = {
-        "checkpoint_period": TrainUnit.of(config.min_checkpoint_period),
-        "validation_period": TrainUnit.of(config.min_validation_period),
-        "max_length": TrainUnit.of(config.searcher.max_length),
-        "reporting_period": Batch(config.scheduling_unit),
-        "checkpoint_policy": config.checkpoint_policy,
-        "step_zero_validation": config.perform_initial_validation,
-        "profiling_enabled": config.profiling.enabled,
-    }
-    Trainer(trial, context).fit(**(options | changes))
+    Trainer(trial, context).fit(
+        checkpoint_period=TrainUnit.of(config.min_checkpoint_period),
+        validation_period=TrainUnit.of(config.min_validation_period),
+        max_length=TrainUnit.of(config.searcher.max_length),
+        reporting_period=Batch(config.scheduling_unit),
+        checkpoint_policy=config.checkpoint_policy,
+        step_zero_validation=config.perform_initial_validation,
+        profiling_enabled=config.profiling.enabled,
+    )

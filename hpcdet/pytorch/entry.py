@@ -15,7 +15,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch._init import init
@@ -29,11 +28,8 @@ _SHELL = re.compile(r"[|&;<>()$`*?#~=\[\]{}\\]")
 _DETERMINED_LAUNCHERS = "determined.launch."
 
 
-def run_entrypoint(entrypoint: str | Sequence[str], code: Path, **fit: Any) -> None:
+def run_entrypoint(entrypoint: str | Sequence[str], code: Path) -> None:
     """Run it with the code folder as current folder and first on the module path.
-
-    Args:
-        fit: overrides of ``Trainer.fit``'s arguments, for a class.
 
     Raises:
         ConfigError: the entrypoint names nothing that can be run.
@@ -43,7 +39,7 @@ def run_entrypoint(entrypoint: str | Sequence[str], code: Path, **fit: Any) -> N
     if isinstance(entrypoint, str) and _CLASS.fullmatch(entrypoint):
         trial_class = load_class(entrypoint)
         with init() as context:
-            fit_as_configured(trial_class(context), context, **fit)
+            fit_as_configured(trial_class(context), context)
         return
     argv = _argv(entrypoint)
     if argv and _PYTHON.fullmatch(Path(argv[0]).name) and _run_python(argv[1:]):
