@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.schedulers import processes
+from hpcdet.schedulers import local, processes
 from hpcdet.schedulers.base import Job, Submission, SubmissionRefused, Task, TaskState
 from hpcdet.schedulers.local import LocalScheduler
 from hpcdet.schedulers.local_state import JobFolder, ProcessRecord, TaskRecord
@@ -114,6 +114,21 @@ def test_slots_are_shared_by_all_jobs_and_a_wide_task_is_not_starved(jobs: Jobs)
     assert (jobs.folder / "order").read_text().split() == [f"{wide.job}_0", f"{late.job}_0"]
     # wider than the machine: alone rather than never
     assert jobs.end(jobs.submit("true", slots=64))[0].state is TaskState.COMPLETED
+
+
+def test_tasks_that_run_together_have_accelerators_of_their_own(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        (tmp_path / "gpus" / str(number)).mkdir(parents=True)
+    monkeypatch.setattr(local, "_GPUS", tmp_path / "gpus")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7,8")
+    jobs.scheduler = LocalScheduler()
+    job = jobs.submit(f"echo $CUDA_VISIBLE_DEVICES > gpu.$HPCDET_TASK_INDEX; {HOLD}", 3, slots=2)
+    until(lambda: running(jobs.folder) == 2)
+    assert sorted(file.read_text() for file in jobs.folder.glob("gpu.*")) == ["3,5\n", "7,8\n"]
+    (jobs.folder / "go").touch()
+    jobs.end(job)
 
 
 def test_walltime_warns_then_ends_then_kills(jobs: Jobs) -> None:

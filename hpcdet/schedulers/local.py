@@ -44,6 +44,7 @@ _KEPT = {
 }
 _KEPT_PREFIXES = ("LC_", "HPCDET_")
 _OF_A_TASK = {"HPCDET_JOB", "HPCDET_TASK_INDEX", "HPCDET_RESTART_COUNT", "HPCDET_DEADLINE"}
+_GPUS = Path("/proc/driver/nvidia/gpus")
 _START_LIMIT_S = 60
 _KEEP_ENDED_S = 7 * 24 * 3600
 
@@ -65,6 +66,15 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def accelerators() -> list[str]:
+    """NVIDIA devices that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    there = len(os.listdir(_GPUS)) if _GPUS.is_dir() else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not there or visible is None:
+        return [str(number) for number in range(there)]
+    return [name.strip() for name in visible.split(",") if name.strip()]
+
+
 def job_environment() -> dict[str, str]:
     """What a job inherits of the submitter's environment: an allow-list, no tokens by accident."""
     return {
@@ -78,15 +88,16 @@ class LocalScheduler:
     """Jobs of this user on this machine.
 
     Args:
-        slots: ranks that may run at once over all jobs; None: one per usable core. A task that
-            wants more runs alone.
+        slots: ranks that may run at once over all jobs; None: one per accelerator, without
+            one per usable core. A task that wants more runs alone.
         state: the state folder; None: ``state_folder()``.
     """
 
     name = "local"
 
     def __init__(self, slots: int | None = None, state: Path | None = None) -> None:
-        self._slots = slots or usable_cores()
+        self._devices = accelerators()
+        self._slots = slots or len(self._devices) or usable_cores()
         self._state = state or state_folder()
         self.answered_at = 0.0
 
@@ -106,6 +117,7 @@ class LocalScheduler:
             tasks=submission.tasks,
             throttle=submission.throttle or submission.tasks,
             slots=self._slots,
+            devices=self._devices,
             environment={**job_environment(), **submission.environment},
             submitted_at=files.now(),
         )

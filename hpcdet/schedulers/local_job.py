@@ -27,7 +27,7 @@ from hpcdet.schedulers.local_state import (
     Request,
     TaskRecord,
     locked,
-    places_taken,
+    slots_taken,
     somebody_before,
 )
 from hpcdet.store import files
@@ -90,16 +90,17 @@ class Supervisor:
     def _start_what_fits(self) -> None:
         while self.pending and len(self.running) < self._throttle():
             with locked(self.job.state):
-                taken = places_taken(self.job.state)
+                taken = slots_taken(self.job.state)
+                free = [slot for slot in range(self.record.slots) if slot not in taken]
                 # a task wider than the machine runs alone rather than never
-                fits = taken == 0 or taken + self.request.slots <= self.record.slots
+                fits = not taken or self.request.slots <= len(free)
                 if not fits or somebody_before(self.job):
                     self.job.waiting.write_bytes(_own_identity().encode())
                     return
-                self._start(self.pending.pop(0))
+                self._start(self.pending.pop(0), free[: self.request.slots])
         self.job.waiting.unlink(missing_ok=True)
 
-    def _start(self, index: int) -> None:
+    def _start(self, index: int, slots: list[int]) -> None:
         walltime = self.request.walltime_s
         environment = {
             **self.record.environment,
@@ -107,6 +108,9 @@ class Supervisor:
             "HPCDET_TASK_INDEX": str(index),
             "HPCDET_RESTART_COUNT": str(self.restarts[index]),
         }
+        if devices := self.record.devices:
+            mine = dict.fromkeys(devices[slot % len(devices)] for slot in slots)
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
         if walltime:
             environment["HPCDET_DEADLINE"] = f"{time.time() + walltime:.3f}"
         output = os.devnull
@@ -124,9 +128,7 @@ class Supervisor:
                 start_new_session=True,
             )
         start = processes.started(process.pid) or 0
-        files.replace(
-            self.job.place(index), PlaceRecord(process.pid, start, self.request.slots).encode()
-        )
+        files.replace(self.job.place(index), PlaceRecord(process.pid, start, slots).encode())
         record = TaskRecord(
             "running", self.restarts[index], process.pid, start, started_at=files.now()
         )

@@ -72,7 +72,13 @@ class Request:
 
 @dataclass(frozen=True)
 class JobRecord(Record):
-    """``job.json``. ``slots`` is how many ranks may run on this machine at once."""
+    """``job.json``.
+
+    Attributes:
+        slots: how many ranks may run on this machine at once.
+        devices: its accelerators, as ``CUDA_VISIBLE_DEVICES`` names them; slot ``i`` has device
+            ``i`` modulo their number.
+    """
 
     name: str
     tag: str
@@ -80,6 +86,7 @@ class JobRecord(Record):
     tasks: int
     throttle: int
     slots: int
+    devices: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     submitted_at: str = ""
 
@@ -107,11 +114,11 @@ class TaskRecord(Record):
 
 @dataclass(frozen=True)
 class PlaceRecord(Record):
-    """An entry of ``running/``."""
+    """An entry of ``running/``. ``slots``: the numbers of those it holds."""
 
     pid: int
     start: int
-    slots: int
+    slots: list[int]
 
 
 @dataclass(frozen=True)
@@ -170,13 +177,16 @@ def locked(state: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def places_taken(state: Path) -> int:
-    """Slots held by living tasks of all jobs; entries of dead ones are cleared. Hold the lock."""
-    taken = 0
+def slots_taken(state: Path) -> set[int]:
+    """Numbers of the slots that living tasks of all jobs hold; entries of dead ones are cleared.
+
+    Hold the lock.
+    """
+    taken: set[int] = set()
     for entry in (state / "running").iterdir():
         place = PlaceRecord.read(entry)
         if place is not None and processes.session_alive(place.pid, place.start):
-            taken += place.slots
+            taken.update(place.slots)
         else:
             entry.unlink()
     return taken
