@@ -146,7 +146,7 @@ def test_scalars_are_those_that_people_mean(tmp_path: Path) -> None:
     loaded = load(
         tmp_path,
         MINIMAL + "data: {lr: 1e-4, when: 12:30, code: 010, day: 2024-01-01, no: off}\n"
-        "resources: {walltime_s: 1-02:00:00, memory_per_slot: 4G}\nmax_restarts: null\n",
+        "resources: {walltime_s: 1-02, memory_per_slot: 4G}\nmax_restarts: null\n",
     )
     assert loaded.config.data == {
         "lr": 1e-4,
@@ -201,6 +201,14 @@ def test_scalars_are_those_that_people_mean(tmp_path: Path) -> None:
         ("name: [", "run.yaml:3: not YAML"),
         ("data:\n  a: &a\n    b: *a", "run.yaml:4: this value contains itself"),
         ("entrypoint2: x", "did you mean 'entrypoint'?"),
+        ("slurm: {slots_per_node: 0}", "slurm.slots_per_node: input should be greater"),
+        (
+            "resources: {slots_per_trial: x}\nslurm: {slots_per_node: 2}",
+            "slots_per_trial: expected",
+        ),
+        ("environment: {environment_variables: {'A B': 1}}", "'A B' is no name of a variable"),
+        ("data:\n  a: " + "[" * 200 + "]" * 200, "run.yaml:3: nested more than 100 deep"),
+        ("data:\n  a: {b: !!timestamp 2020-01-01}", "run.yaml:3: data.a.b: a date cannot be kept"),
     ],
 )
 def test_mistakes_are_said_with_key_and_line(tmp_path: Path, more: str, said: str) -> None:
@@ -320,7 +328,22 @@ KEYS = [
     *("data.secrets", "data.secrets.x", "searcher.max_time", "searcher.time_metric", "foo"),
 ]
 VALUES = [
-    *("3", "-1", "x", "1.5", "true", "null", ".nan", "''", "grid", "random", "[]", "[a]", "[1]"),
+    *(
+        "3",
+        "-1",
+        "0",
+        "x",
+        "1.5",
+        "true",
+        "null",
+        ".nan",
+        "''",
+        "grid",
+        "random",
+        "[]",
+        "[a]",
+        "[1]",
+    ),
     *("[{}]", "['-t 5']", "{}", "{a: 1}", "{1: 2}", "{batches: 3}", "{type: int}"),
     *("{type: log, minval: 1, maxval: 9}", "{choice: {a: }}", "!!set {a, b}"),
 ]

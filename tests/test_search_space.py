@@ -257,11 +257,18 @@ def test_what_cannot_be_meant_is_refused_where_it_stands(
 
 @pytest.mark.parametrize(
     ("text", "what"),
-    [("a / 0", "division"), ("9 ** 9 ** 9", "too large"), ("'x' * 99", "not a number")],
+    [
+        ("a / 0", "division"),
+        ("9 ** 9 ** 9", "too large"),
+        ("'x' * 99", "not a number"),
+        ("(-a) ** 0.5", "gives"),
+        ("g", "gives"),
+        ("[1e308 * 10]", "gives"),
+    ],
 )
 def test_arithmetic_that_fails_is_said(text: str, what: str) -> None:
     with pytest.raises(SpaceError, match=what):
-        Space({"a": 1, "b": {"derived": text}}).sample(0, 1)
+        Space({"a": 1, "b": {"derived": text}, "g": {"h": 1}}).sample(0, 1)
 
 
 def test_grids_need_counts_and_have_an_end() -> None:

@@ -17,6 +17,7 @@ def errors(config: Config) -> Iterator[Problem]:
     yield from _resources(config)
     yield from _searcher(config)
     yield from _space(config)
+    yield from _data(config.data, "data")
     if (config.workspace is None) != (config.project is None):
         missing = "project" if config.project is None else "workspace"
         yield Problem(missing, "workspace and project go together", f"add {missing}")
@@ -72,6 +73,17 @@ def _least(spec: Any) -> float | None:
         candidates = [spec]
     numbers = [n for n in candidates if isinstance(n, int | float) and not isinstance(n, bool)]
     return min(numbers, default=None)
+
+
+def _data(value: Any, key: str) -> Iterator[Problem]:
+    """``data`` is kept as YAML and shown as JSON: what either cannot say is refused."""
+    if isinstance(value, dict | list):
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if not isinstance(name, str | int):
+                yield Problem(key, f"the key {name!r} is not text", "put it in quotes")
+            yield from _data(item, f"{key}.{name}")
+    elif not isinstance(value, str | int | float | None):
+        yield Problem(key, f"a {type(value).__name__} cannot be kept", "write it as text")
 
 
 def _searcher(config: Config) -> Iterator[Problem]:

@@ -23,10 +23,14 @@ def _seconds(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     days, dash, clock = value.strip().rpartition("-")
-    if re.fullmatch(r"\d+(:\d+){1,2}", clock) and (not dash or days.isdigit()):
+    if re.fullmatch(r"\d+(:\d+){0,2}" if dash else r"\d+(:\d+){1,2}", clock) and (
+        not dash or days.isdecimal()
+    ):
         parts = [int(part) for part in clock.split(":")]
-        if len(parts) == 2:  # Slurm: minutes:seconds, but days-hours:minutes
-            parts = [*parts, 0] if dash else [0, *parts]
+        if dash:  # Slurm: days-hours[:minutes[:seconds]], but minutes:seconds
+            parts = [*parts, 0, 0][:3]
+        elif len(parts) == 2:
+            parts = [0, *parts]
         return int(days or 0) * 86400 + parts[0] * 3600 + parts[1] * 60 + parts[2]
     if match := re.fullmatch(r"(\d+)\s*([smhd])", value.strip()):
         return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
@@ -45,6 +49,9 @@ def _variables(value: Any) -> Any:
     """A map of text; numbers and truth values become the text that a shell would see."""
     if not isinstance(value, dict):
         return value
+    for name in value:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
+            raise ValueError(f"{name!r} is no name of a variable: letters, digits and _")
     return {
         name: str(item).lower()
         if isinstance(item, bool)

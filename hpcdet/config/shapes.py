@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 from hpcdet.config.problems import Problem
 
@@ -54,12 +54,17 @@ def _slots(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
     for system in ("slurm", "pbs"):
         section = values.get(system)
         given = section.get("slots_per_node") if isinstance(section, dict) else None
-        if isinstance(given, int) and not resources.get("slots_per_node"):
-            total = resources.get("slots_per_trial", 1)
+        total = resources.get("slots_per_trial", 1)
+        if _whole(given) and _whole(total) and not resources.get("slots_per_node"):
             resources = {**resources, "slots_per_node": min(given, total)}
-            if isinstance(total, int) and "nodes" not in resources and total % given == 0:
+            if "nodes" not in resources and total % given == 0:
                 resources["nodes"] = total // given
             values["resources"] = resources
+
+
+def _whole(value: Any) -> TypeGuard[int]:
+    """A whole number above zero; what is none is said when its own key is checked."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _walltime(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:

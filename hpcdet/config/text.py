@@ -17,6 +17,8 @@ import yaml
 from hpcdet.errors import ConfigError
 
 KeyPath = tuple[str, ...]
+DEEPEST = 100
+"""Levels of maps and lists within each other; what is deeper is a mistake or an attack."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -102,6 +104,8 @@ def parse(text: str, source: str) -> Document:
         raise ConfigError(f"not YAML: {error.problem or error.context}", where=where) from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"not YAML: {error}", where=source) from error
+    except RecursionError as error:
+        raise ConfigError(f"nested more than {DEEPEST} deep", where=source) from error
     finally:
         loader.dispose()
     if values is None:
@@ -119,6 +123,9 @@ def _mark(
     open_nodes: dict[int, bool],
 ) -> None:
     """Note the line of every key below ``node``; an alias has those of what it repeats."""
+    if len(key) > DEEPEST:
+        where = f"{source}:{node.start_mark.line + 1}" if node else source
+        raise ConfigError(f"nested more than {DEEPEST} deep", where=where)
     if node is None or id(node) in open_nodes:
         if open_nodes.get(id(node)):
             line = lines.get(key, 1)

@@ -94,6 +94,8 @@ class Expression:
             names = frozenset(_names(tree))
         except ValueError as error:
             raise SpaceError(at, f"{error} in the expression {text!r}") from error
+        except RecursionError as error:
+            raise SpaceError(at, "the expression is too long") from error
         return Expression(text, at, tree, names)
 
     def value(self, params: Mapping[str, Any]) -> Any:
@@ -109,9 +111,19 @@ class Expression:
             raise
         except (ArithmeticError, TypeError, ValueError) as error:
             raise SpaceError(self.at, f"the expression {self.text!r} fails: {error}") from error
-        if isinstance(result, float) and not math.isfinite(result):
-            raise SpaceError(self.at, f"the expression {self.text!r} gives {result}")
+        if not _plain(result):
+            what = f"the expression {self.text!r} gives {result!r}"
+            raise SpaceError(self.at, what, "a value is a number, text, or a list of these")
         return result
+
+
+def _plain(value: Any) -> bool:
+    """Whether a trial's record can hold it: no NaN, no complex number, no group."""
+    if isinstance(value, list):
+        return all(map(_plain, value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, int | str)
 
 
 def _path(node: ast.expr) -> Path | None:
