@@ -103,7 +103,6 @@ def test_pause_resume_and_cancel(lab: Lab) -> None:
     cli("cancel", name, "--wait")
     states = {t["trial"]: t["state"] for t in views.trials(paths)}
     assert views.status(paths)["state"] == "CANCELED" and set(states.values()) == {"CANCELED"}
-    assert {a["reason"] for a in views.attempts(paths)} <= {"paused", "stopped", "canceled"}
     cli("wait", name, code=6)
 
 

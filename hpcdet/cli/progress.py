@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hpcdet.cli.output import text
 from hpcdet.cli.settings import settings
+from hpcdet.read.states import ENDED
 
 if TYPE_CHECKING:
     from rich.live import Live
 
 Item = dict[str, Any]
+
+_MANY = 16
 
 
 class Progress(Protocol):
@@ -70,11 +73,19 @@ class _Redrawn:
         parts: list[Any] = []
         for item in items:
             grid = Table.grid(padding=(0, 2))
-            for trial in item["trials"]:
+            for trial in _of_interest(item["trials"]):
                 bar = ProgressBar(total=_target(trial, item), completed=trial["steps"], width=20)
                 grid.add_row(Text(f"  trial {trial['trial']}"), bar, Text(_trial(trial)))
             parts.extend((Text(_experiment(item)), grid))
         self.live.update(Group(*parts))
+
+
+def _of_interest(trials: list[Item]) -> list[Item]:
+    """What fits on a screen: all trials, or of many those that have not ended."""
+    if len(trials) <= _MANY:
+        return trials
+    going = [trial for trial in trials if trial["state"] not in ENDED]
+    return sorted(going, key=lambda trial: trial["state"] == "PENDING")[:_MANY]
 
 
 def _target(trial: Item, item: Item) -> float | None:
@@ -87,7 +98,9 @@ def _target(trial: Item, item: Item) -> float | None:
 
 def _experiment(item: Item) -> str:
     why = f": {text(item['why'])}" if item["why"] else ""
-    return f"{item['id']}  {item['state']}{why}"
+    done = sum(trial["state"] in ENDED for trial in item["trials"])
+    count = f"  {done}/{len(item['trials'])} trials ended" if len(item["trials"]) > _MANY else ""
+    return f"{item['id']}  {item['state']}{count}{why}"
 
 
 def _trial(trial: Item) -> str:
