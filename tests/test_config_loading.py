@@ -344,7 +344,7 @@ VALUES = [
         "[a]",
         "[1]",
     ),
-    *("[{}]", "['-t 5']", "{}", "{a: 1}", "{1: 2}", "{batches: 3}", "{type: int}"),
+    *("[1]", "[{}]", "['-t 5']", "{}", "{a: 1}", "{1: 2}", "{batches: 3}", "{type: int}"),
     *("{type: log, minval: 1, maxval: 9}", "{choice: {a: }}", "!!set {a, b}"),
 ]
 ASSIGNMENTS = st.tuples(st.sampled_from(KEYS), st.sampled_from(VALUES))
