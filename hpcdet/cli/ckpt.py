@@ -15,6 +15,7 @@ import click
 from hpcdet.cli import words
 from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output
+from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import confirm, settings
 from hpcdet.errors import HpcdetError, IntegrityError, NotFound, UsageError
 from hpcdet.read import find, gather, states, views
@@ -146,7 +147,8 @@ def _folders(what: Sequence[str]) -> list[Path]:
 def _run(command: str, folders: Sequence[Path]) -> list[dict[str, Any]]:
     """What ``python -m hpcdet.checkpoint`` says of each folder."""
     argv = [sys.executable, "-m", "hpcdet.checkpoint", command, *map(str, folders)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    with busy(f"reading {len(folders)} checkpoint{'s' if len(folders) > 1 else ''}"):
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if len(rows) != len(folders):
         raise HpcdetError("the process that reads checkpoints failed", hint=done.stderr.strip())

@@ -11,11 +11,11 @@ import click
 
 from hpcdet import config, site
 from hpcdet.cli.settings import settings
-from hpcdet.config import text
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import checks
 from hpcdet.jobs.environment import fold_defaults
 from hpcdet.site import Site, trust
+from hpcdet.store import yaml12
 from hpcdet.store.config import Resolved, resolve
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -84,7 +84,7 @@ class Request:
 
 def _site_of(config_file: Path) -> str | None:
     """The site that the config itself names."""
-    name = text.read(config_file).values.get("site")
+    name = yaml12.read(config_file).values.get("site")
     return str(name) if name else None
 
 

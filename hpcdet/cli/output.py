@@ -198,6 +198,9 @@ def output(verb: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             chosen = tuple(name.strip() for name in fields.split(",") if name.strip())
             quiet = settings().quiet and format == "table"
             kind = "json" if as_json else "id" if quiet else format
+            if kind in ("json", "jsonl"):
+                # who reads JSON reads standard error as JSON, too: an error is its only line
+                settings().quiet = True
             return function(Output(verb, kind, chosen, not no_header), *args, **more)
 
         for option in (

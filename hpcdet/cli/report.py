@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from hpcdet.cli.ids import ids_argument, references
+from hpcdet.cli.progress import busy
 from hpcdet.errors import UsageError
 
 
@@ -32,4 +33,6 @@ def report_command(ids: Sequence[str], out: Path | None) -> None:
     if out is not None and len(found) > 1:
         raise UsageError("one file cannot hold several experiments", where="-o")
     for reference in found:
-        click.echo(str(write(reference.paths, out)))
+        with busy(f"writing the report of {reference.paths.id}"):
+            file = write(reference.paths, out)
+        click.echo(str(file))
