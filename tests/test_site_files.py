@@ -103,8 +103,10 @@ def test_files_that_extend_each_other_are_refused(folders: dict[str, Path]) -> N
         ("launcher: {kind: ssh}\n", 1, "launcher.kind", "'srun', 'mpirun' or 'local'"),
         ("limits: {max_array: many}\n", 1, "limits.max_array", "it is 'many'"),
         ("detect: [{env: A, command: b}]\n", 1, "detect.0", "say one of env, hostname"),
-        ("- a\n", 0, "", "a site file is a mapping"),
-        ("a: [\n", 0, "", "not YAML"),
+        ("- a\n", 0, "", "not a mapping"),
+        ("# nothing\n", 0, "", "empty"),
+        ("a: [\n", 2, "", "not YAML"),
+        ("setup: []\nsetup: [x]\n", 2, "", "stands here twice"),
     ],
 )
 def test_a_wrong_file_is_named_with_line_and_key(
@@ -116,7 +118,7 @@ def test_a_wrong_file_is_named_with_line_and_key(
         site.load("wrong")
     message = str(caught.value)
     assert said in message
-    assert message.startswith(f"{path}:{line}: {key}: " if line else f"{path}: ")
+    assert message.startswith(f"{path}:{line}: {key}".rstrip() if line else f"{path}: ")
     assert caught.value.exit_code == 4
 
 
@@ -206,8 +208,10 @@ def test_the_resolved_file_reads_back_equal_also_from_another_version(
     (folders["user"] / "x.yaml").write_text(
         "extends: generic-slurm\npartitions: {gpu: {launcher: {kind: mpirun}, env: {A: 1}}}\n"
         "detect: [{command: sbatch}]\nconfig: {resources: {slots_per_trial: 2}}\n"
+        "directives: {time: 12:00:00, hint: off, comment: '1e3'}\n"
     )
     one = site.load("x")
+    assert one.directives == {"time": "12:00:00", "hint": "off", "comment": "1e3"}
     path = tmp_path / "site.yaml"
     path.write_bytes(loading.dump(one))
     assert site.from_resolved(path).plain() == one.plain()

@@ -10,13 +10,14 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from hpcdet.config import checks, foreign, problems, secrets, shapes, text
+from hpcdet.config import checks, foreign, problems, secrets, shapes
 from hpcdet.config.layers import Layered
 from hpcdet.config.models import Config
 from hpcdet.config.problems import Problem
-from hpcdet.config.text import Document
 from hpcdet.space.space import Space
+from hpcdet.store import yaml12
 from hpcdet.store.config import Resolved, resolve
+from hpcdet.store.yaml12 import Document
 
 DEFAULT = "default"
 _FREE = ("hyperparameters", "data")  # the user's own keys; null means null there
@@ -79,7 +80,7 @@ def load(
     if site is not None and site.config:
         layered.lay(Document(f"site {site.name}", site.config))
     for path in filter(None, (template, file)):
-        layered.lay(text.read(path))
+        layered.lay(yaml12.read(path))
     for assignment in sets:
         layered.set(assignment)
     return _check(layered, str(file), file.stem, site.name if site else None)

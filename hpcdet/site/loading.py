@@ -16,7 +16,8 @@ from hpcdet.errors import ConfigError, NotFound
 from hpcdet.site import text, trust
 from hpcdet.site.detection import Host, recognise
 from hpcdet.site.models import Detection, Site
-from hpcdet.site.text import KeyPath, Layer
+from hpcdet.site.text import Layer
+from hpcdet.store.yaml12 import KeyPath
 
 SUFFIX = ".yaml"
 _OWN = ("name", "extends", "detect")
@@ -123,10 +124,15 @@ def from_resolved(path: Path) -> Site:
     Raises:
         ConfigError: the file cannot be read or does not describe a site.
     """
-    layer = text.read(path)
     try:
-        return Site.model_validate(_known(Site, layer.values))
-    except ValidationError as error:
+        values = yaml.safe_load(path.read_bytes())  # what `dump` wrote, in its own kind of YAML
+        if not isinstance(values, dict):
+            raise ConfigError("not a resolved site", where=str(path))
+        return Site.model_validate(_known(Site, values))
+    except OSError as error:
+        what = f"cannot read the site: {error.strerror}"
+        raise ConfigError(what, where=str(path)) from error
+    except (yaml.YAMLError, ValidationError) as error:
         raise ConfigError("not a resolved site", where=str(path), hint=str(error)) from error
 
 

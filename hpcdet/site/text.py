@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hpcdet.errors import ConfigError
-
-KeyPath = tuple[str, ...]
+from hpcdet.store import yaml12
+from hpcdet.store.yaml12 import KeyPath
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Layer:
 
     path: Path
     values: dict[str, Any]
-    lines: dict[KeyPath, int] = field(default_factory=dict)
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
     def where(self, key: KeyPath) -> str:
         """``FILE:LINE`` of a key, or of the nearest key above it."""
@@ -30,36 +29,11 @@ class Layer:
 
 
 def read(path: Path) -> Layer:
-    """Read a YAML mapping.
-
-    Raises:
-        ConfigError: it cannot be read, is not YAML, or is no mapping.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the file: {error}", where=str(path)) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"not YAML: {error}", where=str(path)) from error
-    if not isinstance(values, dict):
-        raise ConfigError("a site file is a mapping of keys to values", where=str(path))
-    lines: dict[KeyPath, int] = {}
-    _mark(node, (), lines)
-    return Layer(path, values, lines)
-
-
-def _mark(node: yaml.Node | None, key: KeyPath, lines: dict[KeyPath, int]) -> None:
-    if isinstance(node, yaml.MappingNode):
-        for name, value in node.value:
-            inner = (*key, str(name.value))
-            lines[inner] = name.start_mark.line + 1
-            _mark(value, inner, lines)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            lines[(*key, str(index))] = value.start_mark.line + 1
-            _mark(value, (*key, str(index)), lines)
+    """Read a YAML mapping: as ``yaml12.read``, ``time: 12:00:00`` is text and ``on`` a word."""
+    document = yaml12.read(path)
+    if not document.values:
+        raise ConfigError("the site file is empty", where=str(path))
+    return Layer(path, dict(document.values), document.lines)
 
 
 def merge(layers: list[Layer]) -> tuple[dict[str, Any], dict[KeyPath, Layer]]:
