@@ -25,6 +25,7 @@ from hpcdet.store import files
 from hpcdet.train.ranks import Ranks
 
 PATIENCE_S = 300.0
+_LOOPBACK = "127.0.0.1"
 _COLLECTIVE_PATIENCE = timedelta(minutes=30)
 
 
@@ -78,13 +79,17 @@ def leave() -> None:
 
 
 def _host(ranks: Ranks, meeting: Path) -> TCPStore:
+    # where all ranks share a node, nobody outside it can connect
+    interface = _LOOPBACK if ranks.local_world == ranks.world else "0.0.0.0"
+    listener = socket.create_server((interface, 0), backlog=2 * ranks.world)
     store = TCPStore(
-        socket.gethostname(),
-        0,
+        _LOOPBACK,
+        listener.getsockname()[1],
         world_size=ranks.world,
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=PATIENCE_S),
+        master_listen_fd=listener.detach(),
     )
     name = socket.gethostname()
     where = {"host": name, "addresses": _addresses(name), "port": store.port, "schema": 1}
@@ -123,7 +128,7 @@ def _published(meeting: Path) -> dict[str, Any] | None:
 
 def _reachable(host: str, addresses: Sequence[str], port: int) -> str | None:
     """The first of rank 0's names that answers."""
-    names = ["127.0.0.1"] if host == socket.gethostname() else [host, *addresses]
+    names = [_LOOPBACK] if host == socket.gethostname() else [host, *addresses]
     for name in names:
         with contextlib.suppress(OSError), socket.create_connection((name, port), timeout=5):
             return name
@@ -152,7 +157,7 @@ def _towards(address: str) -> str:
 def _pick_interface(ranks: Ranks, store: TCPStore) -> None:
     """Tell gloo which network interface leads to the others, unless the site has said so."""
     name = socket.gethostname()
-    own = (_addresses(name) or ["127.0.0.1"])[0]
+    own = (_addresses(name) or [_LOOPBACK])[0]
     store.set(f"host/{ranks.rank}", f"{name} {own}")
     all_hosts = [store.get(f"host/{rank}").decode().split() for rank in range(ranks.world)]
     others = [address for host, address in all_hosts if host != name]
