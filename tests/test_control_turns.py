@@ -11,6 +11,7 @@ from hpcdet.control import commands
 from hpcdet.control.controller import Turn, advance
 from hpcdet.errors import UsageError
 from hpcdet.schedulers.base import Capabilities, Refusal, TaskState
+from hpcdet.search import api
 from hpcdet.store import chain, files, lease
 from hpcdet.store.layout import AttemptPaths
 from hpcdet.store.records import (
@@ -25,6 +26,7 @@ from hpcdet.store.records import (
     in_force,
 )
 from hpcdet.store.trials import standing
+from hpcdet.units import Length
 from tests.paper import Waves, World
 
 
@@ -595,3 +597,52 @@ def test_settings_of_a_user_narrow_the_search_while_it_runs(tmp_path: Path) -> N
     commands.ask(world.paths, "set", entrypoint="rm")
     advance(world.paths, world.holder())
     assert [j.submission.tasks for j in world.scheduler.jobs.values()] == [1]
+
+
+class Rungs:
+    """Two trials to 50 batches; both are paused there, and the better one goes on to 100."""
+
+    name = "rungs"
+    version = 1
+
+    def initial(self) -> api.State:
+        return {"losses": {}, "done": 0}
+
+    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+        state = {"losses": dict(state["losses"]), "done": state["done"]}
+        match event:
+            case api.Start():
+                return state, [api.Create(n, {}, n, Length("batches", 50)) for n in (1, 2)]
+            case api.Report(trial, Length(value=50), metrics):
+                state["losses"][str(trial)] = metrics["loss"]
+                if len(state["losses"]) == 1:
+                    return state, [api.Pause(trial)]
+                best = min(state["losses"], key=state["losses"].__getitem__)
+                [worst] = set(state["losses"]) - {best}
+                more = api.Continue(int(best), Length("batches", 100))
+                return state, [more, api.Stop(int(worst), "not promoted")]
+            case api.SegmentEnd(_, reason):
+                state["done"] += reason == "target"
+                return state, [api.Shutdown()] if state["done"] == 3 else []
+        return state, []
+
+
+def test_trials_are_paused_continued_and_stopped_by_rungs(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Rungs(), searcher={"max_concurrent_trials": 1})
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    [worker] = play.start_all()
+    play.finish(play.claim(worker), 0.2)
+    advance(world.paths, holder)
+    assert control(world, 1).action == "pause"
+    play.finish(play.claim(worker), 0.7)
+    advance(world.paths, holder)
+    assert [standing(world.paths.trial(n)).state for n in (1, 2)] == ["runnable", "done"]
+    again = play.claim(worker)
+    assert (again.trial, again.number) == (1, 2)
+    play.finish(again, 0.1)
+    advance(world.paths, world.holder())
+    assert advance(world.paths, holder).closed
+    lengths = [(e["trial"], e["length"]["batches"]) for e in events(world) if "length" in e]
+    assert lengths == [(1, 50), (2, 50), (1, 100)]
+    assert len(world.scheduler.jobs) == 1

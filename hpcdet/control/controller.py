@@ -68,6 +68,10 @@ def advance(paths: ExperimentPaths, holder: Holder) -> Turn:
             holder.close()
             return Turn(False, actions=tuple(holder.actions))
         _say(holder, "PAUSED", str(error), "files")
+    except BaseException:
+        # what is on the disk may be more than is known here: a new term reads it again
+        holder.close()
+        raise
     closed = Closed.read(paths.closed)
     state = closed.state if closed else holder.decided.state[0]
     turn = Turn(True, state, closed is not None, tuple(holder.actions), holder.watch.blind)

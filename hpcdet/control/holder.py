@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -86,10 +87,9 @@ class Holder:
     def __post_init__(self) -> None:
         hands = self.hands
         self.lease = Lease(self.paths, self.kind, hands.site.lease_ttl_s, hands.clock)
-        self.facts = Facts(self.paths, hands.resolved)
-        self.watch = Watch(self.paths, hands.site, hands.scheduler, hands.clock)
         self._chain: Chain | None = None
         self._decided: Decided | None = None
+        self._forget()
 
     @classmethod
     def open(cls, paths: ExperimentPaths, kind: str, *, hold: bool = False) -> Holder:
@@ -161,12 +161,16 @@ class Holder:
 
     def close(self) -> None:
         """Leave the lease to others; the next turn takes it again if it is free then."""
-        self.lease.release()
         self._forget()
+        with contextlib.suppress(OSError):  # then the term has to expire
+            self.lease.release()
 
     def _forget(self) -> None:
+        """Know nothing: what was seen or decided may not have been acted upon."""
+        hands = self.hands
         if self._chain is not None:
             self._chain.close()
         self._chain = self._decided = None
         self.written.clear()
-        self.facts = Facts(self.paths, self.hands.resolved)
+        self.facts = Facts(self.paths, hands.resolved)
+        self.watch = Watch(self.paths, hands.site, hands.scheduler, hands.clock)

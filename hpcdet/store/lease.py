@@ -110,8 +110,7 @@ class Lease:
         since = self._clock() - self._beaten
         if since > self.ttl_s * KEEP:
             # somebody may hold a higher term by now that is not visible here yet
-            self._write_beat(released=True)
-            self.term = 0
+            self.release()
             return False
         if self._fenced():
             self.term = 0
@@ -123,8 +122,10 @@ class Lease:
     def release(self) -> None:
         """Let the next one take over at once."""
         if self.term:
-            self._write_beat(released=True)
-            self.term = 0
+            try:
+                self._write_beat(released=True)
+            finally:
+                self.term = 0
 
     def _fenced(self) -> bool:
         highest = max(numbers(self.paths.terms, ".json"), default=0)
