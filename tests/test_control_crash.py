@@ -26,16 +26,22 @@ class Killed(BaseException):
 
 
 class Killer:
-    """Counts effects and kills at one of them; a write is torn in the middle."""
+    """Counts effects and kills at one of them; a write is torn in the middle.
+
+    With ``trouble`` only that effect fails, and the process lives on.
+    """
 
     def __init__(self, at: int = 0) -> None:
         self.at, self.count, self.armed, self.dead = at, 0, False, False
+        self.trouble = False
 
     def effect(self) -> None:
         if self.dead:
             raise Killed
         if self.armed:
             self.count += 1
+            if self.count == self.at and self.trouble:
+                raise OSError(28, "No space left on device")
             if self.count == self.at:
                 self.dead = True
                 raise Killed
@@ -44,7 +50,7 @@ class Killer:
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 self.effect()
-            except Killed:
+            except (Killed, OSError):
                 if name == "write" and self.count == self.at:
                     real(args[0], bytes(args[1])[: len(args[1]) // 2])
                 raise
@@ -73,7 +79,7 @@ class Life:
 
     def turn(self) -> None:
         """One turn that comes to its end, by this holder or the next."""
-        while True:
+        for _ in range(10):
             self.world.clock.now += 11
             try:
                 self.killer.armed = True
@@ -83,6 +89,8 @@ class Life:
                     return
                 self.killer.armed = False
                 self.world.clock.now += 101  # the dead one's term runs out
+            except OSError:
+                self.deaths += 1
             except Killed:
                 self.killer.dead = False
                 self.deaths += 1
@@ -90,6 +98,7 @@ class Life:
                 self.holder = self.world.holder()
             finally:
                 self.killer.armed = False
+        raise AssertionError("no turn came to its end")
 
     def story(self) -> None:
         """A search with everything in it, from the first turn to the last."""
@@ -106,8 +115,9 @@ class Life:
         self.turn()
         third, second = play.claim(one, 3), play.claim(two, 2)
         play.vanish(two, TaskState.PREEMPTED)
-        while not two.end.exists():
-            self.turn()
+        for _ in range(10):
+            if not two.end.exists():
+                self.turn()
         commands.ask(world.paths, "pause")
         self.turn()
         play.end(third, "paused", progressed=True)
@@ -164,17 +174,21 @@ def killer(monkeypatch: pytest.MonkeyPatch) -> Killer:
     return killer
 
 
-def test_dying_at_every_effect_loses_and_doubles_nothing(tmp_path: Path, killer: Killer) -> None:
+@pytest.mark.parametrize("trouble", [False, True], ids=["killed", "disk full"])
+def test_dying_at_every_effect_loses_and_doubles_nothing(
+    tmp_path: Path, killer: Killer, trouble: bool
+) -> None:
     calm = Life(tmp_path / "calm", killer)
     calm.story()
     expected, effects = calm.outcome(), killer.count
     assert expected["closed"] == ("COMPLETED", "3 of 3 trials succeeded")
     assert effects > 100
-    for at in range(1, effects + 1):
+    killer.trouble = trouble
+    for at in range(1, effects + 1, 1 + trouble):
         killer.at, killer.count = at, 0
         life = Life(tmp_path / f"{at}", killer)
         life.story()
-        assert life.deaths == 1, at
+        assert life.deaths == 1 or trouble, at
         outcome = life.outcome()
         for part, value in expected.items():
             assert outcome[part] == value, f"{part}, killed at effect {at} of {effects}"
