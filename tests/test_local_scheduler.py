@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -199,6 +200,17 @@ def test_a_killed_supervisor_leaves_its_task_running_then_gone(
     scheduler.cancel(job.job)
     until(lambda: jobs.states(job) == [TaskState.GONE, TaskState.GONE])
     assert jobs.end(wide)[0].state is TaskState.COMPLETED
+
+
+def test_a_job_whose_folder_is_removed_ends(jobs: Jobs) -> None:
+    job = jobs.submit(HOLD)
+    until(lambda: jobs.states(job) == [TaskState.RUNNING])
+    folder = JobFolder(jobs.folder / "state" / "jobs" / job.job)
+    supervisor, task = ProcessRecord.read(folder.supervisor), TaskRecord.read(folder.task(0))
+    assert supervisor is not None and task is not None
+    shutil.rmtree(jobs.folder / "state")
+    until(lambda: not processes.alive(supervisor.pid, supervisor.start))
+    assert not list(processes.members(task.pid))
 
 
 def test_a_job_inherits_an_allow_list_of_the_environment(

@@ -64,8 +64,12 @@ class Supervisor:
         self.running: dict[int, _Run] = {}
 
     def run(self) -> None:
-        """Until every task has ended."""
+        """Until every task has ended, or the job's folder is gone, by which alone it is ruled."""
         while self.pending or self.running:
+            if not self.job.record.exists():
+                for run in self.running.values():
+                    processes.kill_session(run.process.pid)
+                return
             self._cancel_pending()
             for run in list(self.running.values()):
                 self._watch(run)

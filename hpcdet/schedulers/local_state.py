@@ -31,12 +31,14 @@ _REQUEST = re.compile(r"^#HPCDET (\w+)=(.*)$", re.MULTILINE)
 
 
 def state_folder() -> Path:
-    """``$HPCDET_LOCAL_STATE``, else below ``$XDG_RUNTIME_DIR``, else below ``~/.cache``."""
+    """``$HPCDET_LOCAL_STATE``, else below the user's cache folder, one for each host.
+
+    Not in ``$XDG_RUNTIME_DIR``: that is removed when the user logs out, and jobs go on.
+    """
     if given := os.environ.get("HPCDET_LOCAL_STATE"):
         return Path(given)
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        return Path(runtime) / "hpcdet-local"
-    return Path.home() / ".cache" / "hpcdet" / "local" / socket.gethostname()
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "hpcdet" / "local" / socket.gethostname()
 
 
 @dataclass(frozen=True)
