@@ -139,6 +139,21 @@ def test_a_search_that_fails_ends_with_6_and_says_why(lab: Lab) -> None:
     assert "Traceback" in lab.cli("logs", paths.id, "--errors").out
 
 
+def test_a_trial_that_was_given_up_is_tried_again(lab: Lab) -> None:
+    pace = lab.folder / "pace"
+    pace.write_text("0.05")
+    variables = {"environment_variables": {"PACE": str(pace)}}
+    crash = {"crash": {"1": [3, 2]}}
+    config = lab.config(20_000, data=crash, max_restarts=1, environment=variables)
+    paths = lab.submit(config)
+    lab.cli("wait", paths.id, "--for", "running", "--timeout", "180")
+    x.until(lambda: views.trials(paths)[0]["state"] == "ERROR", lambda: x.story(paths))
+    lab.cli("retry", f"{paths.id}/1")
+    x.until(lambda: views.trials(paths)[0]["state"] == "RUNNING", lambda: x.story(paths))
+    assert views.trials(paths)[0]["failures"] == 2
+    lab.cli("cancel", paths.id, "--wait")
+
+
 def test_dry_run_shows_everything_and_makes_nothing(lab: Lab) -> None:
     config = lab.config()
     argv = ["submit", config, "--site", lab.site, "-n", "--set", "searcher.max_trials=3"]
