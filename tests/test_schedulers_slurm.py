@@ -112,9 +112,13 @@ def test_host_lists(text: str, names: str) -> None:
 
 
 def test_partitions_and_times() -> None:
-    parts = {part.name: part for part in slurm_text.sinfo(recorded("sinfo") + "short|5:00|3|up\n")}
+    more = "short|5:00|3|up|REQUEUE\nwide|n/a|2K|down|GANG,SUSPEND\nnonsense\n"
+    parts = {part.name: part for part in slurm_text.sinfo(recorded("sinfo") + more)}
     assert (parts["short"].max_walltime_s, parts["short"].nodes) == (300, 7)
     assert parts["batch"].max_walltime_s is None
+    assert [name for name, part in parts.items() if part.default] == ["batch"]
+    assert parts["wide"] == slurm_text.PartitionInfo("wide", None, 2048, False, suspends=True)
+    assert [name for name, part in parts.items() if part.suspends] == ["wide"]
     times = ["2-12:00:00", "1-0", "01:02:03", "15", "infinite", "UNLIMITED", "n/a"]
     assert [slurm_text.seconds(t) for t in times] == [216000, 86400, 3723, 900, None, None, None]
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable
 from hpcdet.jobs.drift import code_differs
-from hpcdet.jobs.options import duration
+from hpcdet.jobs.options import duration, parse
 from hpcdet.jobs.render import render
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.schedulers.slurm_text import PartitionInfo
@@ -28,6 +28,8 @@ __all__ = ["Finding", "code_differs", "login_node", "preflight", "site_findings"
 _LOGIN = re.compile(r"^(?:login|head|front|submit|access|gateway)", re.IGNORECASE)
 _FILES_OF_A_TRIAL = 60
 _LEAST_FREE_BYTES = 1024**3
+_SUSPENDS = "suspends jobs (PreemptMode SUSPEND or GANG), which is not supported"
+_CHOOSE = "choose a partition where jobs are requeued or canceled instead"
 _LAUNCHERS = {"srun": "srun", "mpirun": "mpirun"}
 
 
@@ -52,8 +54,9 @@ def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = T
         Warnings, one sentence each.
 
     Raises:
-        ConfigError: it can never run here: no such partition, a walltime over its limit, more
-            slots than a node has, no backend; or ``local`` on a login node, unasked.
+        ConfigError: it can never run here: no such partition, or one that suspends jobs, a
+            walltime over its limit, more slots than a node has, no backend, options that sbatch
+            cannot take; or ``local`` on a login node, unasked.
         Unavailable: the scheduler does not answer. Said now, not after the experiment is made.
     """
     if site.fallback and (sign := login_node()):
@@ -63,16 +66,21 @@ def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = T
             hint="jobs would run here: say --site local if that is meant",
         )
     view = site.view(experiment.resources.resource_pool)
-    silent: list[str] = []
+    if site.scheduler == "slurm":
+        parse(experiment.slurm.sbatch_args)
+    said: list[str] = []
     partition = None
     try:
         partition = _partition(site, view)
     except Unavailable as error:
         if submits:
-            raise
-        silent.append(f"the scheduler does not answer: {error.what}")
+            hint = error.hint or "try again later; --site local runs it on this machine"
+            raise Unavailable(error.what, where=f"site {site.name}", hint=hint) from error
+        said.append(f"the scheduler does not answer: {error.what}")
+    if partition is not None and not partition.up:
+        said.append(f"partition {partition.name} is down: jobs wait there until it is up")
     _refuse_impossible(experiment.resources, view, partition)
-    return [*silent, *_keeps(experiment, site, root), *_room(experiment, root), *_crank(site)]
+    return [*said, *_keeps(experiment, site, root), *_room(experiment, root), *_crank(site)]
 
 
 def login_node() -> str:
@@ -125,7 +133,9 @@ def _scheduler(site: Site) -> list[Finding]:
     findings = [Finding("ok", f"scheduler {scheduler.name} answers: {', '.join(words)}")]
     named = {site.view(name).directives.get("partition") for name in (None, *site.partitions)}
     for name in sorted(str(name) for name in named if name is not None and there):
-        if name in there:
+        if name in there and there[name].suspends:
+            findings.append(Finding("error", f"partition {name} {_SUSPENDS}", _CHOOSE))
+        elif name in there:
             findings.append(Finding("ok", f"partition {name} is there"))
         else:
             hint = f"partitions here: {', '.join(sorted(there))}"
@@ -142,10 +152,12 @@ def _partitions(site: Site) -> list[PartitionInfo]:
 
 
 def _partition(site: Site, view: PartitionView) -> PartitionInfo | None:
-    """The partition as the scheduler knows it; None: the scheduler's default, or no scheduler."""
+    """The partition as the scheduler knows it; None: it has no default one, or no scheduler."""
     open_scheduler(site)  # refuses a site without a backend
     name = view.directives.get("partition")
     there = {info.name: info for info in _partitions(site)}
+    if name is None:
+        name = next((info.name for info in there.values() if info.default), None)
     if not there or name is None:
         return None
     chosen = [part for part in str(name).split(",") if part in there]
@@ -155,6 +167,10 @@ def _partition(site: Site, view: PartitionView) -> PartitionInfo | None:
             where="resources.resource_pool",
             hint=f"partitions here: {', '.join(sorted(there))}",
         )
+    for part in chosen:
+        if there[part].suspends:
+            what = f"partition {part} {_SUSPENDS}"
+            raise ConfigError(what, where="resources.resource_pool", hint=_CHOOSE)
     # of several, the scheduler takes the first that fits; the widest decides what can run
     return max((there[part] for part in chosen), key=lambda info: info.max_walltime_s or math.inf)
 

@@ -25,6 +25,10 @@ SHORT = {"a": "array", "J": "job-name", "o": "output", "e": "error", "D": "chdir
          "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "w": "nodelist"}  # fmt: skip
 
 
+HETJOB = (":", "hetjob", "packjob", "--hetjob", "--packjob")
+"""What parts of a job of several shapes are written with: our workers all have one shape."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What a template prints behind ``#SBATCH``.
@@ -121,11 +125,16 @@ def parse(arguments: list[str]) -> dict[str, Value]:
     Raises:
         ConfigError: an argument is no option, or one that hpcdet sets itself.
     """
-    words = [word for argument in arguments for word in shlex.split(argument)]
+    try:
+        words = [word for argument in arguments for word in shlex.split(argument)]
+    except ValueError as error:
+        raise _refuse(f"a quote is not closed in {arguments}") from error
     found: dict[str, Value] = {}
     while words:
         word = words.pop(0)
         match = re.fullmatch(r"--([a-z][a-z0-9-]*)(?:=(.*))?|-([A-Za-z])(.*)", word, re.DOTALL)
+        if word in HETJOB:
+            raise _refuse("heterogeneous jobs (hetjobs) are not supported")
         if match is None:
             raise _refuse(f"{word!r} is no option of sbatch")
         name, value, letter, tail = match.groups()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -29,6 +30,7 @@ from hpcdet.store.config import Resolved
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Intent
 
+_HETJOB = re.compile(r"^#SBATCH\s+(?:het|pack)job\b", re.MULTILINE)
 TEMPLATES = {"slurm": "slurm/worker.sbatch.j2", "local": "local/worker.sh.j2"}
 
 
@@ -112,12 +114,17 @@ def render(
     view = site.view(experiment.resources.resource_pool)
     try:
         values = variables(jinja, experiment, site, view, intent, paths, environ)
-        return jinja.get_template(name).render(values)
+        text = jinja.get_template(name).render(values)
     except TemplateNotFound as error:
         where = ":".join(str(folder) for folder in folders)
         raise ConfigError(f"no template {error.name}", where=where) from error
     except TemplateError as error:
         raise ConfigError(f"the template fails: {error}", where=_place(error, name)) from error
+    if _HETJOB.search(text):
+        raise ConfigError(
+            "heterogeneous jobs (hetjobs) are not supported", where=f"template {name}"
+        )
+    return text
 
 
 def _place(error: TemplateError, name: str) -> str:

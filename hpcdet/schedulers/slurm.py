@@ -238,7 +238,7 @@ class SlurmScheduler:
 
     def partitions(self) -> list[slurm_text.PartitionInfo]:
         """The partitions of the cluster with their limits."""
-        return slurm_text.sinfo(self._ask(["sinfo", "-h", "-o", "%R|%l|%D|%a"]))
+        return slurm_text.sinfo(self._ask(["sinfo", "-h", "-o", "%P|%l|%D|%a|%M"]))
 
     @cached_property
     def _config(self) -> Mapping[str, str]:

@@ -43,6 +43,7 @@ STATES = {
     "OUT_OF_MEMORY": TaskState.OOM,
 }
 
+_NODES = re.compile(r"(\d+)([KM]?)")  # 2048 nodes are printed as 2K
 _LIMIT = re.compile(r"MaxSubmit|MaxJobs|SubmitJobs|job submit limit|temporarily unable to accept")
 _OTHER_LIMIT = re.compile(r"\b(?:QOS|Assoc|Part)\w*(?:Max|Min|Grp)\w+")
 _UNAVAILABLE = re.compile(
@@ -67,12 +68,19 @@ class Row:
 
 @dataclass(frozen=True)
 class PartitionInfo:
-    """A partition as ``sinfo`` shows it; no time limit is None."""
+    """A partition as ``sinfo`` shows it; no time limit is None.
+
+    Attributes:
+        default: jobs that name no partition go there.
+        suspends: jobs are stopped and stay in memory while others run in their place.
+    """
 
     name: str
     max_walltime_s: int | None
     nodes: int
     up: bool
+    default: bool = False
+    suspends: bool = False
 
 
 def squeue_format() -> str:
@@ -215,12 +223,23 @@ def refusal(said: str) -> Refusal:
 
 
 def sinfo(text: str) -> list[PartitionInfo]:
-    """The rows of ``sinfo -h -o '%R|%l|%D|%a'``."""
+    """The rows of ``sinfo -h -o '%P|%l|%D|%a|%M'``; lines that are not understood are left out."""
     found: dict[str, PartitionInfo] = {}
     for line in text.splitlines():
-        name, limit, nodes, up = line.split("|")
-        before = found[name].nodes if name in found else 0
-        found[name] = PartitionInfo(name, seconds(limit), before + int(nodes), up.strip() == "up")
+        parts = [part.strip() for part in line.split("|")]
+        count = _NODES.fullmatch(parts[2]) if len(parts) == 5 else None
+        if count is None:
+            continue
+        name = parts[0].removesuffix("*")
+        nodes = int(count[1]) * 1024 ** " KM".index(count[2] or " ")
+        found[name] = PartitionInfo(
+            name,
+            seconds(parts[1]),
+            nodes + (found[name].nodes if name in found else 0),
+            parts[3] == "up",
+            parts[0].endswith("*"),
+            "SUSPEND" in parts[4] or "GANG" in parts[4],
+        )
     return list(found.values())
 
 
