@@ -125,6 +125,16 @@ def test_walltime_is_a_chain_of_attempts(lab: Lab, requeue: str, attempts: int) 
     assert (len(paths.submissions()) == 1) == (requeue == "user")
 
 
+def test_the_last_worker_comes_back_for_the_next_trial_with_nobody_at_home(lab: Lab) -> None:
+    values = x.config(60, trials=2, data={"step_s": 0.1}, resources={"walltime_s": 10})
+    values["searcher"]["max_concurrent_trials"] = 1
+    values["worker"]["min_segment_s"] = 600  # half of the allocation, that is
+    paths = lab.submit(values)
+    assert x.run_to_end(paths).state == "COMPLETED"
+    assert len(paths.submissions()) == 1
+    assert [worker.incarnation for worker in paths.workers()][:2] == [0, 1]
+
+
 def test_pause_resume_and_cancel_are_obeyed_and_lose_nothing(lab: Lab) -> None:
     paths = lab.submit(lab.held(trials=2))
     lab.wait_for_hold(paths, trials=2)

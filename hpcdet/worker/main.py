@@ -48,7 +48,6 @@ class Worker:
     started: float = field(default_factory=time.time)
     _beat_at: float = 0.0
     _launch_failures: int = 0
-    _goes_on: bool = False
 
     def work(self) -> int:
         """Take trials until nothing is left or time is up."""
@@ -63,15 +62,23 @@ class Worker:
         why = self._take_trials()
         if heard := self.notices.heard():
             self.log.append("notice", signal=heard)
+        returns = why in ("time", "signal") and self._wanted_again()
         WorkerEnd(why, closed_by=self.me.name, at=files.now()).write_once(self.me.end)
         self.log.append("end", why=why, sync=True)
-        if why != "closed" and not self._goes_on:
+        if why != "closed" and not returns:
             # perhaps nobody is left to see that this worker must be replaced
             if heard:
                 self.crank.turn(now=True)
             else:
                 self.crank.last_turn(self.notices.wait)
-        return REQUEUE if self._goes_on else 0
+        return REQUEUE if returns else 0
+
+    def _wanted_again(self) -> bool:
+        """Whether this task should come back: it may, and there will be something to do."""
+        if self.site.capabilities.requeue != "user":
+            return False
+        self.crank.turn(now=True)  # what ended last may have made another trial
+        return any(standing(trial).state == "runnable" for trial in self.paths.trials())
 
     def _take_trials(self) -> str:
         idle_since = time.monotonic()
@@ -92,16 +99,12 @@ class Worker:
                 continue
             end = self._run(attempt)
             idle_since = time.monotonic()
-            if why := self._leave_after(attempt, end.reason):
+            if why := self._leave_after(end.reason):
                 return why
 
-    def _leave_after(self, attempt: AttemptPaths, reason: Reason) -> str:
+    def _leave_after(self, reason: Reason) -> str:
         self._launch_failures = self._launch_failures + 1 if reason == "launch_failed" else 0
         if reason in ("preempted", "walltime"):
-            trial = self.paths.trial(attempt.trial)
-            self._goes_on = (
-                self.site.capabilities.requeue == "user" and standing(trial).state == "runnable"
-            )
             return "time" if reason == "walltime" else "signal"
         if self._launch_failures >= _BAD_NODE:
             return "bad_node"
