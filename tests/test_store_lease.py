@@ -159,7 +159,7 @@ class Process:
     def __init__(self, folder: Path, number: int) -> None:
         self.out = folder / f"acts{number}"
         with self.out.open("wb") as file:
-            argv = [sys.executable, "-c", HOLDER, str(folder / "exp"), "1.0"]
+            argv = [sys.executable, "-c", HOLDER, str(folder / "exp"), "2.0"]
             self.child = subprocess.Popen(argv, stdout=file)
 
     def acts(self) -> list[tuple[float, int]]:
