@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(place: Place) -> int:
     """Run the entrypoint in this process; returns the exit code."""
-    from hpcdet.train.session import unsaid_end, unsaid_failure
+    from hpcdet.train.verdicts import unsaid_end, unsaid_failure
 
     try:
         from hpcdet.pytorch.entry import run_entrypoint

@@ -15,6 +15,7 @@ from hpcdet.core._searcher import SearcherContext
 from hpcdet.core._train import TrainContext
 from hpcdet.store.secrets import resolve
 from hpcdet.train import rendezvous, rng
+from hpcdet.train.joining import join
 from hpcdet.train.order import Order, shuffled
 from hpcdet.train.session import Session
 
@@ -94,7 +95,7 @@ def init(
     *,
     hparams: Mapping[str, Any] | None = None,
     checkpoint_storage: str | os.PathLike[str] | None = None,
-    seed: int | None = None,
+    seed: int = 0,
     distributed: object = None,
     preempt_mode: object = None,
     tensorboard_mode: object = None,
@@ -112,4 +113,4 @@ def init(
     Raises:
         Unavailable: the other ranks did not come.
     """
-    return Context(Session.open(hparams=hparams, storage=checkpoint_storage, seed=seed))
+    return Context(join(hparams=hparams, storage=checkpoint_storage, seed=seed))

@@ -19,7 +19,7 @@ def init(
     aggregation_frequency: int = 1,
     enable_tensorboard_logging: bool = True,
     checkpoint_storage: str | None = None,
-    seed: int | None = None,
+    seed: int = 0,
 ) -> Iterator[PyTorchTrialContext]:
     """Join the attempt this process belongs to, or run alone if it belongs to none.
 

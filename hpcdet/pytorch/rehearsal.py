@@ -14,7 +14,7 @@ from hpcdet.store import config as configs
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Control, Trial, Verdict
 from hpcdet.train.place import Place
-from hpcdet.train.session import unsaid_end, unsaid_failure
+from hpcdet.train.verdicts import unsaid_end, unsaid_failure
 from hpcdet.units import Length
 
 _ATTEMPTS = (1, 2)

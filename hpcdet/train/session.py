@@ -10,22 +10,19 @@ import dataclasses
 import os
 import socket
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from hpcdet.checkpoint import Loaded
-from hpcdet.errors import ConfigError, NotFound
-from hpcdet.store import config as configs
+from hpcdet.errors import ConfigError
 from hpcdet.store import files
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import Trial, Verdict, in_force
-from hpcdet.train import fingerprint, notice, rendezvous, rng
+from hpcdet.train import fingerprint, notice, rng
 from hpcdet.train.agreement import NOTHING, Agreement, Cause, Orders
 from hpcdet.train.clock import Deadline, Every
 from hpcdet.train.peers import Peers, is_peer_loss
@@ -33,13 +30,11 @@ from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
 from hpcdet.train.saving import Keeper
 from hpcdet.train.tracking import Tracker, plain
+from hpcdet.train.verdicts import PEER_LOST, last_line
 from hpcdet.units import Length
 
 _CONTROL_EVERY_S = 2.0
 _PROGRESS_EVERY_S = 5.0
-
-PEER_LOST = 75
-"""Exit code of a rank whose peers are gone: nobody's fault here, EX_TEMPFAIL."""
 
 
 class InvalidHP(Exception):
@@ -60,7 +55,7 @@ class Units:
 
 
 class Session:
-    """Made by ``Session.open``; one per process.
+    """Made by ``joining.join``; one per process.
 
     Attributes:
         ranks: this rank among all.
@@ -78,8 +73,6 @@ class Session:
         record: Trial,
         config: Resolved,
         deadline: Deadline,
-        *,
-        until: Length | None = None,
     ) -> None:
         self.ranks = ranks
         self.place = place
@@ -91,7 +84,7 @@ class Session:
         self.tracker = Tracker(place.attempt.journal if self.attached and ranks.chief else None)
         self.keeper = Keeper(place, self.peers, config, self.tracker, deadline)
         self.generators: dict[str, rng.Generator] = {}
-        self.until = until
+        self.until: Length | None = None
         self._deadline = deadline
         self._agreement = Agreement(self.peers)
         self._control = Every(_CONTROL_EVERY_S)
@@ -104,36 +97,6 @@ class Session:
         self._last_step = time.monotonic()
         self.finished = False
 
-    @staticmethod
-    def open(
-        *,
-        hparams: Mapping[str, Any] | None = None,
-        config: Resolved | None = None,
-        storage: str | os.PathLike[str] | None = None,
-        seed: int | None = None,
-    ) -> Session:
-        """Join the attempt that the environment names, or run alone where it names none.
-
-        The arguments count only where the script runs alone.
-
-        Args:
-            storage: a folder to go on from and to save in; by default a new temporary one.
-
-        Raises:
-            NotFound: the trial has no record.
-            ConfigError: the environment or the config is wrong.
-            Unavailable: the other ranks did not come.
-        """
-        notice.install()
-        ranks = Ranks.from_environment()
-        place = Place.from_environment()
-        if place is None:
-            session = _open_alone(ranks, hparams or {}, config or Resolved(), storage, seed)
-        else:
-            session = _open_attached(ranks, place)
-        session.seed()
-        return session
-
     # -- beginning ---------------------------------------------------------------------------
 
     def seed(self, *parts: int) -> None:
@@ -142,6 +105,13 @@ class Session:
 
         base = self.record.seed
         rng.seed_all(subseed("rng", base, *parts) if parts else base)
+
+    def learn_length(self) -> None:
+        """How long to train: what the control in force says, else the config."""
+        if self.ranks.chief:
+            self.read_control()
+        told = self.peers.broadcast(self._wish.until)
+        self.until = told or self.config.searcher.max_length
 
     def begin(self, loaded: Loaded | None, units: Units) -> None:
         """Say that this attempt goes on from ``loaded`` (None: from the beginning)."""
@@ -322,69 +292,6 @@ class Session:
         self.tracker.close()
         if self.attached:
             verdict.write_once(self.place.attempt.verdict)
-
-
-def unsaid_failure(place: Place, error: BaseException) -> int:
-    """An error outside any session, while importing the user's code for example: give the verdict.
-
-    Returns the exit code for this process.
-    """
-    if isinstance(error, SystemExit) and place.attempt.verdict.exists():
-        return error.code if isinstance(error.code, int) else 1
-    if is_peer_loss(error) or (isinstance(error, SystemExit) and error.code == PEER_LOST):
-        return PEER_LOST
-    traceback.print_exception(error)
-    Verdict("fail", "error", error=last_line(error), at=files.now()).write_once(
-        place.attempt.verdict
-    )
-    return 1
-
-
-def unsaid_end(place: Place) -> int:
-    """The code ended well and never began a session: there is nothing more to do."""
-    if not place.attempt.verdict.exists() and Ranks.from_environment().chief:
-        Verdict("done", "completed", at=files.now()).write_once(place.attempt.verdict)
-    return 0
-
-
-def last_line(error: BaseException) -> str:
-    """The error's own line in a traceback: what people look for first."""
-    return traceback.format_exception_only(error)[-1].strip().split("\n", 1)[0]
-
-
-def _open_attached(ranks: Ranks, place: Place) -> Session:
-    assert place.experiment is not None
-    config = configs.load(place.experiment.config)
-    record = Trial.read(place.trial.record)
-    if record is None:
-        raise NotFound("there is no such trial", where=str(place.trial.record))
-    torch.set_num_threads(config.resources.cpus_per_slot)
-    if config.reproducibility.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    backend = os.environ.get("HPCDET_BACKEND") or config.distributed.backend
-    rendezvous.meet(ranks, place.attempt.rendezvous, backend)
-    session = Session(ranks, place, record, config, Deadline.from_environment())
-    if ranks.chief:
-        session.read_control()
-    until = session.peers.broadcast(session._wish.until)
-    session.until = until or config.searcher.max_length
-    return session
-
-
-def _open_alone(
-    ranks: Ranks,
-    hparams: Mapping[str, Any],
-    config: Resolved,
-    storage: str | os.PathLike[str] | None,
-    seed: int | None,
-) -> Session:
-    rendezvous.meet(ranks, None)
-    root = Peers(ranks).broadcast(str(storage or tempfile.mkdtemp(prefix="hpcdet-")))
-    seed = config.reproducibility.experiment_seed if seed is None else seed
-    record = Trial(1, dict(hparams), seed)
-    return Session(ranks, Place.alone(Path(root)), record, config, Deadline.from_environment())
 
 
 def _device(ranks: Ranks) -> torch.device:

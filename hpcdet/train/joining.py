@@ -1,0 +1,81 @@
+"""Joining an attempt, or running alone: how a process comes to its session."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcdet.errors import NotFound
+from hpcdet.store import config as configs
+from hpcdet.store.config import Resolved
+from hpcdet.store.records import Trial
+from hpcdet.train import notice, rendezvous
+from hpcdet.train.clock import Deadline
+from hpcdet.train.peers import Peers
+from hpcdet.train.place import Place
+from hpcdet.train.ranks import Ranks
+from hpcdet.train.session import Session
+
+
+def join(
+    *,
+    hparams: Mapping[str, Any] | None = None,
+    storage: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+) -> Session:
+    """The session of the attempt that the environment names, or of a script that runs alone.
+
+    The arguments count only where the script runs alone.
+
+    Args:
+        storage: a folder to go on from and to save in; by default a new temporary one.
+
+    Raises:
+        NotFound: the trial has no record.
+        ConfigError: the environment or the config is wrong.
+        Unavailable: the other ranks did not come.
+    """
+    notice.install()
+    ranks = Ranks.from_environment()
+    place = Place.from_environment()
+    if place is None:
+        session = _alone(ranks, hparams or {}, storage, seed)
+    else:
+        session = _attached(ranks, place)
+    session.seed()
+    return session
+
+
+def _attached(ranks: Ranks, place: Place) -> Session:
+    assert place.experiment is not None
+    config = configs.load(place.experiment.config)
+    record = Trial.read(place.trial.record)
+    if record is None:
+        raise NotFound("there is no such trial", where=str(place.trial.record))
+    torch.set_num_threads(config.resources.cpus_per_slot)
+    if config.reproducibility.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    backend = os.environ.get("HPCDET_BACKEND") or config.distributed.backend
+    rendezvous.meet(ranks, place.attempt.rendezvous, backend)
+    session = Session(ranks, place, record, config, Deadline.from_environment())
+    session.learn_length()
+    return session
+
+
+def _alone(
+    ranks: Ranks,
+    hparams: Mapping[str, Any],
+    storage: str | os.PathLike[str] | None,
+    seed: int,
+) -> Session:
+    rendezvous.meet(ranks, None)
+    root = Peers(ranks).broadcast(str(storage or tempfile.mkdtemp(prefix="hpcdet-")))
+    record = Trial(1, dict(hparams), seed)
+    return Session(ranks, Place.alone(Path(root)), record, Resolved(), Deadline.from_environment())

@@ -1,0 +1,42 @@
+"""The last word of an attempt, where its session could not say it."""
+
+from __future__ import annotations
+
+import traceback
+
+from hpcdet.store import files
+from hpcdet.store.records import Verdict
+from hpcdet.train.peers import is_peer_loss
+from hpcdet.train.place import Place
+from hpcdet.train.ranks import Ranks
+
+PEER_LOST = 75
+"""Exit code of a rank whose peers are gone: nobody's fault here, EX_TEMPFAIL."""
+
+
+def unsaid_failure(place: Place, error: BaseException) -> int:
+    """An error outside any session, while importing the user's code for example: give the verdict.
+
+    Returns the exit code for this process.
+    """
+    if isinstance(error, SystemExit) and place.attempt.verdict.exists():
+        return error.code if isinstance(error.code, int) else 1
+    if is_peer_loss(error) or (isinstance(error, SystemExit) and error.code == PEER_LOST):
+        return PEER_LOST
+    traceback.print_exception(error)
+    Verdict("fail", "error", error=last_line(error), at=files.now()).write_once(
+        place.attempt.verdict
+    )
+    return 1
+
+
+def unsaid_end(place: Place) -> int:
+    """The code ended well and never began a session: there is nothing more to do."""
+    if not place.attempt.verdict.exists() and Ranks.from_environment().chief:
+        Verdict("done", "completed", at=files.now()).write_once(place.attempt.verdict)
+    return 0
+
+
+def last_line(error: BaseException) -> str:
+    """The error's own line in a traceback: what people look for first."""
+    return traceback.format_exception_only(error)[-1].strip().split("\n", 1)[0]
