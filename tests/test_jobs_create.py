@@ -180,6 +180,24 @@ def test_links_that_leave_size_and_number_of_files_are_refused(
         make(model, tmp_path / "root")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (b"a\xff.py", b"", r"odd name, 'a\\udcff.py'"),
+        (b"a\nb.py", b"", "odd name"),
+        (b".hpcdetignore", b"\xff\n", "hpcdetignore: cannot be understood"),
+        (b".detignore", b"!\n", "detignore: cannot be understood"),
+    ],
+)
+def test_odd_names_and_patterns_are_refused_before_anything_is_made(
+    model: Path, tmp_path: Path, name: bytes, text: bytes, said: str
+) -> None:
+    Path(os.fsdecode(bytes(model) + b"/" + name)).write_bytes(text)
+    with pytest.raises(ConfigError, match=said):
+        make(model, tmp_path / "root")
+    assert not (tmp_path / "root").exists()
+
+
 def test_code_that_others_may_write_is_refused(model: Path, tmp_path: Path) -> None:
     (model / "lib" / "net.py").chmod(0o666)
     with pytest.raises(ConfigError, match=r"the code may be changed by everybody \(mode 0666\)"):

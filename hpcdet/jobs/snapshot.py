@@ -75,8 +75,14 @@ def _ignored(folder: Path) -> pathspec.GitIgnoreSpec:
     lines = list(IGNORED)
     for name in IGNORE_FILES:
         path = folder / name
-        if path.is_file():
-            lines += path.read_text(encoding="utf-8").splitlines()
+        if not path.is_file():
+            continue
+        try:
+            own = path.read_text(encoding="utf-8").splitlines()
+            pathspec.GitIgnoreSpec.from_lines(own)
+        except (OSError, ValueError) as error:  # no UTF-8, or a pattern that is none
+            raise ConfigError(f"cannot be understood: {error}", where=str(path)) from error
+        lines += own
     return pathspec.GitIgnoreSpec.from_lines(lines)
 
 
@@ -99,6 +105,10 @@ def _walk(folder: Path, ignored: pathspec.GitIgnoreSpec, skip: Path | None) -> I
             relative = _relative(path, folder)
             if ignored.match_file(relative):
                 continue
+            if not relative.isprintable():
+                hint = "rename it: records and logs could not show it"
+                what = f"a file of the code has an odd name, {name!a}"
+                raise ConfigError(what, where=str(here), hint=hint)
             entry = _entry(path, relative, folder)
             if entry is not None:
                 yield entry
