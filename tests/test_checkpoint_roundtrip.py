@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
+import weakref
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,15 @@ def test_tied_weights_stay_tied_and_are_written_once(tmp_path: Path) -> None:
     assert loaded["a"] is loaded["b"][0]
     assert apart.bytes - tied.bytes >= 4000
     assert tied.digest == apart.digest
+
+
+def test_a_save_keeps_nothing_of_the_state_in_memory(tmp_path: Path) -> None:
+    state = {"w": torch.randn(64, 3)}
+    saved = weakref.ref(state["w"])
+    checkpoint.save(tmp_path / "00000001.g1", state)
+    state.clear()
+    gc.collect()
+    assert saved() is None
 
 
 def test_the_digest_tells_states_apart(tmp_path: Path) -> None:

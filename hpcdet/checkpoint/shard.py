@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,8 @@ def write(
     Raises:
         OSError: the disk is full or fails; nothing is left behind.
     """
-    plan = layout(tuple(leaves), rank, world)
+    # the layouts that are remembered must not keep the tensors of this save alive
+    plan = layout(tuple(replace(leaf, source=None) for leaf in leaves), rank, world)
     path = folder / file_name(rank, world)
     temporary = folder / f".{path.name}.{os.getpid()}.tmp"
     try:
