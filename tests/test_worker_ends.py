@@ -15,6 +15,7 @@ from hpcdet.worker.step import PEER_LOST
 RUN = Control("run")
 OURS = "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
 ECHO = "RuntimeError: [gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
+LOADER = "RuntimeError: DataLoader worker (pid 4242) is killed by signal: {}. "
 SLURM = "slurmstepd-n1: error: *** STEP 10.0 ON n1 CANCELLED AT 2026-11-21T06:08:10 {} ***\n"
 CRASHED = "srun: error: n1: task 1: Exited with exit code 1\nsrun: error: n1: task 0: Killed\n"
 KILLED = "srun: error: n1: task 1: Killed\nsrun: error: n1: task 0: Exited with exit code 75\n"
@@ -54,12 +55,16 @@ NO_FAULT_OF_CODE = [
     (seen(launcher=SLURM.format("DUE TO NODE FAILURE"), exit_code=0), "node_fail"),
     (seen(launcher="slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0"), "oom"),
     (seen(launcher=KILLED, first_step=True), "lost"),
+    (seen("error", "fail", LOADER.format("Killed"), first_step=True), "lost"),
+    (seen("error", "fail", LOADER.format("Killed"), oom=True), "oom"),
+    (seen("error", "fail", LOADER.format("User defined signal 2")), "preempted"),
     (seen(exit_code=0, first_step=True), "lost"),
     (seen(exit_code=PEER_LOST, first_step=True), "lost"),
     (seen(error=ECHO, first_step=True), "lost"),
 ]
 FAILURES = [
     (seen(error=OURS, first_step=True), ("user_error", OURS)),
+    (seen(error=LOADER.format("Bus error"), first_step=True), ("user_error", None)),
     # peers of a rank that raised say that it is gone: the cause is what it said
     (seen("error", "fail", ECHO, error=OURS, first_step=True), ("user_error", OURS)),
     (seen("error", "fail", OURS, error=ECHO, first_step=True), ("user_error", OURS)),

@@ -20,6 +20,10 @@ _ECHO = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|gloo|DistBackendError|DistNetworkError"
     r"|DistStoreError|NCCL",
 )
+# What PyTorch says in a rank one of whose loader processes was killed from outside.
+_LOADER_KILLED = re.compile(
+    r"DataLoader worker .*killed by signal: (Killed|Terminated|User defined signal 2)"
+)
 _KILLED = re.compile(r"srun: error: \S+ tasks? \S+: Killed")
 _EXITED = re.compile(r"srun: error: \S+ tasks? (\d+)\S*: Exited with exit code")
 
@@ -89,7 +93,7 @@ def _killed(seen: Evidence) -> tuple[Reason, str] | None:
     for pattern, reason in _SLURM_SAYS:
         if re.search(pattern, seen.launcher):
             return reason, _last_line(seen.launcher) if reason == "oom" else ""
-    died_of = seen.died_of or _launcher_killed(seen.launcher)
+    died_of = seen.died_of or _launcher_killed(seen.launcher) or _loader_killed(seen)
     if died_of == "SIGKILL":
         if seen.oom:
             return "oom", "killed by the kernel for want of memory"
@@ -127,6 +131,12 @@ def _launcher_killed(text: str) -> str:
     if killed and (not exited or killed.start() < exited.start()):
         return "SIGKILL"
     return ""
+
+
+def _loader_killed(seen: Evidence) -> str:
+    said = seen.verdict.error if seen.verdict is not None else ""
+    found = _LOADER_KILLED.search(f"{seen.error}\n{said}")
+    return ("SIGKILL" if found[1] == "Killed" else "SIGTERM") if found else ""
 
 
 def first_failed_rank(launcher: str) -> int | None:
