@@ -105,7 +105,7 @@ def init(
     Args:
         hparams: hyperparameters when alone; in an experiment the trial's count.
         checkpoint_storage: when alone, a folder to go on from and to save in; by default a new
-            temporary one.
+            one that is removed at the end.
         seed: when alone.
         distributed, preempt_mode, tensorboard_mode: Determined's; accepted and not needed: the
             ranks come from the launcher, and all of them agree on preemption.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +35,8 @@ def join(
     The arguments count only where the script runs alone.
 
     Args:
-        storage: a folder to go on from and to save in; by default a new temporary one.
+        storage: a folder to go on from and to save in; by default a new one that is
+            removed at the end.
 
     Raises:
         NotFound: the trial has no record.
@@ -76,6 +79,10 @@ def _alone(
     seed: int,
 ) -> Session:
     rendezvous.meet(ranks, None)
-    root = Peers(ranks).broadcast(str(storage or tempfile.mkdtemp(prefix="hpcdet-")))
+    root = str(storage or "")
+    if not root and ranks.chief:
+        root = tempfile.mkdtemp(prefix="hpcdet-")
+        atexit.register(shutil.rmtree, root, ignore_errors=True)
+    root = Peers(ranks).broadcast(root)
     record = Trial(1, dict(hparams), seed)
     return Session(ranks, Place.alone(Path(root)), record, Resolved(), Deadline.from_environment())
