@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from tests.cluster import slurm as private
 from tests.cluster.configuration import Options
@@ -22,6 +23,11 @@ _KEPT = ("HPCDET_CHAOS", "HPCDET_CHAOS_SEED")
 
 _LONGEST_FIRST = ("slurm", "slurm-b")
 """Groups of tests that one worker runs from end to end; they must not be what is left last."""
+
+
+# A failure here is a failure everywhere, and a slow machine is none.
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.load_profile("repeatable")
 
 
 def pytest_configure(config: pytest.Config) -> None:
