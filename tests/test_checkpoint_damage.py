@@ -137,6 +137,8 @@ def test_damage_that_one_rank_alone_sees_is_told_to_all(
     monkeypatch.setattr(loading, "load", load)
     restored = ranks(2, lambda rank, exchange: checkpoint.restore(trial, rank, 2, exchange))
     assert [loaded.shared["step"] for loaded in restored if loaded] == [1, 1]
+    # it is not known to be damaged: once the network is back it counts again
+    assert (trial / "00000002.g1" / "MANIFEST.json").exists()
 
 
 def test_a_folder_that_cannot_be_changed_is_no_obstacle(

@@ -131,7 +131,8 @@ def restore(
     """The newest valid state of a trial; called by all ranks together, all get the same one.
 
     A checkpoint that some rank finds damaged is set aside (renamed ``.bad-…``, never deleted)
-    and the one before it is taken.
+    and the one before it is taken. One that merely cannot be read just now (a storage server is
+    away) is passed over and stays.
 
     Args:
         checkpoints: ``TrialPaths.checkpoints``.
@@ -150,23 +151,23 @@ def restore(
         if not name:
             break
         loaded: Loaded | None = None
-        problem = ""
+        problem, bad = "", False
         try:
             loaded = load(checkpoints / name, rank, world)
         except (IntegrityError, OSError) as error:
-            problem = str(error)
-        found = [text for text in exchange(problem) if text]
+            problem, bad = str(error), isinstance(error, IntegrityError)
+        found = [(text, is_bad) for text, is_bad in exchange([problem, bad]) if text]
         if loaded is not None and not found:
             return loaded
-        problems += found[:1]
+        problems += [text for text, _ in found[:1]]
         passed.add(name)
-        if rank == 0:
+        if rank == 0 and any(is_bad for _, is_bad in found):
             remove.set_aside(checkpoints / name)
     if problems:
         raise IntegrityError(
             f"none of its checkpoints can be used: {problems[0]}",
             where=str(checkpoints),
-            hint="the damaged ones are beside it, named .bad-…; to begin anew, move them away",
+            hint="damaged ones are renamed .bad-…; to begin anew, move all of them away",
         )
     return None
 
@@ -186,7 +187,8 @@ def _choose(checkpoints: Path, passed: set[str]) -> tuple[str, list[str]]:
         except (IntegrityError, OSError) as error:
             passed.add(name)
             damaged.append(str(error))
-            remove.set_aside(path)
+            if isinstance(error, IntegrityError):
+                remove.set_aside(path)
             continue
         return name, damaged
     return "", damaged
