@@ -273,10 +273,12 @@ def test_a_grid_knows_its_number_of_trials(tmp_path: Path) -> None:
 def test_doubts_are_warnings_with_their_line(tmp_path: Path) -> None:
     loaded = load(
         tmp_path,
-        SEARCH + "min_validation_period: 400\n",
+        SEARCH + "min_validation_period: 400\n"
+        "environment: {environment_variables: {WANDB_API_KEY: x, TOKENIZERS_PARALLELISM: 1}}\n",
         "hyperparameters.lr={type: log, minval: 1e-4, maxval: 1.0}",
     )
-    first, second = loaded.warnings
+    first, key, second = loaded.warnings
+    assert "environment_variables.WANDB_API_KEY: stands in the batch script" in key
     assert "hyperparameters.lr: the bounds of 'log' are exponents" in first
     assert "run.yaml:9: min_validation_period: 400 batches is longer" in second
 

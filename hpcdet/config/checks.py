@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ from hpcdet.config.problems import Problem
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
 from hpcdet.units import Length
+
+_SECRET = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)(?:$|_)", re.I)
 
 
 def errors(config: Config) -> Iterator[Problem]:
@@ -31,6 +34,10 @@ def warnings(config: Config) -> Iterator[Problem]:
         doubts = []
     for path, text in doubts:
         yield Problem(_key(path), text)
+    for name in config.environment.environment_variables:
+        if _SECRET.search(name):
+            what = "stands in the batch script, which the scheduler keeps; see data.secrets"
+            yield Problem(f"environment.environment_variables.{name}", what)
     for key in ("min_validation_period", "min_checkpoint_period"):
         period: Length = getattr(config, key)
         length = config.searcher.max_length
