@@ -236,6 +236,19 @@ def test_a_root_that_cannot_be_made_says_how_to_choose_another(model: Path, tmp_
         make(model, tmp_path / "file" / "root")
 
 
+def test_experiments_are_not_made_where_others_could_exchange_them(
+    model: Path, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(ConfigError, match="folder above the experiment may be changed by every"):
+        make(model, shared)
+    assert list(shared.iterdir()) == []
+    shared.chmod(0o1777)
+    assert make(model, shared)
+
+
 def test_git_is_recorded_without_credentials(tmp_path: Path) -> None:
     assert provenance.git(tmp_path) is None
     for command in (

@@ -215,6 +215,12 @@ def test_the_resolved_file_reads_back_equal_also_from_another_version(
     path = tmp_path / "site.yaml"
     path.write_bytes(loading.dump(one))
     assert site.from_resolved(path).plain() == one.plain()
+    for place, mode in ((path, 0o666), (tmp_path, 0o777)):
+        before = place.stat().st_mode
+        place.chmod(mode)
+        with pytest.raises(ConfigError, match="the experiment may be changed by everybody"):
+            site.from_resolved(path)
+        place.chmod(before)
     text = path.read_text().replace("limits:\n", "limits:\n  burst: 3\n")
     text = text.replace("      kind: mpirun\n", "      kind: mpirun\n      speed: high\n")
     path.write_text(text + "future: {a: 1}\n")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs import environment, provenance, snapshot
 from hpcdet.jobs.render import search_path
-from hpcdet.site import Site, loading
+from hpcdet.site import Site, loading, trust
 from hpcdet.store import config, files
 from hpcdet.store.layout import ExperimentPaths
 
@@ -49,7 +49,8 @@ def create(
         name: instead of the config's name, for the id.
 
     Raises:
-        ConfigError: the code is refused (``snapshot.scan``).
+        ConfigError: the code is refused (``snapshot.scan``), or the folder is one that others
+            may write.
         Unavailable: the folder cannot be written.
     """
     resolved = loaded.resolved()
@@ -58,6 +59,7 @@ def create(
     entries = snapshot.scan(model_dir, skip=root.resolve())
     paths = ExperimentPaths(_new_folder(root, slug(name or str(resolved.get("name") or ""))))
     try:
+        trust.refuse_writable_by_others(paths.root, "experiment")
         _fill(paths, resolved, loaded.secrets, site, model_dir, entries)
     except OSError as error:
         shutil.rmtree(paths.root, ignore_errors=True)

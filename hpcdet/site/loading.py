@@ -121,10 +121,16 @@ def _rule(rule: Any, file: SiteFile) -> Detection:
 def from_resolved(path: Path) -> Site:
     """The site in an experiment's ``site.yaml``; keys of other versions of hpcdet are ignored.
 
+    Everybody who runs something for an experiment begins here, so that one which others may
+    write is refused by all of them.
+
     Raises:
-        ConfigError: the file cannot be read or does not describe a site.
+        ConfigError: the file cannot be read or does not describe a site, or somebody else may
+            change the experiment.
     """
     try:
+        for mine in (path.parent, path):
+            trust.refuse_writable_by_others(mine, "experiment")
         values = yaml.safe_load(path.read_bytes())  # what `dump` wrote, in its own kind of YAML
         if not isinstance(values, dict):
             raise ConfigError("not a resolved site", where=str(path))
