@@ -258,11 +258,13 @@ def test_git_is_recorded_without_credentials(tmp_path: Path) -> None:
         ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"],
     ):
         (tmp_path / "a.py").write_text("a = 1\n")
+        (tmp_path / ".env").write_text("PASSWORD=\n")
         subprocess.run(["git", "-C", str(tmp_path), *command], check=True, timeout=120)
     clean = provenance.git(tmp_path)
     assert clean is not None and not clean["dirty"]
     assert clean["remote"] == "https://example.org/x.git"
     (tmp_path / "a.py").write_text("a = 2\nu = 'https://me:hunter2@example.org'\n")
+    (tmp_path / ".env").write_text("PASSWORD=hunter2\n")
     dirty = provenance.git(tmp_path)
     assert dirty is not None and dirty["dirty"] and "+a = 2" in dirty["diff"]
     assert "hunter2" not in json.dumps(dirty)
