@@ -82,6 +82,20 @@ def test_exit_codes_become_states_and_the_job_is_found_by_its_tag(
     assert scheduler.query([Job("local-none", 1)])["local-none"][0].state is TaskState.GONE
 
 
+def test_old_jobs_are_forgotten_whoever_tidies_up_at_the_same_time(
+    jobs: Jobs, scheduler: LocalScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = jobs.submit("true")
+    jobs.end(old)
+    folder = JobFolder(jobs.folder / "state" / "jobs" / old.job)
+    until(lambda: not folder.supervised())
+    os.utime(folder.root, (0, 0))
+    there = [JobFolder(folder.root.with_name("removed-meanwhile")), folder]
+    monkeypatch.setattr(scheduler, "_jobs", lambda: there)
+    jobs.end(jobs.submit("true"))
+    assert not folder.root.exists()
+
+
 def test_a_script_that_asks_nonsense_is_refused(jobs: Jobs) -> None:
     with pytest.raises(SubmissionRefused) as caught:
         jobs.submit("true", walltime_s="soon")

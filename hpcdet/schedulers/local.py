@@ -7,6 +7,7 @@ local jobs of the user, walltime, warning signals, requeue in place, cancel. Sta
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -180,9 +181,10 @@ class LocalScheduler:
         for name in ("jobs", "running", "waiting"):
             files.make_folder(self._state / name)
         for job in self._jobs():
-            old = time.time() - job.root.stat().st_mtime > _KEEP_ENDED_S
-            if old and not job.supervised():
-                shutil.rmtree(job.root, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # another submission tidies up, too
+                old = time.time() - job.root.stat().st_mtime > _KEEP_ENDED_S
+                if old and not job.supervised():
+                    shutil.rmtree(job.root, ignore_errors=True)
 
     def _supervise(self, job: JobFolder) -> None:
         with open(job.root / "supervisor.log", "ab") as log:
