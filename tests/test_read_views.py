@@ -346,6 +346,13 @@ def test_a_followed_log_waits_for_whole_lines(tmp_path: Path) -> None:
     assert list(source.lines(whole=True)) == []
 
 
+def test_digits_that_only_look_like_a_time_are_text(tmp_path: Path) -> None:
+    attempt = Builder(tmp_path / "digits-7f3a").trial().attempt()
+    attempt.log("2026-03-01T10:00:00Z a\n2026-13-45 99:00:00 b\n0001-01-01 00:00:00+23:00 c\n")
+    [source] = logs.sources(attempt.experiment.paths)
+    assert [line.time for line in logs.read(source)] == ["2026-03-01T10:00:00.000000Z"] * 3
+
+
 def test_the_first_traceback_of_each_rank_is_found_whole(swept: Builder) -> None:
     traces = logs.errors(swept.paths, 3, 2)
     assert [line.text for line in traces[0]] == [

@@ -60,9 +60,9 @@ class Source:
 
     def _line(self, text: str) -> LogLine:
         """A line without time or level (as in a traceback) belongs to the one before it."""
-        stamp = _STAMP.match(text)
-        if stamp:
-            self._time = _utc(stamp[1])
+        match = _STAMP.match(text)
+        stamp = _utc(match[1]) if match else ""
+        self._time = stamp or self._time
         level = _LEVEL.search(text[:80])
         if level:
             self._level = "CRITICAL" if level[1] == "FATAL" else level[1]
@@ -72,8 +72,12 @@ class Source:
 
 
 def _utc(stamp: str) -> str:
-    at = datetime.fromisoformat(stamp.replace(",", "."))
-    return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    """A time as records have it; empty for digits that only look like one."""
+    try:
+        at = datetime.fromisoformat(stamp.replace(",", ".")).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return ""
+    return at.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def sources(
