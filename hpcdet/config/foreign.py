@@ -48,6 +48,7 @@ def _acts(policies: Any) -> bool:
 
 _NO_CONTAINER = "there is no container here"
 _NO_HOROVOD = "it tunes Horovod, which is not used here"
+_ELSEWHERE = "checkpoints outside the experiment's folder are not in this version"
 _OWN_SCHEDULER = "the cluster's scheduler decides this"
 _LATER_SEARCHERS = (
     "adaptive", "adaptive_asha", "adaptive_simple", "asha", "async_halving", "bohb", "custom",
@@ -121,12 +122,15 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
     ),
     # storage
     "checkpoint_storage.type": (
-        Foreign(
-            "later",
-            "checkpoints outside the experiment's folder are not in this version",
-            lambda value: value in ("s3", "gcs", "azure", "hdfs"),
-        ),
+        Foreign("later", _ELSEWHERE, lambda value: value in ("s3", "gcs", "azure", "hdfs")),
     ),
+    **{
+        f"checkpoint_storage.{key}": (Foreign("later", _ELSEWHERE),)
+        for key in (
+            "access_key", "account_url", "bucket", "connection_string", "container", "credential",
+            "endpoint_url", "hdfs_path", "hdfs_url", "prefix", "secret_key", "user",
+        )
+    },
     **{
         f"checkpoint_storage.{key}": (
             Foreign("harmless", "checkpoints lie in the experiment's folder"),
