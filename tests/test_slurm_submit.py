@@ -70,8 +70,15 @@ def test_what_can_never_run_is_refused_before_anything_is_made(lab: Lab) -> None
     assert done.returncode == 4
     assert "over the limit of partition short" in done.stderr
 
-    done = hpcdet("submit", *_write(lab), "--no-test", SLURM_CONF="/nowhere/slurm.conf")
-    assert done.returncode == 5
+    mute = lab.folder / "mute"
+    mute.mkdir()
+    for name in ("sinfo", "scontrol"):
+        (mute / name).write_text(
+            "#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n"
+        )
+        (mute / name).chmod(0o700)
+    done = hpcdet("submit", *_write(lab), "--no-test", PATH=f"{mute}:{os.environ['PATH']}")
+    assert done.returncode == 5, done.stderr
     assert list(lab.root.iterdir()) == []
 
 

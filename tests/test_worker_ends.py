@@ -59,6 +59,7 @@ NO_FAULT_OF_CODE = [
     (seen("error", "fail", LOADER.format("Killed"), oom=True), "oom"),
     (seen("error", "fail", LOADER.format("User defined signal 2")), "preempted"),
     (seen(exit_code=0, first_step=True), "lost"),
+    (seen(exit_code=137, first_step=True), "lost"),  # the launcher itself was killed
     (seen(exit_code=PEER_LOST, first_step=True), "lost"),
     (seen(error=ECHO, first_step=True), "lost"),
 ]

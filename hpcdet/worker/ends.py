@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from signal import Signals
 
 from hpcdet.store.records import Control, Reason, Verdict
 from hpcdet.worker.step import PEER_LOST
@@ -25,6 +26,7 @@ _LOADER_KILLED = re.compile(
     r"DataLoader worker .*killed by signal: (Killed|Terminated|User defined signal 2)"
 )
 _KILLED = re.compile(r"srun: error: \S+ tasks? \S+: Killed")
+_DIED_OF = {128 + n: n.name for n in (Signals.SIGKILL, Signals.SIGTERM, Signals.SIGUSR2)}
 _EXITED = re.compile(r"srun: error: \S+ tasks? (\d+)\S*: Exited with exit code")
 
 
