@@ -230,6 +230,10 @@ def test_all_problems_are_said_at_once(tmp_path: Path) -> None:
 def test_what_is_no_config_at_all(tmp_path: Path) -> None:
     assert "not a mapping" in refused(tmp_path, "- a\n- b\n")
     assert "'entrypoint' is missing" in refused(tmp_path, "")
+    with (tmp_path / "run.yaml").open("wb") as file:
+        file.truncate(2 * 1024**2)
+    with pytest.raises(ConfigError, match="no config is that large"):
+        config.load(tmp_path / "run.yaml")
     with pytest.raises(ConfigError, match="No such file"):
         config.load(tmp_path / "absent.yaml")
 

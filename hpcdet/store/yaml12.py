@@ -19,6 +19,8 @@ from hpcdet.errors import ConfigError
 KeyPath = tuple[str, ...]
 DEEPEST = 100
 """Levels of maps and lists within each other; what is deeper is a mistake or an attack."""
+LARGEST = 1024**2
+"""Bytes of one file; what is larger is data, given by mistake."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -83,6 +85,8 @@ def read(path: Path) -> Document:
         ConfigError: it cannot be read, is not YAML or no mapping, or has a key twice.
     """
     try:
+        if (size := path.stat().st_size) > LARGEST:
+            raise ConfigError(f"no config is that large ({size} bytes)", where=str(path))
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
