@@ -96,6 +96,8 @@ def _killed(seen: Evidence) -> tuple[Reason, str] | None:
         if re.search(pattern, seen.launcher):
             return reason, _last_line(seen.launcher) if reason == "oom" else ""
     died_of = seen.died_of or _launcher_killed(seen.launcher) or _loader_killed(seen)
+    if not died_of and not seen.error and seen.verdict is None:
+        died_of = _DIED_OF.get(seen.exit_code, "")  # a launcher that was killed says nothing
     if died_of == "SIGKILL":
         if seen.oom:
             return "oom", "killed by the kernel for want of memory"
