@@ -4,7 +4,7 @@ TESTS ?= tests
 WORKERS ?= 2
 # A failed test runs again (these machines are shared, and the summary names each), but never one whose bits differ.
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
-PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup $(RERUN)
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
 .PHONY: demo test check packages setup wheel chaos bench-cli clean
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,11 +31,35 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, databas
 settings.load_profile("repeatable")
 
 
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests see no job, rank or site of whoever runs them."""
+    """Tests see no job, rank, site or deafness of whoever runs them.
+
+    A shell that starts something in the background has it ignore SIGINT, and what is ignored
+    is inherited by every process that a test starts.
+    """
     for name in list(os.environ):
         if name not in _KEPT and (name.startswith(_FOREIGN) or name in _RANKS):
             del os.environ[name]
+    hear_signals()
+
+
+def hear_signals() -> None:
+    """Every signal as it is in a fresh process of a terminal."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """Handlers that code under test installs in this process end with their test."""
+    yield
+    hear_signals()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
