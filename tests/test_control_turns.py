@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,27 @@ def test_the_searcher_hears_each_length_once_whatever_is_trained_again(tmp_path:
     advance(world.paths, holder)
     heard = [(e["length"]["batches"], e["metrics"]["loss"]) for e in events(world) if "length" in e]
     assert heard == [(30, 0.3), (60, "NaN"), (90, 0.9)]
+
+
+@pytest.mark.parametrize(
+    ("latest", "fails", "swept"), [(1, False, False), (0, False, True), (1, True, True)]
+)
+def test_what_the_trials_left_lying_is_swept_at_the_end(
+    tmp_path: Path, latest: int, fails: bool, swept: bool
+) -> None:
+    keep = {"save_trial_latest": latest}
+    world = World.make(tmp_path, Waves(count=2, width=2), checkpoint_storage=keep, max_restarts=0)
+    found: list[bool] = []
+    play, holder = world.play(), world.holder()
+    holder.hands = dataclasses.replace(
+        holder.hands, sweep=lambda paths: found.append(paths.closed.exists())
+    )
+    advance(world.paths, holder)
+    one, two = (play.claim(worker) for worker in play.start_all())
+    play.finish(one)
+    play.fail(two) if fails else play.finish(two)
+    assert advance(world.paths, holder).closed
+    assert found == [True] * swept
 
 
 def test_a_stop_of_the_searcher_reaches_the_trial_and_comes_back_as_its_end(tmp_path: Path) -> None:

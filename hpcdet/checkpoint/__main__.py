@@ -67,8 +67,9 @@ def _sweep(experiment: ExperimentPaths, dry_run: bool) -> int:
             hint="each trial applies the rules itself while it runs; this is for afterwards",
         )
     policy = retention.Policy.of(config.load(experiment.config))
+    needed = {"done": 0, "stopped": 1}  # any other trial may still be asked to go on
     resume = {
-        trial.number: 0 if standing(trial).state in ("done", "stopped") else retention.RESUME
+        trial.number: needed.get(standing(trial).state, retention.RESUME)
         for trial in experiment.trials()
     }
     doomed = retention.superseded(experiment, policy, resume.keys(), resume)

@@ -128,6 +128,10 @@ def _close(holder: Holder, seen: Seen) -> None:
     holder.fence()
     Closed(state, why, holder.lease.term, files.now()).write_once(holder.paths.closed)
     holder.actions.append(f"closed: {state}")
+    # a trial that ends well keeps by the rules itself, but always its newest checkpoint
+    newest_goes = not holder.hands.resolved.checkpoint_storage.save_trial_latest
+    if holder.hands.sweep and (newest_goes or good < len(decided.plans)):
+        holder.hands.sweep(holder.paths)
 
 
 def _first_failure(holder: Holder) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +27,8 @@ from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.lease import Lease
 from hpcdet.store.records import Intent
 
+SWEEP_S = 120.0
+
 Build = Callable[[ExperimentPaths, Intent, Resolved, Site], Submission]
 
 
@@ -38,6 +43,7 @@ class Hands:
     Attributes:
         build: renders the script of an intent (``jobs.submission.build``).
         clock: seconds that never go back.
+        sweep: removes checkpoints that nobody keeps once an experiment is over.
     """
 
     resolved: Resolved
@@ -46,6 +52,7 @@ class Hands:
     method: api.Searcher
     build: Build
     clock: Callable[[], float] = time.monotonic
+    sweep: Callable[[ExperimentPaths], None] | None = None
 
     @classmethod
     def of(cls, paths: ExperimentPaths) -> Hands:
@@ -57,7 +64,27 @@ class Hands:
 
         resolved = config.load(paths.config)
         site = from_resolved(paths.site)
-        return cls(resolved, site, open_scheduler(site), searcher(resolved), submission.build)
+        return cls(
+            resolved,
+            site,
+            open_scheduler(site),
+            searcher(resolved),
+            submission.build,
+            sweep=functools.partial(_sweep, site.python or sys.executable),
+        )
+
+
+def _sweep(python: str, paths: ExperimentPaths) -> None:
+    """In a process of its own: checkpoints belong to the tower with torch. Best effort."""
+    command = [python, "-m", "hpcdet.checkpoint", "sweep", str(paths.root)]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=SWEEP_S,
+        )
 
 
 @dataclass
