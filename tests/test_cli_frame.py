@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 import click
 import pytest
 
-from hpcdet.cli import follow, main, table_of_verbs
+from hpcdet.cli import follow, main, output, table_of_verbs
 from hpcdet.errors import (
     ConfigError,
     HpcdetError,
@@ -379,3 +380,10 @@ def test_the_manual_names_every_verb() -> None:
     for name, command in all_commands():
         if not command.hidden:
             assert f"`{name.split()[-1]}" in text or f"`{name}" in text, name
+
+
+def test_numbers_that_json_has_not_are_strings(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = output.Output("show", "json", (), True)
+    shown.emit([{"id": "a", "x": [float("nan"), {"y": -math.inf}]}], [])
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["items"][0]["x"] == ["NaN", {"y": "-Infinity"}]

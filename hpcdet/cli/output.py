@@ -20,6 +20,7 @@ import click
 from hpcdet.cli.settings import settings
 from hpcdet.errors import UsageError
 from hpcdet.store import files
+from hpcdet.store.records import number
 
 FORMATS = ("table", "wide", "json", "jsonl", "csv", "id")
 
@@ -83,10 +84,10 @@ class Output:
                 settings().warn(warning)
         match self.format:
             case "json":
-                click.echo(json.dumps(self._envelope(rows, warnings), indent=2, ensure_ascii=False))
+                click.echo(_json(self._envelope(rows, warnings), indent=2))
             case "jsonl":
                 for row in rows:
-                    click.echo(json.dumps(self._chosen(row), ensure_ascii=False))
+                    click.echo(_json(self._chosen(row)))
             case "csv":
                 self._csv(rows)
             case "id":
@@ -178,10 +179,23 @@ def text(value: Any) -> str:
     return "".join(c if c.isprintable() else "?" for c in " ".join(str(value).split()))
 
 
+def _json(value: Any, indent: int | None = None) -> str:
+    """JSON as every parser takes it: NaN and infinities are strings, as in the journals."""
+    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return number(value) if isinstance(value, float) else value
+
+
 def _cell(value: Any) -> Any:
     """A value in CSV; text that a spreadsheet would take for a formula is made inert."""
     if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False)
+        return _json(value)
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return "'" + value
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -42,6 +43,7 @@ class Validator:
         self._interrupted = interrupted
         self._data: DataLoader | None = None
         self._full = overrides(trial, "evaluate_full_dataset")
+        self._numbered = takes(trial.evaluate_batch, 2)
         if self._full == overrides(trial, "evaluate_batch"):
             raise ConfigError(
                 "define one of evaluate_batch and evaluate_full_dataset",
@@ -97,7 +99,8 @@ class Validator:
         for index, (part, batch) in enumerate(data.validation(context.core.seed, session.ranks)):
             if part.weight:
                 ready = context.to_device(batch)
-                found = named(self._trial.evaluate_batch(ready, index))
+                position = (index,) if self._numbered else ()
+                found = named(self._trial.evaluate_batch(ready, *position))
                 length = self._trial.get_batch_length(batch)
                 tally.add(found, part.weight if length is None else length)
                 outputs.append(found)
@@ -117,3 +120,12 @@ class Validator:
 def overrides(trial: PyTorchTrial, method: str) -> bool:
     """Whether a trial's class defines a method itself."""
     return getattr(type(trial), method) is not getattr(PyTorchTrial, method)
+
+
+def takes(method: Callable[..., Any], arguments: int) -> bool:
+    """Whether a method takes so many positional arguments; ``evaluate_batch(batch)`` takes one."""
+    parameters = inspect.signature(method).parameters.values()
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return True
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(one.kind in positional for one in parameters) >= arguments
