@@ -260,6 +260,16 @@ def final_digest(paths: ExperimentPaths, trial: int) -> str:
     return verdict.digest
 
 
+class BitsDiffer(AssertionError):
+    """A trial ended in another state than it should: never to be tried again until it passes."""
+
+
+def same_bits(found: object, wanted: object, story: str = "") -> None:
+    """Fail for good unless two states are the same."""
+    if found != wanted:
+        raise BitsDiffer(f"{found} is not {wanted}\n{story}")
+
+
 def progress(paths: ExperimentPaths, trial: int = 1) -> int:
     """Batches of a trial that its checkpoints vouch for."""
     return standing(paths.trial(trial)).batches

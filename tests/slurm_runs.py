@@ -317,16 +317,6 @@ class Lab:
             run.end()
 
 
-class BitsDiffer(AssertionError):
-    """A trial ended in another state than it should: never to be tried again until it passes."""
-
-
-def same_bits(digest: str, wanted: str, story: str) -> None:
-    """Fail for good unless two states are the same."""
-    if digest != wanted:
-        raise BitsDiffer(f"{digest} is not {wanted}\n{story}")
-
-
 def undisturbed(batches: int, trial: int = 1) -> str:
     """The state in which a fake trial ends that nobody disturbs."""
     state = str(trial)

@@ -133,5 +133,5 @@ def test_random_kills_change_nothing(arena: Arena) -> None:
                 break
             deal(blow, paths, arena, draw)
         assert x.crank_to_end(paths).state == "COMPLETED", x.story(paths)
-        assert x.final_digest(paths, 1) == expected, x.story(paths)
+        x.same_bits(x.final_digest(paths, 1), expected, x.story(paths))
         print(f"{paths.id}: {x.ends(paths, 1)}", flush=True)

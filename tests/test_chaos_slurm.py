@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.experiments import rank_pids, strike, until, worker_pids
-from tests.slurm_runs import Lab, Run, config, dice, same_bits, urgent
+from tests.experiments import rank_pids, same_bits, strike, until, worker_pids
+from tests.slurm_runs import Lab, Run, config, dice, urgent
 
 pytestmark = [pytest.mark.slurm, pytest.mark.chaos, pytest.mark.xdist_group("slurm-b")]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.experiments import processes_of, rank_pids, strike, worker_pids
-from tests.slurm_runs import Lab, Run, config, dice, same_bits, urgent
+from tests.experiments import processes_of, rank_pids, same_bits, strike, worker_pids
+from tests.slurm_runs import Lab, Run, config, dice, urgent
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
