@@ -6,15 +6,12 @@ only if each attempt went on from what the one before it had saved.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import signal
 import sys
 
 import pytest
 
 from hpcdet.control import commands
-from hpcdet.store import journal
 from hpcdet.store.records import Intent, WorkerEnd
 from tests.experiments import config, strike, until, worker_pids
 from tests.slurm_runs import Lab, Run, undisturbed, urgent
@@ -22,28 +19,6 @@ from tests.slurm_runs import Lab, Run, undisturbed, urgent
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-b")]
 
 PAIR = {"nodes": 2, "slots_per_node": 1}
-
-
-def _said(run: Run, kind: str, trial: int = 1, attempt: int = 1) -> list[dict[str, object]]:
-    """What the worker of an attempt noted in its journal."""
-    claim = json.loads(run.paths.trial(trial).attempt(attempt).claim.read_text())
-    lines = journal.read(run.paths.root / "workers" / claim["worker"] / "journal.jsonl")
-    return [line for line in lines if line["kind"] == kind]
-
-
-def test_a_trial_longer_than_its_time_limit_goes_on_in_a_chain(lab_b: Lab) -> None:
-    """Row 1, with a time limit of one minute, the shortest that Slurm knows."""
-    values = config(
-        3000, ranks=2, data={"every": 10, "lead_s": 25}, resources={**PAIR, "walltime_s": 60}
-    )
-    run = lab_b.submit(values, pace=0.1, site={"python": lab_b.fake})
-    run.until_attempts(3)
-    run.faster()
-    run.wait()
-    assert run.reasons() == ["walltime", "walltime", "completed"], run.story()
-    assert run.digest() == undisturbed(3000)
-    # the same task came back each time: queue time was paid once
-    assert len(run.submissions()) == 1
 
 
 def test_preemption_with_grace_requeues_the_told_task_alone(lab_b: Lab) -> None:
@@ -126,24 +101,6 @@ def test_a_worker_that_cannot_start_does_not_requeue_itself_for_ever(lab_b: Lab)
     run = lab_b.submit(config(30), site=site)
     until(lambda: [job["JobState"] for job in run.jobs()] == ["FAILED"], run.story)
     assert [job["Restarts"] for job in run.jobs()] == ["1"]
-
-
-def test_preempted_ranks_get_the_signal_that_the_job_asked_for(lab_b: Lab) -> None:
-    """Row 3: ``preempt_send_user_signal`` sends USR2 where TERM would come."""
-    options = dataclasses.replace(lab_b.cluster.options, send_user_signal=True)
-    lab_b.cluster.reconfigure(options)
-    values = config(
-        300, ranks=2, data={"every": 10}, resources={**PAIR, "resource_pool": "patient"}
-    )
-    run = lab_b.submit(values, pace=0.1, site={"python": lab_b.fake})
-    run.until_attempts(1)
-    with urgent(lab_b.cluster, run.claim().nodes):
-        run.until_ended(1)
-    run.faster()
-    run.wait()
-    assert run.reasons() == ["preempted", "completed"], run.story()
-    assert _said(run, "notice")[0]["signal"] == "SIGUSR2"
-    assert run.digest() == undisturbed(300)
 
 
 def test_workers_poll_no_more_than_the_site_allows(lab_b: Lab) -> None:
