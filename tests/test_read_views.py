@@ -70,6 +70,21 @@ def test_a_root_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
         find.reference("@last", tmp_path / "none")
 
 
+def test_folders_of_others_are_left_out(
+    swept: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = Builder(tmp_path / "private-0000").paths.config
+    stat = Path.stat
+
+    def denied(path: Path, **more: Any) -> Any:
+        if path == private:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **more)
+
+    monkeypatch.setattr(Path, "stat", denied)
+    assert find.experiments(tmp_path) == [swept.paths]
+
+
 # -- states ------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,8 @@ def test_logs_are_cut_filtered_and_named(cli: Cli, swept: Builder) -> None:
     assert Path(path).read_text().startswith("fine so far")
     assert "regular expression" in cli("logs", "digits", "-g", "(", code=2).err
     assert cli("logs", "digits", "--since", "1m").out.count("\n") == 0
-    assert "is no time" in cli("logs", "digits", "--since", "yesterday", code=2).err
+    for nothing in ("yesterday", "9999999999999d"):
+        assert "is no time" in cli("logs", "digits", "--since", nothing, code=2).err
 
 
 def test_followed_logs_and_events_end_with_the_experiment(
@@ -57,6 +60,18 @@ def test_followed_logs_and_events_end_with_the_experiment(
     monkeypatch.setattr(follow, "pause", lambda _: next(followed)())
     kinds = cli("events", "digits", "-f", "-o", "id").out.split()
     assert kinds == ["started", "start", "first_step", "checkpoint", "state"]
+
+
+def test_followed_logs_are_filtered_too(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    attempt = built.trial().attempt()
+    attempt.log("INFO one\nERROR tw")
+    steps = iter([lambda: None, lambda: attempt.log("o\nINFO three\nERROR four\n"), built.close])
+    monkeypatch.setattr(follow, "pause", lambda _: next(steps)())
+    out = cli("logs", "digits", "-f", "--level", "ERROR", "-o", "json").out
+    texts = [line.strip() for line in out.splitlines() if '"text"' in line]
+    assert texts == ['"text": "ERROR two",', '"text": "ERROR four",']
+    assert out.count("generated_at") == 2, "a poll without news prints nothing"
 
 
 def test_status_follows_to_the_end(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,12 +126,14 @@ def test_show_of_a_part(cli: Cli, swept: Builder) -> None:
     assert yaml.safe_load(out.partition("Config\n")[2])["name"] == "digits"
 
 
-def test_ls_chooses(cli: Cli, swept: Builder) -> None:
+def test_ls_chooses(cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
     Builder(cli.root / "mnist-1a2b")
     assert cli("ls", "--state", "COMPLETED", "-o", "id").out == "digits-7f3a\n"
     cli("tag", "mnist", "--add", "paper")
     assert cli("ls", "--tag", "paper", "-o", "id").out == "mnist-1a2b\n"
     assert cli("ls", "--limit", "1", "-o", "id").out == "mnist-1a2b\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO("digits mnist\n"))
+    assert len(cli("tag", "-", "--add", "all", "-o", "json").items) == 2
     assert cli("ls", "--since", "2026-03-02", "-o", "id").out == ""
     (cli.root / "mnist-1a2b" / "experiment.yaml").write_text("]")
     for verb in ("ls", "status"):
@@ -143,7 +160,26 @@ def test_what_is_alive_is_not_touched(cli: Cli) -> None:
     attempt = built.trial().attempt()
     folder = attempt.checkpoint(100)
     assert "running" in cli("ckpt", "rm", folder, "-y", code=2).err
+    attempt.end("preempted")
+    assert "waits to go on" in cli("ckpt", "rm", folder, "-y", code=2).err
     assert folder.is_dir()
+    built.close("CANCELED")
+    cli("ckpt", "rm", folder, "-y")
+
+
+def test_only_whole_experiments_are_moved_packed_or_removed(
+    cli: Cli, swept: Builder, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "experiment.yaml").write_text("entrypoint: model_def:Mine\n")
+    parts = (swept.paths.config, swept.paths.code, swept.paths.trial(1).root, "digits/1")
+    for what in (*parts, mine, mine / "experiment.yaml"):
+        for argv in (["rm", what], ["move", what, tmp_path], ["archive", what, "--remove"]):
+            cli(*argv, "-y", code=2)
+    assert swept.paths.config.is_file() and (mine / "experiment.yaml").is_file()
+    cli("rm", f"{swept.paths.root}/", "-y")
+    assert not swept.paths.root.exists()
 
 
 def test_moved_it_is_the_same_experiment(cli: Cli, swept: Builder, tmp_path: Path) -> None:
@@ -177,12 +213,17 @@ def test_moved_to_another_file_system(cli: Cli, swept: Builder) -> None:
 def test_an_archive_holds_all_but_secrets(cli: Cli, swept: Builder, tmp_path: Path) -> None:
     before = cli("show", "digits", "-o", "json", "--fields", "trials,attempts").items
     swept.paths.secrets.write_text("{}")
+    for name in (swept.paths.secrets.name, swept.paths.index.name):
+        (swept.paths.code / name).write_text("the code's own")
     file = tmp_path / "digits.tar.gz"
     assert "needs a yes" in cli("archive", "digits", "--out", file, "--remove", code=2).err
     cli("archive", "digits", "--out", file, "--remove", "-y")
     assert not swept.paths.root.exists() and file.stat().st_mode & 0o777 == 0o600
     subprocess.run(["tar", "-xzf", file, "-C", cli.root], check=True)
     assert not swept.paths.secrets.exists()
+    assert (swept.paths.code / swept.paths.secrets.name).exists()
+    assert (swept.paths.code / swept.paths.index.name).exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.tar.gz", "root"]
     for old, new in zip(
         before[0]["attempts"],
         cli("show", "digits", "-o", "json", "--fields", "attempts").items[0]["attempts"],
@@ -200,6 +241,39 @@ def test_removed_is_removed_and_asked_for(cli: Cli, swept: Builder) -> None:
     assert "only whole experiments" in cli("rm", "digits/1", "-y", code=2).err
     cli("rm", "digits", "-y")
     assert list(cli.root.iterdir()) == []
+
+
+@pytest.fixture
+def read_only(cli: Cli, swept: Builder) -> Iterator[Builder]:
+    """The folder of experiments cannot be written, not even by root."""
+    commands = (["--bind", cli.root, cli.root], ["-o", "remount,ro,bind", cli.root])
+    mounted = subprocess.run(["mount", *commands[0]], capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"nothing can be mounted here: {mounted.stderr.strip()}")
+    try:
+        subprocess.run(["mount", *commands[1]], check=True)
+        yield swept
+    finally:
+        subprocess.run(["umount", "--lazy", str(cli.root)], check=True)
+
+
+def test_what_cannot_be_written_can_be_read(cli: Cli, read_only: Builder, tmp_path: Path) -> None:
+    for argv in (["ls"], ["status"], ["show"], ["metrics"], ["logs"], ["events"], ["explain"]):
+        assert cli(*argv, *(["digits"] if argv[0] != "ls" else [])).out
+    assert cli("ckpt", "ls", "digits").out
+    cli("archive", "digits", "--out", tmp_path / "digits.tar.gz")
+    cli("init", tmp_path / "work")
+    config = tmp_path / "work" / "random.yaml"
+    for refused in (
+        ["tag", "digits", "--add", "x"],
+        ["index", "rebuild", "digits"],
+        ["rm", "digits", "-y"],
+        ["submit", config, "--site", "local", "--no-test"],
+    ):
+        assert "Read-only file system" in cli(*refused, code=5).err, refused
+    assert "could not be removed" in cli("move", "digits", tmp_path, code=5).err
+    assert not (tmp_path / "digits-7f3a").exists()
+    assert cli("status", "digits", "-o", "json").items[0]["state"] == "COMPLETED"
 
 
 # -- sites, templates, configs -----------------------------------------------------------
@@ -250,6 +324,10 @@ def test_configs_are_shown_explained_and_planned(cli: Cli, tmp_path: Path) -> No
     }
     assert origins["searcher.max_trials"] == "--set searcher.max_trials"
     assert origins["name"].endswith("random.yaml:3") and origins["max_restarts"] == "default"
+    (tmp_path / "group.yaml").write_text("name: group\nmax_restarts: 2\n")
+    flags += ["--template", str(tmp_path / "group.yaml")]
+    shown = yaml.safe_load(cli("config", "show", config, *flags).out)
+    assert (shown["name"], shown["max_restarts"]) == ("spirals", 2)
     assert "max_trials" in cli("config", "explain", "searcher.max_trials").out
     assert "max_restarts" in cli("config", "explain").out
     assert cli("config", "explain", "searcher.max_trial", code=3).err
@@ -282,6 +360,7 @@ def test_the_searcher_daemon_is_started_and_stopped(cli: Cli, tmp_path: Path) ->
         until(lambda: holder()["held"])
         assert (holder()["kind"], holder()["pid"]) == ("daemon", pid)
         assert "runs already" in cli("searcher", "start", name, code=2).err
+        assert "somebody decides" in cli("rm", name, "-y", code=2).err
         cli("searcher", "stop", name)
         assert not holder()["held"]
     finally:

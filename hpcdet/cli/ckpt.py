@@ -168,9 +168,13 @@ def _refuse_live(folder: Path) -> None:
     except NotFound:
         return
     gathered = gather.gather(found.paths)
+    over = gathered.closed.state if gathered.closed else ""
     of = [trial for trial in gathered.trials if trial.number == found.trial]
-    if any(states.trial_state(trial) in ("RUNNING", "STOPPING") for trial in of):
+    if any(states.trial_state(trial, over) in ("RUNNING", "STOPPING") for trial in of):
         raise UsageError("the trial is running", where=str(found), hint="pause or cancel it first")
+    if any(states.trial_state(trial, over) == "PENDING" for trial in of):
+        what = "the trial waits to go on from its checkpoints"
+        raise UsageError(what, where=str(found), hint="pause or cancel it first")
 
 
 def _remove(folder: Path) -> None:

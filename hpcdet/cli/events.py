@@ -41,18 +41,19 @@ def events_command(out: Output, id: str, follow_: bool, kind: tuple[str, ...]) -
             and (not found.attempt or event["attempt"] == found.attempt)
         ]
 
-    shown = look()
-    out.emit(shown, COLUMNS, key="kind", empty="nothing has happened yet")
+    first = look()
+    out.emit(first, COLUMNS, key="kind", empty="nothing has happened yet")
     if not follow_:
         return
+    shown = {tuple(event.values()) for event in first}
     with follow.following([found.paths.id]):
         over = False
         while not over:
             over = follow.ended(views.status(found.paths))
             # an event may become visible late: what was shown is told apart by what it says
-            fresh = [event for event in look() if event not in shown]
+            fresh = [event for event in look() if tuple(event.values()) not in shown]
             if fresh:
                 out.emit(fresh, COLUMNS, key="kind")
-            shown += fresh
+            shown.update(tuple(event.values()) for event in fresh)
             if not over:
                 follow.pause(1.0)

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import tarfile
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from hpcdet.cli.ids import id_argument, ids_argument
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import confirm, settings
-from hpcdet.errors import IntegrityError, UsageError
+from hpcdet.control import daemon
+from hpcdet.errors import IntegrityError, Unavailable, UsageError
 from hpcdet.read import find, gather, states
 from hpcdet.store import files
 from hpcdet.store.layout import ExperimentPaths
@@ -25,6 +27,23 @@ from hpcdet.store.layout import ExperimentPaths
 COLUMNS = (Column("ID", "id"), Column("TO", "path"), Column("WHAT", "what"))
 NOT_ARCHIVED = ("secrets.json", "index.sqlite")
 """Secrets are nobody else's, and the index is derived."""
+
+
+def whole(text: str) -> ExperimentPaths:
+    """The experiment that ``text`` stands for, which must not stand for a part of one.
+
+    Raises:
+        NotFound: there is none.
+        UsageError: it is a file inside one, a trial, or somebody's folder with a config in it.
+    """
+    found = find.reference(text, settings().root)
+    path = Path(text).expanduser().absolute()
+    inside = path != found.paths.root and path.is_relative_to(found.paths.root)
+    if found.trial or (inside and path.exists() and path.resolve() != found.paths.root.resolve()):
+        raise UsageError("only whole experiments can be moved, packed or removed", where=text)
+    if not found.paths.provenance.is_file():
+        raise UsageError("this folder was not made by hpcdet", where=str(found.paths.root))
+    return found.paths
 
 
 def refuse_live(paths: ExperimentPaths) -> None:
@@ -39,6 +58,10 @@ def refuse_live(paths: ExperimentPaths) -> None:
         raise UsageError(
             f"it is alive ({state})", where=paths.id, hint=f"hpcdet cancel {paths.id} --wait"
         )
+    holder = daemon.status(paths)
+    if holder["held"] and (holder["age_s"] or 0.0) <= states.FRESH_S:
+        where, hint = f"{holder['kind']} on {holder['host']}", f"hpcdet searcher stop {paths.id}"
+        raise UsageError(f"somebody decides for it: {where}", where=paths.id, hint=hint)
 
 
 def total_bytes(folder: Path) -> int:
@@ -57,7 +80,7 @@ def move_command(out: Output, id: str, to: Path, dry_run: bool) -> None:
     \b
     Example: hpcdet move digits-7f3a /project/ada/kept
     """
-    paths = find.experiment(id, settings().root)
+    paths = whole(id)
     refuse_live(paths)
     to = to.expanduser().absolute()
     target = to / paths.id if to.is_dir() else to
@@ -81,14 +104,18 @@ def _move(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
+    if not os.access(source.parent, os.W_OK):  # there would be two of it in the end
+        raise Unavailable("the original could not be removed", where=str(source))
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(source, partial, symlinks=True)
+    partial.mkdir(mode=files.FOLDER_MODE)  # nobody else looks in while modes are not copied yet
+    shutil.copytree(source, partial, symlinks=True, dirs_exist_ok=True)
     if total_bytes(partial) != total_bytes(source):
         raise IntegrityError("the copy is not whole; the original is untouched", where=str(partial))
+    os.sync()  # the copy must outlast a crash that the original does not
     partial.rename(target)
     files.sync_folder(target.parent)
-    shutil.rmtree(source)
+    _remove(ExperimentPaths(source))
 
 
 @click.command("archive", short_help="Pack an ended experiment into one file.")
@@ -105,7 +132,7 @@ def archive_command(out: Output, id: str, target: Path | None, remove: bool, dry
     \b
     Example: hpcdet archive digits-7f3a --out digits.tar.gz
     """
-    paths = find.experiment(id, settings().root)
+    paths = whole(id)
     refuse_live(paths)
     file = target or paths.root.with_name(f"{paths.id}.tar.gz")
     if file.exists():
@@ -124,22 +151,25 @@ def archive_command(out: Output, id: str, target: Path | None, remove: bool, dry
 
 
 def _pack(paths: ExperimentPaths, file: Path) -> None:
-    partial = file.with_name(f".{file.name}.partial")
+    left_out = {f"{paths.id}/{name}" for name in NOT_ARCHIVED}
+    # a name of its own: two who pack at once must not write into each other's file
+    fd, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".partial", dir=file.parent)
+    partial = Path(name)
     try:
-        with tarfile.open(partial, "w:gz") as tar:
+        with os.fdopen(fd, "wb") as written, tarfile.open(fileobj=written, mode="w:gz") as tar:
             tar.add(
                 paths.root,
                 arcname=paths.id,
-                filter=lambda info: None if Path(info.name).name in NOT_ARCHIVED else info,
+                filter=lambda info: None if info.name in left_out else info,
             )
         with tarfile.open(partial) as tar:
             names = set(tar.getnames())
         if f"{paths.id}/{paths.config.name}" not in names:
             raise IntegrityError("the archive is not whole", where=str(partial))
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
-        partial.chmod(files.FILE_MODE)
+        with partial.open("rb") as packed:
+            os.fsync(packed.fileno())
         partial.rename(file)
+        files.sync_folder(file.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -154,14 +184,13 @@ def rm_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
     \b
     Example: hpcdet rm digits-7f3a -n
     """
+    found = [whole(id) for id in ids]
     if not dry_run:
-        found = [find.experiment(id, settings().root) for id in ids]
         total = words.size(sum(total_bytes(paths.root) for paths in found))
-        confirm(f"remove {len(found)} experiments ({total}) for good?")
+        names = ", ".join(paths.id for paths in found[:5]) + (", …" if len(found) > 5 else "")
+        confirm(f"remove {len(found)} experiments ({total}) for good: {names}?")
 
     def act(found: find.Reference) -> str:
-        if found.trial:
-            raise UsageError("only whole experiments can be removed", where=str(found))
         refuse_live(found.paths)
         size = words.size(total_bytes(found.paths.root))
         if dry_run:

@@ -18,6 +18,7 @@ What stands for an experiment:
   @last             the newest experiment; @last/3 is a trial of it
   slurm:123_4, 123  a scheduler's job id
   ./path/in/it      its folder, or any file inside (a log file, a checkpoint)
+  -                 where several may stand: the ids on standard input
 Experiments are looked for in -C DIR, else $HPCDET_ROOT, else where the site
 keeps them, else ./hpcdet-experiments."""
 

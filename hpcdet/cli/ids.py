@@ -28,19 +28,26 @@ def ids_argument(required: bool = True) -> Callable[[Callable[..., Any]], Callab
     """``ID...``; ``-`` reads ids from standard input."""
     metavar = "ID..." if required else "[ID]..."
     more: dict[str, Any] = {"nargs": -1, "required": required, "metavar": metavar}
+    more["callback"] = _from_stdin
     return click.argument("ids", shell_complete=complete, **more)
 
 
-def references(ids: Sequence[str]) -> list[find.Reference]:
-    """What the ids stand for; ``-`` stands for the words on standard input.
-
-    Raises:
-        NotFound: one of them stands for nothing.
-        UsageError: no id was given.
-    """
+def _from_stdin(ctx: click.Context, _: click.Parameter, ids: Sequence[str]) -> Sequence[str]:
+    """The ids with the words on standard input in place of ``-``."""
+    if ctx.resilient_parsing:  # somebody has pressed the tabulator
+        return ids
     words: list[str] = []
     for each in ids:
         words.extend(sys.stdin.read().split() if each == "-" else [each])
-    if not words:
+    if ids and not words:
         raise UsageError("no id given", hint="hpcdet ls shows them")
-    return [find.reference(each, settings().root) for each in words]
+    return tuple(words)
+
+
+def references(ids: Sequence[str]) -> list[find.Reference]:
+    """What the ids stand for.
+
+    Raises:
+        NotFound: one of them stands for nothing.
+    """
+    return [find.reference(each, settings().root) for each in ids]

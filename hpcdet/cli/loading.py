@@ -32,10 +32,25 @@ def config_argument() -> Decorator:
     return decorate
 
 
+_TEMPLATE = "hpcdet.template"
+
+
+def _keep_template(ctx: click.Context, _: click.Parameter, file: Path | None) -> None:
+    ctx.meta[_TEMPLATE] = file
+
+
 def setting_options() -> Decorator:
-    """``--set`` and ``--site``."""
+    """``--set``, ``--site`` and, for ``request`` alone, ``--template``."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        function = click.option(
+            "--template",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            expose_value=False,
+            callback=_keep_template,
+            help="A config whose values count where CONFIG has none.",
+        )(function)
         function = click.option(
             "--site", "site_name", metavar="NAME", help="Site [$HPCDET_SITE, else detected]."
         )(function)
@@ -101,6 +116,8 @@ def request(
     if model_dir is not None and not model_dir.is_dir():
         raise ConfigError("no such model folder", where=str(model_dir))
     chosen = fold_defaults(site.load(site_name or _site_of(config_file)))
-    loaded = config.load(config_file, sets=sets, site=chosen)
-    trust.refuse_writable_by_others(config_file, "config")
+    template: Path | None = click.get_current_context().meta.get(_TEMPLATE)
+    loaded = config.load(config_file, sets=sets, site=chosen, template=template)
+    for file in filter(None, (config_file, template)):
+        trust.refuse_writable_by_others(file, "config")
     return Request(loaded, chosen, folder)

@@ -86,9 +86,12 @@ def logs_command(
         return
     keep = _grep(grep)
     times = {"since": moment(since) if since else "", "until": moment(until) if until else ""}
-    lines = [
-        line for source in chosen for line in logs.read(source, level=level, **times) if keep(line)
-    ]
+
+    def read(source: logs.Source, whole: bool) -> list[LogLine]:
+        found = logs.read(source, level=level, whole=whole, **times)
+        return [line for line in found if keep(line)]
+
+    lines = [line for source in chosen for line in read(source, not follow_)]
     if head is not None:
         lines = lines[:head]
     if tail is not None:
@@ -98,7 +101,7 @@ def logs_command(
         settings().note("no lines")
     if follow_:
         with follow.following([found.paths.id]):
-            _follow(out, found, attempt, rank, launcher, keep, chosen)
+            _follow(out, found, attempt, rank, launcher, read, chosen)
         if exit_status:
             follow.judge([views.status(found.paths)])
 
@@ -117,7 +120,7 @@ def _follow(
     attempt: int,
     ranks: Sequence[int],
     launcher: bool,
-    keep: Keep,
+    read: Callable[[logs.Source, bool], list[LogLine]],
     known: list[logs.Source],
 ) -> None:
     """Print what is added, until the experiment (or the trial) has ended and all is printed."""
@@ -129,7 +132,8 @@ def _follow(
         ):
             sources.setdefault(source.path, source)
         for source in sources.values():
-            _print(out, [line for line in source.lines(whole=over) if keep(line)])
+            if fresh := read(source, over):
+                _print(out, fresh)
         if over:
             return
         follow.pause(0.5)

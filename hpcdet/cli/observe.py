@@ -70,7 +70,7 @@ def moment(since: str) -> str:
             at = datetime.now(UTC) - timedelta(**{unit: float(since[:-1])})
         else:
             at = datetime.fromisoformat(since).astimezone(UTC)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         hint = "write 7d, 12h, 30m, or 2026-11-21"
         raise UsageError(f"{since!r} is no time", hint=hint) from error
     return at.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -40,14 +41,21 @@ def root() -> Path:
 
 
 def experiments(root: Path) -> list[ExperimentPaths]:
-    """Every experiment below ``root``, oldest first. An absent root holds none."""
+    """Every experiment below ``root``, oldest first. An absent root holds none.
+
+    Folders that cannot be looked into (in a project's folder, those of others) and those that
+    vanish meanwhile are left out.
+    """
     try:
         with os.scandir(root) as entries:
             folders = [Path(entry.path) for entry in entries if entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [paths for paths in map(ExperimentPaths, folders) if paths.config.is_file()]
-    return sorted(found, key=lambda paths: (paths.config.stat().st_mtime_ns, paths.id))
+    found: list[tuple[int, str, ExperimentPaths]] = []
+    for paths in map(ExperimentPaths, folders):
+        with contextlib.suppress(OSError):
+            found.append((paths.config.stat().st_mtime_ns, paths.id, paths))
+    return [paths for _, _, paths in sorted(found, key=lambda each: each[:2])]
 
 
 def reference(text: str, root: Path) -> Reference:

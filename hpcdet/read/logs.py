@@ -113,15 +113,17 @@ def _sources(attempt: AttemptPaths, ranks: Collection[int], launcher: bool) -> l
     return found
 
 
-def read(source: Source, *, since: str = "", until: str = "", level: str = "") -> list[LogLine]:
+def read(
+    source: Source, *, since: str = "", until: str = "", level: str = "", whole: bool = True
+) -> list[LogLine]:
     """All of a source's new lines between two ISO times and of at least one level.
 
     A line without a time of its own counts with the one before it, and where there is none,
-    with the time its attempt began.
+    with the time its attempt began. Without ``whole`` an unfinished last line is left for later.
     """
     begin = _began(source) if since or until else ""
     chosen = []
-    for line in source.lines(whole=True):
+    for line in source.lines(whole=whole):
         time = line.time or begin
         if (since and time < since) or (until and time > until):
             continue

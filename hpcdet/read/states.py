@@ -109,7 +109,8 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
         return {"health": "queued", "last_turn_s": age, "why": why}
     if age is not None and age <= FRESH_S:
         return {"health": "ok", "last_turn_s": age, "why": ""}
-    return {"health": "stalled", "last_turn_s": age, "why": "nobody works or decides"}
+    why = "nobody works or decides" + (", unless tasks wait in the queue" if submitted else "")
+    return {"health": "stalled", "last_turn_s": age, "why": why}
 
 
 def _last_turn(gathered: Gathered) -> float | None:
