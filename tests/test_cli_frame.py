@@ -63,6 +63,7 @@ def test_1_something_unexpected(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
 def test_2_usage_and_nobody_there_to_confirm(cli: Cli, swept: Builder) -> None:
     assert "Did you mean 'status'" in cli("stats", code=2).err
     cli("status", "--no-such-flag", code=2)
+    assert cli("ckpt", code=2).err.startswith("Usage: hpcdet ckpt")
     ran = cli("rm", "digits", code=2)
     assert "add -y" in ran.err and swept.paths.root.exists()
 

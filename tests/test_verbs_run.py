@@ -86,6 +86,30 @@ def test_submit_and_wait_prints_the_id_alone_and_then_all_can_be_read(lab: Lab) 
     assert "already" in cli("cancel", name, code=2).err
 
 
+def test_warnings_come_before_the_waiting(lab: Lab) -> None:
+    config = lab.config(10, trials=1, debug=True)
+    err = lab.cli("submit", config, "--site", lab.site, "--no-test", "--wait").err
+    assert err.count("warning: ") == 1
+    assert err.index("debug: ") < err.index(" is in ") < err.index("COMPLETED")
+
+
+def test_the_test_leaves_out_experiments_inside_the_code(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = lab.config()
+    (config.parent / "runs" / "fake-0000").mkdir(parents=True)
+    (config.parent / "runs" / "fake-0000" / "experiment.yaml").write_text("")
+    seen: list[str] = []
+
+    def run(argv: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        seen.extend(path.name for path in (Path(argv[-1]) / "code").iterdir())
+        return subprocess.CompletedProcess(argv, 0, "", "")
+
+    monkeypatch.setattr("hpcdet.cli.preflight.subprocess.run", run)
+    lab.cli("test", config, "--site", "local", "-C", config.parent / "runs")
+    assert seen == ["config.yaml"]
+
+
 def test_pause_resume_and_cancel(lab: Lab) -> None:
     paths = lab.submit(lab.config(100_000, data={"step_s": 0.05}))
     cli, name = lab.cli, paths.id

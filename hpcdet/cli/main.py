@@ -108,6 +108,9 @@ def run(argv: Sequence[str]) -> int:
         _say(error.code, error.what, error.where, error.hint, as_json)
         _traceback_if_asked(argv)
         return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:  # ``hpcdet ckpt`` alone
+        click.echo(error.format_message(), err=True)
+        return 2
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "hpcdet"
         _say("USAGE", error.format_message(), "", f"{where} --help", as_json)

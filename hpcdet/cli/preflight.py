@@ -44,7 +44,10 @@ def rehearse(wanted: Request) -> None:
         ConfigError: it failed; the hint holds the end of what it printed.
     """
     with tempfile.TemporaryDirectory(prefix="hpcdet-test-") as folder:
-        paths = create.create(wanted.loaded, wanted.site, wanted.model_dir, Path(folder))
+        # as in the submission, experiments inside the code are no part of it
+        paths = create.create(
+            wanted.loaded, wanted.site, wanted.model_dir, Path(folder), skip=wanted.root
+        )
         first = _first_trial(config.load(paths.config))
         files.make_folder(paths.trial(1).root)
         first.write_once(paths.trial(1).record)

@@ -64,7 +64,7 @@ def _item(wanted: Request) -> dict[str, Any]:
     site = wanted.site
     paths, intent = _first_submission(wanted)
     text = script(wanted)
-    entries = snapshot.scan(wanted.model_dir, skip=wanted.root)
+    entries = snapshot.scan(wanted.model_dir, skip=wanted.root.resolve())
     return {
         "id": paths.id,
         "dry_run": True,

@@ -89,6 +89,10 @@ def submit_command(
             _refused(item)
             return
         sys.stdout.flush()
+        if out.for_people:
+            for warning in warnings:
+                settings().warn(warning)
+            warnings = []
         settings().note(f"{paths.id} is in {paths.root}")
         with follow.following([paths.id]):
             items = follow.until(
@@ -106,6 +110,10 @@ def _first_turn(crank: Crank) -> Turn:
     except (HpcdetError, OSError):
         name = crank.paths.id
         settings().warn(f"{name} is made but not queued; once repaired: hpcdet resume {name}")
+        raise
+    except KeyboardInterrupt:
+        name = crank.paths.id
+        settings().warn(f"{name} is made, but perhaps not queued: hpcdet resume or rm {name}")
         raise
 
 

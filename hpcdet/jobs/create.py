@@ -37,7 +37,12 @@ def slug(name: str) -> str:
 
 
 def create(
-    loaded: Loaded, site: Site, model_dir: Path, root: Path, name: str | None = None
+    loaded: Loaded,
+    site: Site,
+    model_dir: Path,
+    root: Path,
+    name: str | None = None,
+    skip: Path | None = None,
 ) -> ExperimentPaths:
     """Make the folder of a new experiment and everything in it that never changes.
 
@@ -47,6 +52,7 @@ def create(
     Args:
         root: the folder of all experiments; made if it is missing.
         name: instead of the config's name, for the id.
+        skip: a folder inside the code that is left out; ``root`` if it is not given.
 
     Raises:
         ConfigError: the code is refused (``snapshot.scan``), or the folder is one that others
@@ -56,7 +62,7 @@ def create(
     resolved = loaded.resolved()
     if not model_dir.is_dir():
         raise ConfigError("no such model folder", where=str(model_dir))
-    entries = snapshot.scan(model_dir, skip=root.resolve())
+    entries = snapshot.scan(model_dir, skip=(skip or root).resolve())
     paths = ExperimentPaths(_new_folder(root, slug(name or str(resolved.get("name") or ""))))
     try:
         trust.refuse_writable_by_others(paths.root, "experiment")
