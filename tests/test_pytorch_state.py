@@ -155,6 +155,29 @@ def test_each_part_of_the_state_is_needed(
     assert resumed(interrupted, tmp_path / "copy", PARTS[part]) != undisturbed
 
 
+def test_gradients_outlive_a_validation_that_was_owed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven batches, aggregated by two; the checkpoint after the validation has them, too."""
+
+    def until_seven(storage: Path) -> None:
+        periods = {"validation_period": pytorch.Batch(7), "checkpoint_policy": "all"}
+        alone.train(BitsTrial, storage, 12, aggregation=2, **periods)
+
+    until_seven(tmp_path / "once")
+    with monkeypatch.context() as patch:
+        patch.setenv("LEAVE", "validate:7:1")
+        until_seven(tmp_path / "twice")
+    until_seven(tmp_path / "twice")
+    seven = [
+        [one for one in alone.checkpoints(tmp_path / name) if one.step == 7][-1]
+        for name in ("once", "twice")
+    ]
+    assert [one.attempt for one in seven] == [1, 2]
+    assert seven[0].digest == seven[1].digest
+    assert checkpoint.load(tmp_path / "once" / "checkpoints" / seven[0].name).private["gradients"]
+
+
 def test_a_state_that_cannot_be_saved_is_refused_before_the_first_batch(tmp_path: Path) -> None:
     trained = itertools.count()
 

@@ -289,7 +289,7 @@ class Loop:
         state = _state.shared(self._context, self._callbacks, self._progress.encode())
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(state)
-        private = _state.private(self._context, self._callbacks, self._tally.state())
+        private = _state.private(self._context, self._callbacks, self._tally.state(), units.batches)
         if not self._session.save(units, state, private, kept=kept, metric=metric, must=must):
             return
         self._saved_at, self._changed = units.batches, False

@@ -41,12 +41,13 @@ def private(
     context: PyTorchTrialContext,
     callbacks: Mapping[str, PyTorchCallback],
     tally: State,
+    batches: int,
 ) -> State:
-    """What each rank has for itself."""
+    """What each rank has for itself, after so many batches."""
     reducers = context.reducers_for(training=True)
     return {
         "rng": rng.capture(context.core.session.generators),
-        "gradients": _gradients(context),
+        "gradients": _gradients(context, batches),
         "training_metrics": tally,
         "reducers": {name: state_of(one) for name, one in reducers.items()},
         "callbacks": {name: one.state_dict() for name, one in callbacks.items()},
@@ -122,9 +123,12 @@ def _names(context: PyTorchTrialContext) -> dict[int, str]:
     return {id(parameter): name for name, parameter in _parameters(context).items()}
 
 
-def _gradients(context: PyTorchTrialContext) -> dict[str, torch.Tensor]:
-    """Gradients that wait for more batches; none between steps of the optimizers."""
-    if context.step is None or context.steps_now:
+def _gradients(context: PyTorchTrialContext, batches: int) -> dict[str, torch.Tensor]:
+    """Gradients that wait for more batches; none right after a step of the optimizers.
+
+    They may be from a checkpoint: this attempt need not have trained a batch yet.
+    """
+    if batches % context.aggregation == 0:
         return {}
     found = _parameters(context)
     return {name: one.grad for name, one in found.items() if one.grad is not None}
