@@ -110,6 +110,26 @@ def test_learning_rates(tmp_path: Path, schedule: tuple[Any, int], halvings: lis
     assert trial.rates == pytest.approx([0.1 * 0.5**count for count in halvings])
 
 
+def test_milestones_are_resumed(tmp_path: Path) -> None:
+    """``MultiStepLR``, inside of another scheduler that begins it only after the restart."""
+
+    class Scheduled(Line):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            kinds = torch.optim.lr_scheduler
+            first = kinds.ConstantLR(self.optimizer, 0.5, 2)
+            then = kinds.MultiStepLR(self.optimizer, [1, 2], gamma=0.5)
+            context.wrap_lr_scheduler(kinds.SequentialLR(self.optimizer, [first, then], [2]))
+
+    once = alone.train(Scheduled, tmp_path / "once", 6)
+    alone.train(Scheduled, tmp_path / "twice", 1)
+    twice = alone.train(Scheduled, tmp_path / "twice", 6)
+    assert len(set(once.rates)) > 2
+    assert twice.rates == once.rates[1:]
+    digests = [alone.checkpoints(tmp_path / name)[-1].digest for name in ("once", "twice")]
+    assert digests[0] == digests[1]
+
+
 class FakePeers:
     """This rank's values beside those of another."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from typing import Any
 
 import torch
@@ -46,10 +47,12 @@ class LRScheduler:
         return [float(rate) for rate in self._scheduler.get_last_lr()]
 
     def state_dict(self) -> dict[str, Any]:
-        return self._scheduler.state_dict()
+        state: dict[str, Any] = _plain(self._scheduler.state_dict())
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._scheduler.load_state_dict(state)
+        _count_milestones(self._scheduler)
 
     def after_batch(self, batches: int, epochs: int, *, ended: bool, aggregation: int) -> None:
         """The trainer's call after each batch.
@@ -68,3 +71,17 @@ class LRScheduler:
             count = epochs
         if count and count % self._frequency == 0:
             self._scheduler.step()
+
+
+def _plain(value: Any) -> Any:
+    """``MultiStepLR`` counts its milestones, alone and inside of others; a checkpoint has dicts."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _count_milestones(scheduler: Any) -> None:
+    if isinstance(scheduler, torch.optim.lr_scheduler.MultiStepLR):
+        scheduler.milestones = Counter(scheduler.milestones)
+    for one in getattr(scheduler, "_schedulers", ()):
+        _count_milestones(one)
