@@ -140,6 +140,22 @@ def test_time_that_runs_out_is_noticed_without_any_signal(tmp_path: Path) -> Non
     assert ranks.result(trial).batches == 4
 
 
+def test_one_order_makes_one_checkpoint(tmp_path: Path) -> None:
+    """It is heard a step after it was given, and given until it is heard."""
+    trial = line(tmp_path / "EXP", until=6, ranks=2, checkpoint_every_s=0)
+    attempt = ranks.run(trial, 2)
+    assert verdict_of(attempt).verdict == "done"
+    steps = [one["step"] for one in attempt.lines() if one["kind"] == "checkpoint"]
+    assert steps == [0, 2, 4, 6]
+
+
+def test_storage_that_is_away_for_a_moment_ends_nothing(tmp_path: Path) -> None:
+    away = "import hpcdet.train.session as s; s.in_force = lambda _: os.stat('/away/from/here')"
+    now = "self.context.core.session._control._seconds = 0"
+    attempt = ranks.run(line(tmp_path / "EXP", f"{away}; {now}"))
+    assert verdict_of(attempt).verdict == "done"
+
+
 @pytest.mark.parametrize(
     ("action", "expected"),
     [("pause", ("resume", "paused")), ("stop", ("done", "stopped")), ("kill", ("done", "stopped"))],

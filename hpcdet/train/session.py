@@ -6,6 +6,7 @@ Everything that a training loop shares with the world outside goes through here;
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
@@ -94,6 +95,7 @@ class Session:
         self._fingerprint: fingerprint.Fingerprint = {}
         self._noticed = False
         self._stepped = False
+        self._saved = False  # since the last poll
         self._last_step = time.monotonic()
         self.finished = False
 
@@ -167,6 +169,9 @@ class Session:
         if self.ranks.chief and self._progress.take():
             self.tracker.record("progress", **dataclasses.asdict(units))
         orders = self._agreement.exchange(self._mine(wish))
+        if self._saved:  # what is heard now was said before that
+            orders = dataclasses.replace(orders, save=False)
+        self._saved = False
         if orders.until is not None:
             self.until = orders.until
         if orders.leave and not self._noticed:
@@ -179,7 +184,8 @@ class Session:
         if not self.ranks.chief:
             return Orders(leave=leave) if leave else NOTHING
         if self.attached and self._control.take():
-            self.read_control()
+            with contextlib.suppress(OSError):  # storage that is away for a moment ends nothing
+                self.read_control()
         told = self._wish
         leave = told.leave or leave or ("walltime" if self._deadline.over() else None)
         return Orders(leave, told.until, self._save.due())
@@ -234,6 +240,7 @@ class Session:
             units.batches, shared, private, kept=kept, metric=metric, meta=described, must=must
         )
         self._save.restart()
+        self._saved = self.ranks.world > 1
         self._last_step = time.monotonic()
         return saved is not None
 
