@@ -16,7 +16,7 @@ import torch
 
 from hpcdet.errors import ConfigError
 from hpcdet.store import journal
-from hpcdet.train import loading, notice, rng
+from hpcdet.train import fingerprint, loading, notice, rng
 from hpcdet.train.agreement import Orders
 from hpcdet.train.clock import Deadline
 from hpcdet.train.order import Slice
@@ -207,6 +207,13 @@ def test_a_full_disk_does_not_stop_training(
     tracker.close()
     lines = journal.read(tmp_path / "journal.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_loaded_modules_are_part_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint.take(None, 1, 1)
+    monkeypatch.setenv("LOADEDMODULES", "gcc/13:openmpi/5")
+    found = fingerprint.differences(before, fingerprint.take(None, 1, 1))
+    assert found == ["modules: - -> gcc/13:openmpi/5"]
 
 
 def test_metrics_become_json() -> None:

@@ -1,8 +1,9 @@
-"""What a run's bits depend on beside its own state: interpreter, packages, code, world, threads."""
+"""What a run's bits depend on beside its own state: interpreter, packages, modules, code, ranks."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +33,8 @@ def take(code: Path | None, world: int, threads: int) -> Fingerprint:
     }
     if torch.cuda.is_available():
         parts["device"] = torch.cuda.get_device_name()
+    if modules := os.environ.get("LOADEDMODULES"):  # of Lmod and Environment Modules
+        parts["modules"] = modules
     if code is not None:
         parts["code"] = code_digest(code)
     return parts
