@@ -81,7 +81,7 @@ def test_contexts_alone(tmp_path: Path) -> None:
 SETTINGS: dict[str, Any] = {
     "entrypoint": "python3 train.py",
     "hparams": {"learning_rate": 0.003, "hidden": 16, "global_batch_size": 64},
-    "until": 60,
+    "until": 400,  # long enough not to be over before the test has looked
     "checkpoint_every_s": 0.2,
 }
 
@@ -104,6 +104,16 @@ def test_a_loop_of_ones_own_keeps_its_bits(tmp_path: Path) -> None:
         attempt.signal(signal.SIGKILL)
     ranks.finish(trial, 2)
     assert ranks.result(trial) == ranks.result(once)
+
+
+def test_the_example_saves_each_step_once(tmp_path: Path) -> None:
+    """Also where a checkpoint by time falls due at the last step."""
+    settings = {**SETTINGS, "until": 3, "checkpoint_every_s": 0}
+    attempt = ranks.run(ranks.experiment(tmp_path / "EXP", **settings))
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict == "done", attempt.log()
+    steps = [line["step"] for line in attempt.lines() if line["kind"] == "checkpoint"]
+    assert steps == [1, 2, 3]
 
 
 SCRIPT = """

@@ -48,6 +48,8 @@ def main(context: core.Context) -> None:
 
     batches = order.slices(records, ranks.rank, ranks.size)
     while step < context.searcher.length(default=300):
+        if context.preempt.checkpoint_due:
+            save()
         part = next(batches)
         samples = [data[index] for index in part.indices]
         images = torch.stack([image for image, _ in samples])
@@ -68,8 +70,6 @@ def main(context: core.Context) -> None:
         if context.preempt.should_preempt():
             save()
             return
-        if context.preempt.checkpoint_due:
-            save()
     validate()
     save()
 
