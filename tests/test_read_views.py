@@ -41,6 +41,8 @@ def test_an_experiment_is_found_by_whatever_stands_for_it(swept: Builder, tmp_pa
         (str(log), 3, 2),
     ]:
         assert find.reference(text, root) == find.Reference(paths, trial, attempt), text
+    swept.job("local-660ca510cded3-9190")
+    assert find.reference("local-660ca510cded3-9190_0", root).paths == paths
     assert find.trial("dig/2", root).number == 2
     assert find.attempt("dig/3", root).number == 2
 

@@ -217,6 +217,7 @@ def test_an_archive_holds_all_but_secrets(cli: Cli, swept: Builder, tmp_path: Pa
         (swept.paths.code / name).write_text("the code's own")
     file = tmp_path / "digits.tar.gz"
     assert "needs a yes" in cli("archive", "digits", "--out", file, "--remove", code=2).err
+    assert "no such folder" in cli("archive", "digits", "--out", "no/x.tar.gz", code=2).err
     cli("archive", "digits", "--out", file, "--remove", "-y")
     assert not swept.paths.root.exists() and file.stat().st_mode & 0o777 == 0o600
     subprocess.run(["tar", "-xzf", file, "-C", cli.root], check=True)

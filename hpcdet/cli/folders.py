@@ -137,6 +137,8 @@ def archive_command(out: Output, id: str, target: Path | None, remove: bool, dry
     file = target or paths.root.with_name(f"{paths.id}.tar.gz")
     if file.exists():
         raise UsageError("there is something already", where=str(file))
+    if not file.absolute().parent.is_dir():
+        raise UsageError("no such folder", where=str(file.absolute().parent))
     if not dry_run:
         if remove:
             confirm(f"remove {paths.root} after packing it?")

@@ -15,7 +15,7 @@ from hpcdet.store.records import Submitted
 DEFAULT_ROOT = "hpcdet-experiments"
 
 _REFERENCE = re.compile(r"(?P<id>[^/]+)(/(?P<trial>\d+)(\.(?P<attempt>\d+))?)?")
-_JOB = re.compile(r"(?:(?:slurm|pbs|local):)?(?P<job>\d+)(?:_\d+)?")
+_JOB = re.compile(r"(?:(?:slurm|pbs):)?(?P<job>\d+|local-[0-9a-f]+-\d+)(?:_\d+)?")
 
 
 @dataclass(frozen=True)
