@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.schedulers import local, processes
+from hpcdet.schedulers import local, local_state, processes
 from hpcdet.schedulers.base import Job, Submission, SubmissionRefused, Task, TaskState
 from hpcdet.schedulers.local import LocalScheduler
 from hpcdet.schedulers.local_state import JobFolder, ProcessRecord, TaskRecord
@@ -131,6 +131,19 @@ def test_slots_are_shared_by_all_jobs_and_a_wide_task_is_not_starved(jobs: Jobs)
     assert jobs.end(jobs.submit("true", slots=64))[0].state is TaskState.COMPLETED
 
 
+def test_places_that_are_given_back_while_they_are_counted_trouble_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor removes its own entries without the lock."""
+    for name in ("running", "waiting"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "local-1").touch()
+    for record in (local_state.PlaceRecord, local_state.ProcessRecord):
+        monkeypatch.setattr(record, "read", lambda entry: entry.unlink())
+    assert local_state.slots_taken(tmp_path) == set()
+    assert not local_state.somebody_before(JobFolder(tmp_path / "jobs" / "local-2"))
+
+
 def test_tasks_that_run_together_have_accelerators_of_their_own(
     jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +171,7 @@ def test_walltime_warns_then_ends_then_kills(jobs: Jobs) -> None:
     )
     (jobs.folder / "listen.py").write_text(listen)
     job = jobs.submit(
-        f"exec {sys.executable} -ES listen.py", walltime_s=3, signal_lead_s=1.5, kill_wait_s=1
+        f"exec {sys.executable} -ES listen.py", walltime_s=6, signal_lead_s=1, kill_wait_s=1
     )
     [task] = jobs.end(job)
     assert task.state is TaskState.TIMEOUT

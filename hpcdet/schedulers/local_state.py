@@ -190,7 +190,7 @@ def slots_taken(state: Path) -> set[int]:
         if place is not None and processes.session_alive(place.pid, place.start):
             taken.update(place.slots)
         else:
-            entry.unlink()
+            entry.unlink(missing_ok=True)  # a supervisor removes its own without the lock
     return taken
 
 
@@ -199,7 +199,7 @@ def somebody_before(job: JobFolder) -> bool:
     for entry in (job.state / "waiting").iterdir():
         record = ProcessRecord.read(entry)
         if record is None or not processes.alive(record.pid, record.start):
-            entry.unlink()
+            entry.unlink(missing_ok=True)
         elif entry.name < job.id:
             return True
     return False
