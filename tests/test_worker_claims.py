@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import subprocess
@@ -27,6 +28,9 @@ from hpcdet.store.records import (
 )
 from hpcdet.worker import again, claims
 from hpcdet.worker.allocation import read as read_allocation
+from hpcdet.worker.crank import Crank
+from hpcdet.worker.main import Worker
+from hpcdet.worker.notice import Notices
 from tests import experiments as x
 
 HERE = Allocation("job_0", ("n1",))
@@ -166,6 +170,61 @@ def test_a_worker_that_finds_its_place_taken_leaves(tmp_path: Path, paths: Exper
     done = subprocess.run([*argv, "--index", "0"], timeout=x.PATIENCE_S, check=False)
     assert done.returncode == 0
     assert not paths.worker(1, 0, 0).journal.exists()
+    assert not paths.trial(1).attempts()
+
+
+def at_work(
+    paths: ExperimentPaths, log: journal.Writer, allocation: Allocation = HERE, rank: str = ""
+) -> Worker:
+    """A worker in this process that nobody sends signals, with shell code for a rank."""
+    python = paths.root / "rank"
+    python.write_text(f"#!/bin/bash\n{rank}\n")
+    python.chmod(0o700)
+    alone = {"submit_from_compute": False, "requeue": "user"}
+    site = x.local_site(python=str(python), capabilities=alone, max_restarts_in_place=1)
+    me = paths.worker(1, 0, allocation.restart)
+    files.make_folder(me.root)
+    crank = Crank(paths, site, log)
+    return Worker(paths, config.resolve(x.config()), site, allocation, Notices(), me, log, crank)
+
+
+def test_a_full_disk_does_not_part_a_worker_from_its_ranks(
+    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        (paths.root / "go").touch()  # a rank goes on only after its worker could not write
+        raise OSError(errno.ENOSPC, "no space left")
+
+    code = f"cd {paths.root}; until [ -e go ]; do sleep 0.05; done; rm go; echo >> over"
+    with journal.Writer(paths.worker(1, 0, 0).journal) as log:
+        work = at_work(paths, log, rank=code)
+        monkeypatch.setattr(files, "replace", full)
+        monkeypatch.setattr(journal.Writer, "append", full)
+        assert work.work() == 0
+    ended = [attempt for attempt in paths.trial(1).attempts() if End.read(attempt.end)]
+    assert len(ended) == (paths.root / "over").read_text().count("\n") == 2
+    end = WorkerEnd.read(work.me.end)
+    assert end is not None and end.why == "bad_node"
+
+
+@pytest.mark.parametrize(("incarnation", "why", "code"), [(0, "time", 85), (1, "spent", 0)])
+def test_a_worker_whose_task_may_not_return_does_not_count_on_it(
+    paths: ExperimentPaths, incarnation: int, why: str, code: int
+) -> None:
+    """Else nobody would be left who submits another one."""
+    over = Allocation("job_0", ("n1",), incarnation, end_at=0.0)
+    with journal.Writer(paths.worker(1, 0, incarnation).journal) as log:
+        work = at_work(paths, log, over)
+        assert work.work() == code
+    end = WorkerEnd.read(work.me.end)
+    assert end is not None and end.why == why
+
+
+def test_a_worker_that_others_believe_lost_takes_nothing_more(paths: ExperimentPaths) -> None:
+    with journal.Writer(paths.worker(1, 0, 0).journal) as log:
+        work = at_work(paths, log)
+        WorkerEnd("lost", "term 3").write_once(work.me.end)
+        assert work.work() == 0
     assert not paths.trial(1).attempts()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
@@ -133,6 +134,26 @@ def test_all_ranks_are_told_and_what_they_leave_behind_is_swept_up(start, tmp_pa
     step = start(f"exec {sys.executable} -ES $D/listen.py")
     step.notify()
     assert ended(step).code == 9
+
+
+def test_ranks_that_cannot_all_be_started_are_ended(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def one_only(*args: object, **options: object) -> subprocess.Popen[bytes]:
+        if started:
+            raise BlockingIOError(errno.EAGAIN, "no more processes")
+        started.append(popen(*args, **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", one_only)
+    try:
+        with pytest.raises(BlockingIOError):
+            start("sleep 600")
+        assert started[0].returncode == -signal.SIGKILL
+    finally:
+        started[0].kill()
+        started[0].wait()
 
 
 def test_ranks_die_with_their_worker(tmp_path: Path) -> None:

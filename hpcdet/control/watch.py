@@ -21,7 +21,7 @@ from hpcdet.store.records import Intent, Reason, Submitted, WorkerClaim, WorkerE
 
 Phase = Literal["pending", "running", "over"]
 
-LEFT_BY_ITSELF = frozenset({"idle", "closed", "bad_node"})
+LEFT_BY_ITSELF = frozenset({"idle", "closed", "bad_node", "spent"})
 """Ends of workers after which the batch script never requeues its task."""
 
 PLAIN = frozenset({TaskState.COMPLETED, TaskState.FAILED, TaskState.CANCELED})

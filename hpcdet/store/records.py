@@ -191,7 +191,8 @@ class WorkerEnd(Record):
     """``end.json`` of a worker.
 
     ``why``: ``idle`` (nothing left to take), ``time`` (too little left), ``signal``, ``bad_node``
-    (two launches in a row failed), ``closed`` (the experiment is over), ``lost``.
+    (two launches in a row failed), ``closed`` (the experiment is over), ``spent`` (its task has
+    come back too often without getting anywhere), ``lost``.
     """
 
     why: str

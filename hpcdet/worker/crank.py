@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import traceback
@@ -54,7 +55,8 @@ class Crank:
             self._next = time.monotonic() + max(_AFTER_ERROR_S, self.every_s)
             return False
         if turn.actions:
-            self._log.append("turn", actions=turn.actions)
+            with contextlib.suppress(OSError):  # for people only
+                self._log.append("turn", actions=turn.actions)
         return turn.held or turn.closed
 
     def last_turn(self, wait: Callable[[float], None]) -> None:

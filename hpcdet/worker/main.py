@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hpcdet.errors import HpcdetError
-from hpcdet.jobs.launch import Allocation, launch
+from hpcdet.jobs.launch import Allocation, Launch, launch
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
 from hpcdet.site.loading import from_resolved
@@ -19,8 +21,8 @@ from hpcdet.store.config import Resolved
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
 from hpcdet.store.records import Closed, End, Reason, Verdict, WorkerEnd, in_force
 from hpcdet.store.trials import standing
+from hpcdet.worker import again, claims, ends, traces
 from hpcdet.worker import allocation as allocations
-from hpcdet.worker import claims, ends, traces
 from hpcdet.worker.crank import Crank
 from hpcdet.worker.notice import Notices
 from hpcdet.worker.step import RunningStep
@@ -51,7 +53,7 @@ class Worker:
 
     def work(self) -> int:
         """Take trials until nothing is left or time is up."""
-        self.log.append(
+        self._note(
             "start",
             job=self.allocation.job,
             nodes=list(self.allocation.nodes),
@@ -61,10 +63,13 @@ class Worker:
             self._journal_end(attempt)
         why = self._take_trials()
         if heard := self.notices.heard():
-            self.log.append("notice", signal=heard)
-        returns = why in ("time", "signal") and self._wanted_again()
+            self._note("notice", signal=heard)
+        wanted = why in ("time", "signal") and self._wanted_again()
+        returns = wanted and again.requeue(self.paths, self.me, REQUEUE, self.site)
+        if wanted and not returns:
+            why = "spent"  # the batch script would let it go, and nobody would take its place
         WorkerEnd(why, closed_by=self.me.name, at=files.now()).write_once(self.me.end)
-        self.log.append("end", why=why, sync=True)
+        self._note("end", why=why, sync=True)
         if why != "closed" and not returns:
             # perhaps nobody is left to see that this worker must be replaced
             if heard:
@@ -86,6 +91,8 @@ class Worker:
             self._tick()
             if Closed.read(self.paths.closed) is not None:
                 return "closed"
+            if WorkerEnd.read(self.me.end) is not None:
+                return "lost"  # so others believe, and have taken over what it had
             if self.notices.heard():
                 return "signal"
             if not self._time_for_another():
@@ -111,18 +118,13 @@ class Worker:
         return "idle" if self.experiment.worker.mode == "per_trial" else ""
 
     def _run(self, attempt: AttemptPaths) -> End:
-        self.log.append("claimed", trial=attempt.trial, attempt=attempt.number, sync=True)
+        self._note("claimed", trial=attempt.trial, attempt=attempt.number, sync=True)
         plan = launch(self.experiment, self.site, self.paths, attempt, self.allocation)
         oom_kills = traces.kernel_oom_kills()
-        step: RunningStep | None = None
-        try:
-            step = RunningStep(plan, attempt.launcher_log, self.paths.code)
-            self.log.append("launched", argv=list(plan.argv), pids=step.pids)
+        step = self._start(plan, attempt)
+        if step is not None:
+            self._note("launched", argv=list(plan.argv), pids=step.pids)
             self._watch(step)
-        except OSError as error:  # the launcher or the interpreter is not there
-            attempt.launcher_log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with attempt.launcher_log.open("a") as log:
-                log.write(f"{plan.argv[0]}: {error}\n")
         end = self._judge(attempt, step, traces.kernel_oom_kills() > oom_kills)
         end.write_once(attempt.end)
         self._journal_end(attempt)
@@ -130,14 +132,23 @@ class Worker:
             self.crank.turn(now=True)  # it may be what the searcher has been waiting for
         return End.read(attempt.end) or end
 
+    def _start(self, plan: Launch, attempt: AttemptPaths) -> RunningStep | None:
+        try:
+            return RunningStep(plan, attempt.launcher_log, self.paths.code)
+        except OSError as error:  # the launcher or the interpreter is not there
+            attempt.launcher_log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with attempt.launcher_log.open("a") as log:
+                log.write(f"{plan.argv[0]}: {error}\n")
+            return None
+
     def _watch(self, step: RunningStep) -> None:
         told = False
         while step.running():
             self._tick()
             if not told and (self.notices.heard() or self._last_moments()):
                 told = True
-                self.log.append("notice", signal=self.notices.heard() or "walltime", sync=True)
                 step.notify()
+                self._note("notice", signal=self.notices.heard() or "walltime", sync=True)
             self.notices.wait(_LOOK_S)
 
     def _judge(self, attempt: AttemptPaths, step: RunningStep | None, oom: bool) -> End:
@@ -179,7 +190,7 @@ class Worker:
     def _journal_end(self, attempt: AttemptPaths) -> None:
         end = End.read(attempt.end)
         if end is not None:
-            self.log.append(
+            self._note(
                 "ended",
                 sync=True,
                 trial=attempt.trial,
@@ -191,8 +202,15 @@ class Worker:
     def _tick(self) -> None:
         if time.monotonic() >= self._beat_at:
             self._beat_at = time.monotonic() + BEAT_S
-            files.replace(self.me.beat, files.canonical({"at": files.now(), "pid": os.getpid()}))
+            beat = files.canonical({"at": files.now(), "pid": os.getpid()})
+            with contextlib.suppress(OSError):  # a full disk: the scheduler knows that we live
+                files.replace(self.me.beat, beat)
         self.crank.turn()
+
+    def _note(self, kind: str, *, sync: bool = False, **fields: Any) -> None:
+        """For people only: what cannot be written must not end what trains."""
+        with contextlib.suppress(OSError):
+            self.log.append(kind, sync=sync, **fields)
 
     def _left(self) -> float:
         end = self.allocation.end_at

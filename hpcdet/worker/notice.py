@@ -14,6 +14,8 @@ from types import FrameType
 from hpcdet.jobs.launch import Allocation, clean_environment, listener_argv
 from hpcdet.site.models import Launcher
 
+_END_S = 30
+
 
 class Notices:
     """Notices heard so far, and the one place where the worker sleeps.
@@ -74,7 +76,11 @@ class Notices:
             signal.signal(number, signal.SIG_IGN)
         if self._listener is not None:
             self._listener.terminate()  # srun makes it a kill of its step
-            self._listener.wait()
+            try:
+                self._listener.wait(_END_S)
+            except subprocess.TimeoutExpired:  # srun waits for a controller that is down
+                self._listener.kill()
+                self._listener.wait()
 
 
 def _wake_only(number: int, frame: FrameType | None) -> None:

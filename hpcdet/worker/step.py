@@ -69,22 +69,27 @@ class RunningStep:
         self._notified = False
         parent = os.getpid()
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(log, "ab") as output:
-            for extra in launch.processes:
-                # all in the group of the first: one signal reaches all, and only them
-                group = self._processes[0].pid if self._processes else 0
-                self._processes.append(
-                    subprocess.Popen(
-                        launch.argv,
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=output,
-                        env={**launch.environment, **extra},
-                        cwd=cwd,
-                        process_group=group,
-                        preexec_fn=None if launch.by_launcher else lambda: _begin(parent),
+        try:
+            with open(log, "ab") as output:
+                for extra in launch.processes:
+                    # all in the group of the first: one signal reaches all, and only them
+                    group = self._processes[0].pid if self._processes else 0
+                    self._processes.append(
+                        subprocess.Popen(
+                            launch.argv,
+                            stdin=subprocess.DEVNULL,
+                            stdout=output,
+                            stderr=output,
+                            env={**launch.environment, **extra},
+                            cwd=cwd,
+                            process_group=group,
+                            preexec_fn=None if launch.by_launcher else lambda: _begin(parent),
+                        )
                     )
-                )
+        except BaseException:
+            # a part of the ranks would wait for the others while the attempt is over
+            self._abandon()
+            raise
 
     @property
     def pids(self) -> list[int]:
@@ -130,6 +135,12 @@ class RunningStep:
             rank=None if self._by_launcher else first.rank,
             died_of=signal.Signals(-first.code).name if died else "",
         )
+
+    def _abandon(self) -> None:
+        if self._processes:
+            self.kill()
+        for process in self._processes:
+            process.wait()
 
     def _end_peers(self) -> None:
         now = time.monotonic()
