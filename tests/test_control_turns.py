@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcdet.control import commands
+from hpcdet.control import commands, controller
 from hpcdet.control.controller import Turn, advance
+from hpcdet.control.holder import Fenced
 from hpcdet.errors import UsageError
 from hpcdet.schedulers.base import Capabilities, Refusal, TaskState
 from hpcdet.search import api
-from hpcdet.store import chain, files, lease
+from hpcdet.store import chain, files, journal, lease
 from hpcdet.store.layout import AttemptPaths
 from hpcdet.store.records import (
     Closed,
@@ -406,6 +409,79 @@ def test_retry_gives_a_failed_trial_all_its_restarts_again(tmp_path: Path) -> No
     assert standing(world.paths.trial(1)).state == "done"
 
 
+def test_a_retry_is_not_forgotten_by_who_dies_over_it(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=2, width=2), max_restarts=0)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    bad, slow = play.start_all()
+    play.fail(play.claim(bad, 1))
+    play.claim(slow, 2)
+    advance(world.paths, holder)
+    commands.ask(world.paths, "retry", 1)
+    record = holder.record
+
+    def die_after_the_command(kind: str, **fields: Any) -> None:
+        record(kind, **fields)
+        if kind == "command":
+            raise KeyboardInterrupt
+
+    holder.record = die_after_the_command  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        advance(world.paths, holder)
+    advance(world.paths, world.holder())
+    assert standing(world.paths.trial(1)).state == "runnable"
+
+
+def test_a_trial_that_was_canceled_alone_may_be_tried_again(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=2, width=2))
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    first, second = play.start_all()
+    one, two = play.claim(first, 1), play.claim(second, 2)
+    commands.ask(world.paths, "cancel", 1)
+    advance(world.paths, holder)
+    play.end(one, "canceled")
+    advance(world.paths, holder)
+    commands.ask(world.paths, "retry", 1)
+    advance(world.paths, holder)
+    assert standing(world.paths.trial(1)).state == "runnable"
+    play.finish(play.claim(first, 1))
+    play.finish(two)
+    assert advance(world.paths, holder).closed
+    assert [e["reason"] for e in events(world) if "reason" in e] == ["canceled", "target", "target"]
+
+
+def test_a_canceled_experiment_is_not_brought_back_by_a_retry(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    attempt = play.claim(play.start_all()[0])
+    commands.ask(world.paths, "cancel")
+    commands.ask(world.paths, "retry", 1)
+    advance(world.paths, holder)
+    assert control(world, 1).action == "kill"
+    play.end(attempt, "canceled")
+    assert advance(world.paths, holder).closed
+
+
+def test_a_trial_canceled_before_its_files_were_made_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    world = World.make(tmp_path, Waves(count=2, width=2))
+    with monkeypatch.context() as patch:
+        patch.setattr(controller.apply, "apply", full)
+        with pytest.raises(OSError, match="no space"):
+            advance(world.paths, world.holder())
+    commands.ask(world.paths, "cancel", 1)
+    holder = world.holder()
+    advance(world.paths, holder)
+    advance(world.paths, holder)
+    assert [e["reason"] for e in events(world) if "reason" in e] == ["canceled"]
+
+
 def test_a_searcher_that_raises_pauses_the_search_and_loses_nothing(tmp_path: Path) -> None:
     method = Waves(count=2, width=1, breaks_at=1)
     world = World.make(tmp_path, method)
@@ -599,6 +675,33 @@ def test_a_trials_record_that_was_never_decided_stops_the_search_visibly(tmp_pat
     assert any("not what the searcher decided" in action for action in turn.actions)
 
 
+def test_a_term_that_ends_while_that_is_told_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fenced(*_: object) -> None:
+        raise Fenced
+
+    monkeypatch.setattr(controller, "notify", fenced)
+    world = World.make(tmp_path)
+    Trial(1, {"rate": 9}, 1).write_once(world.paths.trial(1).record)
+    assert not advance(world.paths, world.holder()).held
+
+
+def test_terms_that_a_full_disk_ends_leave_no_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    world = World.make(tmp_path)
+    holder = world.holder()
+    monkeypatch.setattr(journal.Writer, "append", full)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="no space"):
+        advance(world.paths, holder)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_one_task_per_trial_where_the_user_wants_it(tmp_path: Path) -> None:
     world = World.make(tmp_path, Waves(count=3, width=1), worker={"mode": "per_trial"})
     play, holder = world.play(), world.holder()
@@ -668,3 +771,19 @@ def test_trials_are_paused_continued_and_stopped_by_rungs(tmp_path: Path) -> Non
     lengths = [(e["trial"], e["length"]["batches"]) for e in events(world) if "length" in e]
     assert lengths == [(1, 50), (2, 50), (1, 100)]
     assert len(world.scheduler.jobs) == 1
+
+
+def test_a_trial_continued_by_its_own_report_ends_once_and_later(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Rungs(), searcher={"max_concurrent_trials": 1})
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    [worker] = play.start_all()
+    for loss in (0.7, 0.2):
+        play.finish(play.claim(worker), loss)
+        advance(world.paths, holder)
+    again = play.claim(worker)
+    assert (again.trial, again.number) == (2, 2)
+    play.finish(again, 0.1)
+    advance(world.paths, holder)
+    told = [(e["trial"], e.get("length", {}).get("batches")) for e in events(world) if "trial" in e]
+    assert told == [(1, 50), (1, None), (2, 50), (2, 100), (2, None)]

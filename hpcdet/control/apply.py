@@ -23,7 +23,8 @@ def apply(holder: Holder) -> None:
         trial = holder.paths.trial(plan.number)
         wanted = holder.decided.control(plan)
         settled = plan.ended and holder.written.get(("control", plan.number), (0, 0))[1] == wanted
-        if settled or (plan.killed and not trial.root.exists()):
+        never = holder.decided.canceled and plan.killed and not trial.root.exists()
+        if settled or never:
             continue
         _write_control(holder, plan.number, trial, wanted)
         _write_record(holder, plan, trial)

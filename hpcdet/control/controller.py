@@ -59,15 +59,17 @@ def advance(paths: ExperimentPaths, holder: Holder) -> Turn:
     try:
         if not holder.begin():
             return Turn(False)
-        _turn(holder)
+        try:
+            _turn(holder)
+        except IntegrityError as error:
+            holder.actions.append(str(error))
+            _say(holder, "PAUSED", str(error), "files")
     except Fenced:
         return Turn(False, actions=tuple(holder.actions))
     except IntegrityError as error:
         holder.actions.append(str(error))
-        if not holder.has_begun:
-            holder.close()
-            return Turn(False, actions=tuple(holder.actions))
-        _say(holder, "PAUSED", str(error), "files")
+        holder.close()
+        return Turn(False, actions=tuple(holder.actions))
     except BaseException:
         # what is on the disk may be more than is known here: a new term reads it again
         holder.close()

@@ -133,11 +133,6 @@ class Holder:
         return f"{self.kind} {socket.gethostname()}:{os.getpid()}"
 
     @property
-    def has_begun(self) -> bool:
-        """The decisions of this term have been begun."""
-        return self._chain is not None
-
-    @property
     def decided(self) -> Decided:
         """What has been decided; only while the lease is held."""
         assert self._decided is not None

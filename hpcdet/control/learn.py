@@ -10,7 +10,7 @@ from hpcdet.control.holder import Holder
 from hpcdet.control.notify import notify
 from hpcdet.search import api
 from hpcdet.store import trials
-from hpcdet.store.records import Verdict
+from hpcdet.store.records import Control, Verdict
 from hpcdet.store.trials import Standing
 
 
@@ -70,13 +70,20 @@ def _end(holder: Holder, plan: Plan, standing: Standing) -> None:
     reason: Literal["target", "stopped", "failed", "invalid_hp", "user_exit", "canceled"]
     if plan.failed:
         reason = "invalid_hp" if plan.given_up == "invalid_hp" else "failed"
-    elif standing.state == "done":
+    elif standing.state == "done" and _is_all(holder, plan, standing):
         reason = _how_done(holder, plan, standing)
-    elif standing.state == "stopped":
+    elif standing.state == "stopped" and (plan.killed or plan.searcher == "stop"):
         reason = "canceled" if plan.killed else "stopped"
     else:
-        return
+        return  # also where its control is to be taken back in this turn
     holder.tell(api.SegmentEnd(plan.number, reason), attempt=standing.attempts)
+
+
+def _is_all(holder: Holder, plan: Plan, standing: Standing) -> bool:
+    """Whether a trial that is done by its files has not been asked for more in this turn."""
+    last = holder.paths.trial(plan.number).attempt(standing.next_attempt - 1)
+    end, wanted = standing.last_end, Control("run", plan.until)
+    return end is not None and trials.finished(end, Verdict.read(last.verdict), wanted)
 
 
 def _how_done(

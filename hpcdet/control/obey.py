@@ -17,6 +17,8 @@ def obey(holder: Holder) -> None:
         if command is None:
             return
         refused = _refusal(holder, command)
+        if command.verb == "retry" and not refused:
+            _retry(holder, command.trial)  # before the command is done with; twice is harmless
         holder.record(
             "command",
             seq=seq,
@@ -29,8 +31,6 @@ def obey(holder: Holder) -> None:
         holder.actions.append(f"obey command {seq}: {command.verb}")
         if refused:
             continue
-        if command.verb == "retry":
-            _retry(holder, command.trial)
         if command.verb in ("resume", "retry"):
             holder.throttled_until = 0.0
             holder.unheeded_since = None
@@ -43,6 +43,8 @@ def _refusal(holder: Holder, command: Command) -> str:
     """Why a command cannot be obeyed; "" if it can."""
     if command.trial and command.trial not in holder.decided.plans:
         return f"there is no trial {command.trial}"
+    if command.verb == "retry" and holder.decided.canceled:
+        return "the experiment has been canceled"
     if command.verb == "set":
         for key, value in command.arguments.items():
             if key != "max_concurrent_trials":

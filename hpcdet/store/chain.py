@@ -49,7 +49,11 @@ class Chain:
         writer = journal.Writer(paths.decisions(term))
         chain = cls(history, term, writer)
         first = {"number": term, "holder": holder, "accepts": {"term": former, "n": n}}
-        chain.history.append(chain.append("term", **first))
+        try:
+            chain.history.append(chain.append("term", **first))
+        except BaseException:
+            chain.close()
+            raise
         return chain
 
     def append(self, kind: str, **fields: Any) -> Line:

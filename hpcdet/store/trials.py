@@ -74,7 +74,7 @@ def standing(trial: TrialPaths) -> Standing:
         state = "paused"
     elif control.action == "fail":
         state = "failed"
-    elif last is not None and _finished(last, verdict, control):
+    elif last is not None and finished(last, verdict, control):
         state = "done"
     elif control.action in ("stop", "kill"):
         state = "stopped"
@@ -153,7 +153,7 @@ def batches(trial: TrialPaths, attempts: list[AttemptPaths]) -> int:
     return max(known, next((verdict.batches for verdict in verdicts if verdict), 0))
 
 
-def _finished(last: End, verdict: Verdict | None, control: Control) -> bool:
+def finished(last: End, verdict: Verdict | None, control: Control) -> bool:
     """Whether the last end was a good one and nothing longer has been asked for since."""
     if last.reason == "stopped":
         return True
