@@ -20,6 +20,7 @@ import yaml
 
 from hpcdet.cli import follow
 from hpcdet.read import find
+from hpcdet.store.records import WorkerEnd
 from tests.builders import Builder, sweep
 from tests.commands import Cli
 from tests.experiments import until
@@ -180,6 +181,21 @@ def test_only_whole_experiments_are_moved_packed_or_removed(
     assert swept.paths.config.is_file() and (mine / "experiment.yaml").is_file()
     cli("rm", f"{swept.paths.root}/", "-y")
     assert not swept.paths.root.exists()
+
+
+def test_workers_say_goodbye_before_a_folder_goes(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    worker = built.worker()
+    built.close()
+    end = WorkerEnd("closed", worker)
+    said: list[bool] = []
+    monkeypatch.setattr(
+        follow, "pause", lambda _: said.append(end.write_once(built.paths.worker(1, 0, 0).end))
+    )
+    cli("rm", "digits", "-y")
+    assert said == [True] and list(cli.root.iterdir()) == []
 
 
 def test_moved_it_is_the_same_experiment(cli: Cli, swept: Builder, tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ import os
 import shutil
 import tarfile
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from hpcdet.cli import words
+from hpcdet.cli import follow, words
 from hpcdet.cli.bulk import each
 from hpcdet.cli.ids import id_argument, ids_argument
 from hpcdet.cli.output import Column, Output, output
@@ -27,6 +28,8 @@ from hpcdet.store.layout import ExperimentPaths
 COLUMNS = (Column("ID", "id"), Column("TO", "path"), Column("WHAT", "what"))
 NOT_ARCHIVED = ("secrets.json", "index.sqlite")
 """Secrets are nobody else's, and the index is derived."""
+LEAVE_S = 60.0
+"""How long workers are waited for that may have died after all was over."""
 
 
 def whole(text: str) -> ExperimentPaths:
@@ -50,6 +53,7 @@ def refuse_live(paths: ExperimentPaths) -> None:
     """Raise UsageError while anything may still write into the folder."""
     gathered = gather.gather(paths)
     if gathered.closed is not None:
+        _let_workers_leave(paths)
         return
     state, _ = states.experiment_state(gathered)
     workers = any(worker.end is None for worker in gathered.workers)
@@ -62,6 +66,16 @@ def refuse_live(paths: ExperimentPaths) -> None:
     if holder["held"] and (holder["age_s"] or 0.0) <= states.FRESH_S:
         where, hint = f"{holder['kind']} on {holder['host']}", f"hpcdet searcher stop {paths.id}"
         raise UsageError(f"somebody decides for it: {where}", where=paths.id, hint=hint)
+
+
+def _let_workers_leave(paths: ExperimentPaths) -> None:
+    """What has just ended is still written to: workers say goodbye, and one sweeps up before."""
+    if not states.leaving(gather.gather(paths)):
+        return
+    limit = time.monotonic() + LEAVE_S
+    with busy(f"waiting until the workers of {paths.id} have left"):
+        while states.leaving(gather.gather(paths)) and time.monotonic() < limit:
+            follow.pause(0.2)
 
 
 def total_bytes(folder: Path) -> int:

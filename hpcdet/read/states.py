@@ -113,6 +113,12 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
     return {"health": "stalled", "last_turn_s": age, "why": why}
 
 
+def leaving(gathered: Gathered) -> bool:
+    """Whether a worker that was heard of lately has not written its end yet."""
+    now = time.time()
+    return any(w.end is None and _is_fresh(w.paths.beat, now) for w in gathered.workers)
+
+
 def _last_turn(gathered: Gathered) -> float | None:
     terms = layout.numbers(gathered.paths.terms, ".json")
     if not terms:
