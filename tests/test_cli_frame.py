@@ -368,6 +368,13 @@ def test_trouble_ends_the_waiting_and_a_pause_does_not(
     assert "no such partition" in cli("wait", "digits", code=6).err
 
 
+def test_waiting_for_any_of_several(cli: Cli) -> None:
+    Builder(cli.root / "digits-7f3a")
+    Builder(cli.root / "mnist-1a2b").close()
+    cli("wait", "digits", "mnist", "--timeout", "0", code=8)
+    cli("wait", "digits", "mnist", "--any", "--timeout", "0")
+
+
 def test_an_error_of_ours_has_where_and_hint(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Path) -> None:
         raise HpcdetError("it broke\nin two lines", where="here", hint="repair it")

@@ -387,6 +387,28 @@ def test_the_searcher_daemon_is_started_and_stopped(cli: Cli, tmp_path: Path) ->
             os.waitpid(pid, 0)
 
 
+def test_the_searcher_in_the_foreground_frees_the_lease(cli: Cli, tmp_path: Path) -> None:
+    cli("init", tmp_path / "work")
+    argv = ["--site", "local", "--no-test", "--prepare", "-o", "id"]
+    name = cli("submit", tmp_path / "work" / "random.yaml", *argv).out.strip()
+
+    def held_by() -> tuple[str, bool]:
+        [item] = cli("searcher", "status", name, "-o", "json").items
+        return item["kind"], item["held"]
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hpcdet", "searcher", "run", name], stdout=subprocess.DEVNULL
+    )
+    try:
+        until(lambda: held_by() == ("daemon", True))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=120) == 130
+    finally:
+        process.kill()
+        process.wait()
+    assert held_by() == ("daemon", False)
+
+
 def test_run_as_a_module(cli: Cli) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "hpcdet", "--version"], capture_output=True, text=True, timeout=120
