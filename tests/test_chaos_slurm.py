@@ -7,6 +7,7 @@ again; ``make chaos KILLS=100 SEED=1`` sets both.
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import random
 import signal
@@ -40,7 +41,10 @@ def _kill_the_worker(run: Run, _: random.Random) -> None:
 
 
 def _kill_the_searcher(run: Run, _: random.Random) -> None:
-    strike(run.started[-1:])
+    for pid in run.started[-1:]:
+        strike([pid])
+        with contextlib.suppress(ChildProcessError):  # subprocess may have been first
+            os.waitpid(pid, 0)
     run.crank()
 
 
