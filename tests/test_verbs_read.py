@@ -47,6 +47,33 @@ def test_logs_are_cut_filtered_and_named(cli: Cli, swept: Builder) -> None:
         assert "is no time" in cli("logs", "digits", "--since", nothing, code=2).err
 
 
+def test_logs_of_the_attempt_before_the_newest_with_times(cli: Cli, swept: Builder) -> None:
+    assert cli("logs", "digits", "--previous", "-g", "epoch|Error:").out.splitlines() == [
+        "[1.1 r0] epoch 1",
+        "[1.1 r0] epoch 2",
+        "[3.1 r0] ValueError: bad batch 1",
+    ]
+    traces = cli("logs", "digits", "--previous", "--errors").out.splitlines()
+    assert len(traces) == 4 and traces[-1] == "ValueError: bad batch 1"
+    for more in (["-f"], ["--attempt", "1"]):
+        assert "--previous" in cli("logs", "digits", "--previous", *more, code=2).err
+    attempt = swept.paths.trial(2).attempt(1)
+    attempt.logs.mkdir()
+    attempt.log(0).write_text("hello\n2026-03-01T12:00:00Z INFO begin\n")
+    assert cli("--utc", "logs", "digits/2", "--timestamps").out.splitlines() == [
+        f"{'-':19} hello",
+        "2026-03-01 12:00:00 2026-03-01T12:00:00Z INFO begin",
+    ]
+
+
+def test_the_best_trial_has_a_name(cli: Cli, swept: Builder) -> None:
+    for name in ("@best", "@last/@best", "digits/@best"):
+        assert [t["trial"] for t in cli("status", name, "--json").items[0]["trials"]] == [2]
+    assert str(find.reference("digits/@best.1", cli.root)) == "digits-7f3a/2.1"
+    Builder(cli.root / "mnist-1a2b").trial()
+    assert "no trial has a value of validation_loss" in cli("show", "mnist/@best", code=3).err
+
+
 def test_followed_logs_and_events_end_with_the_experiment(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import click
 
-from hpcdet.cli import follow
+from hpcdet.cli import follow, words
 from hpcdet.cli.ids import id_argument
 from hpcdet.cli.observe import moment
 from hpcdet.cli.output import Column, Output, output
@@ -29,6 +29,7 @@ COLUMNS = (Column("TRIAL", "trial"), Column("ATTEMPT", "attempt"), Column("RANK"
 @click.option("--head", type=click.IntRange(min=0), metavar="N", help="Only the first N lines.")
 @click.option("--rank", type=int, multiple=True, help="Only this rank (repeat for more).")
 @click.option("--attempt", type=int, default=0, help="Only this attempt of each trial.")
+@click.option("--previous", is_flag=True, help="Only the last attempt but one of each trial.")
 @click.option("--since", default="", metavar="AGE|TIME", help="Only later lines.")
 @click.option("--until", default="", metavar="AGE|TIME", help="Only earlier lines.")
 @click.option(
@@ -41,6 +42,7 @@ COLUMNS = (Column("TRIAL", "trial"), Column("ATTEMPT", "attempt"), Column("RANK"
 @click.option("-g", "--grep", default="", metavar="RE", help="Only lines that match.")
 @click.option("--errors", is_flag=True, help="The first traceback of each rank.")
 @click.option("--launcher", is_flag=True, help="Also what the launcher said itself.")
+@click.option("--timestamps", is_flag=True, help="First the time of each line that tells one.")
 @click.option("--path", is_flag=True, help="Names of the log files, nothing of them.")
 @click.option("--exit-status", is_flag=True, help="With -f: exit 6 if it ended badly.")
 @output("logs")
@@ -52,12 +54,14 @@ def logs_command(
     head: int | None,
     rank: Sequence[int],
     attempt: int,
+    previous: bool,
     since: str,
     until: str,
     level: str,
     grep: str,
     errors: bool,
     launcher: bool,
+    timestamps: bool,
     path: bool,
     exit_status: bool,
 ) -> None:
@@ -70,17 +74,25 @@ def logs_command(
     """
     found = find.reference(id, settings().root)
     attempt = found.attempt or attempt
+    if previous and (attempt or follow_):
+        hint = "it stands for an attempt, and that one is over"
+        raise UsageError("neither an attempt nor -f goes with --previous", hint=hint)
     chosen = logs.sources(
-        found.paths, trial=found.trial, attempt=attempt, ranks=rank, launcher=launcher
+        found.paths,
+        trial=found.trial,
+        attempt=attempt,
+        ranks=rank,
+        launcher=launcher,
+        previous=previous,
     )
     if path:
         for source in chosen:
             click.echo(str(source.path))
         return
     if errors:
-        traces = logs.errors(found.paths, found.trial, attempt)
+        traces = logs.errors(found.paths, found.trial, attempt, previous)
         lines = [line for trace in traces for line in trace if not rank or line.rank in rank]
-        _print(out, lines)
+        _print(out, lines, timestamps)
         if not lines:
             settings().note("no traceback in the logs")
         return
@@ -96,12 +108,12 @@ def logs_command(
         lines = lines[:head]
     if tail is not None:
         lines = lines[len(lines) - tail :] if tail < len(lines) else lines
-    _print(out, lines)
+    _print(out, lines, timestamps)
     if not lines and not follow_:
         settings().note("no lines")
     if follow_:
         with follow.following([found.paths.id]):
-            _follow(out, found, attempt, rank, launcher, read, chosen)
+            _follow(out, found, attempt, rank, launcher, timestamps, read, chosen)
         if exit_status:
             follow.judge([views.status(found.paths)])
 
@@ -120,6 +132,7 @@ def _follow(
     attempt: int,
     ranks: Sequence[int],
     launcher: bool,
+    timestamps: bool,
     read: Callable[[logs.Source, bool], list[LogLine]],
     known: list[logs.Source],
 ) -> None:
@@ -133,7 +146,7 @@ def _follow(
             sources.setdefault(source.path, source)
         for source in sources.values():
             if fresh := read(source, over):
-                _print(out, fresh)
+                _print(out, fresh, timestamps)
         if over:
             return
         follow.pause(0.5)
@@ -147,7 +160,7 @@ def _over(found: find.Reference) -> bool:
     return bool(trials) and all(trial["state"] in follow.ENDED for trial in trials)
 
 
-def _print(out: Output, lines: Sequence[LogLine]) -> None:
+def _print(out: Output, lines: Sequence[LogLine], timestamps: bool) -> None:
     if not out.for_people:
         if lines or out.format != "csv":
             out.emit([asdict(line) for line in lines], COLUMNS, key="text")
@@ -156,4 +169,5 @@ def _print(out: Output, lines: Sequence[LogLine]) -> None:
     for line in lines:
         rank = "launcher" if line.rank == logs.LAUNCHER else f"r{line.rank}"
         prefix = f"[{line.trial}.{line.attempt} {rank}] " if several or out.format == "wide" else ""
-        click.echo(prefix + line.text)
+        stamp = f"{words.when(line.time) or '-':19} " if timestamps else ""
+        click.echo(stamp + prefix + line.text)

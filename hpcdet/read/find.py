@@ -1,4 +1,7 @@
-"""From what a person types to a folder: ids, prefixes, ``ID/3``, ``@last``, job ids, paths."""
+"""From what a person types to a folder: ids, prefixes, ``ID/3``, ``@last``, ``@best``, job ids.
+
+Paths of experiments and of what is inside one are understood, too.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from hpcdet.store.records import Submitted
 
 DEFAULT_ROOT = "hpcdet-experiments"
 
-_REFERENCE = re.compile(r"(?P<id>[^/]+)(/(?P<trial>\d+)(\.(?P<attempt>\d+))?)?")
+BEST = "@best"
+_REFERENCE = re.compile(r"(?P<id>[^/]+)(/(?P<trial>\d+|@best)(\.(?P<attempt>\d+))?)?")
 _JOB = re.compile(r"(?:(?:slurm|pbs):)?(?P<job>\d+|local-[0-9a-f]+-\d+)(?:_\d+)?")
 
 
@@ -62,8 +66,9 @@ def reference(text: str, root: Path) -> Reference:
     """What ``text`` stands for.
 
     Accepted: an id or an unambiguous prefix of one; ``ID/3``; ``ID/3.2``; ``@last`` (with
-    ``/3`` as well); a scheduler's job id (``slurm:123_4``, ``123``); the path of an experiment
-    or of anything inside one.
+    ``/3`` as well); ``ID/@best``, the trial with the best value so far, and ``@best``, that of
+    the newest experiment; a scheduler's job id (``slurm:123_4``, ``123``); the path of an
+    experiment or of anything inside one.
 
     Raises:
         NotFound: nothing fits, or more than one experiment does.
@@ -71,11 +76,12 @@ def reference(text: str, root: Path) -> Reference:
     inside = _enclosing(text)
     if inside is not None:
         return inside
-    match = _REFERENCE.fullmatch(text)
+    match = _REFERENCE.fullmatch(f"@last/{BEST}" if text == BEST else text)
     if match is None:
         raise _nothing(text, root)
     paths = _experiment(match["id"], root)
-    trial, attempt = int(match["trial"] or 0), int(match["attempt"] or 0)
+    trial = _best(paths) if match["trial"] == BEST else int(match["trial"] or 0)
+    attempt = int(match["attempt"] or 0)
     if match["trial"] is not None and not paths.trial(trial).root.is_dir():
         has = [t.number for t in paths.trials()]
         hint = f"trials are {has[0]} to {has[-1]}" if has else "it has no trials yet"
@@ -139,6 +145,17 @@ def _experiment(name: str, root: Path) -> ExperimentPaths:
         raise _nothing(name, root)
     names = ", ".join(sorted(paths.id for paths in fits)[:5])
     raise NotFound(f"{len(fits)} experiments fit: {names}", where=name, hint="type more of the id")
+
+
+def _best(paths: ExperimentPaths) -> int:
+    """The trial that is best by the searcher's metric. Raises NotFound if none has a value."""
+    from hpcdet.read import views  # completion finds ids without reading experiments
+
+    item = views.status(paths)
+    if item["best"] is None:
+        hint = f"see how they stand with: hpcdet status {paths.id}"
+        raise NotFound(f"no trial has a value of {item['metric']} yet", where=paths.id, hint=hint)
+    return int(item["best"]["trial"])
 
 
 def _jobs(paths: ExperimentPaths) -> set[str]:

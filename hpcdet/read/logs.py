@@ -87,14 +87,25 @@ def sources(
     attempt: int = 0,
     ranks: Collection[int] = (),
     launcher: bool = False,
+    previous: bool = False,
 ) -> list[Source]:
-    """The log files there are now, by trial, attempt and rank; 0 and () stand for all."""
-    found: list[Source] = []
+    """The log files there are now, by trial, attempt and rank; 0 and () stand for all.
+
+    Args:
+        launcher: what the launcher said itself, too.
+        previous: only of each trial's last attempt but one.
+    """
+    chosen = _attempts(paths, trial, attempt, previous)
+    return [source for one in chosen for source in _sources(one, ranks, launcher)]
+
+
+def _attempts(
+    paths: ExperimentPaths, trial: int, attempt: int, previous: bool
+) -> Iterator[AttemptPaths]:
     for each in paths.trials():
-        for one in each.attempts() if trial in (0, each.number) else ():
-            if attempt in (0, one.number):
-                found.extend(_sources(one, ranks, launcher))
-    return found
+        if trial in (0, each.number):
+            attempts = each.attempts()[-2:-1] if previous else each.attempts()
+            yield from (one for one in attempts if attempt in (0, one.number))
 
 
 def _sources(attempt: AttemptPaths, ranks: Collection[int], launcher: bool) -> list[Source]:
@@ -164,22 +175,22 @@ def first_traceback(source: Source) -> list[LogLine]:
     return found
 
 
-def errors(paths: ExperimentPaths, trial: int = 0, attempt: int = 0) -> list[list[LogLine]]:
+def errors(
+    paths: ExperimentPaths, trial: int = 0, attempt: int = 0, previous: bool = False
+) -> list[list[LogLine]]:
     """The first traceback of each rank of each attempt; the launcher's log where ranks have none.
 
-    Of attempts that were followed by others of the trial, all are looked at.
+    Of attempts that were followed by others of the trial, all are looked at; with ``previous``,
+    only the last but one.
     """
     found: list[list[LogLine]] = []
-    for each in paths.trials():
-        for one in each.attempts() if trial in (0, each.number) else ():
-            if attempt not in (0, one.number):
-                continue
-            tracebacks = [first_traceback(source) for source in _sources(one, (), False)]
-            found.extend(trace for trace in tracebacks if trace)
-            end = End.read(one.end)
-            failed = end is not None and end.reason in ("user_error", "oom", "launch_failed")
-            if failed and not any(tracebacks):
-                launcher = [s for s in _sources(one, (), True) if s.rank == LAUNCHER]
-                said = [list(source.lines(whole=True))[-20:] for source in launcher]
-                found.extend(lines for lines in said if lines)
+    for one in _attempts(paths, trial, attempt, previous):
+        tracebacks = [first_traceback(source) for source in _sources(one, (), False)]
+        found.extend(trace for trace in tracebacks if trace)
+        end = End.read(one.end)
+        failed = end is not None and end.reason in ("user_error", "oom", "launch_failed")
+        if failed and not any(tracebacks):
+            launcher = [s for s in _sources(one, (), True) if s.rank == LAUNCHER]
+            said = [list(source.lines(whole=True))[-20:] for source in launcher]
+            found.extend(lines for lines in said if lines)
     return found
