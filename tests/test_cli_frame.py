@@ -120,6 +120,19 @@ def test_9_a_file_is_not_what_was_written(cli: Cli, swept: Builder) -> None:
     assert ran.items[0]["state"] == "damaged"
 
 
+def test_only_those_in_a_state_are_canceled_and_the_reason_is_kept(cli: Cli) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    Builder(cli.root / "mnist-1a2b").close()
+    ids = ["digits-7f3a", "mnist-1a2b"]
+    ran = cli("cancel", *ids, "--state", "running", "-o", "json")
+    assert ran.items == [] and not built.paths.commands.exists()
+    argv = ["--state", "pending", "--state", "RUNNING", "--reason", "wrong data"]
+    [item] = cli("cancel", *ids, *argv, "-o", "json").items
+    assert (item["id"], item["ok"]) == ("digits-7f3a", True)
+    events = cli("events", "digits", "--kind", "command", "-o", "json").items
+    assert [event["text"].endswith(": wrong data") for event in events] == [True]
+
+
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_130_and_143_ending_a_follower_leaves_the_job_alone(
     cli: Cli, sent: signal.Signals, code: int

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -12,12 +13,13 @@ from hpcdet.cli import follow
 from hpcdet.cli.bulk import each
 from hpcdet.cli.crank import Crank, cranks
 from hpcdet.cli.ids import ids_argument
+from hpcdet.cli.observe import STATES
 from hpcdet.cli.output import Output, output
 from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import confirm, settings
 from hpcdet.control import commands
 from hpcdet.errors import HpcdetError, UsageError
-from hpcdet.read import find, gather, states
+from hpcdet.read import find, gather, states, views
 from hpcdet.store import journal
 from hpcdet.store.layout import ExperimentPaths
 
@@ -34,18 +36,47 @@ def _wait() -> Decorator:
 
 @click.command("cancel", short_help="Save checkpoints, then end experiments or trials for good.")
 @ids_argument()
+@click.option(
+    "--state",
+    multiple=True,
+    type=click.Choice(STATES, case_sensitive=False),
+    help="Only those in this state (repeat for more).",
+)
+@click.option("--reason", default="", metavar="TEXT", help="Why; events shows it.")
 @_dry_run()
 @_wait()
 @output("cancel")
-def cancel_command(out: Output, ids: Sequence[str], dry_run: bool, wait: bool) -> None:
+def cancel_command(
+    out: Output, ids: Sequence[str], state: Sequence[str], reason: str, dry_run: bool, wait: bool
+) -> None:
     """End experiments or trials (ID/3) for good; running ones save a checkpoint first.
 
     \b
-    Example: hpcdet cancel digits-7f3a
+    Examples: hpcdet cancel digits-7f3a --reason 'wrong data'
+              hpcdet ls -o id | hpcdet cancel - --state PENDING -y
     """
+    if state:
+        ids = [id for id in ids if _is_in(id, state)]
+        if not ids:
+            settings().note(f"none of them is {' or '.join(state)}")
     if len(ids) > 1 and not dry_run:
         confirm(f"cancel {len(ids)} experiments or trials?")
-    _ask(out, "cancel", ids, dry_run, follow.ENDED, wait)
+    arguments = {"reason": reason} if reason else {}
+    _ask(out, "cancel", ids, dry_run, follow.ENDED, wait, arguments)
+
+
+def _is_in(id: str, wanted: Sequence[str]) -> bool:
+    """Whether an experiment or trial is in one of the states.
+
+    What cannot be found passes: its line in the answer says so.
+    """
+    try:
+        found = find.reference(id, settings().root)
+        status = views.status(found.paths)
+    except (HpcdetError, OSError):
+        return True
+    state = {0: status["state"], **{t["trial"]: t["state"] for t in status["trials"]}}
+    return state.get(found.trial) in (*wanted, None)
 
 
 @click.command("pause", short_help="Save checkpoints, stop, and give the nodes back.")
@@ -120,18 +151,20 @@ def _ask(
     dry_run: bool,
     goal: frozenset[str] = frozenset(),
     wait: bool = False,
+    arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Ask, then turn the crank so that it happens even where nobody else is alive.
 
     Args:
         goal: states of the experiments or trials to wait for.
+        arguments: kept in the command, plain JSON.
     """
     asked: dict[ExperimentPaths, list[int]] = {}
 
     def act(found: find.Reference) -> str:
         if dry_run:
             return f"would {verb}"
-        number = commands.ask(found.paths, verb, found.trial)
+        number = commands.ask(found.paths, verb, found.trial, **arguments)
         asked.setdefault(found.paths, []).append(found.trial)
         if verb in ("resume", "retry"):
             _turn_until_somebody_works(found.paths)

@@ -18,7 +18,7 @@ def ask(paths: ExperimentPaths, verb: Verb, trial: int = 0, **arguments: Any) ->
 
     Args:
         trial: number of the trial it is about; 0 means the whole experiment.
-        arguments: of ``tag`` and ``set``, plain JSON.
+        arguments: of ``tag`` and ``set``, and the ``reason`` of any; plain JSON.
 
     Raises:
         UsageError: the experiment is over for good; only ``tag`` is left to do then.

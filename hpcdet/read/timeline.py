@@ -133,4 +133,6 @@ def _action_text(action: dict[str, Any]) -> str:
 def _commands(gathered: Gathered) -> Iterator[Event]:
     for _, command in gathered.commands:
         by = f" by {command.user}" if command.user else ""
-        yield _event(command.at, "command", f"{command.verb}{by}", command.trial)
+        reason = command.arguments.get("reason")
+        why = f": {reason}" if reason else ""
+        yield _event(command.at, "command", f"{command.verb}{by}{why}", command.trial)
