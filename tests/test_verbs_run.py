@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from hpcdet.errors import Unavailable
 from hpcdet.read import find, views
 from hpcdet.store.layout import ExperimentPaths
 from tests import experiments as x
@@ -188,6 +189,33 @@ def test_dry_run_shows_everything_and_makes_nothing(lab: Lab) -> None:
     [item] = lab.cli(*argv, "-o", "json").items
     assert (item["trials"], item["tasks"]) == (3, 2) and item["code"] == ["config.yaml"]
     assert list(lab.cli.root.iterdir()) == []
+
+
+def test_a_dry_run_offline_asks_no_scheduler(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*_: Any) -> Any:
+        raise Unavailable("the scheduler was asked")
+
+    monkeypatch.setattr("hpcdet.jobs.checks.open_scheduler", ask)
+    monkeypatch.setattr("hpcdet.cli.preview.open_scheduler", ask)
+    argv = ["submit", lab.config(), "--site", lab.site, "-n", "-o", "json"]
+    [item] = lab.cli(*argv).items
+    assert item["verdict"] == "the scheduler was asked"
+    [item] = lab.cli(*argv, "--offline").items
+    assert item["verdict"] == "" and "#!/bin/bash" in item["script"]
+    lab.cli(*argv[:-3], "--offline", code=2)
+    assert list(lab.cli.root.iterdir()) == []
+
+
+def test_note_and_limit_are_layers_and_the_id_alone_is_parsable(lab: Lab) -> None:
+    flags = ["--max-parallel", "1", "--note", 'a: "b" # é\n- c', "--prepare", "--parsable"]
+    argv = ["--site", lab.site, "--no-test", *flags]
+    ran = lab.cli("submit", lab.config(), *argv)
+    [shown] = lab.cli("show", ran.out.strip(), "-o", "json").items
+    assert shown["config"]["description"] == 'a: "b" # é\n- c'
+    assert shown["config"]["searcher"]["max_concurrent_trials"] == 1
+    ran = lab.cli("submit", lab.config(description="mine"), *argv)
+    [shown] = lab.cli("show", ran.out.strip(), "-o", "json").items
+    assert shown["config"]["description"] == "mine" and "warning: " in ran.err
 
 
 def test_prepare_makes_all_but_the_submission(lab: Lab) -> None:

@@ -23,13 +23,16 @@ from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Intent
 
 
-def show(out: Output, wanted: Request, warnings: list[str]) -> None:
+def show(out: Output, wanted: Request, warnings: list[str], *, ask: bool = True) -> None:
     """Print what would be submitted; nothing is made.
+
+    Args:
+        ask: the scheduler, what it says to the script.
 
     Raises:
         ConfigError: the template or the code is refused, as a submission would be.
     """
-    item = _item(wanted)
+    item = _item(wanted, ask)
     if not out.for_people or out.fields:
         out.emit([item], (Column("ID", "id"),), warnings=warnings)
         return
@@ -60,7 +63,7 @@ def _first_submission(wanted: Request) -> tuple[ExperimentPaths, Intent]:
     return ExperimentPaths(wanted.root / name), intent
 
 
-def _item(wanted: Request) -> dict[str, Any]:
+def _item(wanted: Request, ask: bool) -> dict[str, Any]:
     site = wanted.site
     paths, intent = _first_submission(wanted)
     text = script(wanted)
@@ -77,7 +80,7 @@ def _item(wanted: Request) -> dict[str, Any]:
         "tasks": intent.tasks,
         "script": text,
         "argv": submission.argv(site, paths.script(1)),
-        "verdict": _verdict(wanted, intent, text),
+        "verdict": _verdict(wanted, intent, text) if ask else "",
     }
 
 

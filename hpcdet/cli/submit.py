@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.preflight import rehearse
 from hpcdet.cli.settings import settings
 from hpcdet.control.controller import Turn
-from hpcdet.errors import ConfigError, HpcdetError
+from hpcdet.errors import ConfigError, HpcdetError, UsageError
 from hpcdet.jobs import create, submission
 from hpcdet.read import views
 from hpcdet.site import Site, from_resolved
@@ -36,10 +38,19 @@ COLUMNS = (
 @setting_options()
 @click.option("--name", help="Instead of the config's name.")
 @click.option("--tag", multiple=True, metavar="LABEL", help="A label (repeat for more).")
+@click.option("--note", default="", metavar="TEXT", help="Description where the config has none.")
+@click.option(
+    "--max-parallel",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Trials open at once (searcher.max_concurrent_trials); 0: no limit.",
+)
 @click.option("-n", "--dry-run", is_flag=True, help="Show script and config, ask the scheduler.")
+@click.option("--offline", is_flag=True, help="With -n: do not ask the scheduler.")
 @click.option("--prepare", is_flag=True, help="Make it, but leave the submission to you.")
 @click.option("--test/--no-test", default=True, help="Try one batch first [yes].")
 @click.option("-f", "--follow", "--wait", "wait", is_flag=True, help="Stay until it has ended.")
+@click.option("--parsable", is_flag=True, help="The same as -o id.")
 @output("submit")
 def submit_command(
     out: Output,
@@ -49,10 +60,14 @@ def submit_command(
     site_name: str | None,
     name: str | None,
     tag: Sequence[str],
+    note: str,
+    max_parallel: int | None,
     dry_run: bool,
+    offline: bool,
     prepare: bool,
     test: bool,
     wait: bool,
+    parsable: bool,
 ) -> None:
     """Make an experiment of CONFIG and the code in MODEL_DIR (the config's folder), and queue it.
 
@@ -62,14 +77,29 @@ def submit_command(
     Examples: hpcdet submit random.yaml --set searcher.max_trials=8
               ID=$(hpcdet submit random.yaml -o id)
     """
+    if offline and not dry_run:
+        raise UsageError("--offline goes with -n", hint="a submission needs the scheduler")
+    if parsable:
+        out = replace(out, format="id")
     labels = [f"labels=[{label!r}]" for label in tag]
     names = [f"name={name!r}"] if name else []
-    wanted = request(config_file, model_dir, [*sets, *names, *labels], site_name)
-    warnings = wanted.warnings(submits=not (dry_run or prepare))
+    limits = [] if max_parallel is None else [f"searcher.max_concurrent_trials={max_parallel}"]
+    flags = [*sets, *names, *labels, *limits]
+    wanted = request(config_file, model_dir, flags, site_name)
+    described = bool(wanted.resolved.description)
+    if note and not described:
+        text = json.dumps(note, ensure_ascii=False)
+        wanted = request(config_file, model_dir, [*flags, f"description={text}"], site_name)
+    if offline:
+        warnings = list(wanted.loaded.warnings)
+    else:
+        warnings = wanted.warnings(submits=not (dry_run or prepare))
+    if note and described:
+        warnings.append("the config has a description, which stays; the note is left out")
     if site_name is None:
         settings().note(f"site {wanted.site.name}: {wanted.site.reason}")
     if dry_run:
-        preview.show(out, wanted, warnings)
+        preview.show(out, wanted, warnings, ask=not offline)
         return
     if test:
         rehearse(wanted)
