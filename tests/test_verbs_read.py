@@ -171,6 +171,25 @@ def test_ls_chooses(cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch) -
     assert cli("status", "mnist", code=4).err
 
 
+def test_ls_of_trials_sorted_and_of_users(cli: Cli, swept: Builder) -> None:
+    other = Builder(cli.root / "mnist-1a2b")
+    other.paths.provenance.write_bytes(b'{"created_at": "2026-03-01T11:00:00Z", "user": "bob"}')
+    assert cli("ls", "--user", "bob", "-o", "id").out == "mnist-1a2b\n"
+    assert cli("ls", "--user", "bob", "--user", "ada", "-o", "id").out.count("\n") == 2
+    assert cli("ls", "--sort", "created", "-o", "id").out == "mnist-1a2b\ndigits-7f3a\n"
+    assert cli("ls", "--sort", "-created", "--limit", "1", "-o", "id").out == "digits-7f3a\n"
+
+    def trials(*argv: str) -> list[int]:
+        return [item["trial"] for item in cli("ls", "--trials", *argv, "--json").items]
+
+    assert trials("--sort", "best") == [2, 1, 3], "without a value comes last"
+    assert trials("--sort", "-best") == [1, 2, 3]
+    assert trials("--limit", "1") == [3]
+    assert trials("--state", "ERROR") == [3]
+    assert "digits-7f3a/2  COMPLETED" in cli("ls", "--trials").out
+    assert "keys: id, trial" in cli("ls", "--trials", "--sort", "loss", code=2).err
+
+
 def test_the_index_is_rebuilt_and_found(cli: Cli, swept: Builder) -> None:
     file = cli("index", "rebuild", "digits").out.strip()
     assert file == cli("index", "path", "digits").out.strip() and Path(file).is_file()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -14,10 +14,11 @@ from hpcdet.cli.ids import id_argument, ids_argument
 from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.errors import HpcdetError, Unsuccessful, UsageError
-from hpcdet.read import find, views
+from hpcdet.read import find, series, views
 from hpcdet.store.layout import ExperimentPaths
 
 Item = dict[str, Any]
+T = TypeVar("T")
 
 STATES = ("PENDING", "RUNNING", "PAUSED", "STOPPING", "COMPLETED", "CANCELED", "ERROR")
 
@@ -26,36 +27,79 @@ STATES = ("PENDING", "RUNNING", "PAUSED", "STOPPING", "COMPLETED", "CANCELED", "
 @click.option("--state", multiple=True, type=click.Choice(STATES, case_sensitive=False))
 @click.option("--tag", multiple=True, help="Only with this label (repeat: with all of them).")
 @click.option("--since", default="", metavar="AGE|TIME", help="Made since, as 7d, 12h or a date.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the newest N.")
+@click.option("--user", multiple=True, help="Only those this user made (repeat for more).")
+@click.option("--trials", is_flag=True, help="Their trials instead; --state is that of a trial.")
+@click.option("--sort", default="", metavar="[-]KEY", help="By a key of -o json; -KEY: downwards.")
+@click.option("--limit", type=click.IntRange(min=1), help="The newest N; with --sort, the first.")
 @output("ls")
 def ls_command(
-    out: Output, state: Sequence[str], tag: Sequence[str], since: str, limit: int | None
+    out: Output,
+    state: Sequence[str],
+    tag: Sequence[str],
+    since: str,
+    user: Sequence[str],
+    trials: bool,
+    sort: str,
+    limit: int | None,
 ) -> None:
-    """List experiments, oldest first.
+    """List experiments, oldest first, or their trials.
 
     \b
-    Example: hpcdet ls --state RUNNING --since 7d
+    Examples: hpcdet ls --state RUNNING --since 7d
+              hpcdet ls --tag paper --trials --sort best --limit 5
     """
     oldest = moment(since) if since else ""
-    rows, warnings = _readable(views.brief)
-    chosen = [
-        row
-        for row in rows
-        if (not state or row["state"] in state)
-        and set(tag) <= set(row["labels"])
-        and row["created"] >= oldest
-    ]
-    columns = (
-        Column("ID", "id"),
-        Column("STATE", "state", cut=False),
-        Column("TRIALS", lambda row: f"{row['done']}/{row['trials']}", right=True),
-        Column("CREATED", words.time_of("created"), cut=False),
-        Column("NAME", "name"),
-        Column("LABELS", "labels"),
-        Column("PATH", "path", wide=True),
-    )
-    empty = f"no experiments in {settings().root}"
-    out.emit(chosen[-limit:] if limit else chosen, columns, warnings=warnings, empty=empty)
+
+    def rows_of(paths: ExperimentPaths) -> list[Item]:
+        gathered = views.gather(paths)
+        row = views.brief(gathered)
+        if not set(tag) <= set(row["labels"]) or row["created"] < oldest:
+            return []
+        if user and row["user"] not in user:
+            return []
+        rows = views.trials(gathered) if trials else [row]
+        return [each for each in rows if not state or each["state"] in state]
+
+    found, warnings = _readable(rows_of)
+    rows = [row for part in found for row in part]
+    if sort:
+        rows = _sorted(rows, sort)[:limit]
+    elif limit:
+        rows = rows[-limit:]
+    empty = f"no {'trials' if trials else 'experiments'} in {settings().root}"
+    out.emit(rows, LS_TRIALS if trials else LS, warnings=warnings, empty=empty)
+
+
+LS = (
+    Column("ID", "id"),
+    Column("STATE", "state", cut=False),
+    Column("TRIALS", lambda row: f"{row['done']}/{row['trials']}", right=True),
+    Column("CREATED", words.time_of("created"), cut=False),
+    Column("NAME", "name"),
+    Column("LABELS", "labels"),
+    Column("USER", "user", wide=True),
+    Column("PATH", "path", wide=True),
+)
+
+
+def _sorted(rows: list[Item], by: str) -> list[Item]:
+    """Rows by one of their keys, downwards if it begins with ``-``; those without it come last.
+
+    Raises:
+        UsageError: rows have no such key.
+    """
+    key = by.removeprefix("-")
+    if rows and key not in rows[0]:
+        raise UsageError(f"no such key: {key}", where="--sort", hint=f"keys: {', '.join(rows[0])}")
+
+    def value(row: Item) -> tuple[float, str]:
+        # numbers by value; NaN and infinities are words in the journals, and infinity still has one
+        amount = series.number(row[key])
+        return (0.0, text(row[key])) if amount is None else (amount, "")
+
+    nothing = [row for row in rows if row[key] in (None, "", "NaN")]
+    ordered = [row for row in rows if row[key] not in (None, "", "NaN")]
+    return sorted(ordered, key=value, reverse=by.startswith("-")) + nothing
 
 
 def moment(since: str) -> str:
@@ -128,9 +172,9 @@ def _drift(ids: Sequence[str], items: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def _readable(view: Callable[[ExperimentPaths], Item]) -> tuple[list[Item], list[str]]:
+def _readable(view: Callable[[ExperimentPaths], T]) -> tuple[list[T], list[str]]:
     """A view of all experiments, and a warning for each that cannot be read."""
-    items: list[Item] = []
+    items: list[T] = []
     warnings: list[str] = []
     for paths in find.experiments(settings().root):
         try:
@@ -154,8 +198,7 @@ def _status(ids: Sequence[str]) -> tuple[list[Item], list[str]]:
     return items, []
 
 
-TRIALS = (
-    Column("TRIAL", "trial", right=True),
+_TRIAL = (
     Column("STATE", "state", cut=False),
     Column("STEPS", "steps", right=True),
     Column("BEST", "best", right=True),
@@ -166,6 +209,8 @@ TRIALS = (
     Column("CHECKPOINT", lambda row: (row["last_checkpoint"] or {}).get("name"), wide=True),
     Column("WHY", "why", wide=True),
 )
+TRIALS = (Column("TRIAL", "trial", right=True), *_TRIAL)
+LS_TRIALS = (Column("ID", "id", cut=False), *_TRIAL)
 
 
 def _print_status(out: Output, items: list[Item], warnings: Sequence[str]) -> None:

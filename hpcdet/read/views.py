@@ -36,7 +36,7 @@ Source = ExperimentPaths | Gathered
 
 
 def brief(source: Source) -> View:
-    """One line of ``hpcdet ls``: ``id, name, state, trials, done, created, labels, path``."""
+    """One line of ``hpcdet ls``: ``id, name, state, trials, done, created, user, labels, path``."""
     gathered = gather(source)
     config = gathered.config
     state, why = states.experiment_state(gathered)
@@ -50,6 +50,7 @@ def brief(source: Source) -> View:
         "trials": len(gathered.trials),
         "done": done,
         "created": _created(gathered),
+        "user": str(gathered.provenance.get("user", "")),
         "labels": labels(gathered),
         "path": str(gathered.paths.root),
     }
