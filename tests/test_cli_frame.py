@@ -120,6 +120,19 @@ def test_9_a_file_is_not_what_was_written(cli: Cli, swept: Builder) -> None:
     assert ran.items[0]["state"] == "damaged"
 
 
+def test_an_index_is_checked_and_copied(cli: Cli, swept: Builder, tmp_path: Path) -> None:
+    cli("index", "check", "digits", code=3)
+    file = Path(cli("index", "snapshot", "digits", tmp_path / "copy.sqlite").out.strip())
+    assert not swept.paths.index.exists()
+    swept.paths.index.write_bytes(file.read_bytes())
+    cli("index", "check", "digits")
+    swept.command("tag", add=["late"])
+    ran = cli("index", "check", "digits", code=9)
+    assert "events" in ran.err and "metrics" not in ran.err and "index rebuild" in ran.err
+    swept.paths.index.write_bytes(b"no database")
+    assert "metrics" in cli("index", "check", "digits", code=9).err
+
+
 def test_only_those_in_a_state_are_canceled_and_the_reason_is_kept(cli: Cli) -> None:
     built = Builder(cli.root / "digits-7f3a")
     Builder(cli.root / "mnist-1a2b").close()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from hpcdet.cli.ids import id_argument, ids_argument, references
 from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import settings
+from hpcdet.errors import IntegrityError
 from hpcdet.read import find
 
 
@@ -36,6 +38,45 @@ def rebuild(ids: Sequence[str]) -> None:
         with busy(f"indexing {paths.id}"):
             file = index.rebuild(paths)
         click.echo(str(file))
+
+
+@index_command.command("check")
+@id_argument()
+def check(id: str) -> None:
+    """Compare the index with what the experiment's files say now. Exit 9 if it differs.
+
+    \b
+    Example: hpcdet index check digits-7f3a
+    """
+    from hpcdet.read import index
+
+    paths = find.experiment(id, settings().root)
+    with busy(f"indexing {paths.id}"):
+        stale = index.differences(paths)
+    if stale:
+        raise IntegrityError(
+            f"not what the files say: {', '.join(stale)}",
+            where=str(paths.index),
+            hint=f"hpcdet index rebuild {paths.id}",
+        )
+    settings().note(f"{paths.index} is what the files say")
+
+
+@index_command.command("snapshot")
+@id_argument()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def snapshot(id: str, file: Path) -> None:
+    """Write the index, made anew, to FILE; the experiment itself is not touched.
+
+    \b
+    Example: hpcdet index snapshot digits-7f3a digits.sqlite
+    """
+    from hpcdet.read import index
+
+    paths = find.experiment(id, settings().root)
+    with busy(f"indexing {paths.id}"):
+        index.snapshot(paths, file)
+    click.echo(str(file))
 
 
 @index_command.command("path")

@@ -12,10 +12,12 @@ from __future__ import annotations
 import json
 import sqlite3
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hpcdet.errors import NotFound
 from hpcdet.read import gather, series, views
 from hpcdet.store import files
 from hpcdet.store.layout import ExperimentPaths
@@ -58,6 +60,40 @@ _KEYS: dict[str, tuple[str, ...]] = {
 
 def rebuild(paths: ExperimentPaths) -> Path:
     """Build the index of an experiment from its files; returns where it is."""
+    snapshot(paths, paths.index)
+    return paths.index
+
+
+def snapshot(paths: ExperimentPaths, to: Path) -> None:
+    """Build the index of an experiment from its files at ``to``, replacing what is there."""
+    with _built(paths) as file:
+        files.replace(to, file.read_bytes())
+
+
+def differences(paths: ExperimentPaths) -> list[str]:
+    """Tables and views of the index that are not what the experiment's files say.
+
+    Raises:
+        NotFound: there is no index.
+    """
+    if not paths.index.is_file():
+        hint = f"make it: hpcdet index rebuild {paths.id}"
+        raise NotFound("there is no index", where=str(paths.index), hint=hint)
+    with _built(paths) as file:
+        return [name for name in (*_KEYS, *_VIEWS) if _all(paths.index, name) != _all(file, name)]
+
+
+def _all(file: Path, name: str) -> list[Row] | None:
+    """Every row of a table or view; None if it is not there or cannot be read."""
+    try:
+        return _query(file, f"select * from {name}")
+    except sqlite3.DatabaseError:
+        return None
+
+
+@contextmanager
+def _built(paths: ExperimentPaths) -> Iterator[Path]:
+    """The index made anew, for as long as the context lasts."""
     import sqlite_utils
 
     with tempfile.TemporaryDirectory(prefix="hpcdet-index-") as folder:
@@ -70,8 +106,7 @@ def rebuild(paths: ExperimentPaths) -> Path:
                 db.create_view(name, sql)
         db.execute(f"pragma user_version = {SCHEMA}")
         db.close()
-        files.replace(paths.index, file.read_bytes())
-    return paths.index
+        yield file
 
 
 def _tables_of(sql: str) -> list[str]:
@@ -150,7 +185,11 @@ def query(paths: ExperimentPaths, sql: str) -> list[Row]:
     Raises:
         sqlite3.Error: the index is not there, or the query is wrong.
     """
-    db = sqlite3.connect(f"file:{paths.index}?mode=ro&immutable=1", uri=True)
+    return _query(paths.index, sql)
+
+
+def _query(file: Path, sql: str) -> list[Row]:
+    db = sqlite3.connect(f"file:{file}?mode=ro&immutable=1", uri=True)
     try:
         db.row_factory = sqlite3.Row
         return [dict(row) for row in db.execute(sql)]
