@@ -102,6 +102,25 @@ def test_followed_logs_are_filtered_too(cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert out.count("generated_at") == 2, "a poll without news prints nothing"
 
 
+def test_events_as_a_chart(cli: Cli, swept: Builder) -> None:
+    out = cli("--utc", "events", "digits", "--gantt").out
+    title, *rows, legend = out.splitlines()
+    assert out.isascii() and all(len(line) <= 80 for line in out.splitlines())
+    assert title.startswith("2026-03-01 12:00:") and "c saves" in legend
+    bars = {row.split(" |")[0]: row.split("|")[1] for row in rows}
+    assert list(bars) == ["1.1", "1.2", "2.1", "3.1", "3.2"]
+    assert bars["1.1"].startswith("=") and bars["1.1"].count("c") == 1
+    assert ".=" in bars["1.2"] and bars["3.2"].rstrip().endswith("=")
+    assert rows[0].endswith("| preempted") and rows[4].endswith("| user_error")
+    [_, one, _] = cli("events", "digits/1.2", "--gantt").out.splitlines()
+    assert one.endswith("| completed")
+    cli("events", "digits", "--gantt", "-f", code=2)
+    built = Builder(cli.root / "mnist-1a2b")
+    assert "nothing was started" in cli("events", "mnist", "--gantt").err
+    built.trial().attempt()
+    assert "=| running" in cli("events", "mnist", "--gantt").out
+
+
 def test_status_follows_to_the_end(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     built = Builder(cli.root / "digits-7f3a")
     monkeypatch.setattr(follow, "pause", lambda _: built.close())
@@ -134,6 +153,20 @@ def test_explain_names_the_cause_and_the_next_command(cli: Cli, swept: Builder) 
     Builder(cli.root / "mnist-1a2b").job("77", error="invalid partition")
     [_, refused, *_] = cli("explain", "mnist", "-o", "json").items
     assert refused["evidence"] == ["invalid partition"]
+
+
+def test_explain_answers_what_is_asked(cli: Cli, swept: Builder) -> None:
+    def about(name: str, *flags: str) -> list[tuple[str, str]]:
+        items = cli("explain", name, *flags, "--json").items
+        return [(item["kind"], item["about"]) for item in items]
+
+    state = ("state", "digits-7f3a")
+    assert about("digits", "--failure") == [state, ("failure", "digits-7f3a/3")]
+    assert about("digits", "--pending") == [state]
+    assert "nothing else is known" in cli("explain", "digits", "--pending").err
+    assert ("restart", "digits-7f3a/1") in about("digits")
+    Builder(cli.root / "mnist-1a2b").job("77", error="invalid partition")
+    assert ("pending", "mnist-1a2b") in about("mnist", "--pending", "--failure")
 
 
 def test_explain_shows_what_a_worker_that_died_at_once_printed(cli: Cli) -> None:

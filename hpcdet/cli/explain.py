@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -31,15 +31,24 @@ _WORDS = {
 
 @click.command("explain", short_help="Why it is pending, slow or failed, and what to do.")
 @id_argument()
+@click.option("--pending", is_flag=True, help="Only why nothing runs.")
+@click.option("--failure", is_flag=True, help="Only why something failed.")
 @output("explain")
-def explain_command(out: Output, id: str) -> None:
+def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
     """Why an experiment is pending, slow, stuck or failed: evidence, and the next command.
 
     \b
     Example: hpcdet explain digits-7f3a
     """
     found = find.reference(id, settings().root)
-    findings = list(_explain(gather.gather(found.paths), found.trial))
+    asked = {kind for kind, flag in (("pending", pending), ("failure", failure)) if flag}
+    findings = [
+        finding
+        for finding in _explain(gather.gather(found.paths), found.trial)
+        if not asked or finding["kind"] in {"state", *asked}
+    ]
+    if asked and not any(finding["kind"] in asked for finding in findings):
+        settings().note("nothing else is known of that")
     if not out.for_people or out.fields:
         out.emit(findings, COLUMNS, key="about")
         return
@@ -52,17 +61,23 @@ def explain_command(out: Output, id: str) -> None:
 
 
 def _finding(
-    about: str, finding: str, next: str = "", evidence: list[str] | None = None
+    kind: Literal["state", "pending", "failure", "restart", "progress"],
+    about: str,
+    finding: str,
+    next: str = "",
+    evidence: list[str] | None = None,
 ) -> Finding:
-    return {"about": about, "finding": finding, "evidence": evidence or [], "next": next}
+    found = {"about": about, "finding": finding, "evidence": evidence or [], "next": next}
+    return {**found, "kind": kind}
 
 
 def _explain(gathered: gather.Gathered, trial: int) -> Iterator[Finding]:
     item = views.status(gathered)
     why = f": {text(item['why'])}" if item["why"] else ""
-    yield _finding(item["id"], f"{item['state']}{why}")
+    yield _finding("state", item["id"], f"{item['state']}{why}")
     if item["state"] == "PAUSED":
-        yield _finding(item["id"], "it waits for a person", f"hpcdet resume {item['id']}")
+        next = f"hpcdet resume {item['id']}"
+        yield _finding("pending", item["id"], "it waits for a person", next)
     yield from _queue(gathered, item)
     for row in item["trials"]:
         if trial in (0, row["trial"]):
@@ -74,17 +89,20 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
     for job in views.jobs(gathered):
         if job["error"]:
             hint = f"hpcdet show {name} --section jobs"
-            yield _finding(name, f"submission {job['number']} was refused", hint, [job["error"]])
+            refused = f"submission {job['number']} was refused"
+            yield _finding("pending", name, refused, hint, [job["error"]])
         elif job["hold"] and not job["job"] and not gathered.closed:
             hint = f"sbatch {job['script']}"
-            yield _finding(name, "it is prepared and waits to be submitted by hand", hint)
+            prepared = "it is prepared and waits to be submitted by hand"
+            yield _finding("pending", name, prepared, hint)
     if item["health"] == "queued":
         waiting = [job["job"] for job in views.jobs(gathered) if job["job"]]
         hint = f"squeue --start -j {','.join(waiting)}"
-        yield _finding(name, item["health_why"], hint)
+        yield _finding("pending", name, item["health_why"], hint)
     if item["health"] == "stalled":
         said = logs.of_jobs(gathered.paths)
-        yield _finding(name, item["health_why"], f"hpcdet searcher start {name}", said)
+        next = f"hpcdet searcher start {name}"
+        yield _finding("pending", name, item["health_why"], next, said)
 
 
 def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
@@ -100,7 +118,7 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
             evidence += [line.text for line in traces[0]] if traces else [last[0]["error"]]
         over = row["state"] != "ERROR" or gathered.closed is not None
         next = f"hpcdet logs {row['id']} --errors" if over else f"hpcdet retry {row['id']}"
-        yield _finding(row["id"], said, next, [line for line in evidence if line])
+        yield _finding("failure", row["id"], said, next, [line for line in evidence if line])
     others = [a for a in attempts if a["reason"] in ("preempted", "walltime", "lost", "node_fail")]
     if others:
         lost = sum(_redone(a, b) for a, b in itertools.pairwise(attempts))
@@ -108,12 +126,13 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
         for attempt in others:
             counts[attempt["reason"]] = counts.get(attempt["reason"], 0) + 1
         told = ", ".join(f"{_WORDS[reason]} ({n} times)" for reason, n in counts.items())
-        yield _finding(row["id"], f"it began {len(attempts)} times: {told}; {lost} steps again")
+        again = f"it began {len(attempts)} times: {told}; {lost} steps again"
+        yield _finding("restart", row["id"], again)
     if row["state"] == "RUNNING" and attempts:
         last_heard = attempts[-1]["last_heard"]
         if last_heard:
             age = words.duration(views.seconds(last_heard, ""))
-            yield _finding(row["id"], f"at step {row['steps']}, last heard of {age} ago")
+            yield _finding("progress", row["id"], f"at step {row['steps']}, last heard {age} ago")
 
 
 def _redone(attempt: dict[str, Any], following: dict[str, Any]) -> int:
