@@ -120,6 +120,24 @@ def test_9_a_file_is_not_what_was_written(cli: Cli, swept: Builder) -> None:
     assert ran.items[0]["state"] == "damaged"
 
 
+@pytest.mark.parametrize("minimal", [True, False])
+def test_init_makes_what_is_valid_and_names_a_site(
+    cli: Cli, tmp_path: Path, minimal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("extends: local\n")
+    flags = ["--minimal"] if minimal else []
+    for site, kept in (("local", "local"), ("mine.yaml", str(tmp_path / "mine.yaml"))):
+        ran = cli("init", f"for-{site}", "--profile", site, *flags)
+        made = [tmp_path / line for line in ran.out.splitlines()]
+        [config] = [path for path in made if path.suffix == ".yaml"]
+        assert (len(made) == 2) == minimal and f"submit {config.name}" in ran.err
+        [shown] = cli("config", "show", config, "-o", "json").items
+        assert shown["site"] == kept
+    cli("init", "other", "--profile", "nowhere", *flags, code=3)
+    assert not (tmp_path / "other").exists()
+
+
 def test_an_index_is_checked_and_copied(cli: Cli, swept: Builder, tmp_path: Path) -> None:
     cli("index", "check", "digits", code=3)
     file = Path(cli("index", "snapshot", "digits", tmp_path / "copy.sqlite").out.strip())

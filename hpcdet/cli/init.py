@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -14,14 +15,17 @@ from hpcdet.errors import UsageError
 
 @click.command("init", short_help="Make a folder with an example config and model.")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=".")
+@click.option("--minimal", is_flag=True, help="One trial in the fewest lines, nothing else.")
+@click.option("--profile", metavar="SITE", help="Write this site into the config.")
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would be made.")
-def init_command(folder: Path, dry_run: bool) -> None:
+def init_command(folder: Path, minimal: bool, profile: str | None, dry_run: bool) -> None:
     """Make FOLDER (default: this one) with a config and a model that run as they are.
 
     \b
     Example: hpcdet init digits
     """
-    source = shipped.folder("templates") / "init"
+    source = shipped.folder("templates") / "init" / ("minimal" if minimal else "")
+    chosen = _site_line(profile) if profile else ""
     names = sorted(path.name for path in source.iterdir() if path.is_file())
     there = [name for name in names if (folder / _target(name)).exists()]
     if there:
@@ -32,8 +36,27 @@ def init_command(folder: Path, dry_run: bool) -> None:
         if not dry_run:
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, target)
+            if target.suffix == ".yaml":
+                with target.open("a") as config:
+                    config.write(chosen)
         click.echo(str(target))
-    settings().note(f"next: cd {folder} && hpcdet submit random.yaml --wait")
+    [first] = (name for name in names if name.endswith(".yaml"))
+    settings().note(f"next: cd {folder} && hpcdet submit {first} --wait")
+
+
+def _site_line(profile: str) -> str:
+    """The line of a config that names a site, which must be there.
+
+    Raises:
+        NotFound, ConfigError: it is not, or its file is wrong.
+    """
+    from hpcdet import site
+    from hpcdet.store import config
+
+    site.load(profile)
+    file = Path(profile).expanduser()
+    path = os.sep in profile or file.suffix == ".yaml"  # found from any folder
+    return config.dump({"site": str(file.absolute()) if path else profile}).decode()
 
 
 def _target(name: str) -> str:
