@@ -138,6 +138,16 @@ def test_init_makes_what_is_valid_and_names_a_site(
     assert not (tmp_path / "other").exists()
 
 
+def test_one_value_of_a_config(cli: Cli, tmp_path: Path) -> None:
+    cli("init", tmp_path / "work")
+    get = ["config", "get", tmp_path / "work" / "random.yaml"]
+    site = ["--site", "local"]
+    assert cli(*get, "searcher.metric", *site).out == "validation_loss\n"
+    assert cli(*get, "max_restarts", *site, "--set", "max_restarts=2").out == "2\n"
+    assert json.loads(cli(*get, "searcher.max_length", *site).out) == {"batches": 300}
+    assert "max_trails" in cli(*get, "searcher.max_trails", *site, code=3).err
+
+
 def test_an_index_is_checked_and_copied(cli: Cli, swept: Builder, tmp_path: Path) -> None:
     cli("index", "check", "digits", code=3)
     file = Path(cli("index", "snapshot", "digits", tmp_path / "copy.sqlite").out.strip())

@@ -13,7 +13,10 @@ from hpcdet.cli import preview
 from hpcdet.cli.loading import config_argument, request, setting_options
 from hpcdet.cli.output import Output, output, text
 from hpcdet.cli.settings import settings
+from hpcdet.errors import NotFound
 from hpcdet.store import config as resolved_config
+
+_KEYS = "hpcdet config show --origin lists those it has"
 
 
 @click.group("config", short_help="Show, validate and explain experiment configs.")
@@ -55,6 +58,24 @@ def show(
         return
     items: list[dict[str, Any]] = leaves if origin else [dict(wanted.loaded.resolved())]
     out.emit(items, (), key="key" if origin else "name", warnings=wanted.loaded.warnings)
+
+
+@config_command.command("get")
+@click.argument("config_file", type=click.Path(path_type=Path), metavar="CONFIG")
+@click.argument("key")
+@setting_options()
+def get(config_file: Path, key: str, sets: Sequence[str], site_name: str | None) -> None:
+    """The value that KEY has with every default filled in; JSON, but text as it is.
+
+    \b
+    Example: hpcdet config get random.yaml searcher.max_trials
+    """
+    value: Any = request(config_file, None, sets, site_name).loaded.resolved()
+    for part in key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            raise NotFound(f"no such key: {key}", where=str(config_file), hint=_KEYS)
+        value = value[part]
+    click.echo(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 @config_command.command("validate")
