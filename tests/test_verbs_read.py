@@ -145,6 +145,22 @@ def test_metrics_are_chosen_and_plotted(cli: Cli, swept: Builder) -> None:
     cli("metrics", "digits", "--best", "--last", code=2)
 
 
+def test_metrics_along_epochs_and_time(cli: Cli, swept: Builder) -> None:
+    argv = ("metrics", "digits/1", "--name", "loss")
+    rows = cli(*argv, "--x", "wall", "--json").items
+    assert [row["x"] for row in rows] == [3.0, 4.0, 14.0, 15.0, 16.0]
+    assert "x" not in cli(*argv, "--json").items[0]
+    lines = cli(*argv, "--x", "wall", "--plot").out.splitlines()
+    assert lines[-1].split() == ["3", "s", "16", "s"]
+    assert lines[0] == "digits-7f3a/1 training loss"
+    assert "nothing to plot" in cli(*argv, "--x", "epoch", "--plot").err
+    attempt = swept.trial().attempt()
+    for step, epochs in ((100, 0), (200, 1)):
+        units = {"batches": step, "epochs": epochs}
+        attempt.line("metrics", group="training", step=step, metrics={"loss": 1.0}, units=units)
+    assert cli("metrics", "digits/4", "--x", "epoch", "--plot").out.split()[-2:] == ["0", "1"]
+
+
 def test_explain_names_the_cause_and_the_next_command(cli: Cli, swept: Builder) -> None:
     out = cli("explain", "digits").out
     assert "the scheduler took the nodes back (1 times); 50 steps again" in out

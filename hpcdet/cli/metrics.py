@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -36,6 +36,12 @@ COLUMNS = (
 @click.option("--larger", is_flag=True, help="With --best: larger is better.")
 @click.option("--every", type=click.IntRange(min=1), metavar="N", help="Every Nth row.")
 @click.option("--plot", is_flag=True, help="Curves as text.")
+@click.option(
+    "--x",
+    "axis",
+    type=click.Choice(["step", "epoch", "wall"]),
+    help="What --plot goes along; rows get it as x (wall: seconds since the trial's start).",
+)
 @click.option("--all", "all_", is_flag=True, help="Superseded rows of earlier attempts, too.")
 @output("metrics")
 def metrics_command(
@@ -48,6 +54,7 @@ def metrics_command(
     larger: bool,
     every: int | None,
     plot: bool,
+    axis: series.Axis | None,
     all_: bool,
 ) -> None:
     """Metrics of experiments or trials. Where attempts overlap, the last one's values count.
@@ -70,11 +77,14 @@ def metrics_command(
             rows = _best(rows, gathered.config.searcher, larger)
         if every:
             rows = rows[::every]
+        if axis:
+            rows = series.along(gathered, rows, axis)
         items.extend({"experiment": gathered.id, **row} for row in rows)
     if plot:
-        click.echo(_plots(items))
+        click.echo(_plots(items, axis or "step"))
         return
-    out.emit(items, COLUMNS, key="name", empty="no metrics yet")
+    columns = (*COLUMNS[:4], Column("X", "x", right=True), *COLUMNS[4:]) if axis else COLUMNS
+    out.emit(items, columns, key="name", empty="no metrics yet")
 
 
 def _best(rows: list[series.Row], searcher: Any, larger: bool) -> list[series.Row]:
@@ -86,33 +96,40 @@ def _best(rows: list[series.Row], searcher: Any, larger: bool) -> list[series.Ro
     )
 
 
-def _plots(items: list[dict[str, Any]]) -> str:
-    curves: dict[tuple[str, int, str, str], list[tuple[int, float]]] = {}
+def _plots(items: list[dict[str, Any]], axis: series.Axis) -> str:
+    curves: dict[tuple[str, int, str, str], list[tuple[float, float]]] = {}
     for item in items:
         value = series.number(item["value"])
-        if value is not None and abs(value) != float("inf"):
+        x = item.get("x", item["step"])
+        if x is not None and value is not None and abs(value) != float("inf"):
             key = (item["experiment"], item["trial"], item["group"], item["name"])
-            curves.setdefault(key, []).append((item["step"], value))
+            curves.setdefault(key, []).append((x, value))
     if not curves:
         settings().note("nothing to plot")
+    label = words.duration if axis == "wall" else "{:.0f}".format
     return "\n".join(
-        f"{experiment}/{trial} {group} {name}\n{plot(points)}"
+        f"{experiment}/{trial} {group} {name}\n{plot(points, label)}"
         for (experiment, trial, group, name), points in curves.items()
     )
 
 
-def plot(points: Sequence[tuple[int, float]], width: int = 60, height: int = 8) -> str:
-    """A curve as text: one ``*`` per column of steps, values at the left, steps below."""
+def plot(
+    points: Sequence[tuple[float, float]],
+    label: Callable[[float], str],
+    width: int = 60,
+    height: int = 8,
+) -> str:
+    """A curve as text: one ``*`` per column of x, values at the left, ``label`` of x below."""
     ordered = sorted(points)
     (first, _), (end, _) = ordered[0], ordered[-1]
     low, high = min(v for _, v in ordered), max(v for _, v in ordered)
     grid = [[" "] * width for _ in range(height)]
-    for step, value in ordered:
-        column = round((step - first) / ((end - first) or 1) * (width - 1))
+    for x, value in ordered:
+        column = round((x - first) / ((end - first) or 1) * (width - 1))
         row = round((high - value) / ((high - low) or 1) * (height - 1))
         grid[row][column] = "*"
     labels = {0: text(high), height - 1: text(low)}
-    margin = max(len(label) for label in labels.values())
+    margin = max(map(len, labels.values()))
     lines = [f"{labels.get(i, ''):>{margin}} |{''.join(row)}" for i, row in enumerate(grid)]
-    steps = f"{first}{str(end).rjust(width - len(str(first)))}"
+    steps = f"{label(first)}{label(end).rjust(width - len(label(first)))}"
     return "\n".join([*(line.rstrip() for line in lines), f"{'':>{margin}}  {steps}"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from hpcdet.read.gather import Gathered, GatheredTrial, gather
 from hpcdet.store import records
@@ -12,6 +13,7 @@ from hpcdet.store.layout import ExperimentPaths
 
 Row = dict[str, Any]
 Source = ExperimentPaths | Gathered
+Axis = Literal["step", "epoch", "wall"]
 
 
 def metrics(
@@ -71,6 +73,30 @@ def _written(trial: GatheredTrial) -> Iterator[Row]:
                     "attempt": attempt.number,
                     "units": line.get("units", {}),
                 }
+
+
+def along(source: Source, rows: Iterable[Row], axis: Axis) -> list[Row]:
+    """The rows with ``x``: batches, completed epochs, or seconds since the trial's first start.
+
+    ``x`` is None where a row's epoch is not known.
+    """
+    starts = {
+        trial.number: min((a.claim.at for a in trial.attempts if a.claim), default="")
+        for trial in gather(source).trials
+    }
+
+    def x(row: Row) -> float | None:
+        match axis:
+            case "step":
+                return float(row["step"])
+            case "epoch":
+                epochs = row["units"].get("epochs")
+                return None if epochs is None else float(epochs)
+            case "wall":
+                start = datetime.fromisoformat(starts[row["trial"]] or row["time"])
+                return (datetime.fromisoformat(row["time"]) - start).total_seconds()
+
+    return [{**row, "x": x(row)} for row in rows]
 
 
 def number(value: Any) -> float | None:
