@@ -71,5 +71,6 @@ def _write_control(holder: Holder, number: int, trial: TrialPaths, wanted: Contr
 
 
 def _says(there: Control, wanted: Control) -> bool:
-    same = there.action == wanted.action and there.until == wanted.until
-    return same and there.attempts >= wanted.attempts
+    same = (there.action, there.until, there.now) == (wanted.action, wanted.until, wanted.now)
+    same = same and len(there.rewinds) >= len(wanted.rewinds)
+    return same and there.attempts >= wanted.attempts and there.since >= wanted.since

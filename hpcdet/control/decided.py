@@ -11,6 +11,7 @@ from typing import Any
 
 from hpcdet.control import codec
 from hpcdet.search import api
+from hpcdet.store import overrides
 from hpcdet.store.journal import Line
 from hpcdet.store.records import Control
 from hpcdet.units import Length
@@ -56,6 +57,7 @@ class Decided:
         halted: nothing is submitted until ``resume``, and why.
         state: the last ``state`` record, with its why.
         notified: events that a hook has been run for.
+        overrides: what users have changed of the config, dotted key to value.
     """
 
     method: api.Searcher
@@ -69,7 +71,7 @@ class Decided:
     paused: bool = False
     canceled: bool = False
     commands: int = 0
-    settings: dict[str, Any] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
     state: tuple[str, str] = ("", "")
     notified: set[str] = field(default_factory=set)
     resumed_after: int = 0
@@ -170,8 +172,7 @@ class Decided:
                 plan.paused = verb == "pause" if trial else False
             if not trial:
                 self.paused = verb == "pause"
-        elif verb == "set":
-            self.settings.update(line.get("arguments", {}))
+        self.overrides = {**self.overrides, **overrides.asked(verb, line.get("arguments", {}))}
         if verb in ("resume", "retry"):
             self.halted = ""
             self.resumed_after = line.get("submissions", 0)

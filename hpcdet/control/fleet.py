@@ -15,7 +15,7 @@ from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Place, Seen
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.schedulers.base import Refusal, SubmissionRefused, TaskState
-from hpcdet.store import files
+from hpcdet.store import files, overrides
 from hpcdet.store.records import Claim, End, Intent, Submitted, WorkerClaim, WorkerEnd
 
 RETRY_S = 60.0
@@ -126,6 +126,7 @@ def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
         exclude=_excluded(holder),
         script=str(holder.paths.script(number).relative_to(holder.paths.root)),
         hold=holder.hold,
+        overrides=holder.decided.overrides,
         at=files.now(),
     )
     holder.record("intent", number=number, tasks=width, tag=intent.tag, exclude=intent.exclude)
@@ -147,7 +148,8 @@ def _settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int
         return 0
     try:
         build = holder.hands.build
-        submission = build(holder.paths, intent, holder.hands.resolved, holder.hands.site)
+        resolved = overrides.lay(holder.hands.resolved, intent.overrides)
+        submission = build(holder.paths, intent, resolved, holder.hands.site)
         if intent.hold:
             return intent.tasks
         holder.fence()
@@ -209,11 +211,9 @@ def _later(holder: Holder, why: str) -> None:
 
 def concurrency(holder: Holder) -> int:
     """How many trials may run at once; 0 means as many as there are."""
-    resolved = holder.hands.resolved
-    most = holder.decided.settings.get(
-        "max_concurrent_trials", resolved.searcher.max_concurrent_trials
-    )
-    bounds = [int(most)] if most else []
+    resolved = holder.resolved
+    most = resolved.searcher.max_concurrent_trials
+    bounds = [most] if most else []
     if resolved.resources.max_slots:
         bounds.append(max(1, resolved.resources.max_slots // resolved.resources.slots_per_trial))
     return min(bounds, default=0)

@@ -20,7 +20,7 @@ from hpcdet.control.watch import Watch
 from hpcdet.schedulers.base import Scheduler, Submission
 from hpcdet.search import api
 from hpcdet.site.models import Site
-from hpcdet.store import config
+from hpcdet.store import config, overrides
 from hpcdet.store.chain import Chain
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import ExperimentPaths
@@ -157,6 +157,11 @@ class Holder:
             self._decided.take(line)
         self.settle()
         return True
+
+    @property
+    def resolved(self) -> Resolved:
+        """The experiment's config with what users have changed of it."""
+        return overrides.lay(self.hands.resolved, self.decided.overrides)
 
     def fence(self) -> None:
         """Ask right before each side effect. Raises Fenced once the term is over."""

@@ -51,7 +51,7 @@ def _judge(holder: Holder, plan: Plan) -> None:
     judgement = judge(
         [end for _, end in found],
         Verdict.read(attempt.verdict),
-        holder.hands.resolved.max_restarts,
+        holder.resolved.max_restarts,
     )
     if judgement.again:
         attempts = attempt.number + 1

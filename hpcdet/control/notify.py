@@ -22,7 +22,7 @@ def notify(holder: Holder, event: str, kind: str, why: str) -> None:
     The command sees ``HPCDET_EVENT HPCDET_EXPERIMENT HPCDET_FOLDER HPCDET_WHY``. It has a
     minute, and nothing that it does can hurt the experiment.
     """
-    wishes = holder.hands.resolved.notify
+    wishes = holder.resolved.notify
     if event in holder.decided.notified or not wishes.command or kind not in wishes.on:
         return
     holder.record("notify", event=event, why=why)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from hpcdet.config import changing
 from hpcdet.control.holder import Holder
+from hpcdet.errors import ConfigError
 from hpcdet.store import trials
 from hpcdet.store.layout import numbers
 from hpcdet.store.records import Command
@@ -17,6 +19,11 @@ def obey(holder: Holder) -> None:
         if command is None:
             return
         refused = _refusal(holder, command)
+        arguments = command.arguments
+        try:
+            arguments = changing.of_command(command.verb, arguments)
+        except ConfigError as error:
+            refused = refused or str(error)
         if command.verb == "retry" and not refused:
             _retry(holder, command.trial)  # before the command is done with; twice is harmless
         holder.record(
@@ -24,7 +31,7 @@ def obey(holder: Holder) -> None:
             seq=seq,
             verb=command.verb,
             trial=command.trial,
-            arguments=command.arguments,
+            arguments=arguments,
             refused=refused,
             submissions=max(holder.paths.submissions(), default=0),
         )
@@ -45,12 +52,6 @@ def _refusal(holder: Holder, command: Command) -> str:
         return f"there is no trial {command.trial}"
     if command.verb == "retry" and holder.decided.canceled:
         return "the experiment has been canceled"
-    if command.verb == "set":
-        for key, value in command.arguments.items():
-            if key != "max_concurrent_trials":
-                return f"{key} cannot be changed in a running experiment"
-            if not isinstance(value, int) or value < 0:
-                return f"max_concurrent_trials is {value!r}; it is a whole number, 0 for no limit"
     return ""
 
 

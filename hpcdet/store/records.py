@@ -105,6 +105,10 @@ class Control(Record):
             config's.
         attempts: attempts up to this number are allowed after a failure of the user's code;
             0 leaves what was allowed before.
+        since: only workers of this submission or a later one may claim the trial.
+        rewinds: what a user made the trial begin again from, in their order: ``[name, attempt]``,
+            the checkpoint and the first attempt that goes on from it.
+        now: with ``kill``, do not save first.
         why: shown to people.
     """
 
@@ -112,6 +116,9 @@ class Control(Record):
     until: Length | None = None
     attempts: int = 0
     why: str = ""
+    since: int = 0
+    rewinds: list[list[Any]] = field(default_factory=list)
+    now: bool = False
     term: int = 0
     at: str = ""
 
@@ -211,6 +218,8 @@ class Intent(Record):
         throttle: how many may run at once.
         exclude: nodes not to use.
         hold: prepared only; a person gives the script to the scheduler by hand.
+        overrides: what users have changed of the config by then, dotted key to value
+            (``store.overrides``); it holds for the script, its workers and their ranks.
     """
 
     number: int
@@ -222,6 +231,7 @@ class Intent(Record):
     exclude: list[str] = field(default_factory=list)
     script: str = ""
     hold: bool = False
+    overrides: dict[str, Any] = field(default_factory=dict)
     at: str = ""
 
 
@@ -277,7 +287,11 @@ def in_force(trial: Any) -> Control | None:
             continue
         until = control.until or (latest.until if latest else None)
         attempts = max(control.attempts, latest.attempts if latest else 0)
-        latest = dataclasses.replace(control, until=until, attempts=attempts)
+        since = max(control.since, latest.since if latest else 0)
+        rewinds = max(control.rewinds, latest.rewinds if latest else [], key=len)
+        latest = dataclasses.replace(
+            control, until=until, attempts=attempts, since=since, rewinds=rewinds
+        )
     return latest
 
 

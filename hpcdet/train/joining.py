@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hpcdet.errors import NotFound
-from hpcdet.store import config as configs
+from hpcdet.store import overrides
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import Trial
 from hpcdet.train import notice, rendezvous
@@ -56,7 +56,7 @@ def join(
 
 def _attached(ranks: Ranks, place: Place) -> Session:
     assert place.experiment is not None
-    config = configs.load(place.experiment.config)
+    config = overrides.of_attempt(place.experiment, place.attempt)
     record = Trial.read(place.trial.record)
     if record is None:
         raise NotFound("there is no such trial", where=str(place.trial.record))

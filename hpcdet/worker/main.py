@@ -16,7 +16,7 @@ from hpcdet.jobs.launch import Allocation, Launch, launch
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
 from hpcdet.site.loading import from_resolved
-from hpcdet.store import config, files, journal
+from hpcdet.store import config, files, journal, overrides
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
 from hpcdet.store.records import Closed, End, Reason, Verdict, WorkerEnd, in_force
@@ -248,7 +248,7 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
             file=sys.stderr,
         )
         return 1
-    experiment = config.load(paths.config)
+    experiment = overrides.of_submission(paths, submission)
     site = from_resolved(paths.site)
     allocation = allocations.read(walltime_s=experiment.resources.walltime_s)
     me = claims.take_place(paths, submission, index, allocation)

@@ -1,0 +1,84 @@
+"""Checking values that are to change in an experiment that exists already."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from hpcdet.config import problems
+from hpcdet.errors import ConfigError, UsageError
+from hpcdet.store import overrides
+from hpcdet.store.yaml12 import scalar
+
+_USERS = ("hyperparameters", "data", "environment")  # whose own keys no model lists
+
+
+def changes(assignments: Sequence[str]) -> dict[str, Any]:
+    """``["resources.walltime_s=2h"]`` as ``{"resources.walltime_s": 7200}``.
+
+    Raises:
+        UsageError: an assignment is not of the form ``key=value``.
+        ConfigError: a key that cannot be changed any more, or a value that cannot be.
+    """
+    found = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(
+                f"{assignment!r} sets nothing", where="--set", hint="--set resources.walltime_s=2h"
+            )
+        try:
+            value = scalar(text)
+        except (yaml.YAMLError, ValueError) as error:
+            raise UsageError(f"{text!r} is not YAML: {error}", where=f"--set {name}") from error
+        found[overrides.full(name.strip())] = checked(name.strip(), value)
+    return found
+
+
+def of_command(verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a user's command with its changes of the config checked.
+
+    ``set`` names them plainly, other verbs in their argument ``set``. Raises as ``checked``.
+    """
+    if verb == "set":
+        return {overrides.full(key): checked(key, value) for key, value in arguments.items()}
+    if "set" not in arguments:
+        return dict(arguments)
+    return {**arguments, "set": of_command("set", arguments["set"])}
+
+
+def checked(key: str, value: Any) -> Any:
+    """The value as ``experiment.yaml`` would hold it (times in seconds, memory in bytes).
+
+    Raises:
+        ConfigError: the key does not exist or cannot be changed any more, or the value is wrong.
+    """
+    key = overrides.full(key)
+    free = (*overrides.AT_ONCE, *overrides.LATER)
+    if key not in free:
+        if key not in problems.all_keys() and key.split(".")[0] not in _USERS:
+            close = difflib.get_close_matches(key, free, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]!r}?" if close else f"these can: {', '.join(free)}"
+            raise ConfigError("there is no such key", where=key, hint=hint)
+        raise ConfigError(
+            "it cannot be changed any more: the result would be another experiment's",
+            where=key,
+            hint=f"submit anew; these can be changed: {', '.join(free)}",
+        )
+    above, _, name = key.rpartition(".")
+    model = problems.model_at(above)
+    assert model is not None, key
+    field = model.model_fields[name]
+    kind: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+    adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(strict=True))
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        what = "; ".join(item["msg"] for item in error.errors(include_url=False))
+        raise ConfigError(
+            f"{value!r} is no value for it: {what}", where=key, hint=problems.explain_field(key)
+        ) from None

@@ -1,0 +1,99 @@
+"""What users have changed of a running experiment: values laid over ``experiment.yaml``.
+
+The file itself is write-once. A change is asked for by a command, decided by the holder of the
+lease, and from then on part of every later submission's intent; whoever runs in an allocation
+reads it from there, so that a script, its worker and its ranks never disagree. Only keys that
+leave the result as it is can be changed: where, how long and how often a trial runs, not what it
+computes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcdet.store import config
+from hpcdet.store.config import Resolved
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.records import Claim, Intent
+
+AT_ONCE = (
+    "max_restarts",
+    "notify.command",
+    "notify.on",
+    "resources.max_slots",
+    "searcher.max_concurrent_trials",
+)
+"""Keys that only the holder of the lease reads: a change is felt at its next turn."""
+
+LATER = (
+    "checkpoint_every_s",
+    "on_env_change",
+    "pbs.pbsbatch_args",
+    "resources.cpus_per_slot",
+    "resources.memory_per_slot",
+    "resources.resource_pool",
+    "resources.walltime_s",
+    "slurm.sbatch_args",
+    *(f"worker.{field.name}" for field in dataclasses.fields(config.Worker)),
+)
+"""Keys of an allocation and what runs in it: a change is felt in those submitted later."""
+
+_SHORT = {
+    "max_concurrent": "searcher.max_concurrent_trials",
+    "max_concurrent_trials": "searcher.max_concurrent_trials",
+}
+
+
+def full(key: str) -> str:
+    """The dotted key of the config that a key of a command stands for."""
+    return _SHORT.get(key, key)
+
+
+def is_free(key: str) -> bool:
+    """Whether a key may be changed while the experiment lives."""
+    return full(key) in (*AT_ONCE, *LATER)
+
+
+def asked(verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a command changes: dotted key to value. ``set`` names it plainly, others below it."""
+    given = arguments if verb == "set" else arguments.get("set", {})
+    return {full(key): value for key, value in given.items() if is_free(key)}
+
+
+def lay(resolved: Resolved, changes: Mapping[str, Any]) -> Resolved:
+    """The config with changes (dotted key to value) laid over it; unknown keys change nothing."""
+    for key, value in changes.items():
+        parts = key.split(".")
+        raw = _put(resolved.raw, parts, value)
+        resolved = dataclasses.replace(_replace(resolved, parts, value), raw=raw)
+    return resolved
+
+
+def of_submission(paths: ExperimentPaths, number: int) -> Resolved:
+    """The config as it holds in the allocations of one submission. Raises as ``config.load``."""
+    intent = Intent.read(paths.intent(number))
+    return lay(config.load(paths.config), intent.overrides if intent else {})
+
+
+def of_attempt(paths: ExperimentPaths, attempt: AttemptPaths) -> Resolved:
+    """The config as it holds for an attempt: that of its worker's submission."""
+    claim = Claim.read(attempt.claim)
+    number = claim.worker.partition("-")[0] if claim else ""
+    return of_submission(paths, int(number) if number.isdigit() else 0)
+
+
+def _replace(node: Any, parts: Sequence[str], value: Any) -> Any:
+    name, *rest = parts
+    if not dataclasses.is_dataclass(node) or isinstance(node, type) or not hasattr(node, name):
+        return node
+    inner = _replace(getattr(node, name), rest, value) if rest else value
+    return dataclasses.replace(node, **{name: inner})
+
+
+def _put(node: Mapping[str, Any], parts: Sequence[str], value: Any) -> dict[str, Any]:
+    name, *rest = parts
+    inner = node.get(name)
+    below = inner if isinstance(inner, Mapping) else {}
+    return {**node, name: _put(below, rest, value) if rest else value}
