@@ -67,6 +67,7 @@ class PaperScheduler:
     stale: bool = False
     answer: dict[str, list[Task]] = field(default_factory=dict)
     effect: Callable[[], None] = lambda: None
+    throttled: list[tuple[str, int]] = field(default_factory=list)
 
     def submit(self, submission: Submission) -> str:
         self._answer()
@@ -110,6 +111,7 @@ class PaperScheduler:
 
     def throttle(self, job: str, running: int) -> None:
         self._answer()
+        self.throttled.append((job, running))
 
     def check(self, submission: Submission) -> str:
         return ""

@@ -16,13 +16,14 @@ from hpcdet.control.holder import Fenced
 from hpcdet.errors import UsageError
 from hpcdet.schedulers.base import Capabilities, Refusal, TaskState
 from hpcdet.search import api
-from hpcdet.store import chain, files, journal, lease
-from hpcdet.store.layout import AttemptPaths
+from hpcdet.store import chain, files, journal, lease, limits
+from hpcdet.store.layout import AttemptPaths, numbers
 from hpcdet.store.records import (
     Closed,
     Control,
     End,
     Intent,
+    Limits,
     Submitted,
     Trial,
     Verdict,
@@ -722,6 +723,58 @@ def test_settings_of_a_user_narrow_the_search_while_it_runs(tmp_path: Path) -> N
     commands.ask(world.paths, "set", entrypoint="rm")
     advance(world.paths, world.holder())
     assert [j.submission.tasks for j in world.scheduler.jobs.values()] == [1]
+
+
+def test_the_arrays_in_the_queue_follow_a_change_of_how_many_run_at_once(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=6, width=4), searcher={"max_concurrent_trials": 4})
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    play.start("1", 0)
+    play.start("1", 1)
+    assert world.scheduler.throttled == []
+    commands.ask(world.paths, "set", max_concurrent_trials=2)
+    later(world, holder)
+    assert world.scheduler.throttled == [("1", 2)]
+    assert len(world.scheduler.live) == 2  # those that waited and are too many have left
+    assert Limits.read(world.paths.limits(1)) is not None
+    # a holder that died may have been about to tell: its successor tells once more, and no more
+    holder.close()
+    holder = world.holder()
+    commands.ask(world.paths, "set", max_concurrent_trials=3)
+    later(world, holder, 3)
+    assert world.scheduler.throttled == [("1", 2), ("1", 3)]
+    found = limits.in_force(world.paths, world.resolved)
+    assert (found.max_concurrent_trials, world.scheduler.live[-1]) == (3, ("2", 0))
+
+
+def test_one_wrong_record_keeps_nothing_from_the_other_trials(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=3, width=3), searcher={"max_concurrent_trials": 3})
+    Trial(1, {"rate": 9}, 1).write_once(world.paths.trial(1).record)
+    assert advance(world.paths, world.holder()).state == "PAUSED"
+    assert [control(world, number).action for number in (1, 2, 3)] == ["run"] * 3
+    assert all(world.paths.trial(number).record.exists() for number in (2, 3))
+
+
+def test_what_cannot_be_read_of_the_decisions_takes_no_term_again_and_again(
+    tmp_path: Path,
+) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    for _ in range(2):
+        holder = world.holder()
+        advance(world.paths, holder)
+        holder.close()
+    journal_of_one = world.paths.decisions(1)
+    whole = journal_of_one.read_bytes()
+    journal_of_one.write_bytes(whole.splitlines(keepends=True)[0])
+    holder = world.holder()
+    turns = [advance(world.paths, holder) for _ in range(4)]
+    assert not any(turn.held for turn in turns)
+    assert all("put the file back" in " ".join(turn.actions) for turn in turns)
+    assert max(numbers(world.paths.terms, ".json")) == 3
+    assert "000001.jsonl" in chain.gap(world.paths)
+    journal_of_one.write_bytes(whole)
+    assert advance(world.paths, holder).held
+    assert chain.gap(world.paths) == ""
 
 
 class Rungs:

@@ -52,6 +52,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("pause", "control", "Save checkpoints, stop, and give the nodes back."),
         Verb("resume", "control", "Go on with what was paused."),
         Verb("retry", "control", "Try failed trials again from their checkpoints."),
+        Verb("set", "change", "Change the limits of experiments that run."),
         Verb("tag", "control", "Add or remove labels."),
     ),
     "Artefacts": (

@@ -7,7 +7,7 @@ import dataclasses
 from hpcdet.control.decided import Plan
 from hpcdet.control.holder import Holder
 from hpcdet.errors import IntegrityError
-from hpcdet.store import files
+from hpcdet.store import files, limits
 from hpcdet.store.layout import TrialPaths, numbers
 from hpcdet.store.records import Control, Trial, in_force
 
@@ -19,6 +19,8 @@ def apply(holder: Holder) -> None:
         Fenced: the term ended meanwhile.
         IntegrityError: a trial's record is not what was decided.
     """
+    _write_limits(holder)
+    wrong: list[IntegrityError] = []
     for plan in holder.decided.plans.values():
         trial = holder.paths.trial(plan.number)
         wanted = holder.decided.control(plan)
@@ -27,7 +29,30 @@ def apply(holder: Holder) -> None:
         if settled or never:
             continue
         _write_control(holder, plan.number, trial, wanted)
-        _write_record(holder, plan, trial)
+        try:
+            _write_record(holder, plan, trial)
+        except IntegrityError as error:
+            wrong.append(error)  # of this trial alone: the others hear what is decided of them
+    if wrong:
+        raise wrong[0]
+
+
+def _write_limits(holder: Holder) -> None:
+    """Only once a user has set something: until then the config says it all."""
+    resolved, changed = holder.resolved, holder.decided.overrides
+    wanted = limits.wanted(resolved, changed)
+    if changed.keys().isdisjoint(limits.KEYS) or holder.written.get(("limits",)) == wanted:
+        return
+    if not limits.alike(limits.in_force(holder.paths, resolved), wanted):
+        term, at = holder.lease.term, files.now()
+        record = dataclasses.replace(wanted, term=term, at=at)
+        seq = max(numbers(holder.paths.limits(0).parent, ".json"), default=0)
+        made = False
+        while not made:
+            seq += 1
+            holder.fence()
+            made = record.write_once(holder.paths.limits(seq))
+    holder.written["limits",] = wanted
 
 
 def _write_record(holder: Holder, plan: Plan, trial: TrialPaths) -> None:

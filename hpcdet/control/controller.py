@@ -58,7 +58,7 @@ def advance(paths: ExperimentPaths, holder: Holder) -> Turn:
         return Turn(False, closed.state, closed=True)
     try:
         if not holder.begin():
-            return Turn(False)
+            return Turn(False, actions=tuple(holder.actions))
         try:
             _turn(holder)
         except IntegrityError as error:

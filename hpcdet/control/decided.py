@@ -58,6 +58,7 @@ class Decided:
         state: the last ``state`` record, with its why.
         notified: events that a hook has been run for.
         overrides: what users have changed of the config, dotted key to value.
+        throttles: how many tasks of a job may run at once, where that is not as it was submitted.
     """
 
     method: api.Searcher
@@ -74,6 +75,7 @@ class Decided:
     overrides: dict[str, Any] = field(default_factory=dict)
     state: tuple[str, str] = ("", "")
     notified: set[str] = field(default_factory=set)
+    throttles: dict[str, int] = field(default_factory=dict)
     resumed_after: int = 0
     _failing: api.Event | None = None
 
@@ -184,3 +186,6 @@ class Decided:
 
     def _take_notify(self, line: Line) -> None:
         self.notified.add(line["event"])
+
+    def _take_throttle(self, line: Line) -> None:
+        self.throttles[line["job"]] = line["running"]

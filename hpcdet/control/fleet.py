@@ -37,6 +37,7 @@ def provide(holder: Holder, seen: Seen, wanted: int) -> None:
     live = len(seen.live)
     if live > wanted:
         _cancel_surplus(holder, seen, live - wanted)
+    _throttle(holder, seen)
     pending = list(_open_intents(holder))
     if not pending and live >= wanted:
         return
@@ -94,6 +95,36 @@ def _cancel_surplus(holder: Holder, seen: Seen, surplus: int) -> None:
                 holder.actions.append(f"cancel task {place.job}_{place.index}: not needed any more")
     except Unavailable as error:
         _later(holder, error.what)
+
+
+def _throttle(holder: Holder, seen: Seen) -> None:
+    """Let as many tasks of each array run at once as shall now, where that has changed."""
+    if holder.hands.clock() < holder.throttled_until:
+        return
+    most = concurrency(holder)
+    try:
+        for number in dict.fromkeys(place.submission for place in seen.live if place.job):
+            intent, submitted = holder.watch.submission(number)
+            if intent is not None and submitted is not None and submitted.job:
+                _throttle_job(
+                    holder, intent, submitted.job, min(intent.tasks, most or intent.tasks)
+                )
+    except Unavailable as error:
+        _later(holder, error.what)
+
+
+def _throttle_job(holder: Holder, intent: Intent, job: str, running: int) -> None:
+    """Once for each change; a new holder says again what a former one may not have come to do."""
+    said = holder.decided.throttles.get(job, intent.throttle)
+    key = ("throttle", job)
+    if said == running and (job not in holder.decided.throttles or holder.written.get(key)):
+        return
+    if said != running:
+        holder.record("throttle", job=job, running=running)
+    holder.fence()
+    holder.hands.scheduler.throttle(job, running)
+    holder.written[key] = True
+    holder.actions.append(f"job {job}: at most {running} tasks at once")
 
 
 def _open_intents(holder: Holder) -> Iterator[Intent]:

@@ -17,10 +17,11 @@ from hpcdet.control import codec
 from hpcdet.control.decided import Decided
 from hpcdet.control.facts import Facts
 from hpcdet.control.watch import Watch
+from hpcdet.errors import IntegrityError
 from hpcdet.schedulers.base import Scheduler, Submission
 from hpcdet.search import api
 from hpcdet.site.models import Site
-from hpcdet.store import config, overrides
+from hpcdet.store import chain, config, overrides
 from hpcdet.store.chain import Chain
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import ExperimentPaths
@@ -116,6 +117,7 @@ class Holder:
         self.lease = Lease(self.paths, self.kind, hands.site.lease_ttl_s, hands.clock)
         self._chain: Chain | None = None
         self._decided: Decided | None = None
+        self._unreadable = False
         self._forget()
 
     @classmethod
@@ -145,13 +147,22 @@ class Holder:
             IntegrityError: these cannot be read.
         """
         self.actions = []
+        if self._unreadable and (why := chain.gap(self.paths)):
+            # no term for nothing: each leaves files behind, and others wait for its end
+            self.actions.append(why)
+            return False
+        self._unreadable = False
         if not self.lease.try_acquire():
             self._forget()
             return False
         if self._chain is not None and self._chain.term == self.lease.term:
             return True
         self._forget()
-        self._chain = Chain.open(self.paths, self.lease.term, self.name)
+        try:
+            self._chain = Chain.open(self.paths, self.lease.term, self.name)
+        except IntegrityError:
+            self._unreadable = True
+            raise
         self._decided = Decided(self.hands.method)
         for line in self._chain.history:
             self._decided.take(line)

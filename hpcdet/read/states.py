@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from hpcdet.read.gather import Gathered, GatheredTrial
-from hpcdet.store import layout, lease
+from hpcdet.store import chain, layout, lease
 from hpcdet.store.records import ExperimentState
 
 ENDED: frozenset[str] = frozenset({"COMPLETED", "CANCELED", "ERROR"})
@@ -100,6 +100,8 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
         return {"health": "ok", "last_turn_s": age, "why": ""}
     if age is not None and age <= FRESH_S and (blind := _blind(gathered)):
         return {"health": "blind", "last_turn_s": age, "why": blind}
+    if unreadable := chain.gap(gathered.paths):
+        return {"health": "stalled", "last_turn_s": age, "why": unreadable}
     if any(w.end is None and _is_fresh(w.paths.beat, now) for w in gathered.workers):
         return {"health": "ok", "last_turn_s": age, "why": ""}
     submitted = {j.number for j in gathered.jobs if j.submitted and j.submitted.job}

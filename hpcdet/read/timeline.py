@@ -108,6 +108,9 @@ def _decisions(gathered: Gathered) -> Iterator[Event]:
                 yield _event(line["t"], "failed", str(line.get("why", "")), line["trial"])
             case "lost":
                 yield _event(line["t"], "lost", f"worker {line['worker']} is gone")
+            case "throttle":
+                text = f"job {line['job']}: at most {line['running']} tasks at once"
+                yield _event(line["t"], "throttle", text)
             case "state":
                 why = f": {line['why']}" if line.get("why") else ""
                 yield _event(line["t"], "state", f"{line['state']}{why}")
@@ -134,5 +137,7 @@ def _commands(gathered: Gathered) -> Iterator[Event]:
     for _, command in gathered.commands:
         by = f" by {command.user}" if command.user else ""
         reason = command.arguments.get("reason")
+        if command.verb == "set":
+            reason = " ".join(f"{key}={value}" for key, value in command.arguments.items())
         why = f": {reason}" if reason else ""
         yield _event(command.at, "command", f"{command.verb}{by}{why}", command.trial)

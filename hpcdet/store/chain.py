@@ -15,6 +15,18 @@ from hpcdet.store.journal import Line
 from hpcdet.store.layout import ExperimentPaths, numbers
 
 
+def gap(paths: ExperimentPaths) -> str:
+    """What keeps anybody from deciding on top of what has been decided, and what to do about it.
+
+    "" if nothing does: every record that a term has accepted of a former one can be read.
+    """
+    try:
+        _history(paths, below=1 << 62)
+    except IntegrityError as error:
+        return f"{error.where}: {error.what}; {error.hint}"
+    return ""
+
+
 def read(paths: ExperimentPaths) -> list[Line]:
     """All accepted records, in order. Each line has ``term`` beside its own ``n``.
 
@@ -90,7 +102,8 @@ def _history(paths: ExperimentPaths, below: int | None) -> tuple[list[Line], int
             raise IntegrityError(
                 f"record {len(lines) + 1} of {accepted} cannot be read",
                 where=str(paths.decisions(term)),
-                hint="a network file system may show it in a minute; the next turn tries again",
+                hint="a network file system may show it in a minute; if not, put the file back "
+                "from a snapshot or a backup: nothing is decided until then, running trials go on",
             )
         if not lines:
             continue

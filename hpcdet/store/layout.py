@@ -200,6 +200,10 @@ class ExperimentPaths:
         """What a user asks (``records.Command``), numbered from 1."""
         return self.commands / f"{seq:04d}.json"
 
+    def limits(self, seq: int) -> Path:
+        """What users have set (``records.Limits``), numbered from 1; the newest is in force."""
+        return self.root / "limits" / f"{seq:04d}.json"
+
     def intent(self, submission: int) -> Path:
         """What is about to be submitted (``records.Intent``), written before it is."""
         return self.root / "jobs" / f"{submission:04d}.json"

@@ -263,6 +263,19 @@ class Command(Record):
 
 
 @dataclass(frozen=True)
+class Limits(Record):
+    """``limits/0001.json``: what users have set of a running experiment, as workers need it.
+
+    Attributes:
+        max_concurrent_trials: trials that may run at once; 0: no limit but the searcher's.
+    """
+
+    max_concurrent_trials: int = 0
+    term: int = 0
+    at: str = ""
+
+
+@dataclass(frozen=True)
 class Closed(Record):
     """``closed.json``: the experiment is over for good."""
 

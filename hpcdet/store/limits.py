@@ -1,0 +1,42 @@
+"""The limits of a running experiment that workers must know: how much of it runs at once.
+
+They are the config's until a user changes them; then the holder of the lease writes what is in
+force into ``limits/0001.json`` and so on, and workers read it before they claim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from hpcdet.store.config import Resolved
+from hpcdet.store.layout import ExperimentPaths, numbers
+from hpcdet.store.records import Limits
+
+MAX_CONCURRENT = "searcher.max_concurrent_trials"
+KEYS = (MAX_CONCURRENT,)
+"""Keys of the config that are limits of this kind."""
+
+
+def wanted(resolved: Resolved, overrides: Mapping[str, Any]) -> Limits:
+    """The limits after what users have changed.
+
+    How many trials run at once is the searcher's business until then: it opens no more.
+    """
+    return Limits(max_concurrent_trials=overrides.get(MAX_CONCURRENT, 0))
+
+
+def in_force(paths: ExperimentPaths, resolved: Resolved) -> Limits:
+    """The limits that hold now: the newest that a holder wrote, else those of the config."""
+    latest: Limits | None = None
+    for number in numbers(paths.limits(0).parent, ".json"):
+        found = Limits.read(paths.limits(number))
+        if found is not None and (latest is None or found.term >= latest.term):
+            latest = found
+    return latest or wanted(resolved, {})
+
+
+def alike(one: Limits, other: Limits) -> bool:
+    """Whether two records say the same, whoever wrote them when."""
+    return dataclasses.replace(one, term=other.term, at=other.at) == other
