@@ -282,6 +282,11 @@ def test_a_requeued_task_frees_its_trial_for_any_worker(tmp_path: Path) -> None:
     assert end_of(killed) == "preempted"
     assert standing(world.paths.trial(1)).state == "runnable"
     assert len(world.scheduler.jobs) == 1  # the task waits in the queue still
+    holder.close()
+    newest = lease.last(world.paths)
+    assert newest is not None and newest[1] is not None and newest[1].waiting == 1
+    holder = world.holder()
+    advance(world.paths, holder)
     again = play.start("1", 0)
     assert again.incarnation == 1
     play.claim(again, 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,9 @@ from hypothesis import strategies as st
 
 from hpcdet.errors import NotFound
 from hpcdet.read import find, gather, index, logs, series, states, views
-from hpcdet.store import records
+from hpcdet.store import lease, records
 from hpcdet.units import Length
-from tests.builders import Builder, sweep
+from tests.builders import Builder, put, sweep
 
 
 @pytest.fixture
@@ -149,6 +151,41 @@ def test_health_tells_waiting_from_abandoned(tmp_path: Path) -> None:
     assert health(later_s=10 * states.FRESH_S) == "stalled"
     built.close()
     assert health(later_s=10 * states.FRESH_S) == "ok"
+
+
+def test_a_requeued_task_that_waits_for_long_is_no_stall(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    long = time.time() + 10 * states.FRESH_S
+
+    def health() -> dict[str, Any]:
+        return states.health(gather.gather(built.paths), long)
+
+    built.job()
+    worker = built.paths.worker(1, 0, 0)
+    built.worker()
+    assert health()["health"] == "stalled"
+    put(worker.end, records.WorkerEnd("signal", worker.name, built.tick(), returns=True))
+    assert (health()["health"], health()["why"]) == ("queued", "1 task should wait in the queue")
+    again = built.paths.worker(1, 0, 1)
+    put(again.claim, records.WorkerClaim("123", "n1", 1, ["n1"], 1, at=built.tick()))
+    assert health()["health"] == "stalled"  # it came back, and is silent
+    put(built.paths.term(1), lease.Term(1, "worker", "n1", 1, built.tick()))
+    told = lease.Beat("ab", True, at=built.tick(), waiting=2)
+    put(lease.beat_path(built.paths, 1), told)
+    os.utime(lease.beat_path(built.paths, 1), (0, 0))
+    assert (health()["health"], health()["why"]) == ("queued", "2 tasks should wait in the queue")
+    for place in (1, 2):
+        late = built.paths.worker(1, place, 0)
+        put(late.claim, records.WorkerClaim("123", "n1", 1, ["n1"], at=built.tick()))
+    assert health()["health"] == "stalled"
+
+
+def test_it_is_over_when_it_is_closed_and_not_before(tmp_path: Path) -> None:
+    built = sweep(tmp_path / "digits-7f3a", ended=False)
+    built.decide("state", state="COMPLETED", why="all good", by="")
+    assert views.status(built.paths)["state"] == "STOPPING"
+    built.close()
+    assert views.status(built.paths)["state"] == "COMPLETED"
 
 
 # -- views -------------------------------------------------------------------------------
@@ -368,6 +405,91 @@ def test_digits_that_only_look_like_a_time_are_text(tmp_path: Path) -> None:
     attempt.log("2026-03-01T10:00:00Z a\n2026-13-45 99:00:00 b\n0001-01-01 00:00:00+23:00 c\n")
     [source] = logs.sources(attempt.experiment.paths)
     assert [line.time for line in logs.read(source)] == ["2026-03-01T10:00:00.000000Z"] * 3
+
+
+class Counted(io.BufferedReader):
+    """Counts the bytes that are read of it."""
+
+    total = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        Counted.total += len(data)
+        return data
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> type[Counted]:
+    monkeypatch.setattr(Counted, "total", 0)
+    monkeypatch.setattr(logs, "_open", lambda path: Counted(io.FileIO(path)))
+    return Counted
+
+
+def test_the_end_of_a_huge_log_is_read_from_its_end(tmp_path: Path, counted: type[Counted]) -> None:
+    attempt = Builder(tmp_path / "digits-7f3a").trial().attempt()
+    attempt.log("2026-03-01T10:00:00Z WARNING begin\n")
+    with attempt.paths.log(0).open("ab") as file:
+        file.truncate(1 << 36)
+        file.seek(1 << 36)
+        file.write(b"\n2026-03-01T11:00:00Z INFO one\ntwo\n" + b"three\n" * 10_000 + b"half")
+    [source] = logs.sources(attempt.experiment.paths)
+    assert [line.text for line in source.tail(2, whole=True, carried=False)] == ["three", "half"]
+    assert list(source.lines(whole=True)) == []
+    assert [line.text for line in source.tail(2, whole=False, carried=False)] == ["three"] * 2
+    assert counted.total < 400_000
+    last = source.tail(1, whole=True, carried=True)
+    assert [(line.text, line.time[:19], line.level) for line in last] == [
+        ("half", "2026-03-01T11:00:00", "INFO")
+    ]
+    assert len(source.tail(10_010, whole=True, carried=True)) == 10_010
+    assert counted.total < 40 * logs.LONGEST
+
+
+def test_a_log_is_read_as_it_is_taken(tmp_path: Path, counted: type[Counted]) -> None:
+    attempt = Builder(tmp_path / "digits-7f3a").trial().attempt()
+    attempt.log("x" * 79 + "\n")
+    with attempt.paths.log(0).open("ab") as file:
+        file.truncate(1 << 36)
+    [source] = logs.sources(attempt.experiment.paths)
+    stream = logs.read(source)
+    assert next(stream).text == "x" * 79
+    assert counted.total <= 1 << 16
+    assert len(next(stream).text) <= logs.LONGEST + (1 << 17)
+    assert counted.total <= 1 << 21
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    texts=st.lists(
+        st.sampled_from(
+            [
+                "",
+                "a" * 99,
+                "2026-03-01T10:00:00Z x",
+                "2026-13-01T10:00:00Z",
+                "ERROR y",
+                "5 %\r6 %\r",
+            ]
+        ),
+        max_size=30,
+    ),
+    open_end=st.booleans(),
+    count=st.integers(0, 12),
+)
+def test_the_last_lines_are_the_same_from_either_end(
+    texts: list[str], open_end: bool, count: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "either-end.log"
+    path.write_text("\n".join(texts) + ("" if open_end else "\n"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logs, "_BLOCK", 64)
+        for whole in (True, False):
+            every = list(logs.Source(1, 1, 0, path).lines(whole))
+            source = logs.Source(1, 1, 0, path)
+            last = every[-count:] if count else []
+            assert source.tail(count, whole=whole, carried=True) == last
+            plain = source.tail(count, whole=whole, carried=False)
+            assert [line.text for line in plain] == [line.text for line in last]
 
 
 def test_the_first_traceback_of_each_rank_is_found_whole(swept: Builder) -> None:

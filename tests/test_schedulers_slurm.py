@@ -387,6 +387,31 @@ def test_questions_become_rarer_while_nothing_changes(clock: Clock) -> None:
     assert len(asked) == len(gaps) + 3
 
 
+def test_the_site_says_how_rare_questions_become_and_what_counts_as_a_change(
+    clock: Clock,
+) -> None:
+    asked: list[float] = []
+    state = "PENDING"
+
+    def ask(_: frozenset[str]) -> str:
+        asked.append(clock.now)
+        guess = int(clock.now) + 3600  # the scheduler estimates another start each time
+        times = f"1795260000|{guess}|{guess + 60}"
+        return f"12|0|{state}|Priority|0|{times}|0|\n"
+
+    query = SharedQuery("q", 60, ask, clock, max_s=200, gist=slurm_text.squeue_gist)
+    for _ in range(2000):
+        query.get(frozenset({"12"}))
+        clock.now += 1
+    gaps = [later - sooner for sooner, later in itertools.pairwise(asked)]
+    assert gaps[:4] == [60, 90, 135, 200] and set(gaps[4:]) == {200}
+    state = "RUNNING"
+    for _ in range(270):
+        query.get(frozenset({"12"}))
+        clock.now += 1
+    assert 60 in [later - sooner for sooner, later in itertools.pairwise(asked[len(gaps) :])]
+
+
 def test_a_new_job_is_asked_for_soon_but_not_sooner_than_the_site_allows(clock: Clock) -> None:
     asked: list[frozenset[str]] = []
 

@@ -15,14 +15,19 @@ import pytest
 import torch
 
 from hpcdet.errors import ConfigError
+from hpcdet.store import config as configs
 from hpcdet.store import journal
+from hpcdet.store.records import Trial
 from hpcdet.train import fingerprint, loading, notice, rng
 from hpcdet.train.agreement import Orders
 from hpcdet.train.clock import Deadline
 from hpcdet.train.order import Slice
+from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
+from hpcdet.train.session import Session, Units
 from hpcdet.train.tracking import Tracker, plain
 from hpcdet.units import Length
+from tests import ranks
 
 
 @pytest.fixture(autouse=True)
@@ -207,6 +212,31 @@ def test_a_full_disk_does_not_stop_training(
     tracker.close()
     lines = journal.read(tmp_path / "journal.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_of_metrics_only_validations_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = ranks.experiment(tmp_path / "digits-7f3a", code="")
+    place = Place.of(trial.root.parent.parent, 1, 1)
+    config = configs.load(tmp_path / "digits-7f3a" / "experiment.yaml")
+    record = Trial.read(trial.record)
+    assert record is not None
+    session = Session(Ranks(), place, record, config, Deadline(None))
+    session.begin(None, Units())
+    synced: list[int] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(fd), fsync(fd)))
+    for step in range(1, 101):
+        session.report("training", Units(step), {"loss": 0.5})
+        session.poll(Units(step))
+    assert not synced
+    session.report("validation", Units(100), {"validation_loss": 0.5})
+    assert len(synced) == 1
+    lines = journal.read(place.attempt.journal)
+    assert [line["group"] for line in lines[-2:]] == ["training", "validation"]
+    session.finish("signal", Units(100))
+    assert len(synced) > 1  # its verdict, and the journal before it
 
 
 def test_loaded_modules_are_part_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

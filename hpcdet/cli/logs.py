@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 import click
@@ -16,6 +18,9 @@ from hpcdet.cli.settings import settings
 from hpcdet.errors import UsageError
 from hpcdet.read import find, logs, views
 from hpcdet.read.logs import LogLine
+
+_AT_ONCE = 1000
+"""Lines that are printed together."""
 
 Keep = Callable[[LogLine], bool]
 
@@ -99,17 +104,21 @@ def logs_command(
     keep = _grep(grep)
     times = {"since": moment(since) if since else "", "until": moment(until) if until else ""}
 
-    def read(source: logs.Source, whole: bool) -> list[LogLine]:
-        found = logs.read(source, level=level, whole=whole, **times)
-        return [line for line in found if keep(line)]
+    def read(source: logs.Source, whole: bool) -> Iterator[LogLine]:
+        return filter(keep, logs.read(source, level=level, whole=whole, **times))
 
-    lines = [line for source in chosen for line in read(source, not follow_)]
-    if head is not None:
-        lines = lines[:head]
-    if tail is not None:
-        lines = lines[len(lines) - tail :] if tail < len(lines) else lines
-    _print(out, lines, timestamps)
-    if not lines and not follow_:
+    streams = [read(source, not follow_) for source in chosen]
+    if tail is not None and head is None and not (level or grep or since or until):
+        carried = timestamps or not out.for_people
+        count = _print(out, _tail(chosen, tail, not follow_, carried), timestamps)
+    elif head is None and tail is None:
+        count = _print_all(out, streams, timestamps)
+    else:
+        first = itertools.islice(itertools.chain.from_iterable(streams), head)
+        count = _print(out, list(first if tail is None else deque(first, tail)), timestamps)
+        if follow_:
+            _tail(chosen, 0, False, False)
+    if not count and not follow_:
         settings().note("no lines")
     if follow_:
         with follow.following([found.paths.id]):
@@ -133,7 +142,7 @@ def _follow(
     ranks: Sequence[int],
     launcher: bool,
     timestamps: bool,
-    read: Callable[[logs.Source, bool], list[LogLine]],
+    read: Callable[[logs.Source, bool], Iterator[LogLine]],
     known: list[logs.Source],
 ) -> None:
     """Print what is added, until the experiment (or the trial) has ended and all is printed."""
@@ -145,7 +154,7 @@ def _follow(
         ):
             sources.setdefault(source.path, source)
         for source in sources.values():
-            if fresh := read(source, over):
+            if fresh := list(read(source, over)):
                 _print(out, fresh, timestamps)
         if over:
             return
@@ -160,14 +169,48 @@ def _over(found: find.Reference) -> bool:
     return bool(trials) and all(trial["state"] in follow.ENDED for trial in trials)
 
 
-def _print(out: Output, lines: Sequence[LogLine], timestamps: bool) -> None:
+def _tail(chosen: list[logs.Source], count: int, whole: bool, carried: bool) -> list[LogLine]:
+    """The last lines of all sources together, each read from its end."""
+    lines: list[LogLine] = []
+    for source in reversed(chosen):
+        if whole and len(lines) == count:
+            break
+        lines = source.tail(count - len(lines), whole=whole, carried=carried) + lines
+    return lines
+
+
+def _print_all(out: Output, streams: list[Iterator[LogLine]], timestamps: bool) -> int:
+    """Print lines as they are read; returns how many there were."""
+    if out.format in ("json", "csv"):  # which are one thing, from begin to end
+        return _print(out, list(itertools.chain.from_iterable(streams)), timestamps)
+    speaking: list[LogLine] = []
+    rest: list[Iterator[LogLine]] = []
+    for stream in streams:
+        # whether several ranks have lines decides how the first of them is shown
+        if len(speaking) < 2:
+            begin = list(itertools.islice(stream, 1))
+            speaking += begin
+            stream = itertools.chain(begin, stream)
+        rest.append(stream)
+    lines, count = itertools.chain.from_iterable(rest), 0
+    while some := list(itertools.islice(lines, _AT_ONCE)):
+        count += _print(out, some, timestamps, len(speaking) > 1)
+    return count
+
+
+def _print(
+    out: Output, lines: Sequence[LogLine], timestamps: bool, several: bool | None = None
+) -> int:
+    """Print lines; ``several``: they are of several ranks, None if they tell that themselves."""
     if not out.for_people:
-        if lines or out.format != "csv":
+        if lines or out.format == "json":
             out.emit([asdict(line) for line in lines], COLUMNS, key="text")
-        return
-    several = len({(line.trial, line.attempt, line.rank) for line in lines}) > 1
+        return len(lines)
+    if several is None:
+        several = len({(line.trial, line.attempt, line.rank) for line in lines}) > 1
     for line in lines:
         rank = "launcher" if line.rank == logs.LAUNCHER else f"r{line.rank}"
         prefix = f"[{line.trial}.{line.attempt} {rank}] " if several or out.format == "wide" else ""
         stamp = f"{words.when(line.time) or '-':19} " if timestamps else ""
         click.echo(stamp + prefix + line.text)
+    return len(lines)

@@ -89,6 +89,7 @@ def _turn(holder: Holder) -> None:
         holder.tell(api.Start())
     seen = holder.watch.look()
     holder.lease.blind = holder.watch.blind
+    holder.lease.waiting = sum(place.phase == "pending" for place in seen.places)
     closing.close_gone(holder, seen.gone)
     standings = learn(holder)
     apply.apply(holder)

@@ -1,12 +1,19 @@
-"""What the ranks of all attempts printed, as one stream of lines."""
+"""What the ranks of all attempts printed, as one stream of lines.
+
+Logs grow to gigabytes: they are read in blocks as lines are asked for, and the last lines from
+the end.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths
 from hpcdet.store.records import Claim, End
@@ -15,6 +22,11 @@ _RANK = re.compile(r"rank-(\d+)\.log")
 _STAMP = re.compile(r"\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)")
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_BLOCK = 64 * 1024
+LONGEST = 1024 * 1024
+"""Bytes after which a line is cut into several."""
+_CARRY = 8 * LONGEST
+"""Bytes read back, at most, in search of what tells the time of the last lines."""
 LAUNCHER = -1
 """The "rank" of what the launcher said itself."""
 
@@ -44,22 +56,48 @@ class Source:
     _level: str = field(default="", init=False)
 
     def lines(self, whole: bool) -> Iterator[LogLine]:
-        """Complete lines that are new; with ``whole``, the unfinished last one as well."""
+        """Complete lines that are new; with ``whole``, the unfinished last one as well.
+
+        They are read as they are taken: where the iteration is left, the next one goes on.
+        """
         try:
-            with self.path.open("rb") as file:
-                file.seek(self.offset)
-                data = file.read()
+            file = _open(self.path)
         except FileNotFoundError:
             return
-        if not whole:
-            data = data[: data.rfind(b"\n") + 1]
-        self.offset += len(data)
-        # "\n" alone ends a line: a carriage return of a progress bar does not
-        for raw in data.decode(errors="replace").removesuffix("\n").split("\n") if data else ():
-            yield self._line(raw.rpartition("\r")[2] if not raw.endswith("\r") else raw[:-1])
+        with file:
+            file.seek(self.offset)
+            rest = b""
+            while block := file.read(_BLOCK):
+                # "\n" alone ends a line: a carriage return of a progress bar does not
+                *complete, rest = (rest + block).split(b"\n")
+                for raw in complete:
+                    self.offset += len(raw) + 1
+                    yield self._line(raw)
+                if len(rest) > LONGEST:
+                    self.offset += len(rest)
+                    yield self._line(rest)
+                    rest = b""
+            if whole and rest:
+                self.offset += len(rest)
+                yield self._line(rest)
 
-    def _line(self, text: str) -> LogLine:
+    def tail(self, count: int, *, whole: bool, carried: bool) -> list[LogLine]:
+        """The last lines; nothing before them is new any more.
+
+        Args:
+            carried: also read back to what tells their time and level, within reason. Without it
+                these may be missing, and no more is read than the lines need.
+        """
+        try:
+            with _open(self.path) as file:
+                self.offset = _start_of_last(file, count, carried)
+        except FileNotFoundError:
+            return []
+        return list(deque(self.lines(whole), maxlen=count))
+
+    def _line(self, raw: bytes) -> LogLine:
         """A line without time or level (as in a traceback) belongs to the one before it."""
+        text = _shown(raw)
         match = _STAMP.match(text)
         stamp = _utc(match[1]) if match else ""
         self._time = stamp or self._time
@@ -69,6 +107,45 @@ class Source:
         elif stamp:
             self._level = ""
         return LogLine(self.trial, self.attempt, self.rank, text, self._time, self._level)
+
+
+def _open(path: Path) -> IO[bytes]:
+    return path.open("rb")
+
+
+def _shown(raw: bytes) -> str:
+    """What a terminal would show of a line: the last of what was written over each other."""
+    text = raw.decode(errors="replace")
+    return text[:-1] if text.endswith("\r") else text.rpartition("\r")[2]
+
+
+def _start_of_last(file: IO[bytes], count: int, carried: bool) -> int:
+    """A place from which at least ``count`` lines follow, complete or not.
+
+    ``carried``: a line with a time begins there, which decides for all that follow.
+    """
+    at = file.seek(0, os.SEEK_END)
+    found, later = -1, b""  # what follows the last newline may be no line
+    enough: int | None = None
+    while at > 0 and (enough is None or (carried and enough - at < _CARRY)):
+        size = min(_BLOCK, at)
+        at = file.seek(at - size)
+        first, *others = (file.read(size) + later).split(b"\n")
+        end = at + len(first) + sum(len(raw) + 1 for raw in others)
+        for raw in reversed(others):
+            found += 1
+            end -= len(raw)
+            if found >= count:
+                match = _STAMP.match(_shown(raw)) if carried else None
+                if not carried or (match and _utc(match[1])):
+                    return end
+                enough = end if enough is None else enough
+            end -= 1
+        later = first
+        if len(later) > LONGEST:
+            found, later = found + 1, b""
+            enough = at if found >= count and enough is None else enough
+    return at
 
 
 def _utc(stamp: str) -> str:
@@ -126,22 +203,20 @@ def _sources(attempt: AttemptPaths, ranks: Collection[int], launcher: bool) -> l
 
 def read(
     source: Source, *, since: str = "", until: str = "", level: str = "", whole: bool = True
-) -> list[LogLine]:
+) -> Iterator[LogLine]:
     """All of a source's new lines between two ISO times and of at least one level.
 
     A line without a time of its own counts with the one before it, and where there is none,
     with the time its attempt began. Without ``whole`` an unfinished last line is left for later.
     """
     begin = _began(source) if since or until else ""
-    chosen = []
     for line in source.lines(whole=whole):
         time = line.time or begin
         if (since and time < since) or (until and time > until):
             continue
         if level and (not line.level or LEVELS.index(line.level) < LEVELS.index(level)):
             continue
-        chosen.append(line)
-    return chosen
+        yield line
 
 
 def _began(source: Source) -> str:
@@ -156,8 +231,10 @@ def of_jobs(paths: ExperimentPaths, lines: int = 10) -> list[str]:
             files = sorted(paths.job_log(number).iterdir())
         except (FileNotFoundError, NotADirectoryError):
             continue
-        texts = [file.read_text(errors="replace") for file in files if file.is_file()]
-        return [line for text in texts for line in text.splitlines() if line.strip()][-lines:]
+        sources = [Source(0, 0, LAUNCHER, file) for file in files if file.is_file()]
+        # blank lines do not count
+        ends = [source.tail(10 * lines, whole=True, carried=False) for source in sources]
+        return [line.text for end in ends for line in end if line.text.strip()][-lines:]
     return []
 
 
@@ -191,6 +268,6 @@ def errors(
         failed = end is not None and end.reason in ("user_error", "oom", "launch_failed")
         if failed and not any(tracebacks):
             launcher = [s for s in _sources(one, (), True) if s.rank == LAUNCHER]
-            said = [list(source.lines(whole=True))[-20:] for source in launcher]
+            said = [source.tail(20, whole=True, carried=True) for source in launcher]
             found.extend(lines for lines in said if lines)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from hpcdet.read.gather import Gathered, GatheredTrial
+from hpcdet.read.gather import Gathered, GatheredTrial, GatheredWorker
 from hpcdet.store import chain, layout, lease
 from hpcdet.store.records import ExperimentState
 
@@ -59,6 +59,8 @@ def experiment_state(gathered: Gathered) -> tuple[ExperimentState, str]:
         return gathered.closed.state, gathered.closed.why
     said = _said(gathered)
     state, why = said.get("state", "PENDING"), str(said.get("why", ""))
+    if state in ENDED:
+        return "STOPPING", why  # decided; waiting jobs and the hook come before it is closed
     busy = any(trial.standing.open_attempt for trial in gathered.trials)
     match _unheard(gathered):
         case "cancel":
@@ -87,7 +89,8 @@ def _unheard(gathered: Gathered) -> str:
 def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
     """Whether somebody looks after the experiment: ``health``, ``last_turn_s`` and ``why``.
 
-    ``ok``: workers live, or nothing is left to do. ``queued``: jobs wait for their turn.
+    ``ok``: workers live, or nothing is left to do. ``queued``: jobs wait for their turn, new or
+    requeued, as far as files know: the last holder says what the scheduler told it.
     ``blind``: who decides cannot ask the scheduler just now.
     ``stalled``: nobody is there who could go on. ``last_turn_s`` is the age in seconds of the last
     sign of a holder of the lease, None if there never was one.
@@ -109,10 +112,33 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
     if submitted - seen:
         why = "jobs wait in the queue"
         return {"health": "queued", "last_turn_s": age, "why": why}
+    if waiting := _waiting(gathered):
+        why = f"{waiting} task{'s' if waiting > 1 else ''} should wait in the queue"
+        return {"health": "queued", "last_turn_s": age, "why": why}
     if age is not None and age <= FRESH_S:
         return {"health": "ok", "last_turn_s": age, "why": ""}
     why = "nobody works or decides" + (", unless tasks wait in the queue" if submitted else "")
     return {"health": "stalled", "last_turn_s": age, "why": why}
+
+
+def _waiting(gathered: Gathered) -> int:
+    """Tasks that wait in the queue, by the files.
+
+    The last holder told how many it saw there; who started since waits no more. A worker whose
+    task was to be requeued said so in its end, which may be later.
+    """
+    newest: dict[tuple[int, int], GatheredWorker] = {}
+    for worker in gathered.workers:
+        key = (worker.paths.submission, worker.paths.index)
+        if key not in newest or worker.paths.incarnation > newest[key].paths.incarnation:
+            newest[key] = worker
+    returning = sum(w.end is not None and w.end.returns for w in newest.values())
+    told = lease.last(gathered.paths)
+    beat = told[1] if told is not None else None
+    if beat is None:
+        return returning
+    started = sum(w.claim is not None and w.claim.at > beat.at for w in gathered.workers)
+    return max(returning, beat.waiting - started)
 
 
 def leaving(gathered: Gathered) -> bool:

@@ -89,15 +89,19 @@ class SharedQuery:
 
     Attributes:
         name: names the file; one per cluster and question.
-        min_s: least time between two questions. It grows to ten times that, at most 600 s,
-            while nothing changes, and with the time that an answer takes.
+        min_s: least time between two questions. It grows to ``max_s`` while nothing changes, is
+            back at the least when something does, and grows with the time that an answer takes.
         ask: puts the question about some things; raises Unavailable.
+        max_s: None: ten times ``min_s``, at most 600 s.
+        gist: what of an answer has to change for something to have changed.
     """
 
     name: str
     min_s: float
     ask: Callable[[frozenset[str]], str]
     clock: Callable[[], float] = field(default=time.time)
+    max_s: float | None = None
+    gist: Callable[[str], object] = str
 
     def get(self, wanted: frozenset[str]) -> Answer:
         """The present answer, asked for now if it is too old.
@@ -143,10 +147,10 @@ class SharedQuery:
             error = failure.what
         least = max(self.min_s, _COST * (self.clock() - begun))
         wait = least
-        if last is not None and (error or text == last.text):
+        if last is not None and (error or self.gist(text) == self.gist(last.text)):
             wait = max(least, last.wait_s * _SLOWER)
-        most = max(least, min(SLOWEST_S, 10 * self.min_s))
-        return Answer(text, begun, wanted, min(wait, most, SLOWEST_S), error)
+        most = min(SLOWEST_S, 10 * self.min_s) if self.max_s is None else self.max_s
+        return Answer(text, begun, wanted, min(wait, max(least, most)), error)
 
 
 def _read(path: Path) -> Answer | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -256,7 +256,7 @@ class SlurmScheduler:
             form = slurm_text.squeue_format()
             return self._ask(["squeue", "--me", "-h", "-t", "all", "-O", form])
 
-        return SharedQuery(f"squeue-{self._cluster}", self.site.limits.poll_min_s, ask)
+        return self._shared("squeue", ask, slurm_text.squeue_gist)
 
     @cached_property
     def _accounts(self) -> SharedQuery:
@@ -266,7 +266,14 @@ class SlurmScheduler:
                 ["sacct", "-X", "-n", "-P", "-o", fields, "-j", ",".join(sorted(jobs))]
             )
 
-        return SharedQuery(f"sacct-{self._cluster}", self.site.limits.poll_min_s, ask)
+        return self._shared("sacct", ask, str)
+
+    def _shared(
+        self, name: str, ask: Callable[[frozenset[str]], str], gist: Callable[[str], object]
+    ) -> SharedQuery:
+        limits = self.site.limits
+        name = f"{name}-{self._cluster}"
+        return SharedQuery(name, limits.poll_min_s, ask, max_s=limits.poll_max_s, gist=gist)
 
     def _ended(self, jobs: frozenset[str]) -> dict[str, list[Row]] | None:
         """What accounting says of jobs that are gone from the queue.

@@ -96,6 +96,17 @@ def squeue(text: str) -> list[Row]:
     return [row for line in text.splitlines() for row in _squeue_rows(line)]
 
 
+def squeue_gist(text: str) -> frozenset[tuple[object, ...]]:
+    """What has to differ between two answers of ``squeue`` for something to have changed.
+
+    Estimated starts and the reason for waiting change all the time while nothing does.
+    """
+    return frozenset(
+        (row.task.job, row.indices, row.task.state, row.task.restarts, row.task.nodes)
+        for row in squeue(text)
+    )
+
+
 def _squeue_rows(line: str) -> Iterator[Row]:
     parts = [part.strip() for part in line.split("|", len(SQUEUE_FIELDS) - 1)]
     if len(parts) != len(SQUEUE_FIELDS):

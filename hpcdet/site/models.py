@@ -82,6 +82,12 @@ class Limits(Model):
     poll_min_s: float = Field(
         default=60, ge=0, description="least time between two queries of a user"
     )
+    poll_max_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="most time between them while nothing changes; null: ten times the least, "
+        "at most 600",
+    )
     kill_wait_s: float = Field(default=30, ge=0, description="seconds from TERM to KILL (KillWait)")
     signal_lead_s: int = Field(
         default=120, ge=0, le=65535, description="warning before the time limit"

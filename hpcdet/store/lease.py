@@ -43,12 +43,13 @@ class Term(Record):
 
 @dataclass(frozen=True)
 class Beat(Record):
-    """``terms/N.beat``. ``nonce`` differs in every beat; ``blind`` is as in ``Lease``."""
+    """``terms/N.beat``. ``nonce`` differs in every beat; the rest is as in ``Lease``."""
 
     nonce: str
     released: bool = False
     blind: str = ""
     at: str = ""
+    waiting: int = 0
 
 
 class Lease:
@@ -60,6 +61,7 @@ class Lease:
     Attributes:
         term: number of the term held; 0 while none is.
         blind: why the holder cannot ask the scheduler, "" if it can; told with every beat.
+        waiting: tasks that the scheduler keeps in its queue, as last seen; told likewise.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Lease:
         self.ttl_s = ttl_s
         self.term = 0
         self.blind = ""
+        self.waiting = 0
         self._clock = clock
         self._beaten = 0.0
         self._seen: tuple[int, str] = (0, "")
@@ -146,7 +149,7 @@ class Lease:
 
     def _write_beat(self, *, released: bool = False) -> None:
         started = self._clock()
-        beat = Beat(secrets.token_hex(8), released, self.blind, files.now())
+        beat = Beat(secrets.token_hex(8), released, self.blind, files.now(), self.waiting)
         files.replace(beat_path(self.paths, self.term), beat.encode())
         self._beaten = started
 

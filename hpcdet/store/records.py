@@ -199,12 +199,14 @@ class WorkerEnd(Record):
 
     ``why``: ``idle`` (nothing left to take), ``time`` (too little left), ``signal``, ``bad_node``
     (two launches in a row failed), ``closed`` (the experiment is over), ``spent`` (its task has
-    come back too often without getting anywhere), ``lost``.
+    come back too often without getting anywhere), ``lost``. ``returns``: its batch script was
+    asked to requeue the task.
     """
 
     why: str
     closed_by: str = ""
     at: str = ""
+    returns: bool = False
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,6 @@ class Session:
         self._compare(loaded)
         self.tracker.record(
             "start",
-            sync=True,
             world=self.ranks.world,
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -200,7 +199,7 @@ class Session:
         self._wish = Orders(leave.get(control.action), control.until)
 
     def report(self, group: str, units: Units, metrics: Mapping[str, Any]) -> None:
-        """Record metrics; rank 0's count.
+        """Record metrics; rank 0's count. Validations, on which searchers decide, durably.
 
         Raises:
             TypeError: a value that is no number, text, list or dict.
@@ -212,6 +211,7 @@ class Session:
             print(f"hpcdet: {group} after {units.batches} batches: {values}", flush=True)
         self.tracker.record(
             "metrics",
+            sync=group == "validation",
             group=group,
             step=units.batches,
             metrics=values,

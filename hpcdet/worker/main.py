@@ -68,7 +68,8 @@ class Worker:
         returns = wanted and again.requeue(self.paths, self.me, REQUEUE, self.site)
         if wanted and not returns:
             why = "spent"  # the batch script would let it go, and nobody would take its place
-        WorkerEnd(why, closed_by=self.me.name, at=files.now()).write_once(self.me.end)
+        end = WorkerEnd(why, closed_by=self.me.name, at=files.now(), returns=returns)
+        end.write_once(self.me.end)
         self._note("end", why=why, sync=True)
         if why != "closed" and not returns:
             # perhaps nobody is left to see that this worker must be replaced
