@@ -68,6 +68,8 @@ class PaperScheduler:
     answer: dict[str, list[Task]] = field(default_factory=dict)
     effect: Callable[[], None] = lambda: None
     throttled: list[tuple[str, int]] = field(default_factory=list)
+    held: dict[str, bool] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
     def submit(self, submission: Submission) -> str:
         self._answer()
@@ -76,6 +78,7 @@ class PaperScheduler:
         job = str(len(self.jobs) + 1)
         width = submission.tasks
         self.jobs[job] = PaperJob(submission, [TaskState.PENDING] * width, [0] * width)
+        self.held[job] = submission.held
         self.effect()
         return job
 
@@ -95,7 +98,7 @@ class PaperScheduler:
         found = {job.job: self.jobs[job.job] for job in jobs if job.job in self.jobs}
         self.answer = {
             number: [
-                Task(number, index, state, restarts=job.restarts[index])
+                Task(number, index, state, self.reasons.get(number, ""), job.restarts[index])
                 for index, state in enumerate(job.states)
             ]
             for number, job in found.items()
@@ -112,6 +115,10 @@ class PaperScheduler:
     def throttle(self, job: str, running: int) -> None:
         self._answer()
         self.throttled.append((job, running))
+
+    def hold(self, job: str, on: bool) -> None:
+        self._answer()
+        self.held[job] = on
 
     def check(self, submission: Submission) -> str:
         return ""
@@ -230,7 +237,8 @@ class World:
 def _build(paths: ExperimentPaths, intent: Intent, resolved: Resolved, site: Site) -> Submission:
     script = paths.script(intent.number)
     files.replace(script, b"#!/bin/sh\n")
-    return Submission(intent.name, intent.tag, script, intent.tasks, intent.throttle)
+    number = (intent.tasks, intent.throttle)
+    return Submission(intent.name, intent.tag, script, *number, held=intent.held)
 
 
 @dataclass

@@ -347,6 +347,17 @@ def test_what_can_never_run_is_refused_before_submission(
     assert caught.value.where == where and said in str(caught.value)
 
 
+def test_a_partition_that_a_local_site_does_not_name_is_refused(tmp_path: Path) -> None:
+    plain = sites.load("local")
+    named = Site.model_validate({**plain.plain(), "partitions": {"night": {}}})
+    fits = Resolved(resources=Resources(resource_pool="night"))
+    assert checks.preflight(fits, named, tmp_path) == []
+    for site, said in ((plain, "has no partitions"), (named, "did you mean night")):
+        wanted = Resolved(resources=Resources(resource_pool="nigth"))
+        with pytest.raises(ConfigError, match=said):
+            checks.preflight(wanted, site, tmp_path)
+
+
 def test_a_scheduler_that_does_not_answer_is_said_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hpcdet.read import views
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Intent, Submitted
 from tests.cluster.configuration import Options
@@ -132,6 +133,36 @@ def test_a_submission_cut_off_before_it_was_noted_is_found_again(lab: Lab) -> No
     run.wait()
     assert len(run.jobs()) == 1
     assert run.reasons() == ["completed"], run.story()
+
+
+def test_a_queue_holds_what_is_held_and_what_waits_for_another_job(lab: Lab) -> None:
+    """Both stand in the script; a job that fails is not waited for until the end of time."""
+    gates = [
+        lab.cluster.check(
+            *("sbatch", "--parsable", "--hold", "-p", "batch", "-o", "/dev/null", "-D", "/"),
+            *("--wrap", command),
+        ).strip()
+        for command in ("true", "false")
+    ]
+    words = _write(lab, worker={"idle_s": 5})
+    runs = []
+    for gate in gates:
+        done = hpcdet("submit", *words, "--no-test", "-o", "id", "--hold", "--after", gate)
+        assert done.returncode == 0, done.stderr
+        runs.append(_run(lab, done.stdout.strip()))
+    good, bad = runs
+    held = {(job["JobState"], job["Reason"]) for run in runs for job in run.jobs()}
+    assert held == {("PENDING", "JobHeldUser")}
+    lab.cluster.check("scontrol", "release", *gates)
+    for run in runs:
+        done = hpcdet("release", run.paths.id)
+        assert done.returncode == 0, done.stderr
+    good.wait()
+    assert good.reasons() == ["completed"], good.story()
+    bad.crank()
+    until(lambda: views.status(bad.paths)["state"] == "PAUSED", bad.story)
+    assert f"job {gates[1]} did not end well" in views.status(bad.paths)["why"]
+    until(lambda: all(job["JobState"] == "CANCELLED" for job in bad.jobs()), bad.story)
 
 
 def test_wide_searches_come_in_chunks_and_wait_for_room(lab: Lab) -> None:

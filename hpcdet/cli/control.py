@@ -1,4 +1,4 @@
-"""``cancel pause resume retry tag``: what a user asks of an experiment."""
+"""``cancel pause resume retry hold release tag``: what a user asks of an experiment."""
 
 from __future__ import annotations
 
@@ -119,6 +119,32 @@ def retry_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
     _ask(out, "retry", ids, dry_run)
 
 
+@click.command("hold", short_help="Let what waits in the queue go on waiting.")
+@ids_argument()
+@_dry_run()
+@output("hold")
+def hold_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
+    """Keep the jobs of experiments in the queue, also later ones; what runs goes on.
+
+    \b
+    Example: hpcdet hold digits-7f3a
+    """
+    _ask(out, "hold", ids, dry_run)
+
+
+@click.command("release", short_help="Let jobs start that were held.")
+@ids_argument()
+@_dry_run()
+@output("release")
+def release_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
+    """Let the jobs of experiments start that ``hold`` or ``submit --hold`` kept in the queue.
+
+    \b
+    Example: hpcdet release digits-7f3a
+    """
+    _ask(out, "release", ids, dry_run)
+
+
 @click.command("tag", short_help="Add or remove labels.")
 @ids_argument()
 @click.option("--add", multiple=True, metavar="LABEL", help="Add a label (repeat for more).")
@@ -162,6 +188,11 @@ def _ask(
     asked: dict[ExperimentPaths, list[int]] = {}
 
     def act(found: find.Reference) -> str:
+        if found.trial and verb in ("hold", "release"):
+            hint = f"hpcdet {verb} {found.paths.id}"
+            raise UsageError(
+                f"cannot {verb} one trial: any job takes it", where=str(found), hint=hint
+            )
         if dry_run:
             return f"would {verb}"
         number = commands.ask(found.paths, verb, found.trial, **arguments)
@@ -195,7 +226,11 @@ def _turn_once(paths: ExperimentPaths) -> None:
     """What was asked stands in a file already; trouble here only delays it."""
     try:
         with Crank(paths, "command") as crank:
-            crank.turn()
+            turn = crank.turn()
+            if turn.blind:
+                settings().warn(
+                    f"{paths.id}: asked, but not all of it can be done here: {turn.blind}"
+                )
     except (HpcdetError, OSError) as error:
         settings().warn(f"asked, but nothing is done yet: {error}")
 

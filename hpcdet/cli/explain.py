@@ -97,7 +97,7 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
             yield _finding("pending", name, prepared, hint)
     if item["health"] == "queued":
         waiting = [job["job"] for job in views.jobs(gathered) if job["job"]]
-        hint = f"squeue --start -j {','.join(waiting)}"
+        hint = f"squeue --start -j {','.join(waiting)}" if waiting else f"hpcdet resume {name}"
         yield _finding("pending", name, item["health_why"], hint)
     if item["health"] == "stalled":
         said = logs.of_jobs(gathered.paths)

@@ -13,6 +13,7 @@ from hpcdet.cli.loading import Request
 from hpcdet.cli.output import Column, Output
 from hpcdet.cli.output import text as shown
 from hpcdet.cli.settings import settings
+from hpcdet.cli.waiting import Waiting
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs import create, snapshot, submission
 from hpcdet.jobs.render import render
@@ -23,7 +24,9 @@ from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Intent
 
 
-def show(out: Output, wanted: Request, warnings: list[str], *, ask: bool = True) -> None:
+def show(
+    out: Output, wanted: Request, warnings: list[str], waiting: Waiting, *, ask: bool = True
+) -> None:
     """Print what would be submitted; nothing is made.
 
     Args:
@@ -32,7 +35,7 @@ def show(out: Output, wanted: Request, warnings: list[str], *, ask: bool = True)
     Raises:
         ConfigError: the template or the code is refused, as a submission would be.
     """
-    item = _item(wanted, ask)
+    item = _item(wanted, waiting, ask)
     if not out.for_people or out.fields:
         out.emit([item], (Column("ID", "id"),), warnings=warnings)
         return
@@ -51,22 +54,31 @@ def show(out: Output, wanted: Request, warnings: list[str], *, ask: bool = True)
 
 def script(wanted: Request) -> str:
     """The script of the first submission. Raises ConfigError as ``jobs.render``."""
-    paths, intent = _first_submission(wanted)
+    paths, intent = _first_submission(wanted, Waiting())
     return render(wanted.resolved, wanted.site, intent, paths)
 
 
-def _first_submission(wanted: Request) -> tuple[ExperimentPaths, Intent]:
+def _first_submission(wanted: Request, waiting: Waiting) -> tuple[ExperimentPaths, Intent]:
     searcher = wanted.resolved.searcher
     name = f"{create.slug(wanted.resolved.name)}-0000"
     tasks = max(1, min(searcher.max_trials, searcher.max_concurrent_trials or searcher.max_trials))
-    intent = Intent(1, f"{name}-1", f"hpcdet:{name}:1-dry", tasks, tasks, term=0)
+    intent = Intent(
+        number=1,
+        name=f"{name}-1",
+        tag=f"hpcdet:{name}:1-dry",
+        tasks=tasks,
+        throttle=tasks,
+        term=0,
+        held=waiting.held,
+        after=list(waiting.jobs),
+    )
     return ExperimentPaths(wanted.root / name), intent
 
 
-def _item(wanted: Request, ask: bool) -> dict[str, Any]:
+def _item(wanted: Request, waiting: Waiting, ask: bool) -> dict[str, Any]:
     site = wanted.site
-    paths, intent = _first_submission(wanted)
-    text = script(wanted)
+    paths, intent = _first_submission(wanted, waiting)
+    text = render(wanted.resolved, site, intent, paths)
     entries = snapshot.scan(wanted.model_dir, skip=wanted.root.resolve())
     return {
         "id": paths.id,
@@ -78,6 +90,8 @@ def _item(wanted: Request, ask: bool) -> dict[str, Any]:
         "code_bytes": sum(entry.bytes for entry in entries),
         "trials": wanted.resolved.searcher.max_trials,
         "tasks": intent.tasks,
+        "held": intent.held,
+        "after": [*(other.id for other in waiting.experiments), *intent.after],
         "script": text,
         "argv": submission.argv(site, paths.script(1)),
         "verdict": _verdict(wanted, intent, text) if ask else "",
@@ -109,7 +123,8 @@ def _verdict(wanted: Request, intent: Intent, content: str) -> str:
         path.write_text(content)
         path.chmod(0o700)
         argv = submission.argv(wanted.site, path)
-        tried = Submission(intent.name, intent.tag, path, intent.tasks, intent.throttle, argv)
+        number = (intent.tasks, intent.throttle)
+        tried = Submission(intent.name, intent.tag, path, *number, argv=argv)
         try:
             return open_scheduler(wanted.site).check(tried)
         except (HpcdetError, SubmissionRefused) as error:

@@ -17,6 +17,7 @@ from hpcdet.cli.loading import Request, config_argument, request, setting_option
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.preflight import rehearse
 from hpcdet.cli.settings import settings
+from hpcdet.cli.waiting import Waiting
 from hpcdet.control.controller import Turn
 from hpcdet.errors import ConfigError, HpcdetError, UsageError
 from hpcdet.jobs import create, submission
@@ -45,6 +46,13 @@ COLUMNS = (
     metavar="N",
     help="Trials open at once (searcher.max_concurrent_trials); 0: no limit.",
 )
+@click.option("--hold", is_flag=True, help="Queue it, but start nothing until hpcdet release.")
+@click.option(
+    "--after",
+    multiple=True,
+    metavar="ID",
+    help="Begin once this experiment or job ended well (repeat for more).",
+)
 @click.option("-n", "--dry-run", is_flag=True, help="Show script and config, ask the scheduler.")
 @click.option("--offline", is_flag=True, help="With -n: do not ask the scheduler.")
 @click.option("--prepare", is_flag=True, help="Make it, but leave the submission to you.")
@@ -62,6 +70,8 @@ def submit_command(
     tag: Sequence[str],
     note: str,
     max_parallel: int | None,
+    hold: bool,
+    after: Sequence[str],
     dry_run: bool,
     offline: bool,
     prepare: bool,
@@ -98,12 +108,16 @@ def submit_command(
         warnings.append("the config has a description, which stays; the note is left out")
     if site_name is None:
         settings().note(f"site {wanted.site.name}: {wanted.site.reason}")
+    waiting = Waiting.parse(hold, after, wanted)
+    if prepare and waiting.experiments:
+        raise UsageError("--prepare queues nothing, so there is nothing to begin later")
     if dry_run:
-        preview.show(out, wanted, warnings, ask=not offline)
+        preview.show(out, wanted, warnings, waiting, ask=not offline)
         return
     if test:
         rehearse(wanted)
     paths = create.create(wanted.loaded, wanted.site, wanted.model_dir, wanted.root)
+    waiting.ask(paths)
     with Crank(paths, "submit", hold=prepare) as crank:
         turn = _first_turn(crank)
         if turn.blind:

@@ -53,6 +53,8 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("resume", "control", "Go on with what was paused."),
         Verb("retry", "control", "Try failed trials again from their checkpoints."),
         Verb("set", "change", "Change the limits of experiments that run."),
+        Verb("hold", "control", "Let what waits in the queue go on waiting."),
+        Verb("release", "control", "Let jobs start that were held."),
         Verb("tag", "control", "Add or remove labels."),
     ),
     "Artefacts": (

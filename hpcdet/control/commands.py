@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import getpass
-from typing import Any, Literal
+from typing import Any
 
 from hpcdet.errors import UsageError
 from hpcdet.store import files
 from hpcdet.store.layout import ExperimentPaths, numbers
-from hpcdet.store.records import Closed, Command
+from hpcdet.store.records import Closed, Command, Verb
 
-Verb = Literal["cancel", "pause", "resume", "retry", "tag", "set"]
+__all__ = ["Verb", "ask"]
 
 
 def ask(paths: ExperimentPaths, verb: Verb, trial: int = 0, **arguments: Any) -> int:
@@ -18,7 +18,7 @@ def ask(paths: ExperimentPaths, verb: Verb, trial: int = 0, **arguments: Any) ->
 
     Args:
         trial: number of the trial it is about; 0 means the whole experiment.
-        arguments: of ``tag`` and ``set``, and the ``reason`` of any; plain JSON.
+        arguments: of ``tag``, ``set``, ``after``, ``follow``, and the ``reason`` of any.
 
     Raises:
         UsageError: the experiment is over for good; only ``tag`` is left to do then.

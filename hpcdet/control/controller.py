@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcdet.control import apply, closing, fleet
+from hpcdet.control import apply, closing, fleet, queueing
 from hpcdet.control.decided import Plan
 from hpcdet.control.holder import Fenced, Holder
 from hpcdet.control.learn import learn, tell_failures
 from hpcdet.control.notify import notify
 from hpcdet.control.obey import obey
 from hpcdet.control.watch import Place, Seen
-from hpcdet.errors import IntegrityError
+from hpcdet.errors import HpcdetError, IntegrityError
 from hpcdet.search import api
 from hpcdet.store import files, trials
 from hpcdet.store.layout import ExperimentPaths
@@ -98,8 +98,11 @@ def _turn(holder: Holder) -> None:
     if not busy and _is_over(holder, standings):
         _close(holder, seen)
         return
-    _say_state(holder, seen, busy)
-    _provide(holder, seen, standings, busy)
+    waits_for = queueing.waits_for(holder)
+    _say_state(holder, seen, busy, waits_for)
+    if not waits_for:
+        _provide(holder, seen, standings, busy)
+    queueing.tend(holder, seen)
 
 
 def _is_over(holder: Holder, standings: dict[int, Standing]) -> bool:
@@ -131,10 +134,26 @@ def _close(holder: Holder, seen: Seen) -> None:
     holder.fence()
     Closed(state, why, holder.lease.term, files.now()).write_once(holder.paths.closed)
     holder.actions.append(f"closed: {state}")
+    _wake_followers(holder)
     # a trial that ends well keeps by the rules itself, but always its newest checkpoint
     newest_goes = not holder.hands.resolved.checkpoint_storage.save_trial_latest
     if holder.hands.sweep and (newest_goes or good < len(decided.plans)):
         holder.hands.sweep(holder.paths)
+
+
+def _wake_followers(holder: Holder) -> None:
+    """Turn the crank of those that waited for this end. They stay if it fails: best effort."""
+    for follower in queueing.followers(holder.paths):
+        try:
+            other = Holder.open(follower, "wake")
+            try:
+                advance(follower, other)
+            finally:
+                other.close()
+        except (HpcdetError, OSError) as error:
+            holder.actions.append(f"{follower.id} could not be woken: {error}")
+        else:
+            holder.actions.append(f"woke {follower.id}")
 
 
 def _first_failure(holder: Holder) -> str:
@@ -149,7 +168,7 @@ def _waiting_jobs(seen: Seen) -> list[Place]:
     return [place for place in seen.live if place.job not in running]
 
 
-def _say_state(holder: Holder, seen: Seen, busy: int) -> None:
+def _say_state(holder: Holder, seen: Seen, busy: int, waits_for: str) -> None:
     decided = holder.decided
     state: ExperimentState
     why, by = "", ""
@@ -165,6 +184,10 @@ def _say_state(holder: Holder, seen: Seen, busy: int) -> None:
         begun = decided.state[0] not in ("", "PENDING")
         runs = busy or any(place.phase == "running" for place in seen.live)
         state = "RUNNING" if begun or runs else "PENDING"
+        if state == "PENDING" and waits_for:
+            why = f"waits for the end of {waits_for}"
+        elif decided.held and not runs:
+            why = "held by its user"
     _say(holder, state, why, by)
 
 

@@ -59,6 +59,10 @@ class Decided:
         notified: events that a hook has been run for.
         overrides: what users have changed of the config, dotted key to value.
         throttles: how many tasks of a job may run at once, where that is not as it was submitted.
+        held: what waits in the queue is not to start until ``release``.
+        holds: jobs whose hold was changed after they were submitted, and to what.
+        follows: folders of the experiments, relative to this one, that have to end well first.
+        after: ids of the jobs that have to.
     """
 
     method: api.Searcher
@@ -77,6 +81,10 @@ class Decided:
     notified: set[str] = field(default_factory=set)
     throttles: dict[str, int] = field(default_factory=dict)
     resumed_after: int = 0
+    held: bool = False
+    holds: dict[str, bool] = field(default_factory=dict)
+    follows: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
     _failing: api.Event | None = None
 
     def __post_init__(self) -> None:
@@ -174,10 +182,21 @@ class Decided:
                 plan.paused = verb == "pause" if trial else False
             if not trial:
                 self.paused = verb == "pause"
+        elif verb in ("hold", "release"):
+            self.held = verb == "hold"
+        elif verb == "after":
+            arguments = line.get("arguments", {})
+            self.follows += arguments.get("experiments", [])
+            self.after += arguments.get("jobs", [])
         self.overrides = {**self.overrides, **overrides.asked(verb, line.get("arguments", {}))}
+        if verb == "resume" and not trial:
+            self.follows, self.after = [], []  # whoever resumes it wants it now
         if verb in ("resume", "retry"):
             self.halted = ""
             self.resumed_after = line.get("submissions", 0)
+
+    def _take_held(self, line: Line) -> None:
+        self.holds[line["job"]] = line["on"]
 
     def _take_state(self, line: Line) -> None:
         self.state = (line["state"], line.get("why", ""))

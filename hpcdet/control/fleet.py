@@ -14,7 +14,7 @@ from hpcdet.control import ends
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Place, Seen
 from hpcdet.errors import HpcdetError, Unavailable
-from hpcdet.schedulers.base import Refusal, SubmissionRefused, TaskState
+from hpcdet.schedulers.base import PerHost, Refusal, SubmissionRefused, TaskState
 from hpcdet.store import files, overrides
 from hpcdet.store.records import Claim, End, Intent, Submitted, WorkerClaim, WorkerEnd
 
@@ -159,6 +159,10 @@ def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
         hold=holder.hold,
         overrides=holder.decided.overrides,
         at=files.now(),
+        held=holder.decided.held,
+        # once a worker has begun, what it was to begin after is over
+        after=[] if any(holder.paths.workers()) else holder.decided.after,
+        host=_host(holder),
     )
     holder.record("intent", number=number, tasks=width, tag=intent.tag, exclude=intent.exclude)
     holder.fence()
@@ -170,6 +174,8 @@ def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
 def _settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int:
     """Make an intent a job or give it up; returns the number of tasks that live now."""
     scheduler = holder.hands.scheduler
+    if intent.host and intent.host != _host(holder):
+        raise Unavailable(f"submission {intent.number} was begun on {intent.host}")
     job = None if fresh else scheduler.find(intent.name, intent.tag)
     if job is not None:
         holder.actions.append(f"found submission {intent.number} as job {job}")
@@ -195,6 +201,12 @@ def _settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int
     if not fresh:
         holder.width = 2 * intent.tasks  # the scheduler takes jobs again
     return _submitted(holder, intent, job)
+
+
+def _host(holder: Holder) -> str:
+    """This machine, if what is submitted on another one cannot be seen from here."""
+    scheduler = holder.hands.scheduler
+    return scheduler.host if isinstance(scheduler, PerHost) else ""
 
 
 def _submitted(holder: Holder, intent: Intent, job: str) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers.base import Hastens, Job, Scheduler, Task, TaskState
+from hpcdet.schedulers.base import Hastens, Job, PerHost, Scheduler, Task, TaskState
 from hpcdet.site.models import Site
 from hpcdet.store import files
 from hpcdet.store.layout import ExperimentPaths, WorkerPaths
@@ -86,7 +86,8 @@ class Watch:
     """Memory between looks: what is over for good, and what was suspected when.
 
     Attributes:
-        blind: why the scheduler could not be asked at the last look; "" if it could.
+        blind: why the scheduler could not be asked at the last look, or what it cannot know; ""
+            if it answered for all.
     """
 
     def __init__(
@@ -122,8 +123,15 @@ class Watch:
             if submitted.job
             and any((intent.number, i) not in self._over for i in range(intent.tasks))
         ]
-        if alive:
-            self._ask(alive)
+        away = self._away(alive)
+        here = [job for job in alive if job.job not in away]
+        if here:
+            self._ask(here)
+        elif away:
+            self.blind = ""
+        if away and not self.blind:
+            hosts = ", ".join(sorted(set(away.values())))
+            self.blind = f"jobs of this experiment are on {hosts}, and can only be seen there"
         places: list[Place] = []
         gone: list[Gone] = []
         for intent, submitted in submissions:
@@ -216,6 +224,17 @@ class Watch:
         self._asked, self._asked_at = wanted, now
         self._answer = self._scheduler.answered_at
         self._hasten()
+
+    def _away(self, jobs: list[Job]) -> dict[str, str]:
+        """Jobs that live on other machines, with those. They are taken to live on."""
+        if not isinstance(self._scheduler, PerHost):
+            return {}
+        hosts = {job.job: self._scheduler.elsewhere(job.job) for job in jobs}
+        return {job: host for job, host in hosts.items() if host}
+
+    def reasons(self, job: str) -> frozenset[str]:
+        """The scheduler's own words for why tasks of a job wait."""
+        return frozenset(row.reason for row in self._answers.get(job, []))
 
     def _hasten(self) -> None:
         """Requeued tasks need not wait the two minutes that Slurm lets them; asked once each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
@@ -68,6 +69,7 @@ def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = T
     view = site.view(experiment.resources.resource_pool)
     if site.scheduler == "slurm":
         parse(experiment.slurm.sbatch_args)
+    _refuse_unknown_pool(experiment.resources.resource_pool, site)
     said: list[str] = []
     partition = None
     try:
@@ -149,6 +151,20 @@ def _partitions(site: Site) -> list[PartitionInfo]:
     from hpcdet.schedulers.slurm import SlurmScheduler
 
     return SlurmScheduler(site).partitions()
+
+
+def _refuse_unknown_pool(pool: str | None, site: Site) -> None:
+    """A scheduler refuses what it does not know; the local backend has only the site's word."""
+    if pool is None or site.scheduler != "local" or pool in site.partitions:
+        return
+    near = difflib.get_close_matches(pool, site.partitions, n=1)
+    names = ", ".join(sorted(site.partitions))
+    here = f"partitions here: {names}" if names else "leave it out: the site has no partitions"
+    raise ConfigError(
+        f"there is no partition {pool}",
+        where="resources.resource_pool",
+        hint=f"did you mean {near[0]}?" if near else here,
+    )
 
 
 def _partition(site: Site, view: PartitionView) -> PartitionInfo | None:

@@ -71,7 +71,7 @@ def collect(
         ConfigError: ``slurm.sbatch_args`` is not understood, or asks for what hpcdet sets itself.
     """
     ours = _ours(experiment, intent, paths, requeue=requeue, signal_lead_s=signal_lead_s)
-    values: dict[str, Value] = dict(ours)
+    values: dict[str, Value] = {**ours, **_waiting(experiment, intent)}
     for name, value in view.directives.items():
         values[name] = expand(value) if isinstance(value, str) else value
     for name in view.skip:
@@ -109,6 +109,14 @@ def _ours(
         "no-requeue": not requeue,
         "export": "NIL",
     }
+
+
+def _waiting(experiment: Resolved, intent: Intent) -> dict[str, Value]:
+    """What keeps a job in the queue. Templates print it among all other options."""
+    if intent.after and "dependency" in parse(experiment.slurm.sbatch_args):
+        raise _refuse("--dependency is there already; --after sets it, too")
+    after = ":".join(["afterok", *intent.after]) if intent.after else None
+    return {"hold": intent.held, "dependency": after}
 
 
 def duration(seconds: float) -> str:

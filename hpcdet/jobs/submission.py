@@ -36,5 +36,6 @@ def build(paths: ExperimentPaths, intent: Intent, experiment: Resolved, site: Si
         script=script,
         tasks=intent.tasks,
         throttle=intent.throttle,
+        held=intent.held,
         argv=argv(site, script),
     )

@@ -19,7 +19,9 @@ DEFAULT_ROOT = "hpcdet-experiments"
 
 BEST = "@best"
 _REFERENCE = re.compile(r"(?P<id>[^/]+)(/(?P<trial>\d+|@best)(\.(?P<attempt>\d+))?)?")
-_JOB = re.compile(r"(?:(?:slurm|pbs):)?(?P<job>\d+|local-[0-9a-f]+-\d+)(?:_\d+)?")
+_JOB = re.compile(
+    r"(?:(?:slurm|pbs):)?(?P<job>\d+|local-[0-9a-f]+-\d+(?:@[A-Za-z0-9.-]+)?)(?:_\d+)?"
+)
 
 
 @dataclass(frozen=True)

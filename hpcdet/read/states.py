@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 from hpcdet.read.gather import Gathered, GatheredTrial, GatheredWorker
@@ -115,6 +117,9 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
     if waiting := _waiting(gathered):
         why = f"{waiting} task{'s' if waiting > 1 else ''} should wait in the queue"
         return {"health": "queued", "last_turn_s": age, "why": why}
+    if other := _waits_for(gathered):
+        why = f"begins when {other} has ended well"
+        return {"health": "queued", "last_turn_s": age, "why": why}
     if age is not None and age <= FRESH_S:
         return {"health": "ok", "last_turn_s": age, "why": ""}
     why = "nobody works or decides" + (", unless tasks wait in the queue" if submitted else "")
@@ -139,6 +144,22 @@ def _waiting(gathered: Gathered) -> int:
         return returning
     started = sum(w.claim is not None and w.claim.at > beat.at for w in gathered.workers)
     return max(returning, beat.waiting - started)
+
+
+def _waits_for(gathered: Gathered) -> str:
+    """An experiment that has to end before this one begins, and that has not; "" if there is none.
+
+    Whoever closes that one turns the crank of this one.
+    """
+    root = gathered.paths.root
+    for _, command in gathered.commands:
+        if command.verb == "resume" and not command.trial:
+            return ""
+        for folder in command.arguments.get("experiments", []) if command.verb == "after" else []:
+            other = layout.ExperimentPaths(Path(os.path.normpath(root / folder)))
+            if other.config.exists() and not other.closed.exists():
+                return other.id
+    return ""
 
 
 def leaving(gathered: Gathered) -> bool:

@@ -103,6 +103,7 @@ class Submission:
     """A rendered script, ready to be given to the scheduler.
 
     Attributes:
+        held: it waits in the queue until it is released.
         argv: for people and for the record: the command that submits it by hand.
     """
 
@@ -111,6 +112,7 @@ class Submission:
     script: Path
     tasks: int
     throttle: int
+    held: bool = False
     argv: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -149,6 +151,13 @@ class Scheduler(Protocol):
     def throttle(self, job: str, running: int) -> None:
         """Change how many tasks may run at once, where the scheduler can."""
 
+    def hold(self, job: str, on: bool) -> None:
+        """Let tasks that wait go on waiting, or no longer. Running ones go on.
+
+        Raises:
+            Unavailable: the scheduler did not answer.
+        """
+
     def check(self, submission: Submission) -> str:
         """What the scheduler says to a trial submission (``sbatch --test-only``); "" if nothing."""
 
@@ -162,3 +171,15 @@ class Hastens(Protocol):
 
     def hasten(self, job: str, index: int) -> None:
         """Let a requeued task start as soon as there is room. Raises Unavailable."""
+
+
+@runtime_checkable
+class PerHost(Protocol):
+    """A backend that knows only the jobs of the machine it runs on."""
+
+    @property
+    def host(self) -> str:
+        """The name of this machine, as its jobs carry it."""
+
+    def elsewhere(self, job: str) -> str:
+        """The machine that alone knows of a job; "" for one of this machine."""

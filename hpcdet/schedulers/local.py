@@ -1,8 +1,9 @@
 """The backend for a machine without a scheduler: jobs are processes that outlive who made them.
 
 It behaves as a small Slurm would: arrays with a throttle, a limited number of slots over all
-local jobs of the user, walltime, warning signals, requeue in place, cancel. State is in
-``local_state``, the running of a job in ``local_job``.
+local jobs of the user, walltime, warning signals, requeue in place, hold, cancel. State is in
+``local_state``, the running of a job in ``local_job``. A job's id names its machine
+(``local-65f2a-812@node7``), since no other one can tell how it stands.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from hpcdet.schedulers.local_state import (
     Request,
     TaskRecord,
     state_folder,
+    this_host,
 )
 from hpcdet.store import files
 
@@ -100,6 +102,7 @@ class LocalScheduler:
         self._devices = accelerators()
         self._slots = slots or len(self._devices) or usable_cores()
         self._state = state or state_folder()
+        self.host = this_host()
         self.answered_at = 0.0
 
     def submit(self, submission: Submission) -> str:
@@ -110,7 +113,7 @@ class LocalScheduler:
             raise SubmissionRefused(Refusal("invalid", f"{submission.script}: {error}")) from error
         self._prepare()
         # ids sort by age and are never used twice
-        job = self._job(f"local-{time.time_ns() // 1000:x}-{os.getpid()}")
+        job = self._job(f"local-{time.time_ns() // 1000:x}-{os.getpid()}@{self.host}")
         record = JobRecord(
             name=submission.name,
             tag=submission.tag,
@@ -123,6 +126,8 @@ class LocalScheduler:
             submitted_at=files.now(),
         )
         files.make_folder(job.root / "tasks")
+        if submission.held:
+            files.write_once(job.hold, b"")
         record.write_once(job.record)
         self._supervise(job)
         return job.id
@@ -140,9 +145,18 @@ class LocalScheduler:
         self.answered_at = time.time()
         return {job.job: self._tasks(job) for job in jobs}
 
+    def elsewhere(self, job: str) -> str:
+        """See ``base.PerHost``. Ids of former versions name no machine: they are of this one."""
+        host = job.partition("@")[2]
+        return host if host != self.host else ""
+
     def cancel(self, job: str, index: int | None = None) -> None:
-        """Ask the supervisor to end a job or a task; without one, end what is left of it."""
-        folder = self._job(job)
+        """Ask the supervisor to end a job or a task; without one, end what is left of it.
+
+        Raises:
+            Unavailable: it is a job of another machine.
+        """
+        folder = self._here(job)
         if not folder.record.exists():
             return
         files.write_once(folder.cancel(index), b"")
@@ -154,10 +168,18 @@ class LocalScheduler:
                     processes.kill_session(task.pid)
 
     def throttle(self, job: str, running: int) -> None:
-        """Change how many tasks may run at once."""
-        folder = self._job(job)
+        """Change how many tasks may run at once. Raises Unavailable as ``cancel``."""
+        folder = self._here(job)
         if folder.record.exists():
             files.replace(folder.throttle, str(running).encode())
+
+    def hold(self, job: str, on: bool) -> None:
+        """See ``base.Scheduler``. Raises Unavailable as ``cancel``."""
+        folder = self._here(job)
+        if not on:
+            folder.hold.unlink(missing_ok=True)
+        elif folder.record.exists():
+            files.write_once(folder.hold, b"")
 
     def check(self, submission: Submission) -> str:
         """What this machine makes of the request."""
@@ -172,6 +194,12 @@ class LocalScheduler:
 
     def _job(self, job: str) -> JobFolder:
         return JobFolder(self._state / "jobs" / job)
+
+    def _here(self, job: str) -> JobFolder:
+        if host := self.elsewhere(job):
+            hint = f"give the same command on {host}"
+            raise Unavailable(f"{job} is a job of another machine", where=host, hint=hint)
+        return self._job(job)
 
     def _jobs(self) -> list[JobFolder]:
         folder = self._state / "jobs"
@@ -221,7 +249,7 @@ class LocalScheduler:
             job=folder.id,
             index=index,
             state=state,
-            reason="Resources" if state is TaskState.PENDING else "",
+            reason=_why_pending(folder) if state is TaskState.PENDING else "",
             restarts=task.restarts,
             nodes=(socket.gethostname(),) if task.started_at else (),
             start=task.started_at,
@@ -232,3 +260,7 @@ class LocalScheduler:
 
 def _runs(task: TaskRecord) -> bool:
     return task.state == "running" and processes.session_alive(task.pid, task.start)
+
+
+def _why_pending(job: JobFolder) -> str:
+    return "JobHeldUser" if job.hold.exists() else "Resources"

@@ -93,6 +93,8 @@ class Supervisor:
 
     def _start_what_fits(self) -> None:
         while self.pending and len(self.running) < self._throttle():
+            if self.job.hold.exists():
+                break
             with locked(self.job.state):
                 taken = slots_taken(self.job.state)
                 free = [slot for slot in range(self.record.slots) if slot not in taken]

@@ -5,6 +5,7 @@
     STATE/jobs/ID/supervisor.json  the process that runs it
     STATE/jobs/ID/tasks/3.json     state of a task, replaced by the supervisor
     STATE/jobs/ID/cancel[.3]       asked to end
+    STATE/jobs/ID/hold             what waits is to go on waiting
     STATE/jobs/ID/throttle         tasks that may run at once
     STATE/running/ID.3             the places a task holds
     STATE/waiting/ID               the job wants places: later jobs stand behind it
@@ -28,6 +29,11 @@ from hpcdet.store import files
 from hpcdet.store.records import Record
 
 _REQUEST = re.compile(r"^#HPCDET (\w+)=(.*)$", re.MULTILINE)
+
+
+def this_host() -> str:
+    """The name of this machine, in letters that a job's id may have."""
+    return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())
 
 
 def state_folder() -> Path:
@@ -148,6 +154,10 @@ class JobFolder:
     @property
     def throttle(self) -> Path:
         return self.root / "throttle"
+
+    @property
+    def hold(self) -> Path:
+        return self.root / "hold"
 
     def task(self, index: int) -> Path:
         return self.root / "tasks" / f"{index}.json"

@@ -198,6 +198,10 @@ class SlurmScheduler:
         """See ``base.Scheduler``."""
         self._update(job, f"ArrayTaskThrottle={running}")
 
+    def hold(self, job: str, on: bool) -> None:
+        """See ``base.Scheduler``."""
+        self._control("hold" if on else "release", job)
+
     def hasten(self, job: str, index: int) -> None:
         """Let a requeued task start now, not two minutes after its requeue. Its owner may."""
         self._update(f"{job}_{index}", "StartTime=now")
@@ -290,11 +294,16 @@ class SlurmScheduler:
         return {job: rows.get(job, []) for job in jobs & answer.wanted}
 
     def _update(self, job: str, change: str) -> None:
-        done = run(["scontrol", "update", f"JobId={job}", change])
-        known = ("Invalid job id", "already completing", "already finished")
+        self._control("update", f"JobId={job}", change, job=job)
+
+    def _control(self, *words: str, job: str = "") -> None:
+        """Change a job; one that is over, or of which nothing waits, is left as it is."""
+        done = run(["scontrol", *words])
+        known = ("Invalid job id", "already completing", "already finished", "no longer pending")
         if done.returncode != 0 and not any(text in done.stderr for text in known):
             raise Unavailable(
-                f"scontrol failed: {slurm_text.message(done.stderr)}", where=f"job {job}"
+                f"scontrol failed: {slurm_text.message(done.stderr)}",
+                where=f"job {job or words[-1]}",
             )
 
     def _ask(self, argv: Sequence[str]) -> str:

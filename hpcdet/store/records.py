@@ -222,6 +222,9 @@ class Intent(Record):
         hold: prepared only; a person gives the script to the scheduler by hand.
         overrides: what users have changed of the config by then, dotted key to value
             (``store.overrides``); it holds for the script, its workers and their ranks.
+        held: in the queue, but kept from starting until it is released.
+        after: ids of jobs that have to end well before its tasks start.
+        host: where it was intended; a scheduler of one machine knows only its own jobs.
     """
 
     number: int
@@ -235,6 +238,9 @@ class Intent(Record):
     hold: bool = False
     overrides: dict[str, Any] = field(default_factory=dict)
     at: str = ""
+    held: bool = False
+    after: list[str] = field(default_factory=list)
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -250,14 +256,21 @@ class Submitted(Record):
     at: str = ""
 
 
+Verb = Literal[
+    "cancel", "pause", "resume", "retry", "tag", "set", "hold", "release", "after", "follow"
+]
+
+
 @dataclass(frozen=True)
 class Command(Record):
     """``commands/0001.json``: what a user asks of an experiment or of one of its trials.
 
-    ``verb``: cancel, pause, resume, retry, tag, set. ``trial`` 0 means all.
+    ``trial`` 0 means all. ``after``: begin once ``experiments`` (folders, relative to this one)
+    and ``jobs`` ended well. ``follow``: of another experiment, whose folder is ``path``, that is
+    to be woken at the end of this one.
     """
 
-    verb: Literal["cancel", "pause", "resume", "retry", "tag", "set"]
+    verb: Verb
     trial: int = 0
     arguments: dict[str, Any] = field(default_factory=dict)
     user: str = ""

@@ -1,0 +1,86 @@
+"""Waiting on purpose: for a release by the user, or for the good end of something else.
+
+Jobs that have to end first are the scheduler's business (a dependency of the submission).
+Experiments are not: they may submit more jobs until they are closed. So nothing is submitted
+before that, and whoever closes one wakes those that follow it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcdet.control.holder import Holder
+from hpcdet.control.watch import Seen
+from hpcdet.errors import Unavailable
+from hpcdet.store.layout import ExperimentPaths, numbers
+from hpcdet.store.records import Closed, Command
+
+IN_VAIN = "DependencyNeverSatisfied"
+
+
+def waits_for(holder: Holder) -> str:
+    """The experiment whose end is waited for; "" if nothing is.
+
+    One that did not end well halts this one: its user decides.
+    """
+    decided = holder.decided
+    if decided.halted or decided.canceled:
+        return ""
+    for folder in decided.follows:
+        paths = ExperimentPaths(Path(os.path.normpath(holder.paths.root / folder)))
+        closed = Closed.read(paths.closed)
+        if closed is None and paths.config.exists():
+            return paths.id
+        if closed is None or closed.state != "COMPLETED":
+            end = f"ended as {closed.state}" if closed else "is not there any more"
+            _halt(holder, f"{paths.id} {end}; it was to begin after that one's good end")
+            return ""
+    return ""
+
+
+def tend(holder: Holder, seen: Seen) -> None:
+    """Hold or release jobs that wait, and give up those that wait in vain.
+
+    Raises:
+        Fenced: the term ended meanwhile.
+    """
+    decided, scheduler = holder.decided, holder.hands.scheduler
+    jobs = {place.job: place.submission for place in seen.live if place.phase == "pending"}
+    try:
+        for job, number in jobs.items():
+            intent, _ = holder.watch.submission(number)
+            if not job or intent is None:
+                continue
+            if decided.held != decided.holds.get(job, intent.held):
+                holder.fence()
+                scheduler.hold(job, decided.held)
+                holder.record("held", job=job, on=decided.held)
+                holder.actions.append(f"{'hold' if decided.held else 'release'} job {job}")
+            if IN_VAIN in holder.watch.reasons(job) and not decided.halted:
+                holder.fence()
+                scheduler.cancel(job)
+                waited = ", ".join(intent.after)
+                _halt(holder, f"job {waited} did not end well; it was to begin after that")
+    except Unavailable as error:
+        holder.actions.append(f"scheduler asked again later: {error.what}")
+
+
+def followers(paths: ExperimentPaths) -> Iterator[ExperimentPaths]:
+    """Experiments that asked to be woken at the end of this one.
+
+    Read from the commands after ``closed.json`` is there: who asks looks for that file later.
+    """
+    for seq in numbers(paths.commands, ".json"):
+        command = Command.read(paths.command(seq))
+        if command is not None and command.verb == "follow":
+            folder = os.path.normpath(paths.root / str(command.arguments.get("path", "")))
+            follower = ExperimentPaths(Path(folder))
+            if follower.config.exists() and not follower.closed.exists():
+                yield follower
+
+
+def _halt(holder: Holder, why: str) -> None:
+    holder.record("state", state="PAUSED", why=why, by="scheduler")
+    holder.actions.append(f"paused: {why}")
