@@ -63,8 +63,9 @@ def attempt(
     Claim(me.name, "here", nodes=["n1"]).write_once(found.claim)
     with journal.Writer(found.journal) as log:
         log.append("start")
+        log.append("first_step")
         if progressed:
-            log.append("first_step")
+            log.append("checkpoint", step=10)
     if ended:
         End("preempted", progressed=progressed).write_once(found.end)
     return found
@@ -110,7 +111,7 @@ def test_a_new_incarnation_closes_what_its_predecessor_left_open(paths: Experime
     closed = claims.close_predecessors(paths, new)
     assert [(a.trial, a.number) for a in closed] == [(1, 1), (2, 1)]
     end = End.read(silent.end)
-    assert end == End("lost", None, True, "", ["n1"], new.name, end.at if end else "")
+    assert end == End("lost", None, True, "", ["n1"], new.name, end.at if end else "", True)
     end = End.read(spoken.end)
     assert end is not None and end.reason == "preempted"
     assert not other.end.exists(), "that one belongs to a worker that may live"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hpcdet.control.facts import progressed
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Gone
-from hpcdet.store import files, trials
+from hpcdet.store import files, progress, trials
 from hpcdet.store.layout import AttemptPaths, WorkerPaths
 from hpcdet.store.records import Claim, End, Reason, Verdict, WorkerEnd
 
@@ -39,9 +38,11 @@ def close_gone(holder: Holder, gone: list[Gone]) -> None:
 def close_attempt(holder: Holder, attempt: AttemptPaths, claim: Claim, reason: Reason) -> None:
     """Write why an attempt is over: what it said itself, or else what became of its worker."""
     verdict = Verdict.read(attempt.verdict)
+    got = progress.of(attempt)
     end = End(
         reason=trials.reason_of(verdict) if verdict else reason,
-        progressed=progressed(attempt),
+        progressed=got.progressed,
+        first_step=got.first_step,
         error=verdict.error if verdict else "",
         nodes=claim.nodes,
         closed_by=f"term {holder.lease.term}",

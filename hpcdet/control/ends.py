@@ -70,7 +70,7 @@ def launches_failed_elsewhere(ends: Sequence[End]) -> list[End]:
             if before and before.isdisjoint(end.nodes):
                 found.append(end)
             before.update(end.nodes)
-        elif end.progressed:
+        elif end.first_step or end.progressed:
             before.clear()
     return found
 

@@ -13,9 +13,6 @@ from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
 from hpcdet.store.records import End
 from hpcdet.units import UNITS, Length, Unit
 
-PROGRESS = frozenset({"first_step", "checkpoint"})
-"""Journal kinds that say that an attempt got somewhere."""
-
 
 @dataclass
 class Facts:
@@ -80,8 +77,3 @@ def scalars(metrics: dict[str, Any]) -> dict[str, Any]:
         for name, value in found.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-
-
-def progressed(attempt: AttemptPaths) -> bool:
-    """Whether an attempt committed a checkpoint or reached its first step."""
-    return any(line["kind"] in PROGRESS for line in journal.read(attempt.journal))

@@ -167,8 +167,9 @@ class End(Record):
     """``end.json`` of an attempt: why it is over, by its worker or by who found it lost.
 
     Attributes:
-        progressed: it committed a checkpoint or reached its first step.
+        progressed: the next attempt begins further than this one did (``store.progress``).
         closed_by: name of the worker, or ``term N``.
+        first_step: it reached its first step, so that neither place nor launch is to blame.
     """
 
     reason: Reason
@@ -178,6 +179,7 @@ class End(Record):
     nodes: list[str] = field(default_factory=list)
     closed_by: str = ""
     at: str = ""
+    first_step: bool = False
 
 
 @dataclass(frozen=True)

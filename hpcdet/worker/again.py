@@ -15,6 +15,7 @@ from pathlib import Path
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
 from hpcdet.site.loading import from_resolved
+from hpcdet.store import progress
 from hpcdet.store.layout import ExperimentPaths, WorkerPaths
 from hpcdet.store.records import Closed, WorkerEnd
 from hpcdet.worker import claims
@@ -34,7 +35,7 @@ def requeue(paths: ExperimentPaths, worker: WorkerPaths, code: int, site: Site) 
     idle = 0
     for incarnation in range(worker.incarnation, -1, -1):
         past = paths.worker(worker.submission, worker.index, incarnation)
-        if any(claims.progressed(attempt) for attempt in claims.attempts_of(paths, past)):
+        if any(progress.of(attempt).progressed for attempt in claims.attempts_of(paths, past)):
             break
         idle += 1
     return idle <= site.max_restarts_in_place

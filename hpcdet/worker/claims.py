@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 
 from hpcdet.jobs.launch import Allocation
-from hpcdet.store import files
+from hpcdet.store import files, progress
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
 from hpcdet.store.records import (
     Claim,
@@ -18,7 +18,6 @@ from hpcdet.store.records import (
     WorkerEnd,
 )
 from hpcdet.store.trials import claimed, reason_of, standing
-from hpcdet.worker import traces
 
 
 def take_place(
@@ -58,9 +57,11 @@ def close_lost(attempt: AttemptPaths, closed_by: str) -> bool:
     verdict = Verdict.read(attempt.verdict)
     claim = Claim.read(attempt.claim)
     reason: Reason = reason_of(verdict) if verdict else "lost"
+    got = progress.of(attempt)
     return End(
         reason=reason,
-        progressed=progressed(attempt),
+        progressed=got.progressed,
+        first_step=got.first_step,
         error=verdict.error if verdict else "",
         nodes=claim.nodes if claim else [],
         closed_by=closed_by,
@@ -75,11 +76,6 @@ def attempts_of(paths: ExperimentPaths, worker: WorkerPaths) -> Iterator[Attempt
             claim = Claim.read(attempt.claim)
             if claim is not None and claim.worker == worker.name:
                 yield attempt
-
-
-def progressed(attempt: AttemptPaths) -> bool:
-    """Whether it reached its first step or committed a checkpoint."""
-    return traces.progress(attempt).progressed
 
 
 def next_attempt(

@@ -16,7 +16,7 @@ from hpcdet.jobs.launch import Allocation, Launch, launch
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
 from hpcdet.site.loading import from_resolved
-from hpcdet.store import config, files, journal, overrides
+from hpcdet.store import config, files, journal, overrides, progress
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
 from hpcdet.store.records import Closed, End, Reason, Verdict, WorkerEnd, in_force
@@ -159,7 +159,7 @@ class Worker:
         if first is None:
             first = ends.first_failed_rank(launcher)
         trace = traces.of_attempt(attempt, first, self.paths.code)
-        progress = traces.progress(attempt)
+        got = progress.of(attempt)
         verdict = Verdict.read(attempt.verdict)
         slurm = self.allocation.slurm
         reason, error = ends.judge(
@@ -172,7 +172,7 @@ class Worker:
                 time_up=self._left() < self._lead() + (_SLURM_EARLY_S if slurm else _LOOK_S),
                 stands=verdict is not None or allocations.stands(self.allocation),
                 oom=oom,
-                first_step=progress.first_step,
+                first_step=got.first_step,
                 error=trace.error if trace else "",
                 in_user_code=trace.in_user_code if trace else False,
                 launcher=launcher,
@@ -181,7 +181,8 @@ class Worker:
         return End(
             reason=reason,
             exit_code=exit_.code if exit_ else None,
-            progressed=progress.progressed,
+            progressed=got.progressed,
+            first_step=got.first_step,
             error=error,
             nodes=list(self.allocation.nodes),
             closed_by=self.me.name,

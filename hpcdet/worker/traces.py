@@ -7,7 +7,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdet.store import journal
 from hpcdet.store.layout import AttemptPaths
 
 _TAIL = 64 * 1024
@@ -52,20 +51,6 @@ def of_attempt(attempt: AttemptPaths, first: int | None, code: Path) -> Tracebac
             if (found := traceback(tail(path), code)) is not None:
                 return found
     return None
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far an attempt got: its first step, and anything worth going on from."""
-
-    first_step: bool
-    progressed: bool
-
-
-def progress(attempt: AttemptPaths) -> Progress:
-    """Read from the attempt's journal."""
-    kinds = {line["kind"] for line in journal.read(attempt.journal)}
-    return Progress("first_step" in kinds, bool(kinds & {"first_step", "checkpoint"}))
 
 
 def kernel_oom_kills() -> int:
