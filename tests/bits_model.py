@@ -2,9 +2,11 @@
 
 ``GATE=train:5`` makes all ranks wait before their sixth batch until the file ``$GATES/open``
 is there; ``GATE=validate:8:1`` inside the validation after eight batches. ``LEAVE=5`` makes
-a rank notify itself then.
+a rank notify itself then. The hyperparameter ``own_accumulation`` makes the code itself, and not
+the trainer, sum up the gradients of so many batches, each rank for itself (``no_sync``).
 """
 
+import contextlib
 import os
 import random
 import signal
@@ -137,13 +139,17 @@ class BitsTrial(pytorch.PyTorchTrial):
         x = x + 0.1 * torch.randn(()) + 0.1 * np.random.randn() + 0.1 * random.random()
         x = x + 0.1 * float(self.noise.standard_normal())
         penalty = 0.01 * self.counter.epochs + 0.01 * self.counter.validations
-        loss = nn.functional.cross_entropy(self.model(x.float()), y)
-        self.seen.update(len(y))
-        self.context.backward(loss * (1 + penalty))
-        self.context.step_optimizer(
-            self.optimizer,
-            clip_grads=lambda parameters: nn.utils.clip_grad_norm_(parameters, 1.0),
-        )
+        own = self.context.get_hparams().get("own_accumulation", 1)
+        steps = (batch_idx + 1) % own == 0
+        with contextlib.nullcontext() if steps else self.model.no_sync():
+            loss = nn.functional.cross_entropy(self.model(x.float()), y)
+            self.seen.update(len(y))
+            self.context.backward(loss * (1 + penalty))
+        if steps:
+            self.context.step_optimizer(
+                self.optimizer,
+                clip_grads=lambda parameters: nn.utils.clip_grad_norm_(parameters, 1.0),
+            )
         return {"loss": loss}
 
     def evaluate_batch(self, batch, batch_idx):

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+from hpcdet import checkpoint
 from hpcdet.store.layout import TrialPaths
 from tests import ranks
 from tests.experiments import same_bits
@@ -105,6 +107,24 @@ def test_any_interruption_leaves_the_bits(
     interrupt(trial, tmp_path / "4", f"train:{step}", signals(signal.SIGKILL))
     ranks.finish(trial, RANKS)
     same_bits(ranks.result(trial), undisturbed)
+
+
+def test_gradients_that_the_code_itself_sums_up_are_state(tmp_path: Path) -> None:
+    """Told to leave between two steps of an optimizer that only the code knows of."""
+    settings = {"hparams": {**HPARAMS, "own_accumulation": 4}, "until": 8, "optimizations": {}}
+    once, twice = (make(tmp_path / name, **settings) for name in ("once", "twice"))
+    ranks.run(once, RANKS)
+    left = ranks.run(twice, RANKS, LEAVE="train:4").verdict()
+    assert left is not None and left.verdict == "resume" and left.batches in (5, 6)
+    folder = twice.checkpoints / left.checkpoint
+    own = [checkpoint.load(folder, rank, RANKS).private["gradients"] for rank in range(RANKS)]
+    name = "0.0.weight"
+    assert not torch.equal(own[0][name], own[1][name])
+    # for another number of ranks
+    mean = checkpoint.load(folder).shared["gradients"][name]
+    assert torch.allclose(mean, sum(one[name] for one in own) / RANKS)
+    ranks.finish(twice, RANKS)
+    same_bits(ranks.result(twice), ranks.result(once))
 
 
 def test_without_settled_buckets_the_bits_change(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ PARTS: dict[str, Tamper] = {
     "numpy": _set("private/rng/numpy", _fresh_numpy),
     "torch": _set("private/rng/torch", lambda _: torch.Generator().manual_seed(1).get_state()),
     "registered": _set("private/rng/registered/noise", _fresh_philox),
-    "gradients": _set("private/gradients", lambda _: {}),
+    "gradients": _set("shared/gradients", lambda _: {}),
     "training_metrics": _set("private/training_metrics/values/loss", torch.zeros_like),
     "reducers": _set("private/reducers/seen/updates", lambda _: []),
 }
@@ -175,7 +175,7 @@ def test_gradients_outlive_a_validation_that_was_owed(
     ]
     assert [one.attempt for one in seven] == [1, 2]
     assert seven[0].digest == seven[1].digest
-    assert checkpoint.load(tmp_path / "once" / "checkpoints" / seven[0].name).private["gradients"]
+    assert checkpoint.load(tmp_path / "once" / "checkpoints" / seven[0].name).shared["gradients"]
 
 
 def test_a_state_that_cannot_be_saved_is_refused_before_the_first_batch(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from hpcdet.checkpoint import Loaded
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch import _state
+from hpcdet.pytorch import _gradients, _state
 from hpcdet.pytorch._context import GLOBAL_BATCH, PyTorchTrialContext, Step
 from hpcdet.pytorch._metrics import Tally, across_ranks, named
 from hpcdet.pytorch._reducers import Reducer
@@ -286,10 +286,11 @@ class Loop:
         if self._saved_at == units.batches or not self._changed:
             return
         self._sync_buffers()
-        state = _state.shared(self._context, self._callbacks, self._progress.encode())
+        common, own = _gradients.waiting(_state.parameters(self._context), self._session.peers)
+        state = _state.shared(self._context, self._callbacks, self._progress.encode(), common)
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(state)
-        private = _state.private(self._context, self._callbacks, self._tally.state(), units.batches)
+        private = _state.private(self._context, self._callbacks, self._tally.state(), own)
         if not self._session.save(units, state, private, kept=kept, metric=metric, must=must):
             return
         self._saved_at, self._changed = units.batches, False
@@ -316,9 +317,9 @@ class Loop:
     def _load_private(self, loaded: Loaded) -> None:
         """Random numbers last: nothing may draw between here and the first batch."""
         ranks, units = self._session.ranks, self._progress.units
+        _state.load_gradients(self._context, loaded.shared, loaded.private)
         if loaded.private is None:  # another number of ranks: new streams, the same at each resume
-            for name, callback in self._callbacks.items():
-                callback.load_state_dict(loaded.shared["callbacks"][name])
+            _state.load_callbacks(self._callbacks, loaded.shared["callbacks"])
             self._session.seed(ranks.rank, units.batches)
             return
         _state.load_private(self._context, self._callbacks, loaded.private)

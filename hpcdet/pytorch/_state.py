@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from hpcdet.errors import ConfigError, IntegrityError
+from hpcdet.pytorch import _gradients
 from hpcdet.pytorch._callback import PyTorchCallback
 from hpcdet.pytorch._context import PyTorchTrialContext
+from hpcdet.pytorch._gradients import Gradients
 from hpcdet.pytorch._reducers import load_state, state_of
 from hpcdet.train import rng
 
@@ -17,7 +19,10 @@ State = dict[str, Any]
 
 
 def shared(
-    context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback], progress: State
+    context: PyTorchTrialContext,
+    callbacks: Mapping[str, PyTorchCallback],
+    progress: State,
+    gradients: Gradients,
 ) -> State:
     """What is equal on all ranks (rank 0's buffers are everybody's).
 
@@ -30,6 +35,7 @@ def shared(
         "optimizers": [_optimizer(one, names) for one in context.optimizers],
         "lr_schedulers": [one.state_dict() for one in context.lr_schedulers],
         "scaler": context.scaler.state_dict() if context.scaler is not None else None,
+        "gradients": gradients,
         "callbacks": context.distributed.broadcast(
             {name: one.state_dict() for name, one in callbacks.items()}
         ),
@@ -41,13 +47,13 @@ def private(
     context: PyTorchTrialContext,
     callbacks: Mapping[str, PyTorchCallback],
     tally: State,
-    batches: int,
+    gradients: Gradients,
 ) -> State:
-    """What each rank has for itself, after so many batches."""
+    """What each rank has for itself."""
     reducers = context.reducers_for(training=True)
     return {
         "rng": rng.capture(context.core.session.generators),
-        "gradients": _gradients(context, batches),
+        "gradients": gradients,
         "training_metrics": tally,
         "reducers": {name: state_of(one) for name, one in reducers.items()},
         "callbacks": {name: one.state_dict() for name, one in callbacks.items()},
@@ -80,19 +86,27 @@ def load_shared(context: PyTorchTrialContext, state: State) -> None:
         ) from error
 
 
+def load_gradients(context: PyTorchTrialContext, shared: State, private: State | None) -> None:
+    """Put back gradients that wait for more batches. Old checkpoints have private ones only."""
+    own = private["gradients"] if private is not None else {}
+    _gradients.restore(parameters(context), shared.get("gradients", {}), own)
+
+
+def load_callbacks(callbacks: Mapping[str, PyTorchCallback], saved: State) -> None:
+    """Give callbacks their state back; one that the code has got since then begins anew."""
+    for name, callback in callbacks.items():
+        if name in saved:
+            callback.load_state_dict(saved[name])
+
+
 def load_private(
     context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback], state: State
 ) -> None:
     """Put back what this rank had for itself; random numbers last (``rng.restore``)."""
-    parameters = _parameters(context)
-    for name, gradient in state["gradients"].items():
-        parameters[name].grad = gradient.to(parameters[name].device)
     for name, reducer in context.reducers_for(training=True).items():
         if name in state["reducers"]:
             load_state(reducer, state["reducers"][name])
-    for name, callback in callbacks.items():
-        if name in state["callbacks"]:
-            callback.load_state_dict(state["callbacks"][name])
+    load_callbacks(callbacks, state["callbacks"])
 
 
 def _other_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -110,7 +124,7 @@ def _load_other_buffers(model: torch.nn.Module, saved: Mapping[str, torch.Tensor
                 buffers[name].copy_(value)
 
 
-def _parameters(context: PyTorchTrialContext) -> dict[str, torch.nn.Parameter]:
+def parameters(context: PyTorchTrialContext) -> dict[str, torch.nn.Parameter]:
     """All parameters by fully qualified name, the model's number in front."""
     return {
         f"{number}.{name}": parameter
@@ -120,18 +134,7 @@ def _parameters(context: PyTorchTrialContext) -> dict[str, torch.nn.Parameter]:
 
 
 def _names(context: PyTorchTrialContext) -> dict[int, str]:
-    return {id(parameter): name for name, parameter in _parameters(context).items()}
-
-
-def _gradients(context: PyTorchTrialContext, batches: int) -> dict[str, torch.Tensor]:
-    """Gradients that wait for more batches; none right after a step of the optimizers.
-
-    They may be from a checkpoint: this attempt need not have trained a batch yet.
-    """
-    if batches % context.aggregation == 0:
-        return {}
-    found = _parameters(context)
-    return {name: one.grad for name, one in found.items() if one.grad is not None}
+    return {id(parameter): name for name, parameter in parameters(context).items()}
 
 
 def _optimizer(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> State:
@@ -168,12 +171,12 @@ def _ordered(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list
     Raises:
         ConfigError: one belongs to no wrapped model: it would not be saved.
     """
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    for one in parameters:
+    own = [one for group in optimizer.param_groups for one in group["params"]]
+    for one in own:
         if id(one) not in names:
             raise ConfigError(
                 f"it has a parameter of shape {list(one.shape)} that is in no wrapped model",
                 where=type(optimizer).__name__,
                 hint="pass the model that holds it to context.wrap_model",
             )
-    return [names[id(one)] for one in parameters]
+    return [names[id(one)] for one in own]
