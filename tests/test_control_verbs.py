@@ -7,18 +7,29 @@ from typing import Any
 
 import pytest
 
+from hpcdet.checkpoint import manifest as manifests
 from hpcdet.config import changing
 from hpcdet.control import commands
 from hpcdet.control.controller import advance
 from hpcdet.errors import ConfigError
-from hpcdet.store import config, files, overrides
-from hpcdet.store.records import Intent
+from hpcdet.jobs.launch import Allocation
+from hpcdet.store import chain, config, files, overrides
+from hpcdet.store.layout import TrialPaths
+from hpcdet.store.records import Control, Intent, in_force
+from hpcdet.store.trials import checkpoints, latest_checkpoint, standing
+from hpcdet.worker import claims
 from tests.paper import Waves, World
 
 
 def intents(world: World) -> list[Intent]:
     found = [Intent.read(world.paths.intent(n)) for n in world.paths.submissions()]
     return [intent for intent in found if intent is not None]
+
+
+def wanted(world: World, trial: int) -> Control:
+    found = in_force(world.paths.trial(trial))
+    assert found is not None
+    return found
 
 
 def later(world: World, holder: Any, times: int = 3) -> None:
@@ -77,3 +88,139 @@ def test_every_key_that_may_change_exists_and_is_the_same_for_reader_and_writer(
         assert value == "new"
         with pytest.raises(ConfigError, match="no value"):
             changing.checked(key, {"neither": None})
+
+
+def saved(trial: TrialPaths, *names: str) -> None:
+    """Committed checkpoints, as far as their names tell."""
+    for name in names:
+        files.write_once(trial.checkpoints / name / "MANIFEST.json", b"{}")
+
+
+def test_one_trial_of_a_paused_experiment_goes_on_alone(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=3, width=2))
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    commands.ask(world.paths, "pause")
+    advance(world.paths, holder)
+    commands.ask(world.paths, "resume", 2)
+    later(world, holder)
+    assert [wanted(world, n).action for n in (1, 2)] == ["pause", "run"]
+    assert holder.decided.state == ("RUNNING", "paused by its user, but for trial 2")
+    assert len(world.scheduler.live) == 1
+    play.finish(play.claim(play.start_all()[0]))
+    holder.close()
+    holder = world.holder()  # whoever comes next knows it, too
+    later(world, holder)
+    # the third trial, made meanwhile, stays paused with the first
+    assert [wanted(world, n).action for n in (1, 3)] == ["pause", "pause"]
+    assert holder.decided.state[0] == "PAUSED" and not world.scheduler.live
+    commands.ask(world.paths, "resume")
+    later(world, holder)
+    assert len(world.scheduler.live) == 2
+
+
+def test_cancel_now_does_not_wait_for_trials_to_save(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=2, width=2))
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    attempts = [play.claim(worker) for worker in play.start_all()]
+    commands.ask(world.paths, "cancel")
+    advance(world.paths, holder)
+    assert len(world.scheduler.live) == 2, "they may save"
+    commands.ask(world.paths, "cancel", now=True)
+    advance(world.paths, holder)
+    assert not world.scheduler.live
+    controls = [wanted(world, n) for n in (1, 2)]
+    assert [(c.action, c.now) for c in controls] == [("kill", True)] * 2
+    for attempt in attempts:
+        play.end(attempt, "canceled")
+    assert advance(world.paths, holder).state == "CANCELED"
+
+
+def test_only_trials_that_failed_so_are_tried_again_where_nobody_minds(tmp_path: Path) -> None:
+    method, searcher = Waves(count=3, width=3), {"max_concurrent_trials": 3}
+    world = World.make(tmp_path, method, max_restarts=0, searcher=searcher)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    first, second, third = play.start_all()
+    play.fail(play.claim(first, 1), reason="oom")
+    play.fail(play.claim(second, 2))
+    busy = play.claim(third, 3)
+    advance(world.paths, holder)
+    play.leave(second)
+    more = {"resources.memory_per_slot": 2**33, "resources.exclude_nodes": ["n7"]}
+    commands.ask(world.paths, "retry", reasons=["walltime"])
+    commands.ask(world.paths, "retry", reasons=["oom"], set=more)
+    record = holder.record
+
+    def die_after(kind: str, **fields: Any) -> None:
+        record(kind, **fields)
+        if kind == "command" and not fields["refused"]:
+            raise KeyboardInterrupt
+
+    holder.record = die_after  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        advance(world.paths, holder)
+    holder = world.holder()
+    later(world, holder)
+
+    lines = [line for line in chain.read(world.paths) if line["kind"] == "command"]
+    assert [line["refused"] for line in lines] == ["none of its trials failed so", ""]
+    assert [standing(world.paths.trial(n)).state for n in (1, 2, 3)] == [
+        *("runnable", "failed", "running"),
+    ]
+    # the first worker idles in an allocation that is too small; a new one comes with more
+    new = intents(world)[1:]
+    assert [(intent.tasks, intent.exclude) for intent in new] == [(1, ["n7"])]
+    assert new[0].overrides == more
+    allocation = Allocation("1", ("n1",))
+    assert claims.next_attempt(world.paths, first, allocation) is None
+    taken = claims.next_attempt(world.paths, play.start("2"), allocation)
+    assert taken is not None and (taken.trial, taken.number) == (1, 2)
+    later(world, holder)
+    assert len(intents(world)) == 2, "and not one after the other"
+    play.finish(busy)
+
+
+def test_tasks_that_wait_are_replaced_where_their_trials_want_others(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=2, width=2))
+    holder = world.holder()
+    advance(world.paths, holder)
+    commands.ask(world.paths, "resume", 1, set={"resources.walltime_s": 60})
+    later(world, holder)
+    assert [len(intents(world)), len(world.scheduler.live)] == [2, 2]
+    assert world.scheduler.live[1][0] == "2", "the other one keeps its place in the queue"
+
+
+def test_a_trial_begins_again_from_an_older_checkpoint(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    play, holder = world.play(), world.holder()
+    trial = world.paths.trial(1)
+    advance(world.paths, holder)
+    [worker] = play.start_all()
+    attempt = play.claim(worker)
+    saved(trial, "00000030.g1", "00000060.g1")
+    commands.ask(world.paths, "resume", 1, **{"from": "00000030.g1"})
+    advance(world.paths, holder)
+    commands.ask(world.paths, "pause")
+    advance(world.paths, holder)
+    play.end(attempt, "paused", progressed=True)
+    for name in ("00000040.g1", "00000030.g1"):
+        commands.ask(world.paths, "resume", **{"from": name, "from_trial": 1})
+    later(world, holder)
+    said = [line["refused"] for line in chain.read(world.paths) if line["kind"] == "command"]
+    assert said == ["trial 1 is running, not paused", "", *said[2:]]
+    assert said[2:] == ["trial 1 has no checkpoint 00000040.g1", ""]
+    assert (latest_checkpoint(trial), standing(trial).batches) == ("00000030.g1", 30)
+    attempt = play.claim(worker)
+    saved(trial, "00000040.g2", "00000050.g2")
+    assert manifests.current(trial.checkpoints) == ["00000030.g1", "00000040.g2", "00000050.g2"]
+    # and back to what was left behind
+    commands.ask(world.paths, "pause")
+    advance(world.paths, holder)
+    play.end(attempt, "paused", progressed=True)
+    commands.ask(world.paths, "resume", 1, **{"from": "00000060.g1"})
+    holder.close()
+    later(world, world.holder())
+    assert manifests.current(trial.checkpoints) == ["00000030.g1", "00000060.g1"]
+    assert checkpoints(trial)[-1] == "00000060.g1" and len(checkpoints(trial)) == 4

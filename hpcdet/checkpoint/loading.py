@@ -178,7 +178,7 @@ def _choose(checkpoints: Path, passed: set[str]) -> tuple[str, list[str]]:
     Those in ``passed`` were tried; they may still be there where the folder is read-only.
     """
     damaged = []
-    for name in reversed(manifests.names(checkpoints)):
+    for name in reversed(manifests.current(checkpoints)):
         path = checkpoints / name
         if name in passed or not manifests.is_committed(path):
             continue

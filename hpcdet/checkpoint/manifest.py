@@ -19,8 +19,8 @@ from blake3 import blake3
 from hpcdet import __version__
 from hpcdet.checkpoint.shard import HINT, Shard
 from hpcdet.errors import IntegrityError
-from hpcdet.store import files
-from hpcdet.store.layout import CHECKPOINT_NAME
+from hpcdet.store import files, trials
+from hpcdet.store.layout import CHECKPOINT_NAME, TrialPaths
 from hpcdet.store.trials import MANIFEST
 
 SCHEMA = 1
@@ -161,10 +161,19 @@ def names(checkpoints: Path) -> list[str]:
     return sorted((name for name in found if CHECKPOINT_NAME.fullmatch(name)), key=position)
 
 
+def current(checkpoints: Path) -> list[str]:
+    """As ``names``, without those that a user left behind when he began again from before."""
+    line = trials.lineage(TrialPaths(checkpoints.parent, 0))
+    return [name for name in names(checkpoints) if name in line]
+
+
 def committed(checkpoints: Path) -> list[Manifest]:
-    """Manifests of a trial's checkpoints, oldest first; those that cannot be read are left out."""
+    """Manifests of a trial's checkpoints, oldest first.
+
+    Those that cannot be read are left out, as are superseded ones.
+    """
     manifests = []
-    for name in names(checkpoints):
+    for name in current(checkpoints):
         try:
             manifests.append(read(checkpoints / name))
         except IntegrityError:

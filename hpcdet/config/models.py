@@ -175,6 +175,8 @@ class Resources(Section):
     """Determined's; has no effect here, with a warning."""
     is_single_node: bool | None = None
     """All ranks of a trial on one node."""
+    exclude_nodes: list[str] = []
+    """Names of nodes not to use."""
 
 
 class Distributed(Section):

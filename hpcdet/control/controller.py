@@ -20,7 +20,7 @@ from hpcdet.errors import HpcdetError, IntegrityError
 from hpcdet.search import api
 from hpcdet.store import files, trials
 from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Closed, ExperimentState
+from hpcdet.store.records import Claim, Closed, ExperimentState
 from hpcdet.store.trials import Standing
 
 __all__ = ["Holder", "Turn", "advance"]
@@ -178,6 +178,8 @@ def _say_state(holder: Holder, seen: Seen, busy: int, waits_for: str) -> None:
         state, why, by = "PAUSED", decided.broken, "searcher"
     elif decided.halted:
         state, why, by = "PAUSED", decided.halted, "scheduler"
+    elif decided.alone:
+        state, why = "RUNNING", f"paused by its user, but for {_trials(decided.alone)}"
     elif decided.paused:
         state, why = ("STOPPING" if busy else "PAUSED"), "paused by its user"
     else:
@@ -189,6 +191,10 @@ def _say_state(holder: Holder, seen: Seen, busy: int, waits_for: str) -> None:
         elif decided.held and not runs:
             why = "held by its user"
     _say(holder, state, why, by)
+
+
+def _trials(numbers: list[int]) -> str:
+    return f"trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _say(holder: Holder, state: ExperimentState, why: str, by: str) -> None:
@@ -204,15 +210,43 @@ def _say(holder: Holder, state: ExperimentState, why: str, by: str) -> None:
 def _provide(holder: Holder, seen: Seen, standings: dict[int, Standing], busy: int) -> None:
     """Have the workers that the trials need; free what a pause or a cancel leaves idle."""
     decided = holder.decided
-    if decided.paused or decided.canceled:
+    if decided.canceled or (decided.paused and not decided.alone):
         _free(holder, seen, busy)
         return
     holder.unheeded_since = None
-    wanted = busy + sum(
-        _waits(holder, plan, standings.get(number)) for number, plan in decided.plans.items()
-    )
-    most = fleet.concurrency(holder)
-    fleet.provide(holder, seen, min(wanted, most) if most else wanted)
+    waiting = [
+        plan
+        for number, plan in decided.plans.items()
+        if _waits(holder, plan, standings.get(number))
+    ]
+    wanted, most = busy + len(waiting), fleet.concurrency(holder)
+    outdated = _outdated(holder, seen, waiting)
+    fleet.cancel_surplus(holder, outdated, len(outdated))
+    fleet.provide(holder, seen, (min(wanted, most) if most else wanted) + len(outdated))
+
+
+def _outdated(holder: Holder, seen: Seen, waiting: list[Plan]) -> list[Place]:
+    """Tasks of former submissions that are of no use to those trials that want newer ones.
+
+    They may be left in the queue, or hold an allocation that they soon give back by themselves.
+    """
+    since = max((plan.since for plan in waiting), default=0)
+    if not any(place.submission < since for place in seen.live):
+        return []
+    busy = {
+        claim.worker
+        for plan in holder.decided.plans.values()
+        if not plan.ended
+        for attempt in holder.paths.trial(plan.number).attempts()[-1:]
+        if not attempt.end.exists() and (claim := Claim.read(attempt.claim)) is not None
+    }
+    old = [
+        place
+        for place in seen.live
+        if place.submission < since and not (place.worker and place.worker.name in busy)
+    ]
+    content = sum(plan.since < since for plan in waiting)  # with any of them
+    return old[content:]
 
 
 def _waits(holder: Holder, plan: Plan, standing: Standing | None) -> bool:
@@ -233,8 +267,8 @@ def _free(holder: Holder, seen: Seen, busy: int) -> None:
     limits, now = holder.hands.site.limits, holder.hands.clock()
     if holder.unheeded_since is None:
         holder.unheeded_since = now
-    patience = limits.signal_lead_s + limits.kill_wait_s
-    if not busy or now - holder.unheeded_since > patience:
+    patience = 0 if holder.decided.at_once else limits.signal_lead_s + limits.kill_wait_s
+    if not busy or now - holder.unheeded_since >= patience:
         fleet.cancel_all(holder, seen.live)
     else:
         fleet.cancel_all(holder, _waiting_jobs(seen))

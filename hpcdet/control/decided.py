@@ -6,6 +6,7 @@ every recorded event again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from hpcdet.control import codec
 from hpcdet.search import api
 from hpcdet.store import overrides
 from hpcdet.store.journal import Line
-from hpcdet.store.records import Control
+from hpcdet.store.records import Action, Control
 from hpcdet.units import Length
 
 
@@ -28,6 +29,10 @@ class Plan:
         told: greatest length that the searcher has heard a report for.
         ended: reason of the ``SegmentEnd`` that the searcher was told; "" while one is owed.
         given_up: reason for the ``SegmentEnd`` once the trial was given up.
+        killed: canceled by its user; ``now`` without saving first.
+        alone: its user resumed it while the experiment as a whole stays paused.
+        since: only workers of this submission or a later one may take it.
+        rewinds: see ``records.Control``.
     """
 
     number: int
@@ -38,7 +43,11 @@ class Plan:
     searcher: str = "run"
     why: str = ""
     paused: bool = False
+    alone: bool = False
     killed: bool = False
+    now: bool = False
+    since: int = 0
+    rewinds: list[list[Any]] = field(default_factory=list)
     failed: str = ""
     given_up: str = ""
     allowed: int = 0
@@ -57,6 +66,7 @@ class Decided:
         halted: nothing is submitted until ``resume``, and why.
         state: the last ``state`` record, with its why.
         notified: events that a hook has been run for.
+        at_once: canceled without saving first.
         overrides: what users have changed of the config, dotted key to value.
         throttles: how many tasks of a job may run at once, where that is not as it was submitted.
         held: what waits in the queue is not to start until ``release``.
@@ -75,6 +85,7 @@ class Decided:
     halted: str = ""
     paused: bool = False
     canceled: bool = False
+    at_once: bool = False
     commands: int = 0
     overrides: dict[str, Any] = field(default_factory=dict)
     state: tuple[str, str] = ("", "")
@@ -98,18 +109,32 @@ class Decided:
 
     def control(self, plan: Plan) -> Control:
         """What its control in force should say of a trial (without term and time)."""
-        attempts = plan.allowed
+        action, why = self._wanted(plan)
+        now = action == "kill" and plan.now
+        return Control(
+            action, plan.until, plan.allowed, why, plan.since, list(plan.rewinds), now=now
+        )
+
+    def _wanted(self, plan: Plan) -> tuple[Action, str]:
         if plan.failed:
-            return Control("fail", plan.until, attempts, plan.failed)
+            return "fail", plan.failed
         if plan.killed:
-            return Control("kill", plan.until, attempts, "canceled by its user")
+            return "kill", "canceled by its user"
         if plan.searcher == "stop":
-            return Control("stop", plan.until, attempts, plan.why)
-        if self.paused or plan.paused:
-            return Control("pause", plan.until, attempts, "paused by its user")
+            return "stop", plan.why
+        if plan.paused or (self.paused and not plan.alone):
+            return "pause", "paused by its user"
         if plan.searcher == "pause":
-            return Control("pause", plan.until, attempts, plan.why)
-        return Control("run", plan.until, attempts)
+            return "pause", plan.why
+        return "run", ""
+
+    @property
+    def alone(self) -> list[int]:
+        """Trials that go on though the experiment as a whole is paused."""
+        if not self.paused:
+            return []
+        going = (plan for plan in self.plans.values() if not plan.ended)
+        return [plan.number for plan in going if self._wanted(plan)[0] == "run"]
 
     def ask_again(self) -> None:
         """Tell the searcher the event on which it failed once more."""
@@ -159,9 +184,15 @@ class Decided:
     def _take_retry(self, line: Line) -> None:
         plan = self.plans[line["trial"]]
         plan.allowed = line["attempts"]
-        if "base" in line:
-            plan.base, plan.ended, plan.failed, plan.given_up = line["base"], "", "", ""
-            plan.killed = False
+        if "base" in line:  # a user's, as former versions recorded it
+            self._begin_again(plan, line["base"])
+
+    @staticmethod
+    def _begin_again(plan: Plan, attempts: int) -> None:
+        """A user gives a trial another chance: its attempts so far count against nothing."""
+        plan.allowed, plan.base = attempts + 1, attempts
+        plan.ended = plan.failed = plan.given_up = ""
+        plan.killed = plan.now = False
 
     def _take_fail(self, line: Line) -> None:
         plan = self.plans[line["trial"]]
@@ -171,29 +202,45 @@ class Decided:
         self.commands = line["seq"]
         if line.get("refused"):
             return
-        trial, verb = line.get("trial", 0), line["verb"]
+        trial, verb, arguments = line.get("trial", 0), line["verb"], line.get("arguments", {})
         chosen = [plan for plan in self.plans.values() if trial in (0, plan.number)]
         if verb == "cancel":
+            now = bool(arguments.get("now"))
             self.canceled = self.canceled or not trial
+            self.at_once = self.at_once or (now and not trial)
             for plan in chosen:
                 plan.killed = plan.killed or not plan.ended
+                plan.now = plan.now or (now and plan.killed)
         elif verb in ("pause", "resume"):
             for plan in chosen:
-                plan.paused = verb == "pause" if trial else False
+                plan.paused = bool(trial) and verb == "pause"
+                plan.alone = bool(trial) and verb == "resume" and self.paused
             if not trial:
                 self.paused = verb == "pause"
         elif verb in ("hold", "release"):
             self.held = verb == "hold"
         elif verb == "after":
-            arguments = line.get("arguments", {})
             self.follows += arguments.get("experiments", [])
             self.after += arguments.get("jobs", [])
-        self.overrides = {**self.overrides, **overrides.asked(verb, line.get("arguments", {}))}
         if verb == "resume" and not trial:
             self.follows, self.after = [], []  # whoever resumes it wants it now
         if verb in ("resume", "retry"):
             self.halted = ""
             self.resumed_after = line.get("submissions", 0)
+        self._change(line, verb, arguments)
+
+    def _change(self, line: Line, verb: str, arguments: Mapping[str, Any]) -> None:
+        """What a command changes of the config, the nodes, and where its trials go on from."""
+        changed = overrides.asked(verb, arguments)
+        self.overrides = {**self.overrides, **changed}
+        for number, attempts in line.get("again", ()):
+            self._begin_again(self.plans[number], attempts)
+        for number, name, attempt in line.get("rewinds", ()):
+            self.plans[number].rewinds.append([name, attempt])
+        if any(key in overrides.LATER for key in changed):
+            # an allocation that was asked for before is not what these trials want now
+            for number in line.get("trials", ()):
+                self.plans[number].since = line.get("submissions", 0) + 1
 
     def _take_held(self, line: Line) -> None:
         self.holds[line["job"]] = line["on"]

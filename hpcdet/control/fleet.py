@@ -8,7 +8,7 @@ happens once, wherever the process died that made it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from hpcdet.control import ends
 from hpcdet.control.holder import Holder
@@ -36,7 +36,7 @@ def provide(holder: Holder, seen: Seen, wanted: int) -> None:
     """
     live = len(seen.live)
     if live > wanted:
-        _cancel_surplus(holder, seen, live - wanted)
+        cancel_surplus(holder, seen.live, live - wanted)
     _throttle(holder, seen)
     pending = list(_open_intents(holder))
     if not pending and live >= wanted:
@@ -82,9 +82,13 @@ class _Later(Exception):
     """The scheduler takes nothing more for now."""
 
 
-def _cancel_surplus(holder: Holder, seen: Seen, surplus: int) -> None:
-    """Cancel single tasks that wait in the queue and were never claimed, the last ones first."""
-    waiting = [p for p in seen.live if p.phase == "pending" and p.worker is None and p.job]
+def cancel_surplus(holder: Holder, places: Iterable[Place], surplus: int) -> None:
+    """Cancel single tasks that wait in the queue and were never claimed, the last ones first.
+
+    Raises:
+        Fenced: the term ended meanwhile.
+    """
+    waiting = [p for p in places if p.phase == "pending" and p.worker is None and p.job]
     try:
         for place in waiting[::-1][:surplus]:
             key = ("cancel", place.job, place.index)
@@ -263,7 +267,7 @@ def concurrency(holder: Holder) -> int:
 
 
 def _excluded(holder: Holder) -> list[str]:
-    """Nodes on which launches failed twice in a row, or whose worker said so."""
+    """Nodes that the user excludes, where launches failed twice, or whose worker said so."""
     found: list[End] = []
     for plan in holder.decided.plans.values():
         found += [end for _, end in holder.facts.ends(holder.paths.trial(plan.number))]
@@ -272,7 +276,7 @@ def _excluded(holder: Holder) -> list[str]:
         end, claim = WorkerEnd.read(worker.end), WorkerClaim.read(worker.claim)
         if end is not None and end.why == "bad_node" and claim is not None:
             bad.update(claim.nodes)
-    return sorted(bad)
+    return sorted(bad.union(holder.resolved.resources.exclude_nodes))
 
 
 def _fruitless(holder: Holder, seen: Seen) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from hpcdet.config import changing
+from hpcdet.control.decided import Plan
 from hpcdet.control.holder import Holder
 from hpcdet.errors import ConfigError
 from hpcdet.store import trials
 from hpcdet.store.layout import numbers
-from hpcdet.store.records import Command
+from hpcdet.store.records import Command, Reason
 
 
 def obey(holder: Holder) -> None:
@@ -18,50 +22,104 @@ def obey(holder: Holder) -> None:
         command = Command.read(holder.paths.command(seq))
         if command is None:
             return
-        refused = _refusal(holder, command)
-        arguments = command.arguments
-        try:
-            arguments = changing.of_command(command.verb, arguments)
-        except ConfigError as error:
-            refused = refused or str(error)
-        if command.verb == "retry" and not refused:
-            _retry(holder, command.trial)  # before the command is done with; twice is harmless
-        holder.record(
-            "command",
-            seq=seq,
-            verb=command.verb,
-            trial=command.trial,
-            arguments=arguments,
-            refused=refused,
-            submissions=max(holder.paths.submissions(), default=0),
-        )
-        holder.actions.append(f"obey command {seq}: {command.verb}")
-        if refused:
-            continue
-        if command.verb in ("resume", "retry"):
-            holder.throttled_until = 0.0
-            holder.unheeded_since = None
-            if holder.decided.broken:
-                holder.decided.ask_again()
-                holder.settle()
+        _obey(holder, seq, command)
+
+
+def _obey(holder: Holder, seq: int, command: Command) -> None:
+    refused = _refusal(holder, command)
+    arguments: dict[str, Any] = command.arguments
+    try:
+        arguments = changing.of_command(command.verb, arguments)
+    except ConfigError as error:
+        refused = refused or str(error)
+    chosen = [] if refused else _chosen(holder, command)
+    if command.verb == "retry" and not refused and not chosen:
+        refused = "none of its trials failed" + (" so" if "reasons" in arguments else "")
+    holder.record(
+        "command",
+        seq=seq,
+        verb=command.verb,
+        trial=command.trial,
+        arguments=arguments,
+        refused=refused,
+        submissions=max(holder.paths.submissions(), default=0),
+        **({} if refused else _consequences(holder, command, arguments, chosen)),
+    )
+    why = f", refused: {refused}" if refused else ""
+    holder.actions.append(f"obey command {seq}: {command.verb}{why}")
+    if not refused and command.verb in ("resume", "retry"):
+        holder.throttled_until = 0.0
+        holder.unheeded_since = None
+        if holder.decided.broken:
+            holder.decided.ask_again()
+            holder.settle()
 
 
 def _refusal(holder: Holder, command: Command) -> str:
     """Why a command cannot be obeyed; "" if it can."""
-    if command.trial and command.trial not in holder.decided.plans:
+    decided = holder.decided
+    if command.trial and command.trial not in decided.plans:
         return f"there is no trial {command.trial}"
-    if command.verb == "retry" and holder.decided.canceled:
+    if command.verb in ("retry", "resume", "pause") and decided.canceled:
         return "the experiment has been canceled"
+    if command.verb == "resume" and command.arguments.get("from"):
+        return _no_rewind(holder, command)
     return ""
 
 
-def _retry(holder: Holder, number: int) -> None:
-    """Give failed trials another chance, with all their restarts."""
-    for plan in list(holder.decided.plans.values()):
-        wanted = plan.number == number or (not number and plan.failed)
-        if not wanted or not (plan.failed or plan.killed):
-            continue
-        attempts = len(trials.claimed(holder.paths.trial(plan.number)))
-        holder.record(
-            "retry", trial=plan.number, attempts=attempts + 1, base=attempts, why="asked for"
-        )
+def _no_rewind(holder: Holder, command: Command) -> str:
+    """Why a trial cannot begin again from an older checkpoint; "" if it can."""
+    number = command.trial or command.arguments.get("from_trial", 0)
+    plan = holder.decided.plans.get(number)
+    if plan is None:
+        return "it does not say which trial is to begin again from a checkpoint"
+    trial = holder.paths.trial(number)
+    standing = trials.standing(trial)
+    if plan.ended and not plan.failed:
+        return f"trial {number} has ended"
+    if standing.state not in ("paused", "failed"):
+        return f"trial {number} is {standing.state}, not paused"
+    if command.arguments["from"] not in trials.checkpoints(trial):
+        return f"trial {number} has no checkpoint {command.arguments['from']}"
+    return ""
+
+
+def _chosen(holder: Holder, command: Command) -> list[Plan]:
+    """The trials that are to go on."""
+    if command.verb not in ("resume", "retry"):
+        return []
+    plans = [p for p in holder.decided.plans.values() if command.trial in (0, p.number)]
+    if command.verb != "retry":
+        return [plan for plan in plans if not plan.ended or plan.failed]
+    failed = [plan for plan in plans if plan.failed or (command.trial and plan.killed)]
+    wanted = command.arguments.get("reasons")
+    return [p for p in failed if wanted is None or _last_reason(holder, p) in wanted]
+
+
+def _last_reason(holder: Holder, plan: Plan) -> Reason | None:
+    ends = holder.facts.ends(holder.paths.trial(plan.number))
+    return ends[-1][1].reason if ends else None
+
+
+def _consequences(
+    holder: Holder, command: Command, arguments: Mapping[str, Any], chosen: list[Plan]
+) -> dict[str, Any]:
+    """What a command means for single trials, so that one record holds all of it.
+
+    Returns:
+        ``trials`` that want new allocations, ``again`` (trial, attempts so far) of those that
+        get another chance with all their restarts, ``rewinds`` (trial, checkpoint, the first
+        attempt that goes on from it).
+    """
+    made = {p.number: len(trials.claimed(holder.paths.trial(p.number))) for p in chosen}
+    found: dict[str, Any] = {}
+    if arguments.get("set"):
+        found["trials"] = list(made)
+    revived = chosen if command.verb == "retry" else []
+    if command.verb == "resume" and arguments.get("from"):
+        number = command.trial or arguments["from_trial"]
+        revived = [plan for plan in chosen if plan.number == number]
+        found["rewinds"] = [[number, arguments["from"], made[number] + 1]]
+    if revived := [plan for plan in revived if plan.failed or plan.killed]:
+        found["again"] = [[plan.number, made[plan.number]] for plan in revived]
+    return found

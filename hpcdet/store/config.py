@@ -84,6 +84,7 @@ class Resources:
     max_slots: int | None = None
     priority: int | None = None
     is_single_node: bool | None = None
+    exclude_nodes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class Resolved:
     checkpoint_policy: Literal["best", "all", "none"] = "best"
     checkpoint_storage: CheckpointStorage = CheckpointStorage()
     optimizations: Optimizations = Optimizations()
-    resources: Resources = Resources()
+    resources: Resources = field(default_factory=Resources)
     distributed: Distributed = Distributed()
     worker: Worker = Worker()
     environment: Environment = field(default_factory=Environment)

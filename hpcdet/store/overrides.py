@@ -32,6 +32,7 @@ LATER = (
     "on_env_change",
     "pbs.pbsbatch_args",
     "resources.cpus_per_slot",
+    "resources.exclude_nodes",
     "resources.memory_per_slot",
     "resources.resource_pool",
     "resources.walltime_s",

@@ -93,6 +93,9 @@ class Trial(Record):
     created_at: str = ""
 
 
+Action = Literal["run", "pause", "stop", "kill", "fail"]
+
+
 @dataclass(frozen=True)
 class Control(Record):
     """``control/0001.json``: what the holder of the lease wants of a trial, from now on.
@@ -112,7 +115,7 @@ class Control(Record):
         why: shown to people.
     """
 
-    action: Literal["run", "pause", "stop", "kill", "fail"]
+    action: Action
     until: Length | None = None
     attempts: int = 0
     why: str = ""

@@ -7,9 +7,10 @@ so that neither has to tell the other.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hpcdet.store.layout import CHECKPOINT_NAME, AttemptPaths, TrialPaths
 from hpcdet.store.records import NO_FAULT, Claim, Control, End, Reason, Trial, Verdict, in_force
@@ -35,6 +36,7 @@ class Standing:
         failures: ends by the user's code (``user_error``, ``oom``), over all attempts.
         idle_ends: ends that are nobody's fault and without progress, in a row, up to now.
         last_end: why the newest ended attempt is over.
+        since: only workers of this submission or a later one may claim it.
     """
 
     state: State
@@ -45,6 +47,7 @@ class Standing:
     failures: int = 0
     idle_ends: int = 0
     last_end: End | None = None
+    since: int = 0
 
 
 def standing(trial: TrialPaths) -> Standing:
@@ -62,10 +65,11 @@ def standing(trial: TrialPaths) -> Standing:
         attempts=len(attempts),
         open_attempt=number if is_open else 0,
         next_attempt=number + 1,
-        batches=batches(trial, attempts),
+        batches=batches(trial, attempts, control),
         failures=sum(end.reason in ("user_error", "oom") for end in ends),
         idle_ends=trailing_idle(ends),
         last_end=ends[-1] if ends else None,
+        since=control.since,
     )
     if is_open:
         return facts
@@ -131,8 +135,47 @@ def checkpoints(trial: TrialPaths) -> list[str]:
 
 def latest_checkpoint(trial: TrialPaths) -> str:
     """Name of the checkpoint from which the trial would go on; "" if there is none."""
-    names = checkpoints(trial)
-    return names[-1] if names else ""
+    line = lineage(trial)
+    return next((name for name in reversed(checkpoints(trial)) if name in line), "")
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """What a trial has become from, where a user made it begin again from older checkpoints.
+
+    ``name in lineage``: whether a checkpoint lies on the way to where the trial is now; one that
+    does not is superseded.
+
+    Attributes:
+        rewinds: see ``records.Control``.
+    """
+
+    rewinds: list[list[Any]]
+
+    def __contains__(self, name: str) -> bool:
+        return self.has(*_position(name))
+
+    def has(self, step: int, attempt: int) -> bool:
+        """Whether what an attempt did at a step still counts."""
+        last: tuple[float, float] = (math.inf, math.inf)
+        for target, first in reversed(self.rewinds):
+            if first > last[1]:
+                continue  # later than the attempt that is looked at now
+            if attempt >= first:
+                break
+            last = _position(target)
+        return attempt <= last[1] and (step, attempt) <= last
+
+
+def lineage(trial: TrialPaths) -> Lineage:
+    """The lineage of a trial by the control in force."""
+    control = in_force(trial)
+    return Lineage(control.rewinds if control else [])
+
+
+def _position(name: str) -> tuple[int, int]:
+    match = CHECKPOINT_NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else (-1, -1)
 
 
 def trailing_idle(ends: list[End]) -> int:
@@ -145,11 +188,13 @@ def trailing_idle(ends: list[End]) -> int:
     return count
 
 
-def batches(trial: TrialPaths, attempts: list[AttemptPaths]) -> int:
+def batches(trial: TrialPaths, attempts: list[AttemptPaths], control: Control) -> int:
     """Batches known to be trained: what the last verdict or the latest checkpoint vouches for."""
     name = latest_checkpoint(trial)
     known = int(name.partition(".")[0]) if name else 0
-    verdicts = (Verdict.read(attempt.verdict) for attempt in reversed(attempts))
+    first = control.rewinds[-1][1] if control.rewinds else 0
+    counted = [attempt for attempt in attempts if attempt.number >= first]
+    verdicts = (Verdict.read(attempt.verdict) for attempt in reversed(counted))
     return max(known, next((verdict.batches for verdict in verdicts if verdict), 0))
 
 

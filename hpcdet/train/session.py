@@ -182,7 +182,7 @@ class Session:
         leave: Cause | None = wish or ("signal" if notice.heard() else None)
         if not self.ranks.chief:
             return Orders(leave=leave) if leave else NOTHING
-        if self.attached and self._control.take():
+        if self.attached and (self._control.take() or leave):
             with contextlib.suppress(OSError):  # storage that is away for a moment ends nothing
                 self.read_control()
         told = self._wish
@@ -190,10 +190,17 @@ class Session:
         return Orders(leave, told.until, self._save.due())
 
     def read_control(self) -> None:
-        """Rank 0: look what the searcher or a user wants of this trial now."""
+        """Rank 0: look what the searcher or a user wants of this trial now.
+
+        A trial that its user canceled without a save ends here: its worker kills it anyway, but
+        a scheduler that ends the allocation asks it to save before.
+        """
         control = in_force(self.place.trial)
         if control is None:
             return
+        if control.action == "kill" and control.now:
+            self.tracker.close()
+            os._exit(PEER_LOST)
         leave: dict[str, Cause] = {"pause": "paused", "stop": "stopped", "kill": "stopped"}
         leave["fail"] = "stopped"
         self._wish = Orders(leave.get(control.action), control.until)

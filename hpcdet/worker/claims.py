@@ -17,7 +17,7 @@ from hpcdet.store.records import (
     WorkerClaim,
     WorkerEnd,
 )
-from hpcdet.store.trials import claimed, reason_of, standing
+from hpcdet.store.trials import Standing, claimed, reason_of, standing
 
 
 def take_place(
@@ -78,13 +78,18 @@ def attempts_of(paths: ExperimentPaths, worker: WorkerPaths) -> Iterator[Attempt
                 yield attempt
 
 
+def may_take(worker: WorkerPaths, stands: Standing) -> bool:
+    """Whether a trial may run now, and in such an allocation."""
+    return stands.state == "runnable" and stands.since <= worker.submission
+
+
 def next_attempt(
     paths: ExperimentPaths, worker: WorkerPaths, allocation: Allocation
 ) -> AttemptPaths | None:
     """Claim an attempt of the lowest trial that may run; None if there is none now."""
     for trial in paths.trials():
         stands = standing(trial)
-        if stands.state != "runnable":
+        if not may_take(worker, stands):
             continue
         attempt = trial.attempt(stands.next_attempt)
         claim = Claim(

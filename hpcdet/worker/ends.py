@@ -69,11 +69,18 @@ def judge(seen: Evidence) -> tuple[Reason, str]:
     counts more than what the others said of it.
     """
     verdict = seen.verdict
+    if is_unwanted(seen.control) and (verdict is None or verdict.cause == "error"):
+        return "canceled", ""
     if verdict is not None and verdict.cause != "error":
         return _by_cause(verdict, seen), ""
     if verdict is not None and verdict.verdict == "norestart":
         return "user_error", verdict.error
     return _killed(seen) or _failed(seen)
+
+
+def is_unwanted(control: Control | None) -> bool:
+    """Whether a trial is to end at once, without saving."""
+    return control is not None and control.action == "kill" and control.now
 
 
 def _by_cause(verdict: Verdict, seen: Evidence) -> Reason:

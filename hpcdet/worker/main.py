@@ -84,7 +84,7 @@ class Worker:
         if self.site.capabilities.requeue != "user":
             return False
         self.crank.turn(now=True)  # what ended last may have made another trial
-        return any(standing(trial).state == "runnable" for trial in self.paths.trials())
+        return any(claims.may_take(self.me, standing(trial)) for trial in self.paths.trials())
 
     def _take_trials(self) -> str:
         idle_since = time.monotonic()
@@ -125,7 +125,7 @@ class Worker:
         step = self._start(plan, attempt)
         if step is not None:
             self._note("launched", argv=list(plan.argv), pids=step.pids)
-            self._watch(step)
+            self._watch(step, attempt)
         end = self._judge(attempt, step, traces.kernel_oom_kills() > oom_kills)
         end.write_once(attempt.end)
         self._journal_end(attempt)
@@ -142,10 +142,13 @@ class Worker:
                 log.write(f"{plan.argv[0]}: {error}\n")
             return None
 
-    def _watch(self, step: RunningStep) -> None:
+    def _watch(self, step: RunningStep, attempt: AttemptPaths) -> None:
         told = False
         while step.running():
             self._tick()
+            if not told and ends.is_unwanted(in_force(self.paths.trial(attempt.trial))):
+                told = True
+                step.end()
             if not told and (self.notices.heard() or self._last_moments()):
                 told = True
                 step.notify()

@@ -109,6 +109,8 @@ class RunningStep:
             return False
         if self._failed and not self._by_launcher:
             self._end_peers()
+        elif self._by_launcher and self._kill_at and time.monotonic() >= self._kill_at:
+            self.kill()  # a launcher that was asked to end and does not
         return True
 
     def notify(self) -> None:
@@ -117,6 +119,15 @@ class RunningStep:
         Only SIGUSR2 is safe with every launcher: srun answers SIGTERM by killing its ranks.
         """
         self._signal(signal.SIGUSR2)
+
+    def end(self) -> None:
+        """End it at once, without a save. srun answers SIGTERM by killing its ranks everywhere."""
+        if not self._by_launcher:
+            self.kill()
+        elif self._kill_at is None:
+            self._killed = True
+            self._kill_at = time.monotonic() + _PEERS_GRACE_S
+            self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End it at once."""
