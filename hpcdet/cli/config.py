@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from hpcdet import config
 from hpcdet.cli import preview
 from hpcdet.cli.loading import config_argument, request, setting_options
 from hpcdet.cli.output import Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.errors import NotFound
 from hpcdet.store import config as resolved_config
+from hpcdet.store import files, yaml12
 
 _KEYS = "hpcdet config show --origin lists those it has"
 
@@ -76,6 +80,39 @@ def get(config_file: Path, key: str, sets: Sequence[str], site_name: str | None)
             raise NotFound(f"no such key: {key}", where=str(config_file), hint=_KEYS)
         value = value[part]
     click.echo(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+@config_command.command("set")
+@click.argument("config_file", type=click.Path(path_type=Path), metavar="CONFIG")
+@click.argument("key")
+@click.argument("value")
+@click.option("--site", "site_name", metavar="NAME", help="Site [$HPCDET_SITE, else detected].")
+@click.option("-n", "--dry-run", is_flag=True, help="Only show what would change.")
+@output("config.set")
+def set_value(
+    out: Output, config_file: Path, key: str, value: str, site_name: str | None, dry_run: bool
+) -> None:
+    """Change KEY in the file CONFIG to VALUE, which is YAML; all else in it stays as it is.
+
+    A config that would not be valid afterwards is left as it was. Prints the difference.
+
+    \b
+    Example: hpcdet config set random.yaml searcher.max_trials 8
+    """
+    request(config_file, None, [f"{key}={value}"], site_name).warn()
+    before = yaml12.text(config_file)
+    after = config.assign(before, key, value, str(config_file))
+    names = (str(config_file), str(config_file) + (" (not written)" if dry_run else ""))
+    lines = (before.splitlines(), after.splitlines())
+    difference = list(difflib.unified_diff(*lines, *names, lineterm=""))
+    if not dry_run and difference:
+        mode = stat.S_IMODE(config_file.stat().st_mode)
+        files.replace(config_file.resolve(), after.encode(), mode)
+    if out.for_people and not out.fields:
+        click.echo("\n".join(difference) or f"{key} is that already")
+        return
+    item = {"id": str(config_file), "key": key, "value": yaml12.scalar(value)}
+    out.emit([{**item, "diff": difference, "dry_run": dry_run}], ())
 
 
 @config_command.command("validate")

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import click
 
-from hpcdet import site as sites
 from hpcdet.cli import words
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.settings import settings
@@ -96,7 +95,7 @@ def _folder(root: Path) -> Iterator[Finding]:
 
 
 def _site(name: str | None) -> Iterator[Finding]:
-    site = sites.load(name)
+    site = settings().site(name)
     yield Finding("ok", f"site {site.name}: {site.reason}")
     if site.fallback and (sign := checks.login_node()):
         hint = "name a site with a scheduler by --site or HPCDET_SITE"

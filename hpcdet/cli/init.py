@@ -25,6 +25,7 @@ def init_command(folder: Path, minimal: bool, profile: str | None, dry_run: bool
     Example: hpcdet init digits
     """
     source = shipped.folder("templates") / "init" / ("minimal" if minimal else "")
+    profile = profile or settings().profile
     chosen = _site_line(profile) if profile else ""
     names = sorted(path.name for path in source.iterdir() if path.is_file())
     there = [name for name in names if (folder / _target(name)).exists()]

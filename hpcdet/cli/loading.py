@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import click
 
-from hpcdet import config, site
+from hpcdet import config
 from hpcdet.cli.settings import settings
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import checks
@@ -97,7 +98,7 @@ class Request:
             settings().warn(warning)
 
 
-def _site_of(config_file: Path) -> str | None:
+def _named(config_file: Path) -> str | None:
     """The site that the config itself names."""
     name = yaml12.read(config_file).values.get("site")
     return str(name) if name else None
@@ -115,7 +116,10 @@ def request(
     folder = model_dir or config_file.absolute().parent
     if model_dir is not None and not model_dir.is_dir():
         raise ConfigError("no such model folder", where=str(model_dir))
-    chosen = fold_defaults(site.load(site_name or _site_of(config_file)))
+    asked, named = site_name or settings().profile, _named(config_file)
+    chosen = fold_defaults(settings().site(asked or named))
+    if asked and named:
+        sets = [*sets, f"site={json.dumps(chosen.name)}"]  # a record must not name the other one
     template: Path | None = click.get_current_context().meta.get(_TEMPLATE)
     loaded = config.load(config_file, sets=sets, site=chosen, template=template)
     for file in filter(None, (config_file, template)):

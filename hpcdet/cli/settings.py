@@ -26,6 +26,7 @@ class Settings:
         given_root: folder that holds experiments, as ``-C`` says; None if it does not.
         color: ``auto``, ``always`` or ``never``.
         yes: questions are answered with yes.
+        profile: the site of every verb that needs one and is not told by ``--site``.
     """
 
     given_root: Path | None = None
@@ -35,15 +36,26 @@ class Settings:
     color: str = "auto"
     utc: bool = False
     yes: bool = False
+    profile: str | None = None
+
+    def site(self, name: str | None = None) -> Site:
+        """The site of that name, else that of ``--profile``, else as ``site.load`` finds it.
+
+        Raises:
+            NotFound, ConfigError: there is none of that name, or its file is wrong.
+        """
+        from hpcdet import site
+
+        return site.load(name or self.profile)
 
     @property
     def root(self) -> Path:
         """The folder that holds experiments: ``-C``, ``$HPCDET_ROOT``, the site's, or here."""
-        if self.given_root or os.environ.get("HPCDET_ROOT") or find.root().is_dir():
+        if self.given_root or os.environ.get("HPCDET_ROOT"):
             return self.given_root or find.root()
-        from hpcdet import site
-
-        return self.root_at(site.load())
+        if self.profile is None and find.root().is_dir():
+            return find.root()
+        return self.root_at(self.site())
 
     def root_at(self, site: Site) -> Path:
         """The same for a known site: where that site keeps experiments, if nobody said more."""
@@ -114,6 +126,7 @@ def global_options(hidden: bool) -> list[click.Option]:
             type=click.Path(path_type=Path, file_okay=False),
             help="Folder that holds experiments [$HPCDET_ROOT].",
         ),
+        option("--profile", stores="profile", metavar="SITE", help="The site: --site of any verb."),
         option("-q", "--quiet", stores="quiet", flag_value=True, help="Say less."),
         option("-v", "--verbose", stores="verbose", flag_value=1, help="Say more."),
         option("--debug", stores="debug", flag_value=True, help="Show tracebacks."),

@@ -9,6 +9,7 @@ import click
 
 from hpcdet import site as sites
 from hpcdet.cli.output import Column, Output, output, text
+from hpcdet.cli.settings import settings
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import checks
 from hpcdet.site import loading
@@ -48,7 +49,7 @@ def show(out: Output, name: str | None, origin: bool) -> None:
     \b
     Example: hpcdet site show generic-slurm --origin
     """
-    chosen = sites.load(name)
+    chosen = settings().site(name)
     leaves = [
         {"id": key, "value": value, "origin": chosen.origins.get(key, "default")}
         for key, value in loading.walk(chosen.plain())
@@ -72,7 +73,7 @@ def detect(out: Output) -> None:
     \b
     Example: hpcdet site detect
     """
-    chosen = sites.load()
+    chosen = settings().site()
     item = {"id": chosen.name, "reason": chosen.reason, "path": chosen.source}
     out.emit([item], (Column("SITE", "id"), Column("BECAUSE", "reason"), Column("FILE", "path")))
 
@@ -86,7 +87,7 @@ def check(out: Output, name: str | None) -> None:
     \b
     Example: hpcdet site check generic-slurm
     """
-    chosen = sites.load(name)
+    chosen = settings().site(name)
     findings = checks.site_findings(chosen)
     out.emit([asdict(finding) for finding in findings], FINDINGS, key="what")
     wrong = [finding for finding in findings if finding.level == "error"]

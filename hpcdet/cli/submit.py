@@ -106,7 +106,7 @@ def submit_command(
         warnings = wanted.warnings(submits=not (dry_run or prepare))
     if note and described:
         warnings.append("the config has a description, which stays; the note is left out")
-    if site_name is None:
+    if site_name is None and settings().profile is None:
         settings().note(f"site {wanted.site.name}: {wanted.site.reason}")
     waiting = Waiting.parse(hold, after, wanted)
     if prepare and waiting.experiments:

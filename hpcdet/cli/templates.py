@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from hpcdet import site as sites
 from hpcdet.cli import preview
 from hpcdet.cli.loading import config_argument, request, setting_options
 from hpcdet.cli.output import Column, Output, output
+from hpcdet.cli.settings import settings
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.jobs.render import search_path
 from hpcdet.site import Site
@@ -38,7 +38,7 @@ def ls(out: Output, site_name: str | None) -> None:
     \b
     Example: hpcdet templates ls
     """
-    rows = list(_all(sites.load(site_name)))
+    rows = list(_all(settings().site(site_name)))
     columns = (Column("NAME", "id"), Column("IN FORCE", "in_force"), Column("PATH", "path"))
     out.emit(rows, columns)
 
@@ -54,7 +54,7 @@ def _all(site: Site) -> Iterator[dict[str, Any]]:
 
 
 def _find(name: str, site_name: str | None) -> Path:
-    rows = list(_all(sites.load(site_name)))
+    rows = list(_all(settings().site(site_name)))
     for row in rows:
         if row["id"] == name:
             return Path(row["path"])

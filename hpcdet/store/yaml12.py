@@ -84,14 +84,18 @@ def read(path: Path) -> Document:
     Raises:
         ConfigError: it cannot be read, is not YAML or no mapping, or has a key twice.
     """
+    return parse(text(path), str(path))
+
+
+def text(path: Path) -> str:
+    """What stands in a file that a person wrote. Raises ConfigError: it cannot be read."""
     try:
         if (size := path.stat().st_size) > LARGEST:
             raise ConfigError(f"no config is that large ({size} bytes)", where=str(path))
-        text = path.read_text(encoding="utf-8")
+        return path.read_bytes().decode("utf-8")  # line ends as they are
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"cannot read the file: {reason}", where=str(path)) from error
-    return parse(text, str(path))
 
 
 def parse(text: str, source: str) -> Document:
