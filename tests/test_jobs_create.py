@@ -17,12 +17,14 @@ import pytest
 from hpcdet import site as sites
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs import checks, create, provenance, render, snapshot, submission
+from hpcdet.read import find
 from hpcdet.site import Site, trust
 from hpcdet.store import config
 from hpcdet.store.config import Resolved, Resources
 from hpcdet.store.config import Searcher as SearcherConfig
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Intent
+from tests.commands import Cli
 
 
 @pytest.fixture(autouse=True)
@@ -288,6 +290,68 @@ def test_code_that_differs_from_the_snapshot_is_named(model: Path, tmp_path: Pat
         "net.py (removed)",
         "new.py (added)",
     ]
+
+
+def test_more_files_and_folders_belong_to_the_code_and_are_checked_alike(
+    model: Path, tmp_path: Path
+) -> None:
+    beside = tmp_path / "common"
+    for name, text in {
+        "common/util.py": "u", "common/skip.me": "x", "common/.hpcdetignore": "*.me\n",
+        "tokens.txt": "2", "model/data/big.bin": "9", "other/model_def.py": "z", "pass/.env": "p",
+    }.items():  # fmt: skip
+        (tmp_path / name).parent.mkdir(exist_ok=True, mode=0o700)
+        (tmp_path / name).write_text(text)
+    plain = {entry.path for entry in snapshot.scan(model)}
+    assert "data/big.bin" not in plain
+    include = [beside, tmp_path / "tokens.txt", model / "data", beside]
+    paths = create.create(Loaded(), sites.load("local"), model, tmp_path / "root", include=include)
+    record = json.loads(paths.provenance.read_text())
+    extra = {"common/util.py", "common/.hpcdetignore", "tokens.txt", "data/big.bin"}
+    assert record["code"].keys() == plain | extra
+    assert (paths.code / "common" / "util.py").read_text() == "u"
+    assert checks.code_differs(paths) == []
+    (beside / "util.py").write_text("v")
+    (tmp_path / "tokens.txt").unlink()
+    assert checks.code_differs(paths) == ["common/util.py (changed)", "tokens.txt (removed)"]
+    for wrong, said in (
+        (tmp_path / "other" / "model_def.py", "in the code already"),
+        (tmp_path / "pass", "its name says that it is a secret"),
+        (tmp_path / "nothing", "nothing to include"),
+        (tmp_path, "holds the model folder itself"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            snapshot.scan(model, include=[wrong])
+    (tmp_path / "other" / "out").symlink_to("/etc")
+    (tmp_path / "other" / "model_def.py").unlink()
+    with pytest.raises(ConfigError, match="leaves the model folder"):
+        snapshot.scan(model, include=[tmp_path / "other"])
+
+
+def test_code_that_is_in_no_commit_is_said_refused_or_meant(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    cli("init", folder, "--minimal")
+    file = folder / "single.yaml"
+    words = ("submit", file, "--site", "local", "--prepare", "--no-test", "-o", "json")
+
+    def warned(*flags: str) -> list[str]:
+        said: list[str] = json.loads(cli(*words, *flags).out)["warnings"]
+        return [text for text in said if "in no commit" in text]
+
+    assert warned() == []  # git knows nothing of it
+    who = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+    for command in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "one"]):
+        subprocess.run(["git", "-C", str(folder), *command], check=True, timeout=120)
+    assert warned("--no-allow-dirty") == []
+    (folder / "new.py").write_text("n = 1\n")
+    file.write_text(file.read_text() + "# more\n")
+    [said] = warned()
+    assert said.startswith("2 files of the code are in no commit as they are (new.py, single.yaml)")
+    assert "commit it first" in cli(*words, "--no-allow-dirty", code=4).err
+    assert warned("--allow-dirty") == []
+    newest = find.experiment("@last", cli.root)
+    recorded = json.loads(newest.provenance.read_text())["git"]
+    assert recorded["uncommitted"] == ["new.py", "single.yaml"] and "+# more" in recorded["diff"]
 
 
 SINFO = """\

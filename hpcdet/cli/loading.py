@@ -13,7 +13,7 @@ import click
 from hpcdet import config
 from hpcdet.cli.settings import settings
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import checks
+from hpcdet.jobs import checks, snapshot
 from hpcdet.jobs.environment import fold_defaults
 from hpcdet.site import Site, trust
 from hpcdet.store import yaml12
@@ -68,11 +68,16 @@ def setting_options() -> Decorator:
 
 @dataclass(frozen=True)
 class Request:
-    """What a user wants to run and where."""
+    """What a user wants to run and where.
+
+    Attributes:
+        include: files and folders that belong to the code besides those of ``model_dir``.
+    """
 
     loaded: config.Loaded
     site: Site
     model_dir: Path
+    include: tuple[Path, ...] = ()
 
     @property
     def resolved(self) -> Resolved:
@@ -91,6 +96,10 @@ class Request:
         """
         found = checks.preflight(self.resolved, self.site, self.root, submits=submits)
         return [*self.loaded.warnings, *found]
+
+    def scan(self) -> list[snapshot.Entry]:
+        """The code that an experiment would get. Raises ConfigError as ``snapshot.scan``."""
+        return snapshot.scan(self.model_dir, self.root.resolve(), self.include)
 
     def warn(self) -> None:
         """Say what the config alone gives cause to say."""

@@ -46,7 +46,12 @@ def rehearse(wanted: Request) -> None:
     with tempfile.TemporaryDirectory(prefix="hpcdet-test-") as folder:
         # as in the submission, experiments inside the code are no part of it
         paths = create.create(
-            wanted.loaded, wanted.site, wanted.model_dir, Path(folder), skip=wanted.root
+            wanted.loaded,
+            wanted.site,
+            wanted.model_dir,
+            Path(folder),
+            skip=wanted.root,
+            include=wanted.include,
         )
         first = _first_trial(config.load(paths.config))
         files.make_folder(paths.trial(1).root)

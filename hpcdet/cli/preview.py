@@ -15,7 +15,7 @@ from hpcdet.cli.output import text as shown
 from hpcdet.cli.settings import settings
 from hpcdet.cli.waiting import Waiting
 from hpcdet.errors import HpcdetError
-from hpcdet.jobs import create, snapshot, submission
+from hpcdet.jobs import create, submission
 from hpcdet.jobs.render import render
 from hpcdet.schedulers.base import Submission, SubmissionRefused
 from hpcdet.schedulers.opening import open_scheduler
@@ -79,7 +79,7 @@ def _item(wanted: Request, waiting: Waiting, ask: bool) -> dict[str, Any]:
     site = wanted.site
     paths, intent = _first_submission(wanted, waiting)
     text = render(wanted.resolved, site, intent, paths)
-    entries = snapshot.scan(wanted.model_dir, skip=wanted.root.resolve())
+    entries = wanted.scan()
     return {
         "id": paths.id,
         "dry_run": True,

@@ -20,7 +20,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.cli.waiting import Waiting
 from hpcdet.control.controller import Turn
 from hpcdet.errors import ConfigError, HpcdetError, UsageError
-from hpcdet.jobs import create, submission
+from hpcdet.jobs import create, provenance, submission
 from hpcdet.read import views
 from hpcdet.site import Site, from_resolved
 from hpcdet.store.layout import ExperimentPaths
@@ -53,6 +53,18 @@ COLUMNS = (
     metavar="ID",
     help="Begin once this experiment or job ended well (repeat for more).",
 )
+@click.option(
+    "--include",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="A file or folder that belongs to the code, too (repeat for more).",
+)
+@click.option(
+    "--allow-dirty/--no-allow-dirty",
+    default=None,
+    help="Code that is in no commit: say nothing of it, or refuse it [warn].",
+)
 @click.option("-n", "--dry-run", is_flag=True, help="Show script and config, ask the scheduler.")
 @click.option("--offline", is_flag=True, help="With -n: do not ask the scheduler.")
 @click.option("--prepare", is_flag=True, help="Make it, but leave the submission to you.")
@@ -72,6 +84,8 @@ def submit_command(
     max_parallel: int | None,
     hold: bool,
     after: Sequence[str],
+    include: Sequence[Path],
+    allow_dirty: bool | None,
     dry_run: bool,
     offline: bool,
     prepare: bool,
@@ -100,6 +114,7 @@ def submit_command(
     if note and not described:
         text = json.dumps(note, ensure_ascii=False)
         wanted = request(config_file, model_dir, [*flags, f"description={text}"], site_name)
+    wanted = replace(wanted, include=tuple(include))
     if offline:
         warnings = list(wanted.loaded.warnings)
     else:
@@ -108,6 +123,10 @@ def submit_command(
         warnings.append("the config has a description, which stays; the note is left out")
     if site_name is None and settings().profile is None:
         settings().note(f"site {wanted.site.name}: {wanted.site.reason}")
+    if not allow_dirty and (dirty := _uncommitted(wanted)):
+        if allow_dirty is False:
+            raise ConfigError(dirty, where=str(wanted.model_dir), hint="commit it first")
+        warnings.append(f"{dirty}; the experiment keeps them (--allow-dirty: do not say so)")
     waiting = Waiting.parse(hold, after, wanted)
     if prepare and waiting.experiments:
         raise UsageError("--prepare queues nothing, so there is nothing to begin later")
@@ -116,7 +135,9 @@ def submit_command(
         return
     if test:
         rehearse(wanted)
-    paths = create.create(wanted.loaded, wanted.site, wanted.model_dir, wanted.root)
+    paths = create.create(
+        wanted.loaded, wanted.site, wanted.model_dir, wanted.root, include=wanted.include
+    )
     waiting.ask(paths)
     with Crank(paths, "submit", hold=prepare) as crank:
         turn = _first_turn(crank)
@@ -145,6 +166,16 @@ def submit_command(
     if out.format != "id":
         out.emit([_item(paths, wanted)], COLUMNS, warnings=warnings)
     follow.judge(items)
+
+
+def _uncommitted(wanted: Request) -> str:
+    """What of the code git could not give back; "" if there is nothing to say."""
+    entries = wanted.scan()
+    found = provenance.uncommitted(wanted.model_dir, {entry.path for entry in entries})
+    if not found:
+        return ""
+    names = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+    return f"{len(found)} files of the code are in no commit as they are ({names})"
 
 
 def _first_turn(crank: Crank) -> Turn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets as random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,6 +43,7 @@ def create(
     root: Path,
     name: str | None = None,
     skip: Path | None = None,
+    include: Sequence[Path] = (),
 ) -> ExperimentPaths:
     """Make the folder of a new experiment and everything in it that never changes.
 
@@ -53,6 +54,7 @@ def create(
         root: the folder of all experiments; made if it is missing.
         name: instead of the config's name, for the id.
         skip: a folder inside the code that is left out; ``root`` if it is not given.
+        include: files and folders that belong to the code, too (``snapshot.scan``).
 
     Raises:
         ConfigError: the code is refused (``snapshot.scan``), or the folder is one that others
@@ -62,11 +64,11 @@ def create(
     resolved = loaded.resolved()
     if not model_dir.is_dir():
         raise ConfigError("no such model folder", where=str(model_dir))
-    entries = snapshot.scan(model_dir, skip=(skip or root).resolve())
+    entries = snapshot.scan(model_dir, (skip or root).resolve(), include)
     paths = ExperimentPaths(_new_folder(root, slug(name or str(resolved.get("name") or ""))))
     try:
         trust.refuse_writable_by_others(paths.root, "experiment")
-        _fill(paths, resolved, loaded.secrets, site, model_dir, entries)
+        _fill(paths, resolved, loaded.secrets, site, model_dir, entries, include)
     except OSError as error:
         shutil.rmtree(paths.root, ignore_errors=True)
         raise Unavailable(f"cannot write: {error.strerror}", where=str(paths.root)) from error
@@ -101,9 +103,10 @@ def _fill(
     site: Site,
     model_dir: Path,
     entries: list[snapshot.Entry],
+    include: Sequence[Path],
 ) -> None:
     code = snapshot.copy(entries, paths.code)
-    record = provenance.collect(model_dir, code, search_path(site))
+    record = provenance.collect(model_dir, code, search_path(site), include)
     files.write_once(paths.provenance, files.canonical(record) + b"\n")
     files.write_once(paths.site, loading.dump(environment.fold_defaults(site)))
     if literal:

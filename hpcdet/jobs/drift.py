@@ -19,10 +19,11 @@ def code_differs(paths: ExperimentPaths) -> list[str]:
     if not isinstance(record, dict):
         return []
     then, folder = record.get("code", {}), Path(record.get("model_dir", ""))
+    more = [path for path in map(Path, record.get("include", [])) if path.exists()]
     try:
         now = {
             entry.path: snapshot.digest(entry)
-            for entry in snapshot.scan(folder, skip=paths.root.parent)
+            for entry in snapshot.scan(folder, paths.root.parent, more)
         }
     except (ConfigError, OSError):
         return []

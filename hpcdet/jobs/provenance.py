@@ -8,6 +8,7 @@ import platform
 import socket
 import subprocess
 import sys
+from collections.abc import Collection, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,15 @@ MAX_DIFF = 1024**2
 _GIT_S = 20
 
 
-def collect(model_dir: Path, code: dict[str, str], templates: list[Path]) -> dict[str, Any]:
+def collect(
+    model_dir: Path, code: dict[str, str], templates: list[Path], include: Sequence[Path] = ()
+) -> dict[str, Any]:
     """What is recorded of an experiment when it is made.
 
     Args:
         code: path to SHA-256 of each file in the snapshot.
         templates: folders where the scripts of all its jobs come from.
+        include: what is in the snapshot besides the model folder.
     """
     return {
         "schema": 1,
@@ -41,8 +45,9 @@ def collect(model_dir: Path, code: dict[str, str], templates: list[Path]) -> dic
         "environment": environment.carried(),
         "templates": [str(folder) for folder in templates],
         "model_dir": str(model_dir.resolve()),
+        "include": [str(path.expanduser().resolve()) for path in include],
         "code": code,
-        "git": git(model_dir),
+        "git": git(model_dir, code),
     }
 
 
@@ -52,8 +57,13 @@ def packages() -> dict[str, str]:
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
-def git(folder: Path) -> dict[str, Any] | None:
-    """Commit, remote and what is not committed of a folder; None if it is in no repository."""
+def git(folder: Path, code: Collection[str] = ()) -> dict[str, Any] | None:
+    """Commit, remote and what is not committed of a folder; None if it is in no repository.
+
+    Args:
+        code: paths of the snapshot; those of them that differ from the commit, or that it has
+            not at all, are ``uncommitted``.
+    """
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -72,7 +82,25 @@ def git(folder: Path) -> dict[str, Any] | None:
         "dirty": bool(diff or note),
         "diff": secrets.without_login(diff),
         "diff_note": note,
+        "uncommitted": uncommitted(folder, code),
     }
+
+
+def uncommitted(folder: Path, code: Collection[str]) -> list[str]:
+    """Which files of a snapshot of the folder are in no commit as they are, and which it lacks.
+
+    Empty where git knows nothing of the folder.
+    """
+    tracked = _names(folder, "ls-files", "-z")
+    if not tracked:
+        return []
+    changed = _names(folder, "diff", "--name-only", "-z", "--relative", "HEAD", "--", ".")
+    new = {path for path in code if path not in tracked}
+    return sorted(new | {path for path in changed if path in code or not (folder / path).exists()})
+
+
+def _names(folder: Path, *arguments: str) -> set[str]:
+    return {name for name in (_git(folder, *arguments) or "").split("\0") if name}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -6,9 +6,9 @@ import hashlib
 import itertools
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pathspec
 
@@ -38,22 +38,27 @@ class Entry:
     link: str = ""
 
 
-def scan(folder: Path, skip: Path | None = None) -> list[Entry]:
+def scan(folder: Path, skip: Path | None = None, include: Sequence[Path] = ()) -> list[Entry]:
     """What a snapshot of the folder would hold, in order of path.
 
     Args:
         skip: a folder inside it that is left out (that of the experiments).
+        include: more files and folders. One that lies inside the folder comes to its own place,
+            whatever is ignored there; any other to the top, under its own name. What a folder
+            of these ignores itself is left out.
 
     Raises:
         ConfigError: a file that others may write or that cannot be read, a link that leaves the
-            folder, a likely secret, or more than ``MAX_BYTES`` or ``MAX_FILES``.
+            folder, a likely secret, more than ``MAX_BYTES`` or ``MAX_FILES``, or two files for
+            one place.
     """
     folder = folder.resolve()
     trust.refuse_writable_by_others(folder, "code")
     hint = f"leave data and results out by a line in {folder / '.hpcdetignore'}"
     # a home folder given by mistake is not walked to its end
-    some = itertools.islice(_walk(folder, _ignored(folder), skip), MAX_FILES + 1)
-    entries = sorted(some, key=lambda entry: entry.path)
+    more = itertools.chain.from_iterable(_included(path, folder, skip) for path in include)
+    some = itertools.chain(_walk(folder, _ignored(folder), skip), more)
+    entries = _one_each(itertools.islice(some, MAX_FILES + 1))
     total = sum(entry.bytes for entry in entries)
     if len(entries) > MAX_FILES:
         raise ConfigError(f"the code has more than {MAX_FILES} files", where=str(folder), hint=hint)
@@ -69,6 +74,43 @@ def scan(folder: Path, skip: Path | None = None) -> list[Entry]:
         if entry.link == "":
             secrets.refuse(entry.source, entry.path)
     return entries
+
+
+def _included(path: Path, folder: Path, skip: Path | None) -> Iterator[Entry]:
+    """What ``include`` of a path adds."""
+    source = path.expanduser().resolve()
+    name = path.name if path.name not in ("", "..") else source.name
+    if not source.exists():
+        raise ConfigError("there is nothing to include", where=str(path))
+    if source == folder or folder.is_relative_to(source):
+        what = "it holds the model folder itself"
+        raise ConfigError(what, where=str(path), hint="give that folder as MODEL_DIR")
+    at = _relative(source, folder) if source.is_relative_to(folder) else name
+    trust.refuse_writable_by_others(source, "code")
+    if source.is_dir():
+        for entry in _walk(source, _ignored(source), skip):
+            yield replace(entry, path=f"{at}/{entry.path}")
+        return
+    alone = _entry(source, at, source.parent)
+    if alone is not None:
+        yield alone
+
+
+def _one_each(entries: Iterable[Entry]) -> list[Entry]:
+    """In order of path; the same file twice counts once. Raises ConfigError for another one."""
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        there = found.setdefault(entry.path, entry)
+        if there.source != entry.source:
+            what = f"{entry.path} is in the code already, from {there.source}"
+            raise ConfigError(what, where=str(entry.source), hint="rename one of them")
+    places = sorted(found)
+    for path in places:
+        for above in PurePosixPath(path).parents:
+            if str(above) in found:
+                what = f"{above} is a file of the code and cannot be a folder, too"
+                raise ConfigError(what, where=str(found[path].source), hint="rename one of them")
+    return [found[path] for path in places]
 
 
 def _ignored(folder: Path) -> pathspec.GitIgnoreSpec:
