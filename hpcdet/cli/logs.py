@@ -18,6 +18,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.errors import UsageError
 from hpcdet.read import find, logs, views
 from hpcdet.read.logs import LogLine
+from hpcdet.store import packed
 
 _AT_ONCE = 1000
 """Lines that are printed together."""
@@ -48,7 +49,7 @@ COLUMNS = (Column("TRIAL", "trial"), Column("ATTEMPT", "attempt"), Column("RANK"
 @click.option("--errors", is_flag=True, help="The first traceback of each rank.")
 @click.option("--launcher", is_flag=True, help="Also what the launcher said itself.")
 @click.option("--timestamps", is_flag=True, help="First the time of each line that tells one.")
-@click.option("--path", is_flag=True, help="Names of the log files, nothing of them.")
+@click.option("--path", is_flag=True, help="Names of the log files (packed: ARCHIVE:NAME).")
 @click.option("--exit-status", is_flag=True, help="With -f: exit 6 if it ended badly.")
 @output("logs")
 def logs_command(
@@ -92,7 +93,7 @@ def logs_command(
     )
     if path:
         for source in chosen:
-            click.echo(str(source.path))
+            click.echo(packed.where(source.path))
         return
     if errors:
         traces = logs.errors(found.paths, found.trial, attempt, previous)

@@ -15,6 +15,7 @@ from hpcdet.control.holder import Fenced, Holder
 from hpcdet.control.learn import learn, tell_failures
 from hpcdet.control.notify import notify
 from hpcdet.control.obey import obey
+from hpcdet.control.packing import pack_ended
 from hpcdet.control.watch import Place, Seen
 from hpcdet.errors import HpcdetError, IntegrityError
 from hpcdet.search import api
@@ -103,6 +104,7 @@ def _turn(holder: Holder) -> None:
     if not waits_for:
         _provide(holder, seen, standings, busy)
     queueing.tend(holder, seen)
+    pack_ended(holder)
 
 
 def _is_over(holder: Holder, standings: dict[int, Standing]) -> bool:
@@ -131,6 +133,7 @@ def _close(holder: Holder, seen: Seen) -> None:
         holder.record("state", state=state, why=why)
     fleet.cancel_all(holder, _waiting_jobs(seen))
     notify(holder, "end", "end", f"{state}: {why}")
+    pack_ended(holder, closing=True)
     holder.fence()
     Closed(state, why, holder.lease.term, files.now()).write_once(holder.paths.closed)
     holder.actions.append(f"closed: {state}")

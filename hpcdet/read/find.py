@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.errors import NotFound
+from hpcdet.store import packed
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
 from hpcdet.store.records import Submitted
 
@@ -88,7 +89,7 @@ def reference(text: str, root: Path) -> Reference:
         has = [t.number for t in paths.trials()]
         hint = f"trials are {has[0]} to {has[-1]}" if has else "it has no trials yet"
         raise NotFound(f"no trial {trial}", where=paths.id, hint=hint)
-    if match["attempt"] is not None and not paths.trial(trial).attempt(attempt).root.is_dir():
+    if match["attempt"] is not None and not packed.exists(paths.trial(trial).attempt(attempt).root):
         hint = f"see them all with: hpcdet show {paths.id}"
         raise NotFound(f"no attempt {attempt}", where=f"{paths.id}/{trial}", hint=hint)
     return Reference(paths, trial, attempt)
@@ -170,7 +171,7 @@ def _enclosing(text: str) -> Reference | None:
     if not text.startswith((".", "~", "/")) and not text.count("/"):
         return None
     path = Path(text).expanduser().absolute()
-    if not path.exists():
+    if not packed.exists(path):
         return None
     for folder in (path, *path.parents):
         paths = ExperimentPaths(folder)

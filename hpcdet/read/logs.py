@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
+from hpcdet.store import packed
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths
 from hpcdet.store.records import Claim, End
 
@@ -110,7 +111,7 @@ class Source:
 
 
 def _open(path: Path) -> IO[bytes]:
-    return path.open("rb")
+    return packed.open_file(path)
 
 
 def _shown(raw: bytes) -> str:
@@ -186,17 +187,14 @@ def _attempts(
 
 
 def _sources(attempt: AttemptPaths, ranks: Collection[int], launcher: bool) -> list[Source]:
-    try:
-        names = sorted(path.name for path in attempt.logs.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    names = packed.names(attempt.logs)
     numbers = sorted(int(match[1]) for name in names if (match := _RANK.fullmatch(name)))
     found = [
         Source(attempt.trial, attempt.number, rank, attempt.log(rank))
         for rank in numbers
         if not ranks or rank in ranks
     ]
-    if launcher and attempt.launcher_log.exists():
+    if launcher and attempt.launcher_log.name in names:
         found.append(Source(attempt.trial, attempt.number, LAUNCHER, attempt.launcher_log))
     return found
 

@@ -15,6 +15,7 @@ from hpcdet.read import series, states
 from hpcdet.read.gather import Gathered, GatheredAttempt, GatheredTrial, gather
 from hpcdet.read.series import metrics
 from hpcdet.read.timeline import events
+from hpcdet.store import packed
 from hpcdet.store.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
 from hpcdet.store.trials import MANIFEST
 
@@ -191,7 +192,7 @@ def _attempt(gathered: Gathered, attempt: GatheredAttempt) -> View:
         "error": (end.error if end else "") or (attempt.verdict.error if attempt.verdict else ""),
         "duration_s": seconds(started, ended),
         "last_heard": attempt.lines[-1]["t"] if attempt.lines else "",
-        "log": str(attempt.paths.log(0)),
+        "log": packed.where(attempt.paths.log(0)),
     }
 
 

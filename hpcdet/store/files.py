@@ -66,12 +66,17 @@ def write_once(path: Path, data: bytes, mode: int = FILE_MODE) -> bool:
         True if this call made it; False if it was there already (nothing is changed then).
     """
     with _temporary(path, data, mode) as temporary:
-        with contextlib.suppress(OSError):
-            os.link(temporary, path)
-        made = _same_file(temporary, path)
-        if not made and not path.exists():
-            os.link(temporary, path)  # raises, and says why
-            made = True
+        return link_once(temporary, path)
+
+
+def link_once(temporary: Path, path: Path) -> bool:
+    """Give a durable file a second name, unless somebody has it; True if this call did."""
+    with contextlib.suppress(OSError):
+        os.link(temporary, path)
+    made = _same_file(temporary, path)
+    if not made and not path.exists():
+        os.link(temporary, path)  # raises, and says why
+        made = True
     if made:
         sync_folder(path.parent)
     return made

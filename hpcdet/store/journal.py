@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdet.store import files
+from hpcdet.store import files, packed
 
 Line = dict[str, Any]
 
@@ -68,7 +68,7 @@ class Reader:
         if self.damaged:
             return []
         try:
-            with self.path.open("rb") as file:
+            with packed.open_file(self.path) as file:
                 file.seek(self.offset)
                 data = file.read()
         except (FileNotFoundError, NotADirectoryError):

@@ -12,20 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcdet.store import packed
+
 _NUMBER = re.compile(r"\d+")
 CHECKPOINT_NAME = re.compile(r"(\d{8,})\.g(\d+)")
 
 
 def numbers(folder: Path, suffix: str = "") -> list[int]:
-    """The numbers ``n`` of entries named ``n`` + suffix in a folder, ascending.
+    """The numbers ``n`` of entries named ``n`` + suffix in a folder, ascending, packed or not.
 
     Listing the folder refreshes what a network file system has cached of it.
     """
-    try:
-        names = os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    stems = (name[: len(name) - len(suffix)] for name in names if name.endswith(suffix))
+    names = (name for name in packed.names(folder) if name.endswith(suffix))
+    stems = (name[: len(name) - len(suffix)] for name in names)
     return sorted(int(stem) for stem in stems if _NUMBER.fullmatch(stem))
 
 

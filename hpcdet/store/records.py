@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from hpcdet.store import files
+from hpcdet.store import files, packed
 from hpcdet.units import Length
 
 Reason = Literal[
@@ -61,8 +61,8 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """The record in a file; None if it is not there or not complete."""
-        value = files.read_json(path)
+        """The record in a file, packed or not; None if it is not there or not complete."""
+        value = packed.read_json(path)
         return cls.decode(value) if isinstance(value, dict) else None
 
     def write_once(self, path: Path) -> bool:

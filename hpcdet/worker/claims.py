@@ -16,6 +16,7 @@ from hpcdet.store.records import (
     Verdict,
     WorkerClaim,
     WorkerEnd,
+    in_force,
 )
 from hpcdet.store.trials import Standing, claimed, reason_of, standing
 
@@ -45,7 +46,7 @@ def close_predecessors(paths: ExperimentPaths, worker: WorkerPaths) -> list[Atte
         if not past.claim.exists() or past.end.exists():
             continue
         for attempt in attempts_of(paths, past):
-            if not attempt.end.exists():
+            if End.read(attempt.end) is None:
                 close_lost(attempt, worker.name)
                 closed.append(attempt)
         WorkerEnd("lost", closed_by=worker.name, at=files.now()).write_once(past.end)
@@ -89,7 +90,8 @@ def next_attempt(
     """Claim an attempt of the lowest trial that may run; None if there is none now."""
     for trial in paths.trials():
         stands = standing(trial)
-        if not may_take(worker, stands):
+        # a control is there before the record: what hides it may hide claims, too
+        if not may_take(worker, stands) or in_force(trial) is None:
             continue
         attempt = trial.attempt(stands.next_attempt)
         claim = Claim(
@@ -99,6 +101,7 @@ def next_attempt(
             nodes=list(allocation.nodes),
             at=files.now(),
         )
-        if claim.write_once(attempt.claim):
+        # reading it again finds out an older claim that an archive has, which came into sight late
+        if claim.write_once(attempt.claim) and Claim.read(attempt.claim) == claim:
             return attempt
     return None

@@ -1,0 +1,206 @@
+"""What ended trials have left, in an archive instead of many small files.
+
+``trials/0007/history-1.zip`` holds attempts (``attempts/2/claim.json``, ``…/logs/rank-0.log``) and
+controls (``control/0001.json``) of a trial that has ended, byte for byte. Whoever reads such a
+file asks here, with the name that it had, and need not know where it is now.
+
+An archive is made whole and under a name of its own, and never changed; files are removed only
+after they are in one. So a reader that finds neither, and then looks for an archive again,
+misses nothing. **An archive has the last word**: an attempt or control that is in one is read
+there alone, whatever a lost node's old copy may still write under its former name. A trial that
+is continued gets new attempts and controls as files beside it, and a second archive at its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+STEM = "history"
+
+SMALL = 16 * 1024
+"""Bytes of a record's file up to which it is kept in memory with its archive's table."""
+
+_INSIDE = re.compile(r"(?P<trial>.*/trials/\d+)/(?P<name>(?:attempts|control)(?:/.+)?)")
+
+_ABSENT = (FileNotFoundError, NotADirectoryError)
+
+
+def archive(trial: Path, number: int) -> Path:
+    """The name of a trial's archive, numbered from 1."""
+    return trial / f"{STEM}-{number}.zip"
+
+
+def unit(name: str) -> str:
+    """What a file is packed with: its attempt (``attempts/2``), or for a control itself."""
+    kind, _, rest = name.partition("/")
+    return f"{kind}/{rest.partition('/')[0]}" if kind == "attempts" else name
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One archive's table of contents.
+
+    Attributes:
+        folders: names in each folder, as ``os.listdir`` would give them.
+        small: contents of its small records.
+    """
+
+    path: Path
+    folders: Mapping[str, frozenset[str]]
+    units: frozenset[str]
+    small: Mapping[str, bytes]
+
+    @classmethod
+    def read(cls, path: Path) -> Archive:
+        """Raises ``zipfile.BadZipFile`` for what is no archive, OSError if it cannot be read."""
+        import zipfile  # dear at start, and most readers never meet one
+
+        folders: dict[str, set[str]] = {}
+        units: set[str] = set()
+        small: dict[str, bytes] = {}
+        with zipfile.ZipFile(path) as opened:
+            for info in opened.infolist():
+                units.add(unit(info.filename))
+                name = info.filename
+                while name:
+                    name, _, entry = name.rpartition("/")
+                    folders.setdefault(name, set()).add(entry)
+                if info.filename.endswith(".json") and info.file_size <= SMALL:
+                    small[info.filename] = opened.read(info)
+        listed = {name: frozenset(entries) for name, entries in folders.items()}
+        return cls(path, listed, frozenset(units), small)
+
+    def open(self, name: str) -> IO[bytes]:
+        """A member, to be read and sought in like a file. Raises FileNotFoundError."""
+        if (data := self.small.get(name)) is not None:
+            return io.BytesIO(data)
+        import zipfile
+
+        with zipfile.ZipFile(self.path) as opened:
+            try:
+                return opened.open(name)  # keeps what it needs of the archive open
+            except KeyError:
+                raise FileNotFoundError(f"{name} is not in {self.path}") from None
+
+
+def archives(trial: Path) -> Iterator[Archive]:
+    """The archives of a trial's folder, in their order; one that is damaged counts as absent."""
+    number = 0
+    while True:
+        number += 1
+        path = archive(trial, number)
+        try:
+            stat = os.stat(path)
+        except OSError:
+            return
+        read = _read(path, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
+        if read is not None:
+            yield read
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(path: Path, stamp: tuple[int, ...]) -> Archive | None:
+    import zipfile
+    import zlib
+
+    try:
+        return Archive.read(path)
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError):
+        return None
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file or folder in an archive."""
+
+    archive: Archive
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.archive.path}:{self.name}"
+
+
+def find(path: Path) -> Member | None:
+    """Where in an archive a path of an experiment has its contents; None if in none."""
+    match = _INSIDE.fullmatch(str(path))
+    if match is None:
+        return None
+    wanted = unit(match["name"])
+    for one in archives(Path(match["trial"])):
+        if wanted in one.units:
+            return Member(one, match["name"])
+    return None
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """Open a file of an experiment to read, be it packed or not.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: it is neither there nor in an archive.
+    """
+    inside = find(path)
+    if inside is None:
+        try:
+            return path.open("rb")
+        except _ABSENT:
+            inside = find(path)  # perhaps it was packed just now
+            if inside is None:
+                raise
+    return inside.archive.open(inside.name)
+
+
+def read_bytes(path: Path) -> bytes:
+    """All of a file, be it packed or not. Raises as ``open_file``."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def read_json(path: Path) -> Any | None:
+    """As ``files.read_json``, of a file that may be packed."""
+    try:
+        return json.loads(read_bytes(path))
+    except (*_ABSENT, ValueError):
+        return None
+
+
+def names(folder: Path) -> list[str]:
+    """What is in a folder, packed or not, in no order; an absent one holds nothing."""
+    inside = find(folder)
+    if inside is not None:
+        return list(inside.archive.folders.get(inside.name, ()))
+    found: set[str] = set()
+    with contextlib.suppress(*_ABSENT):
+        found.update(os.listdir(folder))
+    # after the files, which go only when an archive has them
+    match = _INSIDE.fullmatch(str(folder))
+    if match is not None:
+        for one in archives(Path(match["trial"])):
+            found.update(one.folders.get(match["name"], ()))
+    return list(found)
+
+
+def exists(path: Path) -> bool:
+    """Whether there is such a file, or folder of an attempt, packed or not."""
+    inside = find(path)
+    if inside is None:
+        if path.exists():
+            return True
+        inside = find(path)
+    if inside is None:
+        return False
+    folder, _, entry = inside.name.rpartition("/")
+    return entry in inside.archive.folders.get(folder, ())
+
+
+def where(path: Path) -> str:
+    """The path for people: of a packed file, the archive and its name in that."""
+    return str(find(path) or path)

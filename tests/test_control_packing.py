@@ -1,0 +1,280 @@
+"""Trials that have ended are packed, and nobody who reads them sees a difference."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdet.control import commands, packing
+from hpcdet.control.controller import advance
+from hpcdet.control.packing import QUIET_S, pack
+from hpcdet.read import find, gather, index, logs, series, views
+from hpcdet.store import files, journal, packed, trials
+from hpcdet.store.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.records import Claim, End, Verdict, in_force
+from hpcdet.units import Length
+from tests.builders import sweep
+from tests.paper import Waves, World
+
+
+def free() -> None:
+    """A term that never ends."""
+
+
+def told(paths: ExperimentPaths) -> dict[str, Any]:
+    """What every reader has to say of an experiment."""
+    gathered = gather.Gathered(paths)
+    printed = [
+        [dataclasses.asdict(line) for line in logs.read(source, since="2026-01-01")]
+        for source in logs.sources(paths, launcher=True)
+    ]
+    return {
+        "standings": [trials.standing(trial) for trial in paths.trials()],
+        "controls": [in_force(trial) for trial in paths.trials()],
+        "status": views.status(gathered)["trials"],
+        "attempts": [{**row, "log": ""} for row in views.attempts(gathered)],
+        "checkpoints": views.checkpoints(gathered),
+        "metrics": series.metrics(gathered, superseded=True),
+        "events": views.events(gathered),
+        "journals": [
+            [attempt.lines for attempt in trial.attempts] for trial in gather.Gathered(paths).trials
+        ],
+        "logs": printed,
+        "errors": logs.errors(paths),
+        "found": find.reference(f"{paths.id}/1.2", paths.root.parent),
+    }
+
+
+def entries(trial: TrialPaths) -> set[str]:
+    return set(os.listdir(trial.root))
+
+
+def tidy(trial: TrialPaths) -> bool:
+    return entries(trial) - {"checkpoints"} == {"trial.json", "history-1.zip"}
+
+
+def test_no_reader_tells_a_packed_trial_from_one_that_is_not(tmp_path: Path) -> None:
+    paths = sweep(tmp_path / "digits-7f3a").paths
+    paths.trial(1).attempt(2).launcher_log.write_text("srun: fine\n")
+    before = told(paths)
+    following = journal.Reader(paths.trial(1).attempt(2).journal)
+    assert len(following.read()) > 2
+    index.rebuild(paths)
+    for trial in paths.trials():
+        assert pack(trial, free) == "packed"
+        assert tidy(trial)
+        assert pack(trial, free) == "nothing to do"
+    assert told(paths) == before
+    assert following.read() == []
+    log = paths.trial(1).attempt(2).log(1)
+    archive = packed.archive(paths.trial(1).root, 1)
+    assert packed.where(log) == f"{archive}:attempts/2/logs/rank-1.log"
+    assert find.reference(str(log), tmp_path) == find.Reference(paths, 1, 2)
+    assert not packed.exists(paths.trial(1).attempt(3).root)
+    with zipfile.ZipFile(archive) as opened:
+        assert opened.read("attempts/2/logs/rank-1.log") == b"rank 1 speaks\n"
+    assert archive.stat().st_mode & 0o777 == 0o600
+    assert index.differences(paths) == []
+
+
+class Killed(BaseException):
+    """As SIGKILL."""
+
+
+class Killer:
+    """Kills at one effect on the file system, or lets the disk be full there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at, self.count, self.full, self.armed = 0, 0, False, False
+        for name in ("open", "fsync", "link", "unlink", "rmdir"):
+            monkeypatch.setattr(os, name, self.wrap(getattr(os, name)))
+
+    def wrap(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.count += self.armed
+            if self.armed and self.count == self.at:
+                raise OSError(28, "No space left on device") if self.full else Killed
+            if self.armed and self.count > self.at > 0 and not self.full:
+                raise Killed  # a dead process tidies nothing up
+            return real(*args, **kwargs)
+
+        return call
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["killed", "disk full"])
+def test_cut_off_anywhere_nothing_is_lost_and_the_next_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    template = sweep(tmp_path / "template" / "digits-7f3a").paths
+    killer = Killer(monkeypatch)
+    killer.full = full
+
+    def cut_off(at: int) -> None:
+        root = tmp_path / str(at) / "digits-7f3a"
+        shutil.copytree(template.root, root)
+        paths = ExperimentPaths(root)
+        before, trial = told(paths), paths.trial(1)
+        killer.at, killer.count, killer.armed = at, 0, True
+        with contextlib.suppress(Killed, OSError):
+            pack(trial, free)
+        killer.armed = False
+        assert told(paths) == before, f"cut off at effect {at}"
+        pack(trial, free)
+        assert tidy(trial), f"cut off at effect {at}"
+        assert told(paths) == before
+
+    cut_off(0)
+    effects = killer.count
+    assert effects > 20
+    for at in range(1, effects + 1, 1 + full):
+        cut_off(at)
+
+
+def test_what_a_lost_copy_writes_later_changes_nothing(tmp_path: Path) -> None:
+    paths = sweep(tmp_path / "digits-7f3a").paths
+    trial = paths.trial(1)
+    late = (trial.attempt(2).log(0)).open("ab")
+    before = told(paths)
+    with late:
+        assert pack(trial, free) == "packed"
+        late.write(b"still here\n")
+    # its ranks, its worker, and a holder of a former term
+    Verdict("fail", "error", 9999).write_once(trial.attempt(1).verdict)
+    End("user_error").write_once(trial.attempt(2).end)
+    with journal.Writer(trial.attempt(2).journal) as writer:
+        writer.append("metrics", group="training", step=1, metrics={"loss": 0.0})
+    Claim("0001-0007.0", "n9").write_once(trial.attempt(1).claim)
+    files.write_once(trial.attempt(2).log(7), b"rank 7\n")
+    files.write_once(trial.control(1), b'{"action": "fail", "schema": 1}')
+    assert told(paths) == before
+    claim = Claim.read(trial.attempt(1).claim)
+    assert claim is not None and claim.host == "n1"
+    assert pack(trial, free) == "packed"
+    assert tidy(trial) and told(paths) == before
+
+
+def test_files_that_change_meanwhile_and_open_attempts_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = sweep(tmp_path / "digits-7f3a")
+    trial = built.paths.trial(1)
+    log, sync = trial.attempt(2).log(0), os.fsync
+
+    def add(fd: int) -> None:
+        sync(fd)
+        with log.open("ab") as file:
+            file.write(b"more\n")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", add)
+        assert pack(trial, free) == "later"
+    assert "attempts" in entries(trial) and not any("history" in name for name in entries(trial))
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "LARGEST", 100)
+        assert pack(trial, free) == "nothing to do"
+
+    def fenced() -> None:
+        raise InterruptedError
+
+    before = told(built.paths)
+    with pytest.raises(InterruptedError):
+        pack(trial, fenced)
+    assert "attempts" in entries(trial) and told(built.paths) == before
+    third = trial.attempt(3)
+    Claim("0001-0000.0", "n1").write_once(third.claim)
+    assert pack(trial, free) == "later"
+    assert third.claim.is_file()
+    (trial.attempt(4).root / "logs").mkdir(parents=True)  # begun, but never claimed
+    End("lost").write_once(third.end)
+    assert pack(trial, free) == "packed"
+    assert os.listdir(trial.root / "attempts") == ["4"]
+    assert trials.standing(trial).next_attempt == 4
+
+
+def test_a_packed_trial_is_retried_and_packed_again(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=2, width=2), max_restarts=0)
+    holder, play = world.holder(), world.play()
+    advance(world.paths, holder)
+    one, two = play.start_all()
+    first = play.claim(one, 1)
+    play.claim(two, 2)
+    play.report(first, 10, 3.0)
+    play.fail(first)
+    advance(world.paths, holder)  # given up
+    advance(world.paths, holder)
+    trial = world.paths.trial(1)
+    assert "attempts" in entries(trial)  # not at once: somebody may be reading it
+    world.clock.now += QUIET_S / 2
+    advance(world.paths, world.holder())  # a new holder, who does not know since when
+    world.clock.now += 101
+    holder = world.holder("next")
+    while not advance(world.paths, holder).held:
+        world.clock.now += 101
+    world.clock.now += QUIET_S
+    holder.lease.beat()
+    while not tidy(trial):
+        assert advance(world.paths, holder).held or world.clock.now < 9999
+        world.clock.now += 50
+    assert trials.standing(trial).state == "failed"
+    assert "attempts" in entries(world.paths.trial(2))  # it runs
+
+    commands.ask(world.paths, "retry", 1)
+    assert advance(world.paths, holder).held
+    assert trials.standing(trial).state == "runnable"
+    again = play.claim(one, 1)
+    assert again.number == 2
+    play.finish(again)
+    play.finish(trial_two := world.paths.trial(2).attempt(1))
+    for _ in range(3):
+        advance(world.paths, holder)
+    assert world.paths.closed.exists()
+    assert entries(trial) == {"trial.json", "history-1.zip", "history-2.zip"}
+    assert tidy(world.paths.trial(2)) and trials.standing(trial).attempts == 2
+    ends = [End.read(attempt.end) for attempt in trial.attempts()]
+    assert [end and end.reason for end in ends] == ["user_error", "completed"]
+    said = Verdict.read(trial_two.verdict)
+    assert said is not None and said.until == Length("batches", 100)
+    assert [path.name for path in sorted(trial.root.iterdir())][:1] == ["history-1.zip"]
+    heard = [
+        line["event"]["length"]["batches"]
+        for line in gather.Gathered(world.paths).decisions
+        if line["kind"] == "event" and line["event"].get("trial") == 1 and "length" in line["event"]
+    ]
+    assert heard == [10, 100]
+
+
+def test_an_archive_is_opened_once_for_all_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = sweep(tmp_path / "digits-7f3a").paths
+    for trial in paths.trials():
+        pack(trial, free)
+    packed._read.cache_clear()
+    opened: list[Path] = []
+    real = zipfile.ZipFile.__init__
+
+    def count(self: zipfile.ZipFile, file: Any, *args: Any, **kwargs: Any) -> None:
+        opened.append(file)
+        real(self, file, *args, **kwargs)
+
+    monkeypatch.setattr(zipfile.ZipFile, "__init__", count)
+    for _ in range(3):
+        assert [trials.standing(trial).attempts for trial in paths.trials()] == [2, 1, 2]
+    assert len(opened) == 3
+    views.status(paths)
+    assert len(opened) == 3 + 5  # and each attempt's journal
+    # damaged: nothing is known of it any more, but nobody fails, and nobody claims it anew
+    archive = packed.archive(paths.trial(1).root, 1)
+    archive.write_bytes(b"what is this")
+    assert in_force(paths.trial(1)) is None
+    assert json.dumps(views.status(paths))
