@@ -18,7 +18,7 @@ from hpcdet.jobs import create
 from hpcdet.schedulers import processes
 from hpcdet.schedulers.local_state import JobFolder, JobRecord, ProcessRecord, TaskRecord
 from hpcdet.site import Site, load
-from hpcdet.store import journal
+from hpcdet.store import journal, packed
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Closed, End, Verdict
 from hpcdet.store.trials import standing
@@ -361,13 +361,22 @@ def _end_local_job(job: JobFolder) -> None:
 def story(paths: ExperimentPaths) -> str:
     """All journals, records and logs as text: what a failed test prints."""
     parts = []
-    for path in sorted(paths.root.rglob("*")):
+    packed_away = {
+        trial.root / unit / name
+        for trial in paths.trials()
+        for archive in packed.archives(trial.root)
+        for unit, entries in archive.folders.items()
+        for name in entries
+    }
+    for path in sorted({*paths.root.rglob("*"), *packed_away}):
         where = path.relative_to(paths.root)
         if where.parts[0] in ("code", "provenance.json") or "checkpoints" in where.parts:
             continue
         if path.suffix == ".jsonl":
             lines = [json.dumps(line) for line in journal.read(path)]
             parts.append("\n".join([f"--- {where}", *lines[:20], *lines[20:][-20:]]))
-        elif path.suffix in (".log", ".json") and (text := path.read_text(errors="replace")):
-            parts.append(f"--- {where}\n{text[-3000:]}")
+        elif path.suffix in (".log", ".json"):
+            with contextlib.suppress(FileNotFoundError):  # the experiment may be alive
+                text = packed.read_bytes(path).decode(errors="replace")
+                parts.append(f"--- {where}\n{text[-3000:]}" if text else "")
     return "\n".join(parts)

@@ -28,6 +28,21 @@ def numbers(folder: Path, suffix: str = "") -> list[int]:
     return sorted(int(stem) for stem in stems if _NUMBER.fullmatch(stem))
 
 
+def inodes_of_trial(ranks: int, checkpoints: int, attempts: int = 0) -> int:
+    """Files and folders of one trial.
+
+    Args:
+        checkpoints: committed ones, each a folder with a manifest and a shard of each rank.
+        attempts: while it goes on; 0 once it has ended and these are packed.
+    """
+    of_checkpoints = 1 + checkpoints * (ranks + 2) if checkpoints else 0
+    if not attempts:
+        return 3 + of_checkpoints  # its folder, trial.json, the archive
+    controls = 1 + attempts
+    # folder, claim, journal, verdict, end, rendezvous, logs, the launcher's and the ranks'
+    return 3 + controls + attempts * (8 + ranks) + of_checkpoints
+
+
 @dataclass(frozen=True)
 class AttemptPaths:
     """``trials/0007/attempts/2``: the stretch of one trial inside one allocation."""
