@@ -782,6 +782,66 @@ def test_what_cannot_be_read_of_the_decisions_takes_no_term_again_and_again(
     assert chain.gap(world.paths) == ""
 
 
+NOBODY = {"submit_from_compute": False, "login_daemon": "forbidden"}
+
+
+def test_spares_wait_where_nobody_submits_later_and_start_only_for_work(tmp_path: Path) -> None:
+    search = {"max_concurrent_trials": 3, "max_trials": 3}
+    site = {"scheduler": "slurm", "capabilities": NOBODY}
+    world = World.make(tmp_path, Waves(3, 3), site, searcher=search, worker={"spares": 4})
+    play, home = world.play(), world.holder()
+    advance(world.paths, home)
+    home.close()
+    array, sentinel = world.scheduler.jobs.values()
+    assert (array.submission.tasks, array.submission.throttle) == (7, 3)
+    assert sentinel.submission.name == "paper-0001-1-sentinel"
+    assert Intent.read(world.paths.sentinel(1)).watches == "1"  # type: ignore[union-attr]
+    # a worker decides from here on, and can submit nothing
+    holder = dataclasses.replace(world.holder("worker"), submits=False)
+    one, two, three = (play.start("1", index) for index in range(3))
+    first, lost = play.claim(one), play.claim(two)
+    play.finish(play.claim(three))
+    later(world, holder)
+    # the third has nothing to do and leaves: no spare takes its place
+    assert world.scheduler.throttled == [("1", 2)]
+    play.leave(three)
+    play.vanish(two, TaskState.NODE_FAIL)
+    spare = play.start("1", 3)
+    turn = later(world, holder)
+    assert (end_of(lost), turn.wanted, turn.live) == ("node_fail", 2, (1,))
+    play.finish(play.claim(spare))
+    play.finish(first)
+    assert later(world, holder, 1).closed
+    assert len(world.scheduler.jobs) == 2
+    assert world.scheduler.live == [("1", 0), ("1", 3)]  # who see for themselves that it is over
+
+
+def test_where_nobody_submits_per_trial_there_is_a_task_for_each_trial(tmp_path: Path) -> None:
+    search = {"max_concurrent_trials": 2, "max_trials": 9}
+    site = {"capabilities": NOBODY, "limits": {"max_submit": 14}}
+    worker = {"mode": "per_trial"}
+    for limit, tasks in ((None, 2 + 7 + 2 * 5), (14, 13)):
+        site["limits"] = {"max_submit": limit}
+        made = tmp_path / str(limit)
+        world = World.make(made, Waves(9, 2), site, searcher=search, worker=worker)
+        advance(world.paths, world.holder())
+        [job] = world.scheduler.jobs.values()
+        assert (job.submission.tasks, job.submission.throttle) == (tasks, 2)
+
+
+def test_a_holder_that_cannot_submit_gives_way_now_and_then(tmp_path: Path) -> None:
+    world = World.make(tmp_path, site={"capabilities": NOBODY})
+    worker, home = dataclasses.replace(world.holder(), submits=False), world.holder()
+    assert advance(world.paths, worker).held
+    assert world.scheduler.live == []
+    assert not advance(world.paths, worker).held
+    assert advance(world.paths, home).held
+    assert world.scheduler.live
+    home.close()
+    world.clock.now += 30
+    assert advance(world.paths, worker).held
+
+
 class Rungs:
     """Two trials to 50 batches; both are paused there, and the better one goes on to 100."""
 

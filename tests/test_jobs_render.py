@@ -279,3 +279,39 @@ def test_a_users_defaults_become_directives_with_their_origin() -> None:
     assert site.view().directives == {"account": "mine", "partition": "long"}
     assert site.origins["directives.account"] == "$SBATCH_ACCOUNT"
     assert site.view("gpu").directives["partition"] == "gpu"
+
+
+def test_a_sentinel_is_small_and_where_its_workers_are(tmp_path: Path) -> None:
+    own = tmp_path / ".hpcdet" / "templates" / "slurm" / "worker.sbatch.j2"
+    own.parent.mkdir(parents=True, mode=0o700)
+    own.write_text(
+        '{% extends "shipped/slurm/worker.sbatch.j2" %}\n'
+        "{% block prologue %}\nsource /apps/init\n{{ super() }}{% endblock %}\n"
+    )
+    asked = ["--gres=gpu:4", "--exclusive", "-A project-7", "--constraint=a100"]
+    experiment = replace(EXPERIMENT, slurm=Slurm(sbatch_args=asked))
+    site = slurm(directives={"gpus-per-node": "{{ slots_per_node }}", "qos": "long"})
+    intent = replace(INTENT, name="digits-7f3a-1-sentinel", tasks=1, throttle=1, watches="812")
+    text = render(experiment, site, intent, ExperimentPaths(Path("/scratch/digits-7f3a")), {})
+    found = directives(text)
+    assert found.pop("comment") == INTENT.tag
+    assert found.pop("output") == "/scratch/digits-7f3a/jobs/0001.logs/%j.log"
+    assert found == {
+        "job-name": "digits-7f3a-1-sentinel",
+        "chdir": "/scratch/digits-7f3a",
+        "dependency": "afterany:812",
+        "nodes": "1",
+        "ntasks": "1",
+        "cpus-per-task": "1",
+        "mem": "1G",
+        "time": "0-00:15:00",
+        "partition": "gpu",
+        "account": "project-7",
+        "qos": "long",
+        "constraint": "a100",
+        "open-mode": "append",
+        "export": "NIL",
+    }
+    assert "source /apps/init" in text
+    assert "hpcdet.worker.sentinel /scratch/digits-7f3a --submission 1" in text
+    assert bash(text, "-n").returncode == 0

@@ -312,7 +312,9 @@ def test_cancel_and_throttle_leave_ended_jobs_alone(
     slurm.cancel("9", 3)
     slurm.throttle("9", 2)
     slurm.hasten("9", 3)
-    assert calls(tmp_path, "scancel") == ["scancel 9", "scancel 9_3"]
+    slurm.prune("9")
+    words = ["scancel 9", "scancel 9_3", "scancel --state=PENDING 9"]
+    assert calls(tmp_path, "scancel") == words
     assert calls(tmp_path, "scontrol") == [
         "scontrol update JobId=9 ArrayTaskThrottle=2",
         "scontrol update JobId=9_3 StartTime=now",

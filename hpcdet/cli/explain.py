@@ -101,7 +101,7 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
         yield _finding("pending", name, item["health_why"], hint)
     if item["health"] == "stalled":
         said = logs.of_jobs(gathered.paths)
-        next = f"hpcdet searcher start {name}"
+        next = gathered.sentinel.next if gathered.sentinel else f"hpcdet searcher start {name}"
         yield _finding("pending", name, item["health_why"], next, said)
 
 

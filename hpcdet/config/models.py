@@ -191,6 +191,8 @@ class Worker(Section):
     """A trial is not begun with less than this many seconds left in the allocation."""
     idle_s: float = Field(default=120, ge=0)
     """An allocation with nothing to do is given back after this many seconds."""
+    spares: int | None = Field(default=None, ge=0)
+    """Tasks that wait to replace ended ones where no job can be submitted later; null: enough."""
 
 
 class Environment(Section):

@@ -6,10 +6,11 @@ die at any instruction and the next one, by whomever, goes on as if nothing had 
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcdet.control import apply, closing, fleet, queueing
+from hpcdet.control import apply, closing, fleet, queueing, sentinels
 from hpcdet.control.decided import Plan
 from hpcdet.control.holder import Fenced, Holder
 from hpcdet.control.learn import learn, tell_failures
@@ -38,6 +39,9 @@ class Turn:
         state: state of the experiment as last recorded.
         actions: what was done, one line each, for people.
         blind: why the scheduler could not be asked; "" if it could.
+        live: submissions of which tasks wait or run.
+        busy: trials that run.
+        wanted: workers that there should be.
     """
 
     held: bool
@@ -45,6 +49,9 @@ class Turn:
     closed: bool = False
     actions: tuple[str, ...] = ()
     blind: str = ""
+    live: tuple[int, ...] = ()
+    busy: int = 0
+    wanted: int = 0
 
 
 def advance(paths: ExperimentPaths, holder: Holder) -> Turn:
@@ -61,8 +68,9 @@ def advance(paths: ExperimentPaths, holder: Holder) -> Turn:
         if not holder.begin():
             return Turn(False, actions=tuple(holder.actions))
         try:
-            _turn(holder)
+            turn = _turn(holder)
         except IntegrityError as error:
+            turn = Turn(True)
             holder.actions.append(str(error))
             _say(holder, "PAUSED", str(error), "files")
     except Fenced:
@@ -77,13 +85,21 @@ def advance(paths: ExperimentPaths, holder: Holder) -> Turn:
         raise
     closed = Closed.read(paths.closed)
     state = closed.state if closed else holder.decided.state[0]
-    turn = Turn(True, state, closed is not None, tuple(holder.actions), holder.watch.blind)
+    turn = dataclasses.replace(
+        turn,
+        state=state,
+        closed=closed is not None,
+        actions=tuple(holder.actions),
+        blind=holder.watch.blind,
+    )
     if closed is not None:
         holder.close()
+    elif holder.unmet:
+        holder.lend()
     return turn
 
 
-def _turn(holder: Holder) -> None:
+def _turn(holder: Holder) -> Turn:
     obey(holder)
     decided = holder.decided
     if not decided.started:
@@ -98,13 +114,15 @@ def _turn(holder: Holder) -> None:
     busy = sum(bool(standing.open_attempt) for standing in standings.values())
     if not busy and _is_over(holder, standings):
         _close(holder, seen)
-        return
+        return Turn(True)
     waits_for = queueing.waits_for(holder)
     _say_state(holder, seen, busy, waits_for)
-    if not waits_for:
-        _provide(holder, seen, standings, busy)
+    wanted = 0 if waits_for else _provide(holder, seen, standings, busy)
     queueing.tend(holder, seen)
     pack_ended(holder)
+    sentinels.post(holder, seen)
+    live = tuple(dict.fromkeys(place.submission for place in seen.live))
+    return Turn(True, live=live, busy=busy, wanted=wanted)
 
 
 def _is_over(holder: Holder, standings: dict[int, Standing]) -> bool:
@@ -132,10 +150,12 @@ def _close(holder: Holder, seen: Seen) -> None:
     if decided.state[0] != state:
         holder.record("state", state=state, why=why)
     fleet.cancel_all(holder, _waiting_jobs(seen))
+    fleet.prune(holder, seen)
     notify(holder, "end", "end", f"{state}: {why}")
     pack_ended(holder, closing=True)
     holder.fence()
     Closed(state, why, holder.lease.term, files.now()).write_once(holder.paths.closed)
+    sentinels.dismiss(holder)
     holder.actions.append(f"closed: {state}")
     _wake_followers(holder)
     # a trial that ends well keeps by the rules itself, but always its newest checkpoint
@@ -148,7 +168,7 @@ def _wake_followers(holder: Holder) -> None:
     """Turn the crank of those that waited for this end. They stay if it fails: best effort."""
     for follower in queueing.followers(holder.paths):
         try:
-            other = Holder.open(follower, "wake")
+            other = Holder.open(follower, "wake", submits=holder.submits)
             try:
                 advance(follower, other)
             finally:
@@ -210,12 +230,15 @@ def _say(holder: Holder, state: ExperimentState, why: str, by: str) -> None:
         notify(holder, f"stuck {decided.resumed_after} {why}", "stuck", why)
 
 
-def _provide(holder: Holder, seen: Seen, standings: dict[int, Standing], busy: int) -> None:
-    """Have the workers that the trials need; free what a pause or a cancel leaves idle."""
+def _provide(holder: Holder, seen: Seen, standings: dict[int, Standing], busy: int) -> int:
+    """Have the workers that the trials need; free what a pause or a cancel leaves idle.
+
+    Returns how many workers there should be.
+    """
     decided = holder.decided
     if decided.canceled or (decided.paused and not decided.alone):
         _free(holder, seen, busy)
-        return
+        return 0
     holder.unheeded_since = None
     waiting = [
         plan
@@ -225,7 +248,9 @@ def _provide(holder: Holder, seen: Seen, standings: dict[int, Standing], busy: i
     wanted, most = busy + len(waiting), fleet.concurrency(holder)
     outdated = _outdated(holder, seen, waiting)
     fleet.cancel_surplus(holder, outdated, len(outdated))
-    fleet.provide(holder, seen, (min(wanted, most) if most else wanted) + len(outdated))
+    wanted = min(wanted, most) if most else wanted
+    fleet.provide(holder, seen, wanted + len(outdated))
+    return wanted
 
 
 def _outdated(holder: Holder, seen: Seen, waiting: list[Plan]) -> list[Place]:
@@ -275,3 +300,4 @@ def _free(holder: Holder, seen: Seen, busy: int) -> None:
         fleet.cancel_all(holder, seen.live)
     else:
         fleet.cancel_all(holder, _waiting_jobs(seen))
+        fleet.prune(holder, seen)

@@ -8,13 +8,14 @@ happens once, wherever the process died that made it.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from hpcdet.control import ends
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Place, Seen
 from hpcdet.errors import HpcdetError, Unavailable
-from hpcdet.schedulers.base import PerHost, Refusal, SubmissionRefused, TaskState
+from hpcdet.schedulers.base import PerHost, Prunes, Refusal, SubmissionRefused, TaskState
 from hpcdet.store import files, overrides
 from hpcdet.store.records import Claim, End, Intent, Submitted, WorkerClaim, WorkerEnd
 
@@ -29,15 +30,19 @@ FRUITLESS = 5
 def provide(holder: Holder, seen: Seen, wanted: int) -> None:
     """Submit the workers that are missing, cancel the waiting ones that nobody needs.
 
-    Back-pressure of the scheduler is not an error: less is submitted, later.
+    Back-pressure of the scheduler is not an error: less is submitted, later. Where nobody can
+    submit once the user has gone home, spare tasks wait in each array.
 
     Raises:
         Fenced: the term ended meanwhile.
     """
     live = len(seen.live)
-    if live > wanted:
+    if live > wanted and not holder.hands.site.capabilities.nobody_submits:
         cancel_surplus(holder, seen.live, live - wanted)
-    _throttle(holder, seen)
+    _throttle(holder, seen, wanted)
+    if not holder.submits:
+        holder.unmet = live < wanted
+        return
     pending = list(_open_intents(holder))
     if not pending and live >= wanted:
         return
@@ -55,9 +60,9 @@ def provide(holder: Holder, seen: Seen, wanted: int) -> None:
                 return
             live += _settle(holder, new, wanted - live, fresh=True)
     except Unavailable as error:
-        _later(holder, error.what)
-    except _Later as later:
-        _later(holder, str(later))
+        later(holder, error.what)
+    except _Later as reason:
+        later(holder, str(reason))
 
 
 def cancel_all(holder: Holder, places: list[Place]) -> None:
@@ -75,7 +80,33 @@ def cancel_all(holder: Holder, places: list[Place]) -> None:
                 holder.written[key] = True
                 holder.actions.append(f"cancel job {job}")
     except Unavailable as error:
-        _later(holder, error.what)
+        later(holder, error.what)
+
+
+def prune(holder: Holder, seen: Seen) -> None:
+    """Cancel the tasks that wait of jobs of which others run: spares that nobody needs any more.
+
+    Raises:
+        Fenced: the term ended meanwhile.
+    """
+    scheduler = holder.hands.scheduler
+    running = {place.job for place in seen.live if place.phase == "running"}
+    waiting = [p for p in seen.live if p.phase == "pending" and p.job in running and p.job]
+    try:
+        for job in dict.fromkeys(place.job for place in waiting):
+            if ("prune", job) in holder.written:
+                continue
+            holder.fence()
+            if isinstance(scheduler, Prunes):
+                scheduler.prune(job)
+            else:
+                for place in waiting:
+                    if place.job == job:
+                        scheduler.cancel(job, place.index)
+            holder.written["prune", job] = True
+            holder.actions.append(f"cancel tasks of job {job} that wait")
+    except Unavailable as error:
+        later(holder, error.what)
 
 
 class _Later(Exception):
@@ -98,23 +129,33 @@ def cancel_surplus(holder: Holder, places: Iterable[Place], surplus: int) -> Non
                 holder.written[key] = True
                 holder.actions.append(f"cancel task {place.job}_{place.index}: not needed any more")
     except Unavailable as error:
-        _later(holder, error.what)
+        later(holder, error.what)
 
 
-def _throttle(holder: Holder, seen: Seen) -> None:
-    """Let as many tasks of each array run at once as shall now, where that has changed."""
+def _throttle(holder: Holder, seen: Seen, wanted: int) -> None:
+    """Let as many tasks of each array run at once as shall now, where that has changed.
+
+    Where there are spare tasks they must not start for nothing: as many as there is work for.
+    """
     if holder.hands.clock() < holder.throttled_until:
         return
+    spared = holder.hands.site.capabilities.nobody_submits
     most = concurrency(holder)
+    live = Counter(place.submission for place in seen.live if place.job)
+    left = max(1, wanted)
     try:
-        for number in dict.fromkeys(place.submission for place in seen.live if place.job):
+        for place, number in enumerate(live, 1):
             intent, submitted = holder.watch.submission(number)
-            if intent is not None and submitted is not None and submitted.job:
-                _throttle_job(
-                    holder, intent, submitted.job, min(intent.tasks, most or intent.tasks)
-                )
+            if intent is None or submitted is None or not submitted.job:
+                continue
+            share = min(intent.tasks, most or intent.tasks)
+            if spared:
+                mine = left if place == len(live) else min(left, live[number])
+                share = max(1, min(share, mine))
+                left = max(0, left - share)
+            _throttle_job(holder, intent, submitted.job, share)
     except Unavailable as error:
-        _later(holder, error.what)
+        later(holder, error.what)
 
 
 def _throttle_job(holder: Holder, intent: Intent, job: str, running: int) -> None:
@@ -141,14 +182,16 @@ def _open_intents(holder: Holder) -> Iterator[Intent]:
 def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
     """Decide on a new submission, as wide as the scheduler takes it."""
     limits, able = holder.hands.site.limits, holder.hands.scheduler.capabilities()
-    width = min(missing, holder.width, limits.max_array, able.max_array_tasks)
+    spared = spares(holder, missing)
+    width = min(missing + spared, holder.width, limits.max_array, able.max_array_tasks)
     for most in (limits.max_submit, able.max_submit):
         if most is not None:
-            width = min(width, most - live)
+            width = min(width, most - live - (1 if spared else 0))  # and one is the sentinel
     if not able.arrays:
         width = min(width, 1)
     if width < 1:
         raise _Later("as many jobs are queued as the site allows")
+    workers = min(missing, width)
     number = max(holder.paths.submissions(), default=0) + 1
     name = f"{holder.paths.id}-{number}"
     intent = Intent(
@@ -156,7 +199,7 @@ def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
         name=name,
         tag=f"hpcdet:{holder.paths.id}:{number}-{secrets.token_hex(4)}",
         tasks=width,
-        throttle=min(width, concurrency(holder) or width),
+        throttle=min(workers, concurrency(holder) or workers),
         term=holder.lease.term,
         exclude=_excluded(holder),
         script=str(holder.paths.script(number).relative_to(holder.paths.root)),
@@ -167,6 +210,7 @@ def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
         # once a worker has begun, what it was to begin after is over
         after=[] if any(holder.paths.workers()) else holder.decided.after,
         host=_host(holder),
+        spares=width - workers,
     )
     holder.record("intent", number=number, tasks=width, tag=intent.tag, exclude=intent.exclude)
     holder.fence()
@@ -250,10 +294,29 @@ def _halt(holder: Holder, why: str) -> None:
     holder.actions.append(f"paused: {why}")
 
 
-def _later(holder: Holder, why: str) -> None:
+def later(holder: Holder, why: str) -> None:
+    """Leave the scheduler in peace for a while."""
     wait = min(RETRY_S, max(1.0, holder.hands.site.limits.poll_min_s))
     holder.throttled_until = holder.hands.clock() + wait
     holder.actions.append(f"scheduler asked again later: {why}")
+
+
+def spares(holder: Holder, workers: int) -> int:
+    """How many tasks shall wait to replace some of so many workers.
+
+    Only where nobody can submit others later. Unless the config says how many: enough for each
+    worker to be replaced ``max_restarts`` times, and for a task of its own for each trial where
+    that is how they run.
+    """
+    resolved = holder.resolved
+    if not holder.hands.site.capabilities.nobody_submits:
+        return 0
+    if resolved.worker.spares is not None:
+        return resolved.worker.spares
+    again = workers * max(1, resolved.max_restarts)
+    if resolved.worker.mode == "per_trial":
+        again += max(0, resolved.searcher.max_trials - workers)
+    return again
 
 
 def concurrency(holder: Holder) -> int:

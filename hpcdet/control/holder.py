@@ -30,6 +30,10 @@ from hpcdet.store.records import Intent
 
 SWEEP_S = 120.0
 
+LEND_EVERY_S = 600.0
+LEND_S = 20.0
+"""A holder that cannot submit, and would have to, gives way so often and for so long."""
+
 Build = Callable[[ExperimentPaths, Intent, Resolved, Site], Submission]
 
 
@@ -95,6 +99,8 @@ class Holder:
     Attributes:
         kind: daemon, worker, wait, submit: who this is, for people.
         hold: submissions are prepared only, for a person to give to the scheduler.
+        submits: False where jobs cannot be submitted from: everything else is done.
+        unmet: this turn wanted a submission that it may not make.
         actions: what this turn has done, for journals of those who turn.
         throttled_until: by ``hands.clock``; the scheduler is not asked to take jobs before.
         unheeded_since: by ``hands.clock``; since when running trials are asked to leave.
@@ -106,6 +112,8 @@ class Holder:
     kind: str
     hands: Hands
     hold: bool = False
+    submits: bool = True
+    unmet: bool = False
     actions: list[str] = field(default_factory=list)
     throttled_until: float = 0.0
     width: int = 1 << 30
@@ -118,17 +126,20 @@ class Holder:
         self._chain: Chain | None = None
         self._decided: Decided | None = None
         self._unreadable = False
+        self._lends_at = self._lent_until = 0.0
         self._forget()
 
     @classmethod
-    def open(cls, paths: ExperimentPaths, kind: str, *, hold: bool = False) -> Holder:
+    def open(
+        cls, paths: ExperimentPaths, kind: str, *, hold: bool = False, submits: bool = True
+    ) -> Holder:
         """A holder for an experiment as its files say.
 
         Raises:
             ConfigError: the experiment's config or site cannot be read, or names a scheduler
                 or searcher that does not exist here.
         """
-        return cls(paths, kind, Hands.of(paths), hold)
+        return cls(paths, kind, Hands.of(paths), hold, submits)
 
     @property
     def name(self) -> str:
@@ -147,6 +158,9 @@ class Holder:
             IntegrityError: these cannot be read.
         """
         self.actions = []
+        self.unmet = False
+        if self.hands.clock() < self._lent_until:
+            return False
         if self._unreadable and (why := chain.gap(self.paths)):
             # no term for nothing: each leaves files behind, and others wait for its end
             self.actions.append(why)
@@ -196,6 +210,13 @@ class Holder:
         owed = [("action", {"action": codec.encode_action(a)}) for a in self.decided.owed]
         for line in self._chain.extend(owed) if owed else []:
             self.decided.take(line)
+
+    def lend(self) -> None:
+        """Let the lease go for a moment, now and then, for somebody who may submit to take it."""
+        now = self.hands.clock()
+        if now >= self._lends_at:
+            self._lends_at, self._lent_until = now + LEND_EVERY_S, now + LEND_S
+            self.close()
 
     def close(self) -> None:
         """Leave the lease to others; the next turn takes it again if it is free then."""

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 
 from hpcdet.control.holder import Holder
+from hpcdet.store.layout import ExperimentPaths
 
 LIMIT_S = 60.0
 
@@ -27,37 +29,50 @@ def notify(holder: Holder, event: str, kind: str, why: str) -> None:
         return
     holder.record("notify", event=event, why=why)
     holder.fence()
-    environment = {
-        **os.environ,
-        "HPCDET_EVENT": kind,
-        "HPCDET_EXPERIMENT": holder.paths.id,
-        "HPCDET_FOLDER": str(holder.paths.root),
-        "HPCDET_WHY": why,
-    }
-    argv = ["sh", "-c", wishes.command] if isinstance(wishes.command, str) else wishes.command
     try:
-        process = subprocess.Popen(
-            argv,
-            env=environment,
-            cwd=holder.paths.root,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        code = run_hook(holder.paths, wishes.command, kind, why, beat=holder.lease.beat)
     except OSError as error:
         holder.actions.append(f"hook for {event} failed: {error.strerror}")
         return
-    holder.actions.append(f"hook for {event}: exit {_wait(holder, process)}")
+    holder.actions.append(f"hook for {event}: exit {code}")
 
 
-def _wait(holder: Holder, process: subprocess.Popen[bytes]) -> int:
-    """Exit status; what is left after a minute is killed. The lease is kept meanwhile."""
+def run_hook(
+    paths: ExperimentPaths,
+    command: str | list[str],
+    kind: str,
+    why: str,
+    beat: Callable[[], None] = lambda: None,
+) -> int:
+    """Run a hook; its exit status. What is left after a minute is killed.
+
+    Args:
+        beat: called every second, to keep what must be kept meanwhile.
+
+    Raises:
+        OSError: it could not be started.
+    """
+    environment = {
+        **os.environ,
+        "HPCDET_EVENT": kind,
+        "HPCDET_EXPERIMENT": paths.id,
+        "HPCDET_FOLDER": str(paths.root),
+        "HPCDET_WHY": why,
+    }
+    process = subprocess.Popen(
+        ["sh", "-c", command] if isinstance(command, str) else command,
+        env=environment,
+        cwd=paths.root,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     until = time.monotonic() + LIMIT_S
     while time.monotonic() < until:
         try:
             return process.wait(1.0)
         except subprocess.TimeoutExpired:
-            holder.lease.beat()
+            beat()
     os.killpg(process.pid, signal.SIGKILL)
     return process.wait()

@@ -259,6 +259,7 @@ def _crank(site: Site) -> list[str]:
     if site.capabilities.submit_from_compute or site.capabilities.login_daemon == "allowed":
         return []
     return [
-        "at this site workers cannot submit and a searcher may not stay on a login node: when "
-        "jobs end early, the search waits until you run `hpcdet searcher run`"
+        "at this site workers cannot submit and a searcher may not stay on a login node: spare "
+        "tasks wait in the queue (worker.spares); once they are used up a sentinel job tells you, "
+        "and `hpcdet resume` submits more"
     ]

@@ -25,6 +25,10 @@ SHORT = {"a": "array", "J": "job-name", "o": "output", "e": "error", "D": "chdir
          "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "w": "nodelist"}  # fmt: skip
 
 
+SENTINEL_S = 900
+SENTINEL_MEMORY = "1G"
+"""What a sentinel gets: it reads files, and may have to wait for a dead holder's lease."""
+
 HETJOB = (":", "hetjob", "packjob", "--hetjob", "--packjob")
 """What parts of a job of several shapes are written with: our workers all have one shape."""
 
@@ -78,6 +82,47 @@ def collect(
         values.pop(name, None)
     values.update(parse(experiment.slurm.sbatch_args))
     return Options(values, frozenset(ours) | {"partition", "account", "qos", "time", "mem"})
+
+
+SIZES = frozenset({
+    "array", "nodes", "ntasks", "ntasks-per-node", "ntasks-per-core", "ntasks-per-gpu",
+    "ntasks-per-socket", "cpus-per-task", "cpus-per-gpu", "mem", "mem-per-cpu", "mem-per-gpu",
+    "gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "exclusive", "nodelist",
+    "exclude", "sockets-per-node", "cores-per-socket", "threads-per-core", "switches", "contiguous",
+    "time", "time-min", "signal", "requeue", "no-requeue", "hold",
+})  # fmt: skip
+"""What is asked for a worker's sake; a sentinel is small."""
+
+
+def of_sentinel(
+    experiment: Resolved,
+    view: PartitionView,
+    intent: Intent,
+    paths: ExperimentPaths,
+    *,
+    requeue: bool,
+    signal_lead_s: int,
+    expand: Callable[[str], str],
+) -> Options:
+    """Options of the job that runs after an array: where its workers do, but one small task.
+
+    Raises ConfigError as ``collect``.
+    """
+    given = collect(
+        experiment, view, intent, paths, requeue=requeue, signal_lead_s=signal_lead_s, expand=expand
+    )
+    small: dict[str, Value] = {
+        "dependency": f"afterany:{intent.watches}",
+        "nodes": 1,
+        "ntasks": 1,
+        "cpus-per-task": 1,
+        "mem": SENTINEL_MEMORY if given.values.get("mem") else None,
+        "time": duration(min(SENTINEL_S, view.max_walltime_s or SENTINEL_S)),
+        "output": str(given.values["output"]).replace("%A_%a", "%j"),
+    }
+    kept = {name: value for name, value in given.values.items() if name not in SIZES}
+    asked = {name: value for name, value in small.items() if name not in view.skip}
+    return Options({**kept, **asked}, given.known | set(small))
 
 
 def _ours(

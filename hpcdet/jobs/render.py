@@ -31,6 +31,7 @@ from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Intent
 
 _HETJOB = re.compile(r"^#SBATCH\s+(?:het|pack)job\b", re.MULTILINE)
+SENTINEL = "slurm/sentinel.sbatch.j2"
 TEMPLATES = {"slurm": "slurm/worker.sbatch.j2", "local": "local/worker.sh.j2"}
 
 
@@ -105,7 +106,7 @@ def render(
     """
     if site.scheduler not in TEMPLATES:
         raise ConfigError(f"there is no {site.scheduler} backend yet", where=f"site {site.name}")
-    name = TEMPLATES[site.scheduler]
+    name = SENTINEL if intent.watches else TEMPLATES[site.scheduler]
     record = _recorded(paths)
     folders = search_path(site) if record is None else [Path(path) for path in record["templates"]]
     jinja = engine(folders)
@@ -159,6 +160,7 @@ def variables(
     # before the experiment exists (`submit --dry-run`) there is nothing to wait for
     digest = config.digest(paths.config) if paths.config.exists() else ""
     place = [str(paths.root), "--submission", str(intent.number)]
+    collect = options.of_sentinel if intent.watches else options.collect
     return {
         **size,
         "experiment": {"id": paths.id, "root": str(paths.root), "closed": str(paths.closed)},
@@ -170,7 +172,7 @@ def variables(
             "throttle": intent.throttle,
             "logs": str(paths.job_log(intent.number)),
         },
-        "options": options.collect(
+        "options": collect(
             experiment,
             view,
             intent,
@@ -192,6 +194,7 @@ def variables(
         },
         "python": python,
         "worker": [python, "-m", "hpcdet.worker", *place, "--digest", digest],
+        "sentinel": [python, "-m", "hpcdet.worker.sentinel", *place],
         "again": [python, "-m", "hpcdet.worker.again", *place],
     }
 

@@ -26,7 +26,7 @@ def build(paths: ExperimentPaths, intent: Intent, experiment: Resolved, site: Si
     Doing it again gives the same files. Raises ConfigError as ``render.render``.
     """
     text = render(experiment, site, intent, paths)
-    script = paths.script(intent.number)
+    script = paths.sentinel_script(intent.number) if intent.watches else paths.script(intent.number)
     files.replace(script, text.encode(), SCRIPT_MODE)
     # a job whose output folder is missing fails at its start and leaves no word
     files.make_folder(paths.job_log(intent.number))

@@ -20,6 +20,7 @@ from hpcdet.store.records import (
     Control,
     End,
     Intent,
+    Stuck,
     Submitted,
     Trial,
     Verdict,
@@ -176,6 +177,12 @@ class Gathered:
             for n, intent in read
             if intent is not None
         ]
+
+    @cached_property
+    def sentinel(self) -> Stuck | None:
+        """What the sentinel of the newest submission found, if nobody was left to go on."""
+        submitted = [job.number for job in self.jobs if job.submitted and job.submitted.job]
+        return Stuck.read(self.paths.stuck(submitted[-1])) if submitted else None
 
     @cached_property
     def workers(self) -> list[GatheredWorker]:

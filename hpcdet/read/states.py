@@ -103,11 +103,15 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
     state, _ = experiment_state(gathered)
     if state in ENDED or state == "PAUSED":
         return {"health": "ok", "last_turn_s": age, "why": ""}
+    works = any(w.end is None and _is_fresh(w.paths.beat, now) for w in gathered.workers)
+    if (found := gathered.sentinel) is not None and not works:
+        why = f"{found.why}; next: {found.next}"
+        return {"health": "stalled", "last_turn_s": age, "why": why}
     if age is not None and age <= FRESH_S and (blind := _blind(gathered)):
         return {"health": "blind", "last_turn_s": age, "why": blind}
     if unreadable := chain.gap(gathered.paths):
         return {"health": "stalled", "last_turn_s": age, "why": unreadable}
-    if any(w.end is None and _is_fresh(w.paths.beat, now) for w in gathered.workers):
+    if works:
         return {"health": "ok", "last_turn_s": age, "why": ""}
     submitted = {j.number for j in gathered.jobs if j.submitted and j.submitted.job}
     seen = {w.paths.submission for w in gathered.workers}

@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcdet.read.gather import Gathered, GatheredAttempt, Line, gather
 from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import Stuck
 
 Event = dict[str, Any]
 Source = ExperimentPaths | Gathered
@@ -46,8 +47,12 @@ def _submissions(gathered: Gathered) -> Iterator[Event]:
         if job.submitted.error:
             yield _event(job.submitted.at, "refused", job.submitted.error)
         else:
-            tasks = f"{job.intent.tasks} worker{'s' if job.intent.tasks > 1 else ''}"
+            count, spares = job.intent.tasks - job.intent.spares, job.intent.spares
+            tasks = f"{count} worker{'s' if count > 1 else ''}"
+            tasks += f" and {spares} spare task{'s' if spares > 1 else ''}" if spares else ""
             yield _event(job.submitted.at, "submitted", f"job {job.submitted.job}: {tasks}")
+        if (found := Stuck.read(gathered.paths.stuck(job.number))) is not None:
+            yield _event(found.at, "stuck", f"{found.why}; next: {found.next}")
 
 
 def _workers(gathered: Gathered) -> Iterator[Event]:

@@ -174,6 +174,14 @@ class Hastens(Protocol):
 
 
 @runtime_checkable
+class Prunes(Protocol):
+    """A backend that can end all tasks of a job that wait by one call."""
+
+    def prune(self, job: str) -> None:
+        """End the tasks of a job that have not started. Raises Unavailable."""
+
+
+@runtime_checkable
 class PerHost(Protocol):
     """A backend that knows only the jobs of the machine it runs on."""
 

@@ -188,7 +188,14 @@ class SlurmScheduler:
 
     def cancel(self, job: str, index: int | None = None) -> None:
         """See ``base.Scheduler``."""
-        done = run(["scancel", job if index is None else f"{job}_{index}"])
+        self._cancel(job, job if index is None else f"{job}_{index}")
+
+    def prune(self, job: str) -> None:
+        """See ``base.Prunes``."""
+        self._cancel(job, "--state=PENDING", job)
+
+    def _cancel(self, job: str, *words: str) -> None:
+        done = run(["scancel", *words])
         if done.returncode != 0 and "Invalid job id" not in done.stderr:
             raise Unavailable(
                 f"scancel failed: {slurm_text.message(done.stderr)}", where=f"job {job}"

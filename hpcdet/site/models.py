@@ -73,6 +73,11 @@ class Capabilities(Model):
         description="a preempted job is reported as cancelled, and is not the user's doing",
     )
 
+    @property
+    def nobody_submits(self) -> bool:
+        """Whether nothing of an experiment's own may submit once its user has gone home."""
+        return not self.submit_from_compute and self.login_daemon == "forbidden"
+
 
 class Limits(Model):
     """Bounds that the scheduler or its operators set."""

@@ -94,11 +94,12 @@ class Distributed:
 
 @dataclass(frozen=True)
 class Worker:
-    """``worker``. Times in seconds."""
+    """``worker``. Times in seconds. ``spares``: None leaves it to ``control.fleet``."""
 
     mode: Literal["shared", "per_trial"] = "shared"
     min_segment_s: float = 300
     idle_s: float = 120
+    spares: int | None = None
 
 
 @dataclass(frozen=True)

@@ -229,6 +229,20 @@ class ExperimentPaths:
     def script(self, submission: int) -> Path:
         return self.root / "scripts" / f"{submission:04d}.sh"
 
+    def sentinel(self, submission: int) -> Path:
+        """The job that runs once all tasks of a submission have ended (``records.Intent``)."""
+        return self.root / "jobs" / f"{submission:04d}.sentinel.json"
+
+    def sentinel_submitted(self, submission: int) -> Path:
+        return self.root / "jobs" / f"{submission:04d}.sentinel.submitted.json"
+
+    def sentinel_script(self, submission: int) -> Path:
+        return self.root / "scripts" / f"{submission:04d}.sentinel.sh"
+
+    def stuck(self, submission: int) -> Path:
+        """Written by the sentinel that found nobody left (``records.Stuck``)."""
+        return self.root / "jobs" / f"{submission:04d}.stuck.json"
+
     def job_log(self, submission: int) -> Path:
         """Pattern-free folder where the scheduler puts the batch scripts' output."""
         return self.root / "jobs" / f"{submission:04d}.logs"

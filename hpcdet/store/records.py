@@ -230,6 +230,8 @@ class Intent(Record):
         held: in the queue, but kept from starting until it is released.
         after: ids of jobs that have to end well before its tasks start.
         host: where it was intended; a scheduler of one machine knows only its own jobs.
+        spares: how many of the tasks are there to replace others that end.
+        watches: of a sentinel: the job after whose end it runs.
     """
 
     number: int
@@ -246,6 +248,8 @@ class Intent(Record):
     held: bool = False
     after: list[str] = field(default_factory=list)
     host: str = ""
+    spares: int = 0
+    watches: str = ""
 
 
 @dataclass(frozen=True)
@@ -264,6 +268,18 @@ class Submitted(Record):
 Verb = Literal[
     "cancel", "pause", "resume", "retry", "tag", "set", "hold", "release", "after", "follow"
 ]
+
+
+@dataclass(frozen=True)
+class Stuck(Record):
+    """``jobs/0001.stuck.json``: the sentinel of a submission found nobody left who could go on.
+
+    ``next`` is the command that helps.
+    """
+
+    why: str
+    next: str
+    at: str = ""
 
 
 @dataclass(frozen=True)

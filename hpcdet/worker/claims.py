@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import time
 from collections.abc import Iterator
 
 from hpcdet.jobs.launch import Allocation
@@ -82,6 +84,18 @@ def attempts_of(paths: ExperimentPaths, worker: WorkerPaths) -> Iterator[Attempt
 def may_take(worker: WorkerPaths, stands: Standing) -> bool:
     """Whether a trial may run now, and in such an allocation."""
     return stands.state == "runnable" and stands.since <= worker.submission
+
+
+def is_silent(paths: ExperimentPaths, longer_s: float) -> bool:
+    """Whether a worker with an open attempt has not beaten for so many seconds."""
+    for worker in paths.workers():
+        if worker.end.exists():
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            old = time.time() - worker.beat.stat().st_mtime > longer_s
+            if old and any(not attempt.end.exists() for attempt in attempts_of(paths, worker)):
+                return True
+    return False
 
 
 def next_attempt(

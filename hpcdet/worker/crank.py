@@ -19,7 +19,10 @@ _AFTER_ERROR_S = 30.0
 
 
 class Crank:
-    """Turns it every few seconds, if nobody else holds the lease and this site lets workers submit.
+    """Turns it every few seconds, if nobody else holds the lease.
+
+    Where workers cannot submit this is the login daemon's business; without one, they do all but
+    the submitting.
 
     The scheduler is not asked more often for that: its answers are shared by all processes of
     the user (``schedulers.polling``).
@@ -31,7 +34,10 @@ class Crank:
     def __init__(self, paths: ExperimentPaths, site: Site, log: journal.Writer) -> None:
         self._paths = paths
         self._log = log
-        self._allowed = site.capabilities.submit_from_compute
+        can = site.capabilities
+        self._submits = can.submit_from_compute
+        # where nobody submits once the user has gone home, workers decide all the same
+        self._allowed = can.submit_from_compute or can.nobody_submits
         self.every_s = min(_LOOK_S, max(_LOCAL_S, site.limits.poll_min_s))
         self._ttl_s = site.lease_ttl_s
         self._next = 0.0
@@ -48,7 +54,7 @@ class Crank:
         self._next = time.monotonic() + self.every_s
         try:
             if self._holder is None:
-                self._holder = controller.Holder.open(self._paths, "worker")
+                self._holder = controller.Holder.open(self._paths, "worker", submits=self._submits)
             turn = controller.advance(self._paths, self._holder)
         except Exception:
             traceback.print_exc(file=sys.stderr)

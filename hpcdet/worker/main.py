@@ -100,7 +100,8 @@ class Worker:
                 return "time"
             attempt = claims.next_attempt(self.paths, self.me, self.allocation)
             if attempt is None:
-                if time.monotonic() - idle_since > self.experiment.worker.idle_s:
+                idle = time.monotonic() - idle_since > self.experiment.worker.idle_s
+                if idle and not self._awaits_the_lost():
                     return "idle"
                 # seldom on a cluster: many workers look through the same folders
                 self.notices.wait(self.crank.every_s)
@@ -109,6 +110,14 @@ class Worker:
             idle_since = time.monotonic()
             if why := self._leave_after(end.reason):
                 return why
+
+    def _awaits_the_lost(self) -> bool:
+        """Whether a trial will be free once its worker is believed dead, and nobody else is sent.
+
+        A task that leaves before that is lost for nothing where no others can be submitted.
+        """
+        can = self.site.capabilities
+        return can.nobody_submits and claims.is_silent(self.paths, 4 * BEAT_S)
 
     def _leave_after(self, reason: Reason) -> str:
         self._launch_failures = self._launch_failures + 1 if reason == "launch_failed" else 0

@@ -1,0 +1,110 @@
+"""A small job behind each array, where nothing can be submitted once the user has gone home.
+
+It runs when all tasks of the array have ended, and tells the user if the experiment has not
+(``worker.sentinel``). It is submitted as workers are: an intent, a tag, and the id after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+
+from hpcdet.control import fleet
+from hpcdet.control.holder import Holder
+from hpcdet.control.watch import Seen
+from hpcdet.errors import HpcdetError, Unavailable
+from hpcdet.schedulers.base import SubmissionRefused
+from hpcdet.store import files, overrides
+from hpcdet.store.records import Intent, Submitted
+
+SCHEDULERS = frozenset({"slurm"})
+"""Those that can run a job after all tasks of an array have ended."""
+
+
+def post(holder: Holder, seen: Seen) -> None:
+    """Have one behind each array of which tasks may live.
+
+    Raises:
+        Fenced: the term ended meanwhile.
+    """
+    site = holder.hands.site
+    if not site.capabilities.nobody_submits or site.scheduler not in SCHEDULERS:
+        return
+    if not holder.submits or holder.hold or holder.hands.clock() < holder.throttled_until:
+        return
+    live = {place.submission for place in seen.live}
+    over = {place.submission for place in seen.places} - live
+    try:
+        for number in holder.paths.submissions():
+            _, submitted = holder.watch.submission(number)
+            if number not in over and submitted is not None and submitted.job:
+                _post(holder, number, submitted.job)
+    except Unavailable as error:
+        fleet.later(holder, error.what)
+
+
+def dismiss(holder: Holder) -> None:
+    """Take those of an experiment that is over out of the queue; one that runs sees for itself."""
+    if holder.kind == "sentinel":
+        return
+    for number in holder.paths.submissions():
+        submitted = Submitted.read(holder.paths.sentinel_submitted(number))
+        if submitted is not None and submitted.job:
+            with contextlib.suppress(Unavailable):
+                holder.hands.scheduler.cancel(submitted.job)
+
+
+def _post(holder: Holder, number: int, job: str) -> None:
+    done = holder.paths.sentinel_submitted(number)
+    if ("sentinel", number) in holder.written:
+        return
+    if Submitted.read(done) is None:
+        scheduler, path = holder.hands.scheduler, holder.paths.sentinel(number)
+        intent, found = Intent.read(path), None
+        if intent is None:
+            intent = _intent(holder, number, job)
+            holder.fence()
+            if not intent.write_once(path):
+                return  # of a former holder; the next turn finds out what became of it
+        else:
+            found = scheduler.find(intent.name, intent.tag)
+        record = Submitted(found, scheduler.name, at=files.now()) if found else None
+        record = record or _submit(holder, intent)
+        record.write_once(done)
+        holder.actions.append(f"sentinel of job {job}: job {record.job or record.error}")
+    holder.written["sentinel", number] = True
+
+
+def _intent(holder: Holder, number: int, job: str) -> Intent:
+    id = holder.paths.id
+    return Intent(
+        number=number,
+        name=f"{id}-{number}-sentinel",
+        tag=f"hpcdet:{id}:{number}-sentinel-{secrets.token_hex(4)}",
+        tasks=1,
+        throttle=1,
+        term=holder.lease.term,
+        script=str(holder.paths.sentinel_script(number).relative_to(holder.paths.root)),
+        overrides=holder.decided.overrides,
+        at=files.now(),
+        watches=job,
+    )
+
+
+def _submit(holder: Holder, intent: Intent) -> Submitted:
+    """What came of it. Without a sentinel the search goes on as well."""
+    scheduler = holder.hands.scheduler
+    try:
+        resolved = overrides.lay(holder.hands.resolved, intent.overrides)
+        submission = holder.hands.build(holder.paths, intent, resolved, holder.hands.site)
+        holder.fence()
+        return Submitted(scheduler.submit(submission), scheduler.name, at=files.now())
+    except SubmissionRefused as refused:
+        if refused.refusal.kind != "invalid":
+            raise Unavailable(refused.refusal.message) from None
+        why = refused.refusal.message
+    except Unavailable:
+        raise
+    except HpcdetError as error:
+        why = str(error)
+    return Submitted("", scheduler.name, why, files.now())
