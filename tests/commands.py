@@ -54,6 +54,7 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         "HPCDET_ROOT": root,
         "HPCDET_LOCAL_STATE": tmp_path / "local-state",
         "XDG_CONFIG_HOME": tmp_path / "no-config",
+        "XDG_CACHE_HOME": tmp_path / "cache",
         "COLUMNS": 80,
     }.items():
         monkeypatch.setenv(name, str(value))

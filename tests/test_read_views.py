@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from hpcdet.errors import NotFound
 from hpcdet.read import find, gather, index, logs, series, states, views
+from hpcdet.read.tables import TABLES
 from hpcdet.store import lease, records
 from hpcdet.units import Length
 from tests.builders import Builder, put, sweep
@@ -299,10 +300,16 @@ def test_labels_change_with_commands(swept: Builder) -> None:
 
 
 def test_a_moved_folder_says_the_same(swept: Builder, tmp_path: Path) -> None:
-    before = index.tables(swept.paths)
+    def tables() -> list[Any]:
+        index.rebuild(swept.paths)
+        return [index.query(swept.paths, f"select * from {name}") for name in TABLES]
+
+    before = tables()
     (tmp_path / "elsewhere").mkdir()
     moved = swept.paths.root.rename(tmp_path / "elsewhere" / swept.paths.id)
-    assert index.tables(find.experiment(str(moved), tmp_path)) == before
+    swept.paths = find.experiment(str(moved), tmp_path)
+    assert index.differences(swept.paths) == []
+    assert tables() == before
 
 
 # -- index -------------------------------------------------------------------------------
@@ -337,10 +344,9 @@ def test_the_index_gives_the_same_answers_and_is_rebuilt_alike(
 
     def answers() -> tuple[Any, ...]:
         index.rebuild(built.paths)
-        metrics = (
-            index.query(built.paths, "select * from metrics where not superseded order by trial, n")
-            if views.metrics(built.paths)
-            else []
+        metrics = index.query(
+            built.paths,
+            "select * from metrics where not superseded order by trial, attempt, n",
         )
         best = index.query(built.paths, "select trial, best from v_leaderboard limit 1")
         return metrics, best

@@ -12,15 +12,38 @@ from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import settings
 from hpcdet.errors import IntegrityError
 from hpcdet.read import find
+from hpcdet.store.layout import ExperimentPaths
 
 
-@click.group("index", short_help="Rebuild the SQLite index, or say where it is.")
+@click.group("index", short_help="Update or rebuild the SQLite index, or say where it is.")
 def index_command() -> None:
     """An experiment as SQLite tables, derived from its files; it may be deleted at any time.
 
     \b
-    Example: sqlite3 $(hpcdet index rebuild @last) 'select * from v_leaderboard'
+    Example: sqlite3 $(hpcdet index update @last) 'select * from v_leaderboard'
     """
+
+
+def _chosen(ids: Sequence[str]) -> list[ExperimentPaths]:
+    return [r.paths for r in references(ids)] if ids else find.experiments(settings().root)
+
+
+@index_command.command("update")
+@ids_argument(required=False)
+def update(ids: Sequence[str]) -> None:
+    """Bring the index of experiments (all, without ID) up to date; prints where they are.
+
+    Only what is new is read. Where an experiment cannot be written, its index is on this host.
+
+    \b
+    Example: sqlite3 $(hpcdet index update @last) 'select * from v_waste'
+    """
+    from hpcdet.read import index
+
+    for paths in _chosen(ids):
+        with busy(f"indexing {paths.id}"):
+            file = index.update(paths)
+        click.echo(str(file))
 
 
 @index_command.command("rebuild")
@@ -33,8 +56,7 @@ def rebuild(ids: Sequence[str]) -> None:
     """
     from hpcdet.read import index
 
-    found = [r.paths for r in references(ids)] if ids else find.experiments(settings().root)
-    for paths in found:
+    for paths in _chosen(ids):
         with busy(f"indexing {paths.id}"):
             file = index.rebuild(paths)
         click.echo(str(file))
@@ -56,10 +78,10 @@ def check(id: str) -> None:
     if stale:
         raise IntegrityError(
             f"not what the files say: {', '.join(stale)}",
-            where=str(paths.index),
-            hint=f"hpcdet index rebuild {paths.id}",
+            where=str(index.place(paths)),
+            hint=f"hpcdet index update {paths.id}",
         )
-    settings().note(f"{paths.index} is what the files say")
+    settings().note(f"{index.place(paths)} is what the files say")
 
 
 @index_command.command("snapshot")
@@ -82,9 +104,11 @@ def snapshot(id: str, file: Path) -> None:
 @index_command.command("path")
 @id_argument()
 def path(id: str) -> None:
-    """Where the index of an experiment is, or would be.
+    """Where the index of an experiment is, or would be after an update.
 
     \b
     Example: hpcdet index path digits-7f3a
     """
-    click.echo(str(find.experiment(id, settings().root).index))
+    from hpcdet.read import index
+
+    click.echo(str(index.place(find.experiment(id, settings().root))))

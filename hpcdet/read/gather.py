@@ -62,15 +62,24 @@ class GatheredAttempt:
         return (line for line in self.lines if line["kind"] in kinds)
 
     @cached_property
+    def heard(self) -> str:
+        """When its journal told something last; "" if never."""
+        return str(self.lines[-1]["t"]) if self.lines else ""
+
+    @cached_property
+    def reached(self) -> int | None:
+        """Batches the trial had trained as far as the journal tells."""
+        return max((at for line in self.lines if (at := batches(line)) is not None), default=None)
+
+    @property
     def position(self) -> int | None:
         """Batches the trial had trained when last heard of; None if it never began."""
-        reached = [_batches(line) for line in self.lines]
-        if self.verdict is not None:
-            reached.append(self.verdict.batches)
-        return max((at for at in reached if at is not None), default=None)
+        said = [self.reached, self.verdict.batches if self.verdict is not None else None]
+        return max((at for at in said if at is not None), default=None)
 
 
-def _batches(line: Line) -> int | None:
+def batches(line: Line) -> int | None:
+    """How far a trial had come at a line of its journal, where the line says it."""
     for key in ("batches", "step"):
         value = line.get(key)
         if isinstance(value, int):

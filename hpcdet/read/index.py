@@ -1,73 +1,83 @@
 """``index.sqlite``: an experiment as tables, for SQL and Datasette; derived, never the truth.
 
-It is built in a temporary file on a local disk and replaces the old one at once: SQLite over
-network file systems is not safe for writers, and readers open what never changes.
-
     experiments  trials  hyperparameters  attempts  metrics  checkpoints  events  jobs
     v_leaderboard  v_attempts  v_waste
+
+It also remembers how far each journal was read, and how each trial's files looked: an update
+opens only what is new, and gives the same tables as making it anew.
+
+SQLite over network file systems is not safe for writers. So it is written on a disk of this
+host, by one process at a time, and what comes of that replaces ``index.sqlite`` at once;
+readers open what never changes. Where the experiment cannot be written, it stays on this host.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import json
+import os
+import secrets
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import NotFound
-from hpcdet.read import gather, series, views
-from hpcdet.store import files
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.read import local, recall, tables
+from hpcdet.read.gather import Gathered, GatheredTrial, Line
+from hpcdet.store import chain, files
+from hpcdet.store.layout import ExperimentPaths, TrialPaths
 
-SCHEMA = 1
+__all__ = ["differences", "place", "query", "rebuild", "snapshot", "update"]
+
+SCHEMA = 2
+_PIECE = 1 << 20
 
 Row = dict[str, Any]
 
-_VIEWS = {
-    "v_leaderboard": """
-        select t.experiment, t.trial, t.state, t.best, t.best_step, t.steps, t.restarts,
-               t.hyperparameters_json
-        from trials t join experiments e on e.id = t.experiment
-        where t.best is not null
-        order by case when e.smaller_is_better then t.best else -t.best end
-    """,
-    "v_attempts": """
-        select experiment, reason, count(*) as attempts, sum(duration_s) as duration_s
-        from attempts group by experiment, reason order by attempts desc
-    """,
-    "v_waste": """
-        select a.experiment, a.trial, a.attempt, a.reason, a.steps - b.from_step as lost_steps
-        from attempts a join attempts b
-        on b.experiment = a.experiment and b.trial = a.trial and b.attempt = a.attempt + 1
-        where a.steps > b.from_step
-    """,
-}
 
-_KEYS: dict[str, tuple[str, ...]] = {
-    "experiments": ("id",),
-    "trials": ("experiment", "trial"),
-    "hyperparameters": ("experiment", "trial", "name"),
-    "attempts": ("experiment", "trial", "attempt"),
-    "metrics": ("experiment", "trial", "grp", "step", "name", "n"),
-    "checkpoints": ("experiment", "trial", "name"),
-    "events": ("experiment", "n"),
-    "jobs": ("experiment", "number"),
-}
+def update(paths: ExperimentPaths) -> Path:
+    """Bring the index of an experiment up to date; returns where it is (see ``place``).
+
+    Raises:
+        Unavailable: this host has no folder for it that is only the user's.
+        OSError: it cannot be written there.
+    """
+    with _working_copy(paths) as file:
+        try:
+            _bring_up_to_date(file, paths)
+        except sqlite3.DatabaseError:  # damaged by whatever: it is derived
+            _remove(file)
+            _bring_up_to_date(file, paths)
+        if _version(file) != _version(paths.index) and os.access(paths.root, os.W_OK):
+            files.replace(paths.index, _pieces(file))
+        return place(paths)
 
 
 def rebuild(paths: ExperimentPaths) -> Path:
-    """Build the index of an experiment from its files; returns where it is."""
-    snapshot(paths, paths.index)
+    """Build the index of an experiment from nothing but its files; returns where it is."""
+    with _working_copy(paths) as file:
+        _remove(file)
+        _bring_up_to_date(file, paths)
+        files.replace(paths.index, _pieces(file))
     return paths.index
+
+
+def place(paths: ExperimentPaths) -> Path:
+    """Where the index is, or would be: in the experiment, or where that cannot be written, here."""
+    if os.access(paths.root, os.W_OK):
+        return paths.index
+    here = _local(paths)
+    return here if here.is_file() or not paths.index.is_file() else paths.index
 
 
 def snapshot(paths: ExperimentPaths, to: Path) -> None:
     """Build the index of an experiment from its files at ``to``, replacing what is there."""
     with _built(paths) as file:
-        files.replace(to, file.read_bytes())
+        files.replace(to, _pieces(file))
 
 
 def differences(paths: ExperimentPaths) -> list[str]:
@@ -76,107 +86,13 @@ def differences(paths: ExperimentPaths) -> list[str]:
     Raises:
         NotFound: there is no index.
     """
-    if not paths.index.is_file():
+    present = place(paths)
+    if not present.is_file():
         hint = f"make it: hpcdet index rebuild {paths.id}"
-        raise NotFound("there is no index", where=str(paths.index), hint=hint)
+        raise NotFound("there is no index", where=str(present), hint=hint)
+    names = (*tables.TABLES, *tables.VIEWS)
     with _built(paths) as file:
-        return [name for name in (*_KEYS, *_VIEWS) if _all(paths.index, name) != _all(file, name)]
-
-
-def _all(file: Path, name: str) -> list[Row] | None:
-    """Every row of a table or view; None if it is not there or cannot be read."""
-    try:
-        return _query(file, f"select * from {name}")
-    except sqlite3.DatabaseError:
-        return None
-
-
-@contextmanager
-def _built(paths: ExperimentPaths) -> Iterator[Path]:
-    """The index made anew, for as long as the context lasts."""
-    import sqlite_utils
-
-    with tempfile.TemporaryDirectory(prefix="hpcdet-index-") as folder:
-        file = Path(folder) / "index.sqlite"
-        db = sqlite_utils.Database(file)
-        for name, rows in tables(paths).items():
-            db.table(name).insert_all(rows, pk=_KEYS[name], alter=True)
-        for name, sql in _VIEWS.items():
-            if all(db[table].exists() for table in _tables_of(sql)):
-                db.create_view(name, sql)
-        db.execute(f"pragma user_version = {SCHEMA}")
-        db.close()
-        yield file
-
-
-def _tables_of(sql: str) -> list[str]:
-    return [name for name in _KEYS if f" {name} " in sql.replace("\n", " ")]
-
-
-def tables(paths: ExperimentPaths) -> dict[str, list[Row]]:
-    """The rows of every table; equal files give equal rows."""
-    gathered = gather.gather(paths)
-    status = views.status(gathered)
-    name = gathered.id
-    own = {"experiment": name}
-    # how long ago somebody turned the crank is true of a moment, not of the experiment
-    passing = ("trials", "best", "last_turn_s", "health", "health_why", "workers", "path")
-    trials = status["trials"]
-    return {
-        "experiments": [_flat({k: v for k, v in status.items() if k not in passing})],
-        "trials": [_flat({**own, **{k: v for k, v in t.items() if k != "id"}}) for t in trials],
-        "hyperparameters": [
-            {**own, "trial": t["trial"], "name": key, "value_json": json.dumps(value)}
-            for t in trials
-            for key, value in sorted(t["hyperparameters"].items())
-        ],
-        "attempts": [
-            _flat({**own, **{k: v for k, v in a.items() if k not in ("id", "log")}})
-            for a in views.attempts(gathered)
-        ],
-        "metrics": [_metric(name, n, row) for n, row in enumerate(_metrics(gathered))],
-        "checkpoints": [
-            _flat({**own, **{k: v for k, v in c.items() if k != "path"}})
-            for c in views.checkpoints(gathered, deleted=True)
-        ],
-        "events": [{**own, "n": n, **e} for n, e in enumerate(views.events(gathered))],
-        "jobs": [
-            _flat({**own, **{k: v for k, v in j.items() if k != "script"}})
-            for j in views.jobs(gathered)
-        ],
-    }
-
-
-def _metrics(gathered: gather.Gathered) -> Iterable[Row]:
-    return views.metrics(gathered, superseded=True)
-
-
-def _metric(experiment: str, n: int, row: Row) -> Row:
-    """``value`` is null for what is no number; ``value_json`` always holds what was reported."""
-    return {
-        "experiment": experiment,
-        "trial": row["trial"],
-        "grp": row["group"],
-        "step": row["step"],
-        "name": row["name"],
-        "n": n,
-        "value": series.number(row["value"]),
-        "value_json": json.dumps(row["value"]),
-        "time": row["time"],
-        "attempt": row["attempt"],
-        "superseded": int(row["superseded"]),
-    }
-
-
-def _flat(row: Row) -> Row:
-    """Lists and maps as JSON, in a column that says so."""
-    flat: Row = {}
-    for key, value in row.items():
-        if isinstance(value, dict | list):
-            flat[f"{key}_json"] = json.dumps(value, sort_keys=True)
-        else:
-            flat[key] = value
-    return flat
+        return [name for name in names if _all(present, name) != _all(file, name)]
 
 
 def query(paths: ExperimentPaths, sql: str) -> list[Row]:
@@ -185,7 +101,16 @@ def query(paths: ExperimentPaths, sql: str) -> list[Row]:
     Raises:
         sqlite3.Error: the index is not there, or the query is wrong.
     """
-    return _query(paths.index, sql)
+    return _query(place(paths), sql)
+
+
+def _all(file: Path, name: str) -> list[Row] | None:
+    """Every row of a table or view; None if it is not there or cannot be read."""
+    order = ", ".join(f'"{key}"' for key in tables.TABLES[name].keys) if name[:2] != "v_" else "1"
+    try:
+        return _query(file, f"select * from {name} order by {order}")
+    except sqlite3.DatabaseError:
+        return None
 
 
 def _query(file: Path, sql: str) -> list[Row]:
@@ -195,3 +120,262 @@ def _query(file: Path, sql: str) -> list[Row]:
         return [dict(row) for row in db.execute(sql)]
     finally:
         db.close()
+
+
+@contextlib.contextmanager
+def _built(paths: ExperimentPaths) -> Iterator[Path]:
+    """The index made anew, for as long as the context lasts."""
+    with tempfile.TemporaryDirectory(prefix="index-", dir=local.folder("index")) as folder:
+        file = Path(folder) / "index.sqlite"
+        _bring_up_to_date(file, paths)
+        yield file
+
+
+# -- the working copy ------------------------------------------------------------------------
+
+
+def _local(paths: ExperimentPaths) -> Path:
+    where = hashlib.sha256(os.fsencode(paths.root.resolve())).hexdigest()[:16]
+    return local.folder("index") / f"{paths.id}.{where}.sqlite"
+
+
+@contextlib.contextmanager
+def _working_copy(paths: ExperimentPaths) -> Iterator[Path]:
+    """The copy on this host, ours alone; where another host knows more, its copy."""
+    file = _local(paths)
+    fd = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, files.FILE_MODE)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if _version(file) != _version(paths.index) and _newer(paths.index, file):
+            _remove(file)
+            files.replace(file, _pieces(paths.index))
+        yield file
+    finally:
+        os.close(fd)
+
+
+def _newer(one: Path, other: Path) -> bool:
+    try:
+        return not other.exists() or one.stat().st_mtime > other.stat().st_mtime
+    except FileNotFoundError:
+        return False
+
+
+def _remove(file: Path) -> None:
+    """Remove a database and what SQLite may have left of a transaction that was killed."""
+    file.unlink(missing_ok=True)
+    file.with_name(f"{file.name}-journal").unlink(missing_ok=True)
+
+
+def _version(file: Path) -> str:
+    """A word that every change replaces; "" if there is no index that can be read."""
+    try:
+        rows = _query(file, "select value_json from remembered where key = 'version'")
+    except sqlite3.Error:
+        return ""
+    return str(rows[0]["value_json"]) if rows else ""
+
+
+def _pieces(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as source:
+        while piece := source.read(_PIECE):
+            yield piece
+
+
+# -- one update ------------------------------------------------------------------------------
+
+
+def _bring_up_to_date(file: Path, paths: ExperimentPaths) -> None:
+    db = sqlite3.connect(file, isolation_level=None)
+    try:
+        file.chmod(files.FILE_MODE)
+        db.execute("pragma synchronous = normal")
+        [version] = db.execute("pragma user_version").fetchone()
+        if version != SCHEMA or _identity(db) != paths.id:
+            _empty(db, paths)
+        db.execute("begin immediate")
+        _Update(db, paths).run()
+        db.execute("commit")
+    finally:
+        db.close()
+
+
+def _identity(db: sqlite3.Connection) -> str:
+    [[count]] = db.execute("select count(*) from sqlite_master where name = 'remembered'")
+    row = count and db.execute("select value_json from remembered where key = 'id'").fetchone()
+    return str(row[0]) if row else ""
+
+
+def _empty(db: sqlite3.Connection, paths: ExperimentPaths) -> None:
+    """Make all tables, without a row, instead of whatever is there."""
+    import sqlite_utils
+
+    kinds = ("view", "table")
+    for kind in kinds:
+        found = db.execute("select name from sqlite_master where type = ?", (kind,)).fetchall()
+        for [name] in found:
+            db.execute(f'drop {kind} "{name}"')
+    made = sqlite_utils.Database(db)
+    for name, table in tables.TABLES.items():
+        made.table(name).create(dict(table.columns), pk=table.keys)
+    made.table("metrics").create_index(["trial", "grp", "step", "name"])
+    made.table("journals").create({"journal": str, "offset": int, "n": int, "crc": str}, "journal")
+    made.table("remembered").create({"key": str, "signature": str, "value_json": str}, pk="key")
+    for name, sql in tables.VIEWS.items():
+        made.create_view(name, sql)
+    db.execute("insert into remembered values ('id', '', ?)", (paths.id,))
+    db.execute(f"pragma user_version = {SCHEMA}")
+
+
+class _Update:
+    """One update, inside one transaction."""
+
+    def __init__(self, db: sqlite3.Connection, paths: ExperimentPaths) -> None:
+        self.db = db
+        self.paths = paths
+        self.changed = False
+        self.metric = Gathered(paths).config.searcher.metric
+
+    def run(self) -> None:
+        known = [trial.number for trial in self.paths.trials()]
+        self._forget_all_but(known)
+        trials: list[GatheredTrial] = []
+        fresh: list[int] = []
+        for number in known:
+            memory, new = self._trial(self.paths.trial(number))
+            trials.append(recall.RecalledTrial(self.paths.trial(number), memory))
+            if new:
+                fresh.append(number)
+        gathered = recall.Recalled(self.paths, trials, self._decisions())
+        whole = tables.of_experiment(gathered)
+        if self._differs("experiment", whole["experiments"]):
+            fresh = known  # it may be over, and with it trials that never ended
+        for name, rows in tables.of_trials(gathered, fresh).items():
+            for number in fresh:
+                self.db.execute(f"delete from {name} where trial = ?", (number,))
+            self._insert(name, rows)
+        for name, rows in whole.items():
+            if self._differs(name, rows):
+                self.db.execute(f"delete from {name}")
+                self._insert(name, rows)
+        if self.changed or fresh:
+            self._remember("version", "", secrets.token_hex(8))
+
+    def _trial(self, paths: TrialPaths) -> tuple[recall.TrialMemory, bool]:
+        """What is known of a trial now, and whether something of it is new."""
+        key = f"trials/{paths.number}"
+        looks = recall.signature(paths)
+        row = self._recalled(key)
+        before = recall.TrialMemory.decode(row[1]) if row else None
+        if before is not None and row and row[0] == looks:
+            return before, False
+        known = {one.number for one in before.attempts} if before else set()
+        memory, news = recall.read_trial(paths, before, looks, self.metric)
+        gone = known - {one.attempt for one in news}
+        self._metrics(paths.number, news, gone)
+        for number in gone:
+            self._unmark(paths.attempt(number).journal)
+        for one in memory.attempts:
+            self._mark(paths.attempt(one.number).journal, one.mark)
+        self._remember(key, looks, memory.encode())
+        return memory, True
+
+    def _metrics(self, trial: int, news: list[recall.News], gone: set[int]) -> None:
+        """Add the rows of new lines; the highest attempt's newest row of a value counts."""
+        void = gone | {one.attempt for one in news if not one.same}
+        for attempt in sorted(void):
+            where = "trial = ? and attempt = ?"
+            self.db.execute(f"delete from metrics where {where}", (trial, attempt))
+        rows: list[tuple[Any, ...]] = []
+        for one in news:
+            count = one.before
+            for line in one.lines:
+                if line["kind"] == "metrics":
+                    found = list(tables.of_line(self.paths.id, trial, one.attempt, line, count))
+                    rows += found
+                    count += len(found)
+        self._insert("metrics", rows)
+        only = ""
+        if not void:
+            names = list(tables.TABLES["metrics"].columns)
+            at = [names.index(name) for name in ("grp", "step", "name")]
+            self.db.execute("create temp table if not exists touched (grp, step, name)")
+            self.db.execute("delete from touched")
+            values = {tuple(row[i] for i in at) for row in rows}
+            self.db.executemany("insert into touched values (?, ?, ?)", values)
+            only = "and (grp, step, name) in (select grp, step, name from touched)"
+        self.db.execute(
+            f"""
+            update metrics set superseded = exists (
+                select 1 from metrics later
+                where later.trial = metrics.trial and later.grp = metrics.grp
+                and later.step = metrics.step and later.name = metrics.name
+                and (later.attempt, later.n) > (metrics.attempt, metrics.n)
+            ) where trial = ? {only}
+            """,
+            (trial,),
+        )
+
+    def _decisions(self) -> list[Line]:
+        read: dict[Path, list[Line]] = {}
+        for path in recall.decision_paths(self.paths):
+            key = f"decisions/{path.name}"
+            row = self._recalled(key)
+            memory = recall.TermMemory.decode(row[1]) if row else recall.TermMemory()
+            if memory.read(path):
+                self._mark(path, memory.mark)
+                self._remember(key, "", memory.encode())
+            read[path] = memory.lines
+        return chain.read(self.paths, lambda path: read.get(path, []))
+
+    def _forget_all_but(self, trials: list[int]) -> None:
+        """Trials whose folder is gone, and journals of terms that are."""
+        keys = {f"trials/{number}" for number in trials}
+        keys |= {f"decisions/{path.name}" for path in recall.decision_paths(self.paths)}
+        like = "key like 'trials/%' or key like 'decisions/%'"
+        found = self.db.execute(f"select key from remembered where {like}").fetchall()
+        for [key] in found:
+            if key in keys:
+                continue
+            self.changed = True
+            self.db.execute("delete from remembered where key = ?", (key,))
+            if key.startswith("decisions/"):
+                self._unmark(self.paths.root / key)
+            else:
+                number = int(key.partition("/")[2])
+                self._unmark(self.paths.trial(number).root / "%")
+                for name in (*tables.OF_A_TRIAL, "metrics"):
+                    self.db.execute(f"delete from {name} where trial = ?", (number,))
+
+    def _differs(self, key: str, rows: list[tuple[Any, ...]]) -> bool:
+        """Whether rows are not those of the last update."""
+        digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+        row = self._recalled(f"rows/{key}")
+        if row is not None and row[0] == digest:
+            return False
+        self._remember(f"rows/{key}", digest, "")
+        self.changed = True
+        return True
+
+    def _insert(self, name: str, rows: list[tuple[Any, ...]]) -> None:
+        places = ", ".join("?" * len(tables.TABLES[name].columns))
+        self.db.executemany(f"insert into {name} values ({places})", rows)
+
+    def _recalled(self, key: str) -> tuple[str, str] | None:
+        sql = "select signature, value_json from remembered where key = ?"
+        row: tuple[str, str] | None = self.db.execute(sql, (key,)).fetchone()
+        return row
+
+    def _remember(self, key: str, signature: str, value: str) -> None:
+        self.db.execute(
+            "insert or replace into remembered values (?, ?, ?)", (key, signature, value)
+        )
+
+    def _unmark(self, path: Path) -> None:
+        name = str(path.relative_to(self.paths.root))
+        self.db.execute("delete from journals where journal like ?", (name,))
+
+    def _mark(self, path: Path, mark: recall.Mark) -> None:
+        name = str(path.relative_to(self.paths.root))
+        row = (name, mark.offset, mark.n, mark.crc)
+        self.db.execute("insert or replace into journals values (?, ?, ?, ?)", row)

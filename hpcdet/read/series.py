@@ -7,7 +7,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from hpcdet.read.gather import Gathered, GatheredTrial, gather
+from hpcdet.read.gather import Gathered, GatheredTrial, Line, gather
 from hpcdet.store import records
 from hpcdet.store.layout import ExperimentPaths
 
@@ -62,17 +62,22 @@ def _of_trial(trial: GatheredTrial) -> list[Row]:
 def _written(trial: GatheredTrial) -> Iterator[Row]:
     for attempt in trial.attempts:
         for line in attempt.of_kind("metrics"):
-            for name, value in line["metrics"].items():
-                yield {
-                    "trial": trial.number,
-                    "group": line["group"],
-                    "step": line["step"],
-                    "name": name,
-                    "value": value,
-                    "time": line["t"],
-                    "attempt": attempt.number,
-                    "units": line.get("units", {}),
-                }
+            yield from told(trial.number, attempt.number, line)
+
+
+def told(trial: int, attempt: int, line: Line) -> Iterator[Row]:
+    """The rows in one line of metrics, without ``superseded``."""
+    for name, value in line["metrics"].items():
+        yield {
+            "trial": trial,
+            "group": line["group"],
+            "step": line["step"],
+            "name": name,
+            "value": value,
+            "time": line["t"],
+            "attempt": attempt,
+            "units": line.get("units", {}),
+        }
 
 
 def along(source: Source, rows: Iterable[Row], axis: Axis) -> list[Row]:

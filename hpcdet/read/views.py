@@ -191,7 +191,7 @@ def _attempt(gathered: Gathered, attempt: GatheredAttempt) -> View:
         "exit_code": end.exit_code if end else None,
         "error": (end.error if end else "") or (attempt.verdict.error if attempt.verdict else ""),
         "duration_s": seconds(started, ended),
-        "last_heard": attempt.lines[-1]["t"] if attempt.lines else "",
+        "last_heard": attempt.heard,
         "log": packed.where(attempt.paths.log(0)),
     }
 

@@ -7,12 +7,16 @@ decided. Following these records back from the newest term gives the one list th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import IntegrityError
 from hpcdet.store import journal
 from hpcdet.store.journal import Line
 from hpcdet.store.layout import ExperimentPaths, numbers
+
+Read = Callable[[Path], list[Line]]
 
 
 def gap(paths: ExperimentPaths) -> str:
@@ -27,14 +31,17 @@ def gap(paths: ExperimentPaths) -> str:
     return ""
 
 
-def read(paths: ExperimentPaths) -> list[Line]:
+def read(paths: ExperimentPaths, lines: Read = journal.read) -> list[Line]:
     """All accepted records, in order. Each line has ``term`` beside its own ``n``.
+
+    Args:
+        lines: reads a term's journal, for who remembers what it has read.
 
     What is not visible yet is left out at the end: the result is always a prefix of the truth,
     or a list that ends in the middle of a term that a later one has accepted.
     """
-    lines, _, _ = _history(paths, below=None)
-    return lines
+    found, _, _ = _history(paths, below=None, read=lines)
+    return found
 
 
 class Chain:
@@ -85,7 +92,9 @@ class Chain:
         self._writer.close()
 
 
-def _history(paths: ExperimentPaths, below: int | None) -> tuple[list[Line], int, int]:
+def _history(
+    paths: ExperimentPaths, below: int | None, read: Read = journal.read
+) -> tuple[list[Line], int, int]:
     """Accepted lines of the terms under ``below``, and the newest of these with its length.
 
     With ``below`` the caller is going to build on them, so that a gap is an error.
@@ -97,7 +106,7 @@ def _history(paths: ExperimentPaths, below: int | None) -> tuple[list[Line], int
     accepted: int | None = None
     while terms:
         term = terms.pop()
-        lines = journal.read(paths.decisions(term))[:accepted]
+        lines = read(paths.decisions(term))[:accepted]
         if accepted is not None and len(lines) < accepted and below is not None:
             raise IntegrityError(
                 f"record {len(lines) + 1} of {accepted} cannot be read",

@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,11 @@ def link_once(temporary: Path, path: Path) -> bool:
     return made
 
 
-def replace(path: Path, data: bytes, mode: int = FILE_MODE) -> None:
-    """Put new contents in place of the old ones; readers see the one or the other."""
+def replace(path: Path, data: bytes | Iterable[bytes], mode: int = FILE_MODE) -> None:
+    """Put new contents, at once or in pieces, in place of the old ones.
+
+    Readers see the one or the other.
+    """
     temporary = _write_temporary(path, data, mode)
     try:
         os.replace(temporary, path)
@@ -115,13 +118,14 @@ def _temporary(path: Path, data: bytes, mode: int) -> Iterator[Path]:
             os.unlink(temporary)
 
 
-def _write_temporary(path: Path, data: bytes, mode: int) -> Path:
+def _write_temporary(path: Path, data: bytes | Iterable[bytes], mode: int) -> Path:
     make_folder(path.parent)
     nonce = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     temporary = path.parent / f".{path.name}.{nonce}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        write_all(fd, data)
+        for piece in (data,) if isinstance(data, bytes) else data:
+            write_all(fd, piece)
         os.fsync(fd)
     except BaseException:
         with contextlib.suppress(OSError):

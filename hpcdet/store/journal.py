@@ -55,12 +55,14 @@ class Reader:
     Attributes:
         offset: bytes accepted so far.
         n: sequence number of the last accepted line.
+        last: where that line begins.
         damaged: a complete line was not what was written; nothing behind it is read.
     """
 
     path: Path
     offset: int = 0
     n: int = 0
+    last: int = 0
     damaged: bool = False
 
     def read(self) -> list[Line]:
@@ -84,6 +86,7 @@ class Reader:
                 self.damaged = True
                 return
             self.n += 1
+            self.last = self.offset
             self.offset += len(raw)
             yield line
 

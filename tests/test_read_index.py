@@ -1,0 +1,316 @@
+"""The index: brought up to date it is what it would be if made from nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpcdet.errors import Unavailable
+from hpcdet.read import index, local, tables, views
+from hpcdet.store import journal
+from hpcdet.store.records import Command
+from tests.builders import AttemptBuilder, Builder, TrialBuilder, put, sweep
+from tests.commands import Cli
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def everything(file: Path) -> dict[str, list[Any]]:
+    db = sqlite3.connect(f"file:{file}?mode=ro&immutable=1", uri=True)
+    try:
+        names = (*tables.TABLES, *tables.VIEWS, "journals")
+        return {name: sorted(map(repr, db.execute(f"select * from {name}"))) for name in names}
+    finally:
+        db.close()
+
+
+# -- any interleaving --------------------------------------------------------------------
+
+WORDS = [
+    *("update", "update", "trial", "attempt", "progress", "checkpoint", "sweep"),
+    *("half", "end", "fail", "stop", "tag", "job", "close"),
+    *("event", "term", "damage", "vanish", "move", "lose", "touch"),
+]
+STEPS = st.lists(
+    st.one_of(
+        st.sampled_from(WORDS),
+        st.tuples(
+            st.sampled_from(["training", "validation"]),
+            st.integers(0, 4),
+            st.sampled_from(["loss", "validation_loss"]),
+            st.one_of(st.floats(width=16), st.sampled_from(["Infinity", [1, 2]])),
+            st.integers(0, 3),
+        ),
+    ),
+    min_size=10,
+    max_size=50,
+)
+
+
+class Play:
+    """An experiment to which one thing after the other happens."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.built = Builder(root / "digits-7f3a")
+        self.term = 0
+        self.trials: list[TrialBuilder] = []
+        self.attempts: list[AttemptBuilder] = []
+        self.do("trial")
+        self.do("attempt")
+
+    def do(self, what: Any) -> None:
+        built = self.built
+        if isinstance(what, tuple):
+            group, step, name, value, whose = what
+            self.attempts[whose % len(self.attempts)].metrics(group, step, **{name: value})
+            return
+        trial, attempt = (self.trials or [None])[-1], (self.attempts or [None])[-1]
+        match what:
+            case "update":
+                index.update(built.paths)
+            case "trial":
+                self.trials.append(built.trial(hidden=len(self.trials)))
+            case "attempt" if trial:
+                self.attempts.append(trial.attempt())
+            case "progress" if attempt:
+                attempt.line("progress", batches=len(self.attempts) * 50)
+            case "checkpoint" if attempt:
+                attempt.checkpoint(100 * (1 + len(list(attempt.trial.checkpoints.glob("*")))))
+            case "sweep" if trial:
+                shutil.rmtree(trial.paths.checkpoints, ignore_errors=True)
+            case "half" if attempt:  # which its writer takes back, or completes
+                with attempt.paths.journal.open("ab") as file:
+                    file.write(b'{"n":7,"t":"2026')
+                index.update(built.paths)
+                with attempt.paths.journal.open("ab") as file:
+                    file.truncate(file.tell() - 16)
+            case "end" if attempt:
+                attempt.end("preempted")
+            case "fail" if attempt:
+                attempt.end("user_error", error="ValueError: no")
+            case "stop" if trial:
+                trial.control("stop", why="enough")
+            case "tag":
+                seq = len(list(built.paths.commands.glob("*"))) + 1
+                put(built.paths.command(seq), Command("tag", 0, {"add": [f"t{seq}"]}))
+            case "job":
+                built.worker(built.job() % 3)
+            case "close":
+                built.close("CANCELED", "canceled by its user")
+            case "event":
+                self._decide("event", event={})
+                self._decide("state", state="RUNNING", why=f"{self.term}", by="")
+            case "term":  # which does not accept the last word of the former one
+                self._decide("state", state="PAUSED", why="never accepted", by="x")
+                lines = journal.read(built.paths.decisions(self.term))
+                accepts = {"term": self.term, "n": len(lines) - 1}
+                self.term += 1
+                self._append("term", number=self.term, holder="x", accepts=accepts)
+            case "damage" if attempt:
+                with attempt.paths.journal.open("ab") as file:
+                    file.write(b"{}\n")
+            case "vanish" if len(self.trials) > 1:
+                gone = self.trials.pop()
+                shutil.rmtree(gone.paths.root)
+                self.attempts = [a for a in self.attempts if a.trial != gone.paths]
+            case "move":  # the same bytes in other files
+                shutil.copytree(built.paths.root, self.root / "copy")
+                shutil.rmtree(built.paths.root)
+                (self.root / "copy").rename(built.paths.root)
+            case "lose":
+                built.paths.index.unlink(missing_ok=True)
+            case "touch" if attempt:  # another journal of the same length
+                text = attempt.paths.journal.read_bytes()
+                line = journal.encode(1, "start", {"world": 2, "checkpoint": "", "batches": 0}, "t")
+                if text:
+                    attempt.paths.journal.write_bytes(line)
+
+    def _decide(self, kind: str, **fields: Any) -> None:
+        if not self.term:
+            self.term = 1
+            self._append("term", number=1, holder="x", accepts={"term": 0, "n": 0})
+        self._append(kind, **fields)
+
+    def _append(self, kind: str, **fields: Any) -> None:
+        with journal.Writer(self.built.paths.decisions(self.term)) as writer:
+            writer.append(kind, **fields)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=STEPS)
+def test_updates_at_any_time_give_what_a_rebuild_gives(
+    steps: list[Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = Path(tempfile.mkdtemp(dir=tmp_path_factory.getbasetemp()))
+    play = Play(root)
+    for step in steps:
+        play.do(step)
+    paths = play.built.paths
+    index.update(paths)
+    updated = everything(paths.index)
+    assert index.differences(paths) == []
+    index.snapshot(paths, root / "fresh.sqlite")
+    assert everything(root / "fresh.sqlite") == updated
+    rows = index.query(paths, "select * from metrics order by trial, attempt, n")
+    told = views.metrics(paths, superseded=True)
+    assert [(r["trial"], r["attempt"], r["step"], r["name"], r["superseded"]) for r in rows] == [
+        (t["trial"], t["attempt"], t["step"], t["name"], t["superseded"]) for t in told
+    ]
+    shown = [(t["state"], t["steps"], t["best"], t["restarts"]) for t in views.trials(paths)]
+    columns = "state, steps, best, restarts"
+    rows = index.query(paths, f"select {columns} from trials order by trial")
+    assert [tuple(row.values()) for row in rows] == shown
+    shutil.rmtree(root)
+
+
+# -- what is read ------------------------------------------------------------------------
+
+
+def test_an_update_reads_what_is_new_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = sweep(tmp_path / "digits-7f3a", ended=False)
+    last = built.trial().attempt()
+    for step in range(200):
+        last.metrics("training", step, loss=0.5)
+    read: list[tuple[str, int]] = []
+    reading = journal.Reader.read
+
+    def counted(self: journal.Reader) -> list[journal.Line]:
+        lines = reading(self)
+        read.append((str(self.path.relative_to(built.paths.root)), len(lines)))
+        return lines
+
+    monkeypatch.setattr(journal.Reader, "read", counted)
+    index.update(built.paths)
+    assert sum(n for _, n in read) > 200
+    read.clear()
+    index.update(built.paths)
+    assert all("trials" not in path for path, _ in read)
+    version = built.paths.index.stat()
+    read.clear()
+    last.metrics("validation", 200, validation_loss=0.05)
+    index.update(built.paths)
+    assert [(p, n) for p, n in read if "trials" in p] == [
+        ("trials/0004/attempts/1/journal.jsonl", 2)
+    ]
+    assert built.paths.index.stat().st_ino != version.st_ino
+    [best] = index.query(built.paths, "select trial, best from v_leaderboard limit 1")
+    assert best == {"trial": 4, "best": 0.05}
+    version = built.paths.index.stat()
+    index.update(built.paths)
+    assert built.paths.index.stat().st_ino == version.st_ino  # nothing was new
+
+
+# -- where it is -------------------------------------------------------------------------
+
+
+def test_it_is_written_on_a_disk_of_this_host_and_carried_on_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = sweep(tmp_path / "digits-7f3a")
+    opened: list[str] = []
+    connect = sqlite3.connect
+
+    def noted(name: Any, *args: Any, **more: Any) -> sqlite3.Connection:
+        opened.append(str(name))
+        return connect(name, *args, **more)
+
+    monkeypatch.setattr(sqlite3, "connect", noted)
+    index.rebuild(built.paths)
+    index.update(built.paths)
+    folder = local.folder("index")
+    writable = [name for name in opened if "mode=ro" not in name]
+    assert writable and all(Path(name).is_relative_to(folder) for name in writable)
+    [copy] = folder.glob("*.sqlite")
+    assert (
+        stat.S_IMODE(copy.stat().st_mode) == 0o600 and stat.S_IMODE(folder.stat().st_mode) == 0o700
+    )
+    assert copy.read_bytes() == built.paths.index.read_bytes()
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another-host"))
+    made: list[str] = []
+    monkeypatch.setattr(index, "_empty", lambda *_: made.append("from nothing"))
+    built.trial().attempt().metrics("validation", 1, validation_loss=0.01)
+    index.update(built.paths)
+    assert not made and index.differences.__name__
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
+    assert index.differences(built.paths) == []
+    copy = index._local(built.paths)
+    copy.write_bytes(b"this is no database" * 100)
+    os.utime(built.paths.index, (0, 0))
+    index.update(built.paths)
+    assert index.differences(built.paths) == []
+
+
+def test_a_folder_of_somebody_else_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = local.folder("index")
+    assert folder.is_relative_to(tmp_path)
+    folder.chmod(0o770)
+    with pytest.raises(Unavailable, match="somebody else"):
+        local.folder("index")
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n"
+        f"tmpfs {tmp_path}/a\\040b tmpfs rw 0 0\n"
+    )
+    assert local.is_shared(tmp_path / "c", mounts)
+    assert not local.is_shared(tmp_path / "a b" / "c", mounts)
+    assert not local.is_shared(tmp_path.parent, mounts)
+
+
+def test_updates_at_once_wait_for_each_other_and_a_killed_one_leaves_no_trace(
+    tmp_path: Path,
+) -> None:
+    built = sweep(tmp_path / "digits-7f3a")
+    index.update(built.paths)
+    built.trial().attempt().metrics("validation", 1, validation_loss=0.01)
+    script = (
+        "import os, pathlib, hpcdet.read.index as i\n"
+        "from hpcdet.store.layout import ExperimentPaths\n"
+        "i._Update._decisions = lambda self: os._exit(9)\n"  # after the trials were written
+        f"i.update(ExperimentPaths(pathlib.Path({str(built.paths.root)!r})))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], check=False, timeout=120)
+    assert ended.returncode == 9
+    threads = [threading.Thread(target=index.update, args=(built.paths,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert index.differences(built.paths) == []
+
+
+def test_the_verbs_of_the_index(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = sweep(cli.root / "digits-7f3a", ended=False)
+    file = cli("index", "update", "digits").out.strip()
+    assert file == str(built.paths.index) == cli("index", "path", "digits").out.strip()
+    assert cli("index", "check", "digits").code == 0
+    built.trial().attempt()
+    assert "trials" in cli("index", "check", "digits", code=9).err
+    assert cli("index", "update").out.strip() == file
+    cli("index", "check", "digits")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as on a folder of a colleague
+    here = Path(cli("index", "update", "digits").out.strip())
+    assert here.is_relative_to(local.folder("index"))
+    assert here == Path(cli("index", "path", "digits").out.strip())
