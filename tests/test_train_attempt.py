@@ -216,3 +216,57 @@ def test_a_rehearsal_finds_what_would_fail(tmp_path: Path) -> None:
     tried = ranks.call("--test", str(tmp_path / "EXP"))
     assert tried.code == 1
     assert "failed while training and saving: RuntimeError: not today" in tried.output
+
+
+SLOW_VALIDATION = """    def evaluate_full_dataset(self, loader):
+        import time
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            time.sleep(0.1)
+        return {"validation_loss": 1.0}
+"""
+
+IMPATIENT = """
+import datetime, torch.distributed.distributed_c10d as c10d
+c10d.default_pg_timeout = datetime.timedelta(seconds=1)
+"""
+
+
+def test_the_others_wait_for_a_rank_as_long_as_it_lives(tmp_path: Path) -> None:
+    """A validation by rank 0 alone takes longer than collectives take to time out by default."""
+    code = LINE[: LINE.index("    def evaluate_batch")] + SLOW_VALIDATION
+    group = "torch.distributed.group.WORLD._get_backend(torch.device('cpu'))"
+    endless = f"import datetime; assert {group}.options._timeout > datetime.timedelta(days=100)"
+    trial = ranks.experiment(
+        tmp_path / "EXP",
+        code=IMPATIENT + code.replace("WHAT", endless),
+        hparams={"global_batch_size": 10},
+        entrypoint="model_def:LineTrial",
+        ranks=2,
+        until=1,
+    )
+    attempt = ranks.run(trial, 2)
+    assert verdict_of(attempt).verdict == "done", attempt.log()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_busy_by_itself_ends_soon_after_another_was_killed(
+    tmp_path: Path, victim: int
+) -> None:
+    """No launcher is there to end it, and it waits in no collective that could fail."""
+    busy = f"""
+        import time
+        from hpcdet.train import lifeline
+        lifeline.GRACE_S = 0.1
+        while batch_idx == 1:
+            open(f"{tmp_path}/busy-{{self.context.distributed.rank}}", "w").close()
+            time.sleep(0.05)
+"""
+    trial = line(tmp_path / "EXP", busy, ranks=2)
+    with ranks.start(trial, 2) as attempt:
+        attempt.wait_for(lambda: len(list(tmp_path.glob("busy-*"))) == 2)
+        attempt.signal(signal.SIGKILL, victim)
+        codes = attempt.wait()
+    assert codes[1 - victim] == 75, attempt.log()
+    assert "other ranks of this trial are gone" in attempt.log()
+    assert attempt.verdict() is None

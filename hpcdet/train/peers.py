@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from hpcdet.train.lifeline import NEVER
 from hpcdet.train.ranks import Ranks
 
 T = TypeVar("T")
@@ -21,7 +22,7 @@ class Peers:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         # of its own, so that nothing here is ever queued behind a gradient
-        self._group = dist.new_group(backend="gloo") if ranks.world > 1 else None
+        self._group = dist.new_group(backend="gloo", timeout=NEVER) if ranks.world > 1 else None
 
     def barrier(self) -> None:
         """Return once every rank is here."""

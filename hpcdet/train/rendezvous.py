@@ -22,11 +22,12 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.store import files
+from hpcdet.train.lifeline import NEVER, Lifeline, tie
 from hpcdet.train.ranks import Ranks
 
 PATIENCE_S = 300.0
 _LOOPBACK = "127.0.0.1"
-_COLLECTIVE_PATIENCE = timedelta(minutes=30)
+_lifeline: Lifeline | None = None
 
 
 def meet(ranks: Ranks, meeting: Path | None, backend: str = "auto") -> None:
@@ -58,27 +59,34 @@ def meet(ranks: Ranks, meeting: Path | None, backend: str = "auto") -> None:
                 where="environment",
                 hint="submit with hpcdet, use torchrun, or set MASTER_ADDR and MASTER_PORT",
             )
-        dist.init_process_group(kind, timeout=_COLLECTIVE_PATIENCE)
+        dist.init_process_group(kind, timeout=NEVER)  # that launcher ends all if one is lost
         return
-    store = _host(ranks, meeting) if ranks.chief else _visit(ranks, meeting)
+    global _lifeline
+    store, host = _host(ranks, meeting) if ranks.chief else _visit(ranks, meeting)
+    _lifeline = tie(ranks, store, host, PATIENCE_S)
     _pick_interface(ranks, store)
     dist.init_process_group(
         kind,
         store=PrefixStore("hpcdet", store),
         rank=ranks.rank,
         world_size=ranks.world,
-        timeout=_COLLECTIVE_PATIENCE,
+        timeout=NEVER,
     )
 
 
 def leave() -> None:
-    """Take the process group down, if there is one."""
+    """Take the process group down, if there is one; the other ranks may go on without this one."""
+    global _lifeline
+    if _lifeline is not None:
+        _lifeline.leave()
+        _lifeline = None
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
 
 
-def _host(ranks: Ranks, meeting: Path) -> TCPStore:
+def _host(ranks: Ranks, meeting: Path) -> tuple[TCPStore, str]:
+    """Rank 0's store, and the address it listens on."""
     # where all ranks share a node, nobody outside it can connect
     interface = _LOOPBACK if ranks.local_world == ranks.world else "0.0.0.0"
     listener = socket.create_server((interface, 0), backlog=2 * ranks.world)
@@ -94,16 +102,17 @@ def _host(ranks: Ranks, meeting: Path) -> TCPStore:
     name = socket.gethostname()
     where = {"host": name, "addresses": _addresses(name), "port": store.port, "schema": 1}
     files.replace(meeting, files.canonical(where))
-    return store
+    return store, interface
 
 
-def _visit(ranks: Ranks, meeting: Path) -> TCPStore:
+def _visit(ranks: Ranks, meeting: Path) -> tuple[TCPStore, str]:
+    """Rank 0's store, and where rank 0 is reached."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         where = _published(meeting)
         host = where and _reachable(where["host"], where["addresses"], where["port"])
         if where and host:
-            return TCPStore(
+            store = TCPStore(
                 host,
                 where["port"],
                 world_size=ranks.world,
@@ -111,6 +120,7 @@ def _visit(ranks: Ranks, meeting: Path) -> TCPStore:
                 wait_for_workers=False,
                 timeout=timedelta(seconds=PATIENCE_S),
             )
+            return store, host
         time.sleep(0.02)
     raise Unavailable(
         f"rank {ranks.rank} could not reach rank 0 within {PATIENCE_S:.0f} s",

@@ -26,12 +26,13 @@ from hpcdet.store.records import Trial, Verdict, in_force
 from hpcdet.train import fingerprint, notice, rng
 from hpcdet.train.agreement import NOTHING, Agreement, Cause, Orders
 from hpcdet.train.clock import Deadline, Every
+from hpcdet.train.lifeline import PEER_LOST
 from hpcdet.train.peers import Peers, is_peer_loss
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
 from hpcdet.train.saving import Keeper
 from hpcdet.train.tracking import Tracker, plain
-from hpcdet.train.verdicts import PEER_LOST, last_line
+from hpcdet.train.verdicts import last_line
 from hpcdet.units import Length
 
 _CONTROL_EVERY_S = 2.0

@@ -6,12 +6,10 @@ import traceback
 
 from hpcdet.store import files
 from hpcdet.store.records import Verdict
+from hpcdet.train.lifeline import PEER_LOST
 from hpcdet.train.peers import is_peer_loss
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
-
-PEER_LOST = 75
-"""Exit code of a rank whose peers are gone: nobody's fault here, EX_TEMPFAIL."""
 
 
 def unsaid_failure(place: Place, error: BaseException) -> int:
