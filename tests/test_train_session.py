@@ -17,6 +17,7 @@ import torch
 from hpcdet.errors import ConfigError
 from hpcdet.store import config as configs
 from hpcdet.store import journal
+from hpcdet.store.config import Resolved
 from hpcdet.store.records import Trial
 from hpcdet.train import fingerprint, loading, notice, rng
 from hpcdet.train.agreement import Orders
@@ -134,6 +135,15 @@ def test_saving_begins_in_time() -> None:
     now[0] += 0.02
     assert deadline.over()
     assert not Deadline(None).over()
+
+
+def test_the_first_step_which_compiles_says_nothing_of_the_others(tmp_path: Path) -> None:
+    deadline = Deadline(None)
+    session = Session(Ranks(), Place.alone(tmp_path), Trial(1, {}, 7), Resolved(), deadline)
+    for expected in (False, True):
+        session._last_step -= 1000
+        session.poll(Units(1))
+        assert (deadline.needed_s > 1000) is expected
 
 
 def test_every_generator_is_put_back() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.store import files
@@ -39,7 +39,8 @@ def meet(ranks: Ranks, meeting: Path | None, backend: str = "auto") -> None:
         backend: ``nccl``, ``gloo`` or ``auto`` (NCCL where there is a CUDA device).
 
     Raises:
-        ConfigError: NCCL is asked for where it cannot work, or there is no place to meet.
+        ConfigError: NCCL is asked for where it cannot work (no device, or fewer than ranks), or
+            there is no place to meet.
         Unavailable: the others did not come within ``PATIENCE_S``.
     """
     if ranks.world == 1:
@@ -65,6 +66,8 @@ def meet(ranks: Ranks, meeting: Path | None, backend: str = "auto") -> None:
     store, host = _host(ranks, meeting) if ranks.chief else _visit(ranks, meeting)
     _lifeline = tie(ranks, store, host, PATIENCE_S)
     _pick_interface(ranks, store)
+    if cuda:
+        _check_devices(ranks, store, backend)
     dist.init_process_group(
         kind,
         store=PrefixStore("hpcdet", store),
@@ -174,6 +177,35 @@ def _pick_interface(ranks: Ranks, store: TCPStore) -> None:
     interface = _interface(_towards(others[0])) if others else "lo"
     if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def device_of(ranks: Ranks) -> torch.device:
+    """The accelerator of a rank: its place on the node modulo what it sees."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", ranks.local % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def _device_id(ranks: Ranks) -> str:
+    """Names the accelerator of this rank, whatever number it has for this process."""
+    return str(torch.cuda.get_device_properties(device_of(ranks)).uuid)
+
+
+def _check_devices(ranks: Ranks, store: Store, backend: str) -> None:
+    """NCCL wants an accelerator for each rank; what it says otherwise names neither."""
+    store.set(f"device/{ranks.rank}", _device_id(ranks))
+    owners: dict[str, list[int]] = {}
+    for rank in range(ranks.world):
+        owners.setdefault(store.get(f"device/{rank}").decode(), []).append(rank)
+    shared = next((own for own in owners.values() if len(own) > 1), None)
+    if shared is not None:
+        raise ConfigError(
+            f"ranks {', '.join(map(str, shared))} of {ranks.world} share one accelerator "
+            f"({len(owners)} are there), which NCCL cannot do",
+            where=f"distributed.backend: {backend}, on {socket.gethostname()}",
+            hint="ask for as many accelerators as resources.slots_per_trial, or for fewer slots; "
+            "distributed.backend: gloo lets ranks share one",
+        )
 
 
 def _interface(address: str) -> str:

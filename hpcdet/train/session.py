@@ -30,6 +30,7 @@ from hpcdet.train.lifeline import PEER_LOST
 from hpcdet.train.peers import Peers, is_peer_loss
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
+from hpcdet.train.rendezvous import device_of
 from hpcdet.train.saving import Keeper
 from hpcdet.train.tracking import Tracker, plain
 from hpcdet.train.verdicts import last_line
@@ -80,7 +81,9 @@ class Session:
         self.place = place
         self.record = record
         self.config = config
-        self.device = _device(ranks)
+        self.device = device_of(ranks)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
         self.peers = Peers(ranks)
         self.attached = place.experiment is not None
         self.tracker = Tracker(place.attempt.journal if self.attached and ranks.chief else None)
@@ -95,7 +98,7 @@ class Session:
         self._wish = NOTHING  # what rank 0 read in the control in force
         self._fingerprint: fingerprint.Fingerprint = {}
         self._noticed = False
-        self._stepped = False
+        self._polled: set[bool] = set()  # after a step (True), while validating (False)
         self._saved = False  # since the last poll
         self._last_step = time.monotonic()
         self.finished = False
@@ -161,10 +164,12 @@ class Session:
             wish: why this rank wants all to leave, beside what it was told.
         """
         now = time.monotonic()
-        self._deadline.learn_step(now - self._last_step)
+        first = stepped not in self._polled
+        self._polled.add(stepped)
+        if not first:  # which compiles, starts loaders and fills caches
+            self._deadline.learn_step(now - self._last_step)
         self._last_step = now
-        if stepped and not self._stepped:
-            self._stepped = True
+        if first and stepped:
             self.tracker.record("first_step")
         if self.ranks.chief and self._progress.take():
             self.tracker.record("progress", **dataclasses.asdict(units))
@@ -307,12 +312,3 @@ class Session:
         self.tracker.close()
         if self.attached:
             verdict.write_once(self.place.attempt.verdict)
-
-
-def _device(ranks: Ranks) -> torch.device:
-    """The accelerator of this rank: its place on the node modulo what it sees."""
-    if torch.cuda.is_available():
-        device = torch.device("cuda", ranks.local % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        return device
-    return torch.device("cpu")

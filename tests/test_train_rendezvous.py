@@ -1,4 +1,4 @@
-"""The connections by which ranks know of each other's lives."""
+"""How ranks come together, and know of each other's lives."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import threading
 import pytest
 from torch.distributed import HashStore
 
-from hpcdet.errors import Unavailable
-from hpcdet.train import lifeline
+from hpcdet.errors import ConfigError, Unavailable
+from hpcdet.train import lifeline, rendezvous
 from hpcdet.train.ranks import Ranks
 
 
@@ -37,3 +37,14 @@ def test_strangers_are_no_ranks() -> None:
 def test_ranks_that_do_not_come_are_counted() -> None:
     with pytest.raises(Unavailable, match="only 1 of 2 ranks came"):
         lifeline._hold(Ranks(0, 2), HashStore(), "127.0.0.1", 0.01)
+
+
+def test_ranks_that_share_an_accelerator_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    for rank in (0, 1, 3):
+        store.set(f"device/{rank}", f"GPU-{rank % 3}")
+    monkeypatch.setattr(rendezvous, "_device_id", lambda _: "GPU-2")
+    with pytest.raises(ConfigError, match="ranks 0, 3 of 4 share one accelerator") as caught:
+        rendezvous._check_devices(Ranks(2, 4), store, "nccl")
+    assert "distributed.backend: nccl" in str(caught.value) and "gloo" in caught.value.hint
+    rendezvous._check_devices(Ranks(2, 3), store, "nccl")
