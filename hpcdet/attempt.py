@@ -17,7 +17,9 @@ import os  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from hpcdet.store import files  # noqa: E402
+from hpcdet.store import config, files  # noqa: E402
+from hpcdet.train import elsewhere  # noqa: E402
+from hpcdet.train.entrypoint import parse  # noqa: E402
 from hpcdet.train.place import Place  # noqa: E402
 from hpcdet.train.ranks import Ranks  # noqa: E402
 
@@ -43,21 +45,31 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(place: Place) -> int:
-    """Run the entrypoint in this process; returns the exit code."""
-    from hpcdet.train.verdicts import unsaid_end, unsaid_failure
-
+    """Run the entrypoint, in this process unless it asks for another; returns the exit code."""
     try:
-        from hpcdet.pytorch.entry import run_entrypoint
-        from hpcdet.store import config
-
         assert place.experiment is not None
-        run_entrypoint(config.load(place.experiment.config).entrypoint, place.experiment.code)
+        entrypoint = parse(config.load(place.experiment.config).entrypoint)
+        if entrypoint.kind in ("interpreter", "command"):
+            return elsewhere.run(entrypoint, place)
+        from hpcdet.core import conclude
+        from hpcdet.pytorch.entry import run_entrypoint
+
+        with conclude():
+            run_entrypoint(entrypoint, place.experiment.code)
     except SystemExit as end:
         if end.code:
-            return unsaid_failure(place, end)
+            return _failed(place, end)
     except BaseException as error:
-        return unsaid_failure(place, error)
+        return _failed(place, error)
+    from hpcdet.train.verdicts import unsaid_end
+
     return unsaid_end(place)
+
+
+def _failed(place: Place, error: BaseException) -> int:
+    from hpcdet.train.verdicts import unsaid_failure
+
+    return unsaid_failure(place, error)
 
 
 def _redirect(log: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcdet import core
+from hpcdet import checkpoint, core
 from hpcdet import determined as det
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.train import notice
@@ -119,7 +121,7 @@ def test_the_example_saves_each_step_once(tmp_path: Path) -> None:
 SCRIPT = """
 import sys
 import hpcdet.determined as det
-from hpcdet import core
+from hpcdet import checkpoint, core
 
 info = det.get_cluster_info()
 assert info.trial.hparams == {"a": 1} and info.trial.trial_seed == 7 and info.task_type == "TRIAL"
@@ -145,8 +147,6 @@ with core.init() as context:
     ],
 )
 def test_commands_as_entrypoints(tmp_path: Path, entrypoint: Any) -> None:
-    import sys
-
     trial = ranks.experiment(
         tmp_path / "EXP",
         code="",
@@ -169,3 +169,103 @@ def test_a_script_that_fails_before_it_begins(tmp_path: Path) -> None:
     verdict = ranks.run(trial).verdict()
     assert verdict is not None
     assert verdict.verdict == "fail" and "nowhere.py" in verdict.error
+
+
+WITHOUT_WITH = """
+import os, sys
+from hpcdet import checkpoint, core
+
+context = core.init()
+for step in range(1, 4):
+    context.train.report_training_metrics(step, {"loss": 1.0})
+    if context.preempt.should_preempt():
+        context.checkpoint.save({"step": step}, step)
+        break
+sys.exit(int(os.environ.get("CODE", "0")))
+"""
+
+
+@pytest.mark.parametrize("entrypoint", ["python3 script.py", '"$PY" script.py; exit $?'])
+def test_a_script_that_never_leaves_its_context(tmp_path: Path, entrypoint: str) -> None:
+    """In the rank's own process, and in one of its own: told to leave, at its end, failing."""
+    trial = ranks.experiment(tmp_path / "EXP", code="", entrypoint=entrypoint, until=3)
+    (tmp_path / "EXP" / "code" / "script.py").write_text(WITHOUT_WITH)
+    said = []
+    for more in ({"HPCDET_DEADLINE": "1000"}, {"CODE": "3"}, {}):
+        attempt = ranks.run(trial, PY=sys.executable, **more)
+        verdict = attempt.verdict()
+        assert verdict is not None, attempt.log()
+        said.append((verdict.verdict, verdict.cause, verdict.batches))
+    assert said == [("resume", "walltime", 1), ("fail", "error", 0), ("done", "completed", 3)]
+
+
+def test_any_command_ends_as_its_exit_code_says(tmp_path: Path) -> None:
+    said = []
+    for number, entrypoint in enumerate(["exit 0", "exit 3", "kill -9 $$"]):
+        attempt = ranks.run(
+            ranks.experiment(tmp_path / f"{number}", code="", entrypoint=entrypoint)
+        )
+        verdict = attempt.verdict()
+        said.append((verdict and (verdict.verdict, verdict.error), attempt.processes[0].exitcode))
+    failure = ("fail", "exit code 3: sh -c 'exit 3'")
+    assert said == [(("done", ""), 0), (failure, 3), (None, -9)]
+
+
+INTERPRETER = """
+import sys
+from hpcdet import checkpoint, core
+with core.init() as context:
+    context.train.report_validation_metrics(1, {"prefix": sys.prefix})
+"""
+
+
+def test_a_script_runs_in_the_interpreter_that_was_named(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    venv.create(other)
+    trial = ranks.experiment(
+        tmp_path / "EXP", code="", entrypoint=f"{other}/bin/python script.py", until=1
+    )
+    (tmp_path / "EXP" / "code" / "script.py").write_text(INTERPRETER)
+    verdict = ranks.run(trial).verdict()
+    assert verdict is not None and verdict.verdict == "fail"
+    assert f"{other}/bin/python cannot import hpcdet" in verdict.error
+    [packages] = (other / "lib").glob("python*/site-packages")
+    (packages / "here.pth").write_text("\n".join(path for path in sys.path if path))
+    attempt = ranks.run(trial)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict == "done", attempt.log()
+    [metrics] = [line["metrics"] for line in attempt.lines() if line["kind"] == "metrics"]
+    assert metrics == {"prefix": str(other)}
+
+
+BY_NAME = """
+import hpcdet.determined as det
+
+with det.core.init() as context:
+    name, step = det.get_cluster_info().latest_checkpoint, 0
+    if name is not None:
+        with context.checkpoint.restore_path(name) as path:
+            step = int((path / "step").read_text())
+    while step < 4:
+        step += 1
+        context.train.report_training_metrics(step, {"loss": 1.0})
+        if context.preempt.should_preempt():
+            break
+    with context.checkpoint.store_path({"steps_completed": step}) as (path, _):
+        (path / "step").write_text(str(step))
+"""
+
+
+def test_going_on_from_a_checkpoint_by_its_name_is_no_new_beginning(tmp_path: Path) -> None:
+    """As Determined's scripts do."""
+    trial = ranks.experiment(tmp_path / "EXP", code="", entrypoint="python3 script.py", until=4)
+    (tmp_path / "EXP" / "code" / "script.py").write_text(BY_NAME)
+    first = ranks.run(trial, HPCDET_DEADLINE="1000").lines()
+    second = ranks.run(trial).lines()
+    starts = [[one for one in lines if one["kind"] == "start"] for lines in (first, second)]
+    assert [[(one["checkpoint"], one["batches"]) for one in own] for own in starts] == [
+        [("", 0)],
+        [("00000001.g1", 1)],
+    ]
+    assert [one["name"] for one in second if one["kind"] == "checkpoint"] == ["00000004.g2"]
+    assert checkpoint.committed(trial.checkpoints)[-1].prev_root, "the chain goes on"

@@ -15,7 +15,7 @@ Outside hpcdet the same script runs alone, with the same calls.
 """
 
 from hpcdet.core._checkpoint import CheckpointContext
-from hpcdet.core._context import Context, init
+from hpcdet.core._context import Context, conclude, init
 from hpcdet.core._distributed import DistributedContext
 from hpcdet.core._preempt import PreemptContext
 from hpcdet.core._profiler import ProfilerContext
@@ -34,5 +34,6 @@ __all__ = [
     "SearcherContext",
     "SearcherOperation",
     "TrainContext",
+    "conclude",
     "init",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import Loaded
+from hpcdet.checkpoint import Manifest
 from hpcdet.core._train import TrainContext
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.train import rng
@@ -29,6 +29,7 @@ class CheckpointContext:
         self._session = session
         self._train = train
         self._begun = False
+        self._loaded: Manifest | None = None  # what the code has asked for, before it began
 
     def latest(self) -> Any:
         """The newest valid state of this trial, or None at its beginning.
@@ -36,7 +37,9 @@ class CheckpointContext:
         Random generators are put back to where they were when it was saved.
         """
         loaded = self._session.keeper.restore()
-        self.begin(loaded)
+        if loaded is not None:
+            self._go_on_from(loaded.manifest)
+        self.begin()
         if loaded is None:
             return None
         if loaded.private:
@@ -89,17 +92,17 @@ class CheckpointContext:
         )
         return self._session.keeper.latest
 
-    def begin(self, loaded: Loaded | None = None) -> None:
-        """Once, before anything else: say what this attempt goes on from."""
+    def begin(self) -> None:
+        """Once, all ranks together: say what this attempt goes on from."""
         if self._begun:
             return
         self._begun = True
-        if loaded is not None:
-            known = loaded.manifest.meta
-            self._train.units = Units(
-                loaded.manifest.step, known.get("records", 0), known.get("epochs", 0)
-            )
-        self._session.begin(loaded, self._train.units)
+        self._session.begin(self._loaded, _units(self._loaded) if self._loaded else Units())
+
+    def _go_on_from(self, manifest: Manifest) -> None:
+        self._loaded = manifest
+        self._train.units = _units(manifest)
+        self._session.keeper.begin_from(manifest)
 
     # -- Determined's folders ----------------------------------------------------------------
 
@@ -172,11 +175,15 @@ class CheckpointContext:
         _unpack(state["files"], Path(ckpt_dir))
 
     def load(self, storage_id: str) -> Any:
-        """The state in a given checkpoint of this trial (generators are left alone)."""
-        folder = self._folder(storage_id)
-        return checkpoint.load(folder, self._session.ranks.rank, self._session.ranks.world).shared[
-            "state"
-        ]
+        """The state in a given checkpoint of this trial (generators are left alone).
+
+        Code that does this before anything else, as Determined's does, goes on from there.
+        """
+        ranks = self._session.ranks
+        loaded = checkpoint.load(self._folder(storage_id), ranks.rank, ranks.world)
+        if not self._begun and not self._train.units.batches:
+            self._go_on_from(loaded.manifest)
+        return loaded.shared["state"]
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """What was given as ``metadata``."""
@@ -190,6 +197,11 @@ class CheckpointContext:
         if not folder.is_dir():
             raise NotFound("there is no such checkpoint", where=storage_id)
         return folder
+
+
+def _units(manifest: Manifest) -> Units:
+    known = manifest.meta
+    return Units(manifest.step, known.get("records", 0), known.get("epochs", 0))
 
 
 def _pack(folder: Path) -> dict[str, Any]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +19,7 @@ from hpcdet.core._searcher import SearcherContext
 from hpcdet.core._train import TrainContext
 from hpcdet.store.secrets import resolve
 from hpcdet.train import rendezvous, rng
+from hpcdet.train.elsewhere import SAYS
 from hpcdet.train.joining import join
 from hpcdet.train.order import Order, shuffled
 from hpcdet.train.session import Session
@@ -24,7 +29,8 @@ class Context:
     """Everything a training script shares with hpcdet. Use it in a ``with`` statement.
 
     Leaving it says how the attempt ended: preempted, if ``should_preempt`` said so before;
-    failed, if an exception leaves it; else completed.
+    failed, if an exception leaves it; else completed. Without ``with``, the end of the script
+    says it.
 
     Attributes:
         hparams: this trial's hyperparameters.
@@ -50,7 +56,12 @@ class Context:
         self.checkpoint = CheckpointContext(session, self.train)
         self.searcher = SearcherContext(session, self.train)
         self.profiler = ProfilerContext(self.train)
-        self.preempt.each = self.profiler.tick
+        self.preempt.each = self._each_step
+        self._left = False
+
+    def _each_step(self) -> None:
+        self.checkpoint.begin()
+        self.profiler.tick()
 
     def register_generator(self, name: str, generator: rng.Generator) -> None:
         """Take a random generator of one's own (numpy, torch or python) into checkpoints."""
@@ -78,6 +89,7 @@ class Context:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._left = True
         ended_well = error is None or (isinstance(error, SystemExit) and not error.code)
         if ended_well:
             if not self.session.finished:
@@ -89,6 +101,45 @@ class Context:
                 return
             code = self.session.fail(error)
             raise SystemExit(code) from None
+
+    def conclude(self, error: BaseException | None = None) -> None:
+        """Leave it, unless that was done; the script has ended."""
+        if not self._left:
+            self.__exit__(type(error) if error else None, error, None)
+
+
+_contexts: list[Context] = []
+
+
+@contextlib.contextmanager
+def conclude() -> Iterator[None]:
+    """Around a script that runs in this process: what it did not leave is left at its end."""
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as caught:
+        error = caught
+        raise
+    finally:
+        for context in _contexts:
+            context.conclude(error)
+
+
+def _at_exit() -> None:
+    """A script in a process of its own ends without having left its context.
+
+    Its exit code is not known here: whoever waits for it publishes what is said, if it is 0.
+    """
+    if hasattr(sys, "last_value"):  # it ends by an exception: the exit code says so
+        return
+    for context in _contexts:
+        session = context.session
+        if session.attached and SAYS in os.environ:
+            session.says = Path(os.environ[SAYS])
+            try:
+                context.conclude()
+            except BaseException as error:
+                os._exit(session.fail(error))
 
 
 def init(
@@ -113,4 +164,8 @@ def init(
     Raises:
         Unavailable: the other ranks did not come.
     """
-    return Context(join(hparams=hparams, storage=checkpoint_storage, seed=seed))
+    context = Context(join(hparams=hparams, storage=checkpoint_storage, seed=seed))
+    if not _contexts:
+        atexit.register(_at_exit)
+    _contexts.append(context)
+    return context

@@ -110,7 +110,7 @@ class Loop:
             self._load_shared(loaded)
         units = self._progress.units
         self._core.first_batch = units.batches
-        self._session.begin(loaded, units)
+        self._session.begin(loaded.manifest if loaded else None, units)
         name = loaded.manifest.name if loaded else None
         for callback in self._callbacks.values():
             callback.on_trial_startup(units.batches, name)

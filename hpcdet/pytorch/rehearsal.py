@@ -9,10 +9,13 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from hpcdet.pytorch.entry import is_class, run_entrypoint
+from hpcdet.core import conclude
+from hpcdet.pytorch.entry import run_entrypoint
 from hpcdet.store import config as configs
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Control, Trial, Verdict
+from hpcdet.train import elsewhere
+from hpcdet.train.entrypoint import parse
 from hpcdet.train.place import Place
 from hpcdet.train.verdicts import unsaid_end, unsaid_failure
 from hpcdet.units import Length
@@ -69,10 +72,13 @@ def _run(place: Place) -> int:
     place.announce()
     assert place.experiment is not None
     try:
-        entrypoint = configs.load(place.experiment.config).entrypoint
-        if not is_class(entrypoint):
+        entrypoint = parse(configs.load(place.experiment.config).entrypoint)
+        if entrypoint.kind != "class":
             os.environ["HPCDET_DEADLINE"] = "0"
-        run_entrypoint(entrypoint, place.experiment.code)
+        if entrypoint.kind in ("interpreter", "command"):
+            return elsewhere.run(entrypoint, place)
+        with conclude():
+            run_entrypoint(entrypoint, place.experiment.code)
         return unsaid_end(place)
     except SystemExit as end:
         return unsaid_failure(place, end) if end.code else unsaid_end(place)

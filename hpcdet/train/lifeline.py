@@ -22,10 +22,8 @@ from datetime import timedelta
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hpcdet.errors import Unavailable
-from hpcdet.train.ranks import Ranks
+from hpcdet.train.ranks import PEER_LOST, Ranks
 
-PEER_LOST = 75
-"""Exit code of a rank whose peers are gone: nobody's fault here, EX_TEMPFAIL."""
 NEVER = timedelta(days=1000)
 """Time-out of collectives: a rank that lives is waited for."""
 GRACE_S = 5.0

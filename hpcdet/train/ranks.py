@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from hpcdet.errors import ConfigError
 
+PEER_LOST = os.EX_TEMPFAIL
+"""Exit code of a rank whose peers are gone: nobody's fault here."""
+
 # variable names of rank, world, local rank, local world, node; tried from top to bottom
 _LAUNCHERS: tuple[tuple[str, str, str, str, str], ...] = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"),

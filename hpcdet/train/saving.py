@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import CheckpointFailed, Loaded, Saved, retention
+from hpcdet.checkpoint import CheckpointFailed, Loaded, Manifest, Saved, retention
 from hpcdet.errors import UsageError
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import number
@@ -48,12 +48,11 @@ class Keeper:
         folder = self._place.trial.checkpoints
         loaded = checkpoint.restore(folder, ranks.rank, ranks.world, self._peers.allgather)
         if loaded is not None:
-            self.begin_from(loaded)
+            self.begin_from(loaded.manifest)
         return loaded
 
-    def begin_from(self, loaded: Loaded) -> None:
-        """This attempt goes on from ``loaded``."""
-        manifest = loaded.manifest
+    def begin_from(self, manifest: Manifest) -> None:
+        """This attempt goes on from a checkpoint."""
         self.latest, self.digest, self._root = manifest.name, manifest.digest, manifest.root
         self._deadline.learn_save(float(manifest.meta.get("save_s", 0)))
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from hpcdet.checkpoint import Loaded
+from hpcdet.checkpoint import Manifest
 from hpcdet.errors import ConfigError
 from hpcdet.store import files
 from hpcdet.store.config import Resolved
@@ -26,10 +26,9 @@ from hpcdet.store.records import Trial, Verdict, in_force
 from hpcdet.train import fingerprint, notice, rng
 from hpcdet.train.agreement import NOTHING, Agreement, Cause, Orders
 from hpcdet.train.clock import Deadline, Every
-from hpcdet.train.lifeline import PEER_LOST
 from hpcdet.train.peers import Peers, is_peer_loss
 from hpcdet.train.place import Place
-from hpcdet.train.ranks import Ranks
+from hpcdet.train.ranks import PEER_LOST, Ranks
 from hpcdet.train.rendezvous import device_of
 from hpcdet.train.saving import Keeper
 from hpcdet.train.tracking import Tracker, plain
@@ -67,6 +66,7 @@ class Session:
         place: where its files are.
         device: what to train on.
         until: length at which training ends, as far as anybody has said.
+        says: the file of the verdict.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class Session:
         self._saved = False  # since the last poll
         self._last_step = time.monotonic()
         self.finished = False
+        self.says = place.attempt.verdict
 
     # -- beginning ---------------------------------------------------------------------------
 
@@ -119,25 +120,25 @@ class Session:
         told = self.peers.broadcast(self._wish.until)
         self.until = told or self.config.searcher.max_length
 
-    def begin(self, loaded: Loaded | None, units: Units) -> None:
-        """Say that this attempt goes on from ``loaded`` (None: from the beginning)."""
+    def begin(self, origin: Manifest | None, units: Units) -> None:
+        """Say that this attempt goes on from a checkpoint (None: from the beginning)."""
         code = self.place.experiment.code if self.place.experiment else None
         if self.ranks.chief:
             self._fingerprint = fingerprint.take(code, self.ranks.world, torch.get_num_threads())
-        self._compare(loaded)
+        self._compare(origin)
         self.tracker.record(
             "start",
             world=self.ranks.world,
             host=socket.gethostname(),
             pid=os.getpid(),
-            checkpoint=loaded.manifest.name if loaded else "",
+            checkpoint=origin.name if origin else "",
             batches=units.batches,
             fingerprint=fingerprint.digest(self._fingerprint) if self._fingerprint else "",
         )
         self._last_step = time.monotonic()
 
-    def _compare(self, loaded: Loaded | None) -> None:
-        before = loaded.manifest.meta.get("fingerprint", {}) if loaded else {}
+    def _compare(self, origin: Manifest | None) -> None:
+        before = origin.meta.get("fingerprint", {}) if origin else {}
         changed: list[str] = []
         if self.ranks.chief and before:
             changed = fingerprint.differences(before, self._fingerprint)
@@ -311,4 +312,4 @@ class Session:
         self.tracker.record("end", sync=True, verdict=verdict.verdict, cause=verdict.cause)
         self.tracker.close()
         if self.attached:
-            verdict.write_once(self.place.attempt.verdict)
+            verdict.write_once(self.says)

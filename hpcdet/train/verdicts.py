@@ -6,10 +6,9 @@ import traceback
 
 from hpcdet.store import files
 from hpcdet.store.records import Verdict
-from hpcdet.train.lifeline import PEER_LOST
 from hpcdet.train.peers import is_peer_loss
 from hpcdet.train.place import Place
-from hpcdet.train.ranks import Ranks
+from hpcdet.train.ranks import PEER_LOST, Ranks
 
 
 def unsaid_failure(place: Place, error: BaseException) -> int:
