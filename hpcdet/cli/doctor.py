@@ -1,97 +1,81 @@
-"""``doctor``: whether this machine, its file system and its scheduler will do."""
+"""``doctor``: whether this machine, its file system, its scheduler and a node of it will do."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
+import json
+import secrets
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
 
-from hpcdet.cli import words
 from hpcdet.cli.output import Column, Output, output
+from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import settings
 from hpcdet.errors import HpcdetError
-from hpcdet.jobs import checks
+from hpcdet.jobs import checks, errand, machine
 from hpcdet.jobs.checks import Finding
+from hpcdet.jobs.environment import fold_defaults
+from hpcdet.site import Site
 from hpcdet.store import files
+from hpcdet.store.config import Resolved, Resources
 
 COLUMNS = (Column("", "level"), Column("WHAT", "what"), Column("HINT", "hint"))
+BOTH = (Column("CHECK", "check"), Column("HERE", "here"), Column("NODE", "node"))
 
-_NEEDED = ("torch", "h5py", "numpy", "blake3", "click", "jinja2", "pydantic", "yaml")
-_SKEW_S = 5.0
+WALLTIME_S = 300
+"""Of the job on a node. It takes seconds; torch from a cold shared file system takes minutes."""
 
 
 @click.command("doctor", short_help="Check this machine, its scheduler and file system.")
 @click.option("--site", "site_name", metavar="NAME", help="Site [$HPCDET_SITE, else detected].")
+@click.option("--node", is_flag=True, help="Check a node as well, by a short job.")
+@click.option("--partition", metavar="NAME", help="With --node: where [the site's default].")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1),
+    default=600,
+    metavar="SECONDS",
+    help="With --node: how long to wait for the job [600].",
+)
 @click.option("--strict", is_flag=True, help="Warnings count as failures.")
 @output("doctor")
-def doctor_command(out: Output, site_name: str | None, strict: bool) -> None:
+def doctor_command(
+    out: Output,
+    site_name: str | None,
+    node: bool,
+    partition: str | None,
+    timeout: float,
+    strict: bool,
+) -> None:
     """Check interpreter, packages, file system and scheduler. Exit 1 if something will not do.
 
+    With --node a short job looks at the same things on a node. Ctrl-C cancels it.
+
     \b
-    Example: hpcdet doctor --site generic-slurm
+    Examples: hpcdet doctor --site generic-slurm
+              hpcdet doctor --node --partition gpu
     """
-    findings = [*_python(), *_guarded(lambda: _folder(settings().root))]
-    findings += _guarded(lambda: _site(site_name))
-    out.emit([asdict(finding) for finding in findings], COLUMNS, key="what")
+    found = [
+        *machine.python(),
+        *machine.guarded("files", lambda: machine.folder(settings().root)),
+        *machine.guarded("site", lambda: _site(site_name)),
+    ]
+    if node:
+        found += machine.guarded("job", lambda: _both(site_name, partition, timeout))
+    if node and out.for_people and not out.fields:
+        out.emit(_side_by_side(found), BOTH)
+        for finding in found:
+            if finding.hint and finding.level != "ok":
+                settings().note(f"{finding.where}, {finding.check}: {finding.hint}")
+    else:
+        out.emit([asdict(finding) for finding in found], COLUMNS, key="what")
     bad = ("error", "warning") if strict else ("error",)
-    wrong = [finding for finding in findings if finding.level in bad]
+    wrong = [finding for finding in found if finding.level in bad]
     if wrong:
         raise HpcdetError(f"{len(wrong)} findings", hint=wrong[0].hint or wrong[0].what)
-
-
-def _guarded(look: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """What one look finds; that it fails is a finding, too."""
-    found: list[Finding] = []
-    try:
-        found.extend(look())
-    except HpcdetError as error:
-        found.append(Finding("error", str(error).splitlines()[0], error.hint))
-    except OSError as error:
-        found.append(Finding("error", f"{error.filename or ''}: {error.strerror}"))
-    return found
-
-
-def _python() -> Iterator[Finding]:
-    version = sys.version.split()[0]
-    yield Finding("ok", f"Python {version}, {sys.executable}")
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        hint = "install hpcdet anew: python -m pip install hpcdet"
-        yield Finding("error", f"packages are missing: {', '.join(missing)}", hint)
-    else:
-        yield Finding("ok", "every package that hpcdet needs is installed")
-
-
-def _folder(root: Path) -> Iterator[Finding]:
-    """Whether the file system keeps the three promises that everything rests on."""
-    place = next(path for path in (root, *root.parents) if path.exists())
-    folder = Path(tempfile.mkdtemp(prefix=".hpcdet-doctor-", dir=place))
-    try:
-        once, twice = (files.write_once(folder / "once", text) for text in (b"1", b"2"))
-        if not once or twice or (folder / "once").read_bytes() != b"1":
-            yield Finding("error", f"{place}: exclusive creation by link does not work")
-        files.replace(folder / "once", b"3")
-        if (folder / "once").read_bytes() != b"3":
-            yield Finding("error", f"{place}: replacing a file by rename does not work")
-        skew = (folder / "once").stat().st_mtime - time.time()
-    finally:
-        shutil.rmtree(folder)
-    yield Finding("ok", f"{place}: files can be created once and replaced whole")
-    if abs(skew) > _SKEW_S:
-        hint = "ages in hpcdet status are off by this much"
-        yield Finding("warning", f"the file server's clock is {skew:+.0f} s off", hint)
-    free = os.statvfs(place)
-    yield Finding("ok", f"{place}: {words.size(free.f_bavail * free.f_frsize)} free")
-    if free.f_files and free.f_favail < 10_000:
-        yield Finding("warning", f"{place}: {free.f_favail} inodes are left", "a trial needs 60")
 
 
 def _site(name: str | None) -> Iterator[Finding]:
@@ -101,3 +85,48 @@ def _site(name: str | None) -> Iterator[Finding]:
         hint = "name a site with a scheduler by --site or HPCDET_SITE"
         yield Finding("warning", f"this looks like a login node ({sign}) without a scheduler", hint)
     yield from checks.site_findings(site)
+
+
+def _both(name: str | None, partition: str | None, timeout: float) -> Iterator[Finding]:
+    """What the ranks need, imported here and on a node."""
+    site = fold_defaults(settings().site(name))
+    with errand.folder(settings().root_at(site)) as place, busy("checking a node"):
+        yield from machine.guarded("torch", lambda: machine.imports(place))
+        try:
+            yield from _node(site, partition, place, timeout)
+        except HpcdetError as error:
+            where = f"{error.where}: " if error.where else ""
+            yield Finding("error", where + error.what, error.hint, "job", "node")
+
+
+def _node(site: Site, partition: str | None, place: Path, timeout: float) -> Iterator[Finding]:
+    nonce = secrets.token_hex(8)
+    files.write_once(place / "seen", nonce.encode())
+    resources = Resources(walltime_s=WALLTIME_S, resource_pool=partition)
+    argv = [site.python or sys.executable, "-m", "hpcdet.jobs.machine", str(place), nonce]
+    more = [partition] if partition else []
+    answer, said = errand.run(place, site, Resolved(resources=resources), [*argv, *more], timeout)
+    yield Finding("ok", f"a job ran on {answer.host}", check="job", where="node")
+    lines = said.strip().splitlines() or [""]
+    try:
+        found = [Finding(**item) for item in json.loads(lines[-1])]
+    except (ValueError, TypeError):
+        what = f"exit {answer.code}: {lines[-1]}"
+        yield Finding("error", what, "\n".join(lines[-10:]), "job", "node")
+        return
+    for finding in found:
+        yield replace(finding, where="node")
+
+
+def _side_by_side(found: list[Finding]) -> list[dict[str, str]]:
+    """A row for each check, with what it is here and on the node."""
+    rows: list[dict[str, str]] = []
+    for finding in found:
+        said = finding.what if finding.level == "ok" else f"{finding.level.upper()} {finding.what}"
+        same = (row for row in rows if row["check"] == finding.check and not row[finding.where])
+        row = next(same, None)
+        if row is None:
+            row = {"check": finding.check, "here": "", "node": ""}
+            rows.append(row)
+        row[finding.where] = said
+    return rows

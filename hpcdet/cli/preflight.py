@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import tempfile
@@ -13,68 +14,125 @@ import click
 from hpcdet.cli.loading import Request, config_argument, request, setting_options
 from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import settings
-from hpcdet.errors import ConfigError
-from hpcdet.jobs import create
+from hpcdet.errors import ConfigError, StillPending
+from hpcdet.jobs import create, errand
 from hpcdet.search import api, registry
 from hpcdet.store import config, files
 from hpcdet.store.records import Trial
+
+_WALLTIME_S = 600
+_NODE_S = 1800.0
 
 
 @click.command("test", short_help="Train one batch, validate, save and restore, here and now.")
 @config_argument()
 @setting_options()
+@click.option("--node/--local", help="On a node, by a short job of one rank; or here [here].")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="Give up after so long, exit 8 [never here; 1800 with --node, the queue included].",
+)
 def test_command(
-    config_file: Path, model_dir: Path | None, sets: Sequence[str], site_name: str | None
+    config_file: Path,
+    model_dir: Path | None,
+    sets: Sequence[str],
+    site_name: str | None,
+    node: bool,
+    timeout: float | None,
 ) -> None:
     """Train one batch, validate, save and restore, on this machine; nothing is queued or kept.
 
+    With --node the same happens in a short job, with the memory, the partition and the options of
+    one rank. Ctrl-C cancels it.
+
     \b
-    Example: hpcdet test random.yaml
+    Examples: hpcdet test random.yaml
+              hpcdet test random.yaml --node --timeout 900
     """
     wanted = request(config_file, model_dir, sets, site_name)
     wanted.warn()
-    rehearse(wanted)
+    if node:
+        _rehearse_on_a_node(wanted, timeout or _NODE_S)
+    else:
+        rehearse(wanted, timeout)
     settings().note("one batch trained, validated, saved and restored")
 
 
-def rehearse(wanted: Request) -> None:
+def rehearse(wanted: Request, timeout: float | None = None) -> None:
     """Try the code with the hyperparameters of the first trial.
+
+    Args:
+        timeout: seconds after which it is given up; None: never.
 
     Raises:
         ConfigError: it failed; the hint holds the end of what it printed.
+        StillPending: it did not end in time.
     """
     with tempfile.TemporaryDirectory(prefix="hpcdet-test-") as folder:
-        # as in the submission, experiments inside the code are no part of it
-        paths = create.create(
-            wanted.loaded,
-            wanted.site,
-            wanted.model_dir,
-            Path(folder),
-            skip=wanted.root,
-            include=wanted.include,
-        )
-        first = _first_trial(config.load(paths.config))
-        files.make_folder(paths.trial(1).root)
-        first.write_once(paths.trial(1).record)
-        argv = [sys.executable, "-m", "hpcdet.attempt", "--test", str(paths.root)]
+        argv = [sys.executable, *_rehearsal(wanted, Path(folder))]
         with busy("testing the code on one batch"):
-            done = subprocess.run(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                check=False,
-            )
+            try:
+                done = subprocess.run(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    timeout=timeout,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired as error:
+                what = f"the test did not end in {timeout:.0f} s"
+                raise StillPending(what, where=str(wanted.model_dir)) from error
+    _judge(wanted, done.returncode, done.stdout)
+
+
+def _rehearse_on_a_node(wanted: Request, timeout: float) -> None:
+    """The same in a job of one rank. Raises as ``rehearse``, and as ``errand.run``."""
+    resolved = wanted.resolved
+    need = resolved.resources
+    walltime = min(need.walltime_s or _WALLTIME_S, _WALLTIME_S)
+    one = dataclasses.replace(
+        need, slots_per_trial=1, slots_per_node=1, nodes=1, walltime_s=walltime
+    )
+    alone = dataclasses.replace(resolved, resources=one)
+    python = resolved.environment.python or wanted.site.python or sys.executable
+    with errand.folder(wanted.root) as place, busy("testing the code on a node"):
+        argv = [python, *_rehearsal(wanted, place / "experiments")]
+        answer, said = errand.run(place, wanted.site, alone, argv, timeout)
+    settings().note(f"it ran on {answer.host}")
+    _judge(wanted, answer.code, said)
+
+
+def _rehearsal(wanted: Request, folder: Path) -> list[str]:
+    """Make the experiment of a rehearsal; what Python is to run."""
+    # as in the submission, experiments inside the code are no part of it
+    paths = create.create(
+        wanted.loaded,
+        wanted.site,
+        wanted.model_dir,
+        folder,
+        skip=wanted.root,
+        include=wanted.include,
+    )
+    first = _first_trial(config.load(paths.config))
+    files.make_folder(paths.trial(1).root)
+    first.write_once(paths.trial(1).record)
+    return ["-m", "hpcdet.attempt", "--test", str(paths.root)]
+
+
+def _judge(wanted: Request, code: int, output: str) -> None:
     if settings().verbose:
-        settings().note(done.stdout.rstrip())
-    if done.returncode == 0:
+        settings().note(output.rstrip())
+    if code == 0:
         return
-    said = [line for line in done.stdout.splitlines() if line.strip()]
+    said = [line for line in output.splitlines() if line.strip()]
     cause = next((line for line in reversed(said) if not line.startswith("hpcdet:")), "")
     raise ConfigError(
-        f"the code failed its test: {cause.strip() or f'exit {done.returncode}'}",
+        f"the code failed its test: {cause.strip() or f'exit {code}'}",
         where=str(wanted.model_dir),
         hint="\n".join(said[-25:]),
     )

@@ -36,11 +36,18 @@ _LAUNCHERS = {"srun": "srun", "mpirun": "mpirun"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One result of looking at a site."""
+    """One result of looking at a site or a machine.
+
+    Attributes:
+        check: what was looked at, in a word.
+        where: ``here``, or ``node`` for what a job found.
+    """
 
     level: Literal["ok", "warning", "error"]
     what: str
     hint: str = ""
+    check: str = "site"
+    where: Literal["here", "node"] = "here"
 
 
 def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = True) -> list[str]:

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,8 @@ def render(
     intent: Intent,
     paths: ExperimentPaths,
     environ: Mapping[str, str] | None = None,
+    *,
+    command: Sequence[str] = (),
 ) -> str:
     """The text of the batch script of one submission.
 
@@ -99,6 +101,7 @@ def render(
         environ: variables of the submitting shell that the job gets. Default, as for the
             folders of templates: those of when the experiment was made, or, if it is only
             looked at, of now.
+        command: what runs in the place of a worker.
 
     Raises:
         ConfigError: no template, a template that is wrong (with its line), a name in it that
@@ -115,6 +118,8 @@ def render(
     view = site.view(experiment.resources.resource_pool)
     try:
         values = variables(jinja, experiment, site, view, intent, paths, environ)
+        if command:
+            values["worker"] = list(command)
         text = jinja.get_template(name).render(values)
     except TemplateNotFound as error:
         where = ":".join(str(folder) for folder in folders)

@@ -1,0 +1,198 @@
+"""One command, run once in a short job of its own, and what it printed.
+
+The job is made by the site's own template and scheduler, so that it meets what a worker would
+meet. All it needs and all it says lies in a folder that is removed afterwards.
+
+``python -m hpcdet.jobs.errand FOLDER`` is what the job runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdet.errors import HpcdetError, StillPending, Unavailable
+from hpcdet.jobs import render, submission
+from hpcdet.schedulers.base import Job, Scheduler, Submission, SubmissionRefused, Task
+from hpcdet.schedulers.opening import open_scheduler
+from hpcdet.site import Site, loading
+from hpcdet.store import files
+from hpcdet.store.config import Resolved
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import Intent, Record
+
+_LOOK_S = 0.1
+_REMOVE_S = 5.0
+_TAIL = 4000
+
+
+@dataclass(frozen=True)
+class Answer(Record):
+    """``answer.json``.
+
+    Attributes:
+        code: exit code of the command; negative if a signal ended it.
+        host: where it ran.
+    """
+
+    code: int
+    host: str
+    at: str = ""
+
+
+@contextlib.contextmanager
+def folder(root: Path) -> Iterator[Path]:
+    """A private folder below ``root``, where the nodes see it; removed at the end.
+
+    Raises:
+        Unavailable: it cannot be made.
+    """
+    new = not root.exists()
+    try:
+        files.make_folder(root)
+        made = Path(tempfile.mkdtemp(prefix=".hpcdet-errand-", dir=root))
+    except OSError as error:
+        what = f"cannot make a folder: {error.strerror}"
+        raise Unavailable(what, where=str(error.filename or root)) from error
+    try:
+        yield made
+    finally:
+        limit = time.monotonic() + _REMOVE_S
+        # the job that answered may not have closed its log yet
+        while made.exists() and time.monotonic() < limit:
+            shutil.rmtree(made, ignore_errors=True)
+            time.sleep(0.02)
+        if new:
+            with contextlib.suppress(OSError):  # somebody else uses it by now
+                root.rmdir()
+
+
+def run(
+    place: Path, site: Site, experiment: Resolved, argv: Sequence[str], timeout_s: float
+) -> tuple[Answer, str]:
+    """Run a command in a job of one task, and wait for it.
+
+    Args:
+        place: a ``folder``; the command starts there.
+        experiment: whose resources, environment and options the job gets.
+        timeout_s: for all of it, the queue included.
+
+    Returns:
+        The answer, and everything that the command printed.
+
+    Raises:
+        HpcdetError: the scheduler refused the job, or it ended without an answer.
+        StillPending: there was no answer in time. The job is canceled, as on any other way out.
+    """
+    paths = ExperimentPaths(place)
+    name = place.name.lstrip(".")
+    intent = Intent(1, f"{name}-1", f"hpcdet:{name}:1", tasks=1, throttle=1, term=0)
+    capabilities = site.capabilities.model_copy(update={"requeue": "none"})
+    once = site.changed({"capabilities": capabilities}, {})
+    python = experiment.environment.python or site.python or sys.executable
+    command = [python, "-m", "hpcdet.jobs.errand", str(place), *argv]
+    text = render.render(experiment, once, intent, paths, command=command)
+    files.write_once(paths.site, loading.dump(once))
+    script = paths.script(1)
+    files.replace(script, text.encode(), submission.SCRIPT_MODE)
+    files.make_folder(paths.job_log(1))
+    scheduler = open_scheduler(once)
+    made = Submission(intent.name, intent.tag, script, 1, 1, argv=submission.argv(once, script))
+    answer: Answer | None = None
+    try:
+        job = Job(_submit(scheduler, made), 1, files.now())
+        answer = _wait(paths, scheduler, once, job, timeout_s)
+    finally:
+        if answer is None:
+            _cancel(scheduler, made)
+    return answer, _text(place / "output")
+
+
+def _submit(scheduler: Scheduler, made: Submission) -> str:
+    try:
+        return scheduler.submit(made)
+    except SubmissionRefused as error:
+        raise HpcdetError(f"the scheduler refused the job: {error}") from error
+
+
+def _wait(
+    paths: ExperimentPaths, scheduler: Scheduler, site: Site, job: Job, timeout_s: float
+) -> Answer:
+    limit, look, ended = time.monotonic() + timeout_s, 0.0, 0.0
+    task: Task | None = None
+    while True:
+        answer = Answer.read(paths.root / "answer.json")
+        if answer is not None:
+            return answer
+        now = time.monotonic()
+        if now >= look:
+            look = now + max(1.0, site.limits.poll_min_s)
+            with contextlib.suppress(Unavailable):
+                task = next(iter(scheduler.query([job])[job.job]), None)
+        if task is not None and task.state.final:
+            ended = ended or now
+            if now - ended > max(1.0, site.limits.poll_min_s):  # its last words may be on their way
+                raise HpcdetError(
+                    f"the job ended ({task.state.value}) without an answer",
+                    where=f"job {job.job}",
+                    hint=_said(paths)
+                    or f"do the nodes see {paths.root.parent}, and the same Python?",
+                )
+        if now > limit:
+            how = f"{task.state.value} {task.reason}".strip() if task else "not seen"
+            raise StillPending(f"no answer in {timeout_s:.0f} s: {how}", where=f"job {job.job}")
+        time.sleep(_LOOK_S)
+
+
+def _cancel(scheduler: Scheduler, made: Submission) -> None:
+    """Whatever became of it; an interrupted submission is looked up by its tag."""
+    with contextlib.suppress(Unavailable):
+        job = scheduler.find(made.name, made.tag)
+        if job is not None:
+            scheduler.cancel(job)
+
+
+def _said(paths: ExperimentPaths) -> str:
+    """The end of the job's own log."""
+    logs = sorted(paths.job_log(1).glob("*.log"))
+    return "\n".join(_text(log) for log in logs)[-_TAIL:].strip()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command and leave the answer; what the template adds to it is left out."""
+    place, command = Path(argv[0]), argv[1:]
+    if command[-2:-1] == ["--index"]:
+        del command[-2:]
+    # the script ignores these for its worker; of these two, one shall end this
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with open(place / "output", "wb") as output:
+        done = subprocess.run(
+            command,
+            cwd=place,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    Answer(done.returncode, socket.gethostname(), files.now()).write_once(place / "answer.json")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,204 @@
+"""What ``doctor`` looks at on one machine: interpreter, packages, accelerators, file system.
+
+``python -m hpcdet.jobs.machine FOLDER`` prints the findings of a node as JSON.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from hpcdet.errors import HpcdetError
+from hpcdet.jobs.checks import Finding
+from hpcdet.jobs.launch import clean_environment
+from hpcdet.site import from_resolved
+from hpcdet.site.models import Launcher
+from hpcdet.store import files
+from hpcdet.store.layout import ExperimentPaths
+
+_NEEDED = ("torch", "h5py", "numpy", "blake3", "click", "jinja2", "pydantic", "yaml")
+_SKEW_S = 5.0
+_LIMIT_S = 120
+
+_TORCH = """\
+import torch
+names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+print(torch.__version__)
+print(f"{len(names)} accelerators: {', '.join(sorted(set(names)))}" if names else "no accelerator")
+"""
+_H5PY = """\
+import h5py, sys
+with h5py.File(sys.argv[1], "w") as file:
+    file["x"] = [1, 2]
+with h5py.File(sys.argv[1]) as file:
+    assert list(file["x"]) == [1, 2]
+print(h5py.__version__, "on HDF5", h5py.version.hdf5_version)
+"""
+_MPI = """\
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+print(mpi4py.__version__, "on", MPI.Get_library_version().splitlines()[0].strip("\\0 "))
+"""
+_HOST = "import socket; print(socket.gethostname())"
+
+
+def guarded(check: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """What one look finds; that it fails is a finding, too."""
+    found: list[Finding] = []
+    try:
+        found.extend(look())
+    except HpcdetError as error:
+        found.append(Finding("error", str(error).splitlines()[0], error.hint, check))
+    except OSError as error:
+        what = f"{error.filename or ''}: {error.strerror}"
+        found.append(Finding("error", what, check=check))
+    return found
+
+
+def python() -> Iterator[Finding]:
+    """The interpreter, and whether the packages are there; none of them is imported."""
+    version = sys.version.split()[0]
+    yield Finding("ok", f"Python {version}, {sys.executable}", check="python")
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        hint = "install hpcdet anew: python -m pip install hpcdet"
+        what = f"packages are missing: {', '.join(missing)}"
+        yield Finding("error", what, hint, "packages")
+    else:
+        what = "every package that hpcdet needs is installed"
+        yield Finding("ok", what, check="packages")
+
+
+def imports(folder: Path) -> Iterator[Finding]:
+    """Whether what ranks need can be imported and used, each in a process of its own."""
+    code, said = _python(_TORCH)
+    version, _, devices = said.partition("\n")
+    if code:
+        yield Finding("error", f"import torch: {_last(said)}", "see its first error", "torch")
+    else:
+        yield Finding("ok", f"torch {version}", check="torch")
+        yield Finding("ok", devices, check="accelerators")
+    file = folder / f"h5py-{os.getpid()}.h5"
+    code, said = _python(_H5PY, str(file))
+    file.unlink(missing_ok=True)
+    if code:
+        hint = "where HDF5 cannot lock files: HDF5_USE_FILE_LOCKING=FALSE under the site's env"
+        yield Finding("error", f"h5py: {_last(said)}", hint, "h5py")
+    else:
+        yield Finding("ok", f"h5py {said}", check="h5py")
+    if importlib.util.find_spec("mpi4py") is None:
+        yield Finding("ok", "not installed; only the mpi backend needs it", check="mpi4py")
+        return
+    code, said = _python(_MPI)
+    hint = "load the MPI module that it was built with" if code else ""
+    what = _last(said) if code else f"mpi4py {said}"
+    yield Finding("warning" if code else "ok", what, hint, "mpi4py")
+
+
+def folder(root: Path) -> Iterator[Finding]:
+    """Whether the file system keeps the three promises that everything rests on."""
+    place = next(path for path in (root, *root.parents) if path.exists())
+    made = Path(tempfile.mkdtemp(prefix=".hpcdet-doctor-", dir=place))
+    try:
+        once, twice = (files.write_once(made / "once", text) for text in (b"1", b"2"))
+        if not once or twice or (made / "once").read_bytes() != b"1":
+            what = f"{place}: exclusive creation by link does not work"
+            yield Finding("error", what, check="files")
+        files.replace(made / "once", b"3")
+        if (made / "once").read_bytes() != b"3":
+            what = f"{place}: replacing a file by rename does not work"
+            yield Finding("error", what, check="files")
+        skew = (made / "once").stat().st_mtime - time.time()
+    finally:
+        shutil.rmtree(made)
+    yield Finding("ok", f"{place}: files can be created once and replaced whole", check="files")
+    if abs(skew) > _SKEW_S:
+        hint = "ages in hpcdet status are off by this much"
+        yield Finding("warning", f"the file server's clock is {skew:+.0f} s off", hint, "clock")
+    else:
+        yield Finding("ok", "the clock agrees with the file server's", check="clock")
+    free = os.statvfs(place)
+    yield Finding("ok", f"{place}: {free.f_bavail * free.f_frsize / 1e9:.1f} GB free", check="room")
+    if free.f_files and free.f_favail < 10_000:
+        what = f"{place}: {free.f_favail} inodes are left"
+        yield Finding("warning", what, "a trial needs 60", "room")
+
+
+def launcher(chosen: Launcher) -> Iterator[Finding]:
+    """Whether the launcher starts a process inside this allocation."""
+    if chosen.kind == "local":
+        yield Finding("ok", "ranks are processes of the worker", check="launcher")
+        return
+    options = {"srun": ["--mpi=none", "--ntasks=1", "--input=none"], "mpirun": ["-np", "1"]}
+    argv = [chosen.kind, *options[chosen.kind], *chosen.args, sys.executable, "-c", _HOST]
+    code, said = _run(argv)
+    if code:
+        hint = "launcher in the site file: kind and args"
+        yield Finding("error", f"{chosen.kind}: {_last(said)}", hint, "launcher")
+    else:
+        yield Finding("ok", f"{chosen.kind} starts a rank on {_last(said)}", check="launcher")
+
+
+def _python(code: str, *arguments: str) -> tuple[int, str]:
+    return _run([sys.executable, "-c", code, *arguments])
+
+
+def _run(argv: list[str]) -> tuple[int, str]:
+    """Exit code and what was printed, at most ``_LIMIT_S`` seconds later."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=clean_environment(os.environ),
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        return 127, f"there is no {argv[0]} on PATH"
+    except subprocess.TimeoutExpired:
+        return 124, f"no end in {_LIMIT_S} s"
+    return done.returncode, done.stdout.strip()
+
+
+def _last(text: str) -> str:
+    return text.strip().splitlines()[-1] if text.strip() else "it ended without a word"
+
+
+def main(argv: list[str]) -> int:
+    """``FOLDER NONCE [PARTITION]``: look at a node. The folder holds a site, and the nonce in
+    ``seen``, which whoever asks has written on another machine."""
+    place, nonce, partition = Path(argv[0]), argv[1], argv[2] if len(argv) > 2 else None
+
+    def seen() -> Iterator[Finding]:
+        ok = (place / "seen").read_text() == nonce
+        what = "it reads what was written elsewhere" if ok else "it reads an old file"
+        yield Finding("ok" if ok else "error", what, check="visibility")
+
+    site = from_resolved(ExperimentPaths(place).site)
+    found = [
+        *python(),
+        *guarded("torch", lambda: imports(place)),
+        *guarded("files", lambda: folder(place.parent)),
+        *guarded("visibility", seen),
+        *guarded("launcher", lambda: launcher(site.view(partition).launcher)),
+    ]
+    print(json.dumps([asdict(finding) for finding in found]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""Short jobs of their own: a command on a node, what it says, and nothing left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcdet.errors import HpcdetError, StillPending
+from hpcdet.jobs import errand
+from hpcdet.schedulers.base import Submission
+from hpcdet.schedulers.local import LocalScheduler
+from hpcdet.schedulers.local_state import JobFolder
+from hpcdet.store import config
+from hpcdet.store.config import Resolved
+from hpcdet.store.layout import ExperimentPaths
+from tests import experiments as x
+from tests.commands import Cli
+from tests.slurm_runs import Lab, hpcdet
+from tests.slurm_sites import write_site
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    with x.local_jobs(tmp_path / "local-state") as state:
+        yield state
+
+
+def everything_ended(state: Path) -> bool:
+    return not any(JobFolder(job).supervised() for job in (state / "jobs").iterdir())
+
+
+def test_a_command_runs_in_a_job_and_leaves_nothing_behind(state: Path, tmp_path: Path) -> None:
+    root = tmp_path / "new" / "root"
+    script = "import sys; print('good', flush=True); print('bad', file=sys.stderr); sys.exit(3)"
+    with errand.folder(root) as place:
+        assert place.stat().st_mode & 0o777 == 0o700
+        argv = [sys.executable, "-c", script]
+        answer, said = errand.run(place, x.local_site(), Resolved(), argv, 120)
+    assert (answer.code, said) == (3, "good\nbad\n")
+    assert not root.exists()
+    x.until(lambda: everything_ended(state))
+
+
+def test_a_job_that_dies_is_too_long_or_is_unwanted_is_ended(state: Path, tmp_path: Path) -> None:
+    broken = x.local_site(setup=["echo no module named cuda >&2; exit 7"])
+    with errand.folder(tmp_path) as place, pytest.raises(HpcdetError) as caught:
+        errand.run(place, broken, Resolved(), ["true"], 120)
+    assert "ended (failed) without an answer" in caught.value.what
+    assert caught.value.hint == "no module named cuda"
+
+    sit = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with errand.folder(tmp_path) as place, pytest.raises(StillPending, match="running"):
+        errand.run(place, x.local_site(), Resolved(), sit, 1)
+    x.until(lambda: everything_ended(state))
+
+    with errand.folder(tmp_path) as place:
+        thread = threading.Thread(target=_interrupt_when_it_runs, args=(place,))
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            errand.run(place, x.local_site(), Resolved(), sit, 120)
+        thread.join()
+    x.until(lambda: everything_ended(state))
+    assert [path.name for path in tmp_path.iterdir()] == ["local-state"]
+
+
+def _interrupt_when_it_runs(place: Path) -> None:
+    x.until(lambda: x.processes_of(ExperimentPaths(place), "hpcdet.jobs.errand"))
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_the_code_is_tried_on_a_node(
+    state: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = x.write_model(tmp_path / "model")
+    file = model / "config.yaml"
+    file.write_bytes(config.dump(x.config(batches=20, ranks=4)))
+    words = ("test", file, "--site", "local", "--node")
+    said = cli(*words).err
+    assert "it ran on" in said and "one batch trained" in said
+    assert list(cli.root.iterdir()) == []
+    real = LocalScheduler.submit
+
+    def held(self: LocalScheduler, submission: Submission) -> str:
+        return real(self, replace(submission, held=True))
+
+    monkeypatch.setattr(LocalScheduler, "submit", held)
+    assert "pending JobHeldUser" in cli(*words, "--timeout", "1", code=8).err
+    x.until(lambda: everything_ended(state))
+
+
+@pytest.mark.slurm
+@pytest.mark.xdist_group("slurm")
+def test_a_doctor_looks_at_a_node_of_slurm(lab: Lab) -> None:
+    site = str(write_site(lab.folder, lab.cluster))
+    done = hpcdet("doctor", "--site", site, "--node", "-o", "json", "--timeout", "240")
+    assert done.returncode == 0, done.stdout + done.stderr
+    items = json.loads(done.stdout)["items"]
+    found = {item["check"]: item for item in items if item["where"] == "node"}
+    wanted = {"job", "python", "packages", "torch", "accelerators", "h5py", "mpi4py"}
+    assert found.keys() == {*wanted, "files", "clock", "room", "visibility", "launcher"}
+    assert found["launcher"]["what"].startswith("srun starts a rank on")
+    assert list(lab.root.iterdir()) == []
+    assert "hpcdet-errand" in str(lab.cluster.jobs())
+
+    broken = str(write_site(lab.folder, lab.cluster, python="/nowhere/python"))
+    done = hpcdet("doctor", "--site", broken, "--node", "--timeout", "240")
+    assert done.returncode == 1
+    assert "ERROR job" in done.stdout and "/nowhere/python" in done.stderr
+    assert list(lab.root.iterdir()) == []
