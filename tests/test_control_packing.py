@@ -273,8 +273,23 @@ def test_an_archive_is_opened_once_for_all_its_records(
     assert len(opened) == 3
     views.status(paths)
     assert len(opened) == 3 + 5  # and each attempt's journal
-    # damaged: nothing is known of it any more, but nobody fails, and nobody claims it anew
+
+
+def test_nobody_begins_a_trial_again_whose_archive_is_damaged(tmp_path: Path) -> None:
+    paths = sweep(tmp_path / "digits-7f3a").paths
+    for trial in paths.trials():
+        pack(trial, free)
     archive = packed.archive(paths.trial(1).root, 1)
-    archive.write_bytes(b"what is this")
-    assert in_force(paths.trial(1)) is None
-    assert json.dumps(views.status(paths))
+    whole = archive.read_bytes()
+
+    def spoilt(name: bytes) -> bytes:
+        at = whole.index(name) + len(name) + 5
+        return whole[:at] + b"zzzz" + whole[at + 4 :]
+
+    for damage in (b"what is this", whole[: len(whole) // 2], spoilt(b"attempts/1/claim.json")):
+        archive.write_bytes(damage)
+        assert trials.standing(paths.trial(1)).state == "paused"
+        assert json.dumps(views.status(paths)) and trials.standing(paths.trial(2)).state == "done"
+    archive.write_bytes(spoilt(b"attempts/2/journal.jsonl"))
+    assert journal.read(paths.trial(1).attempt(2).journal) == []
+    assert trials.standing(paths.trial(1)).state == "done"

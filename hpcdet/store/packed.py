@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import json
 import os
 import re
@@ -28,6 +29,9 @@ STEM = "history"
 
 SMALL = 16 * 1024
 """Bytes of a record's file up to which it is kept in memory with its archive's table."""
+
+IN_MEMORY = 1024 * 1024
+"""Bytes of a file up to which it is unpacked at once; of larger ones, what is read of them."""
 
 _INSIDE = re.compile(r"(?P<trial>.*/trials/\d+)/(?P<name>(?:attempts|control)(?:/.+)?)")
 
@@ -61,7 +65,7 @@ class Archive:
 
     @classmethod
     def read(cls, path: Path) -> Archive:
-        """Raises ``zipfile.BadZipFile`` for what is no archive, OSError if it cannot be read."""
+        """Raises what ``zipfile`` raises for damage, and OSError."""
         import zipfile  # dear at start, and most readers never meet one
 
         folders: dict[str, set[str]] = {}
@@ -84,27 +88,41 @@ class Archive:
         if (data := self.small.get(name)) is not None:
             return io.BytesIO(data)
         import zipfile
+        import zlib
 
-        with zipfile.ZipFile(self.path) as opened:
-            try:
-                return opened.open(name)  # keeps what it needs of the archive open
-            except KeyError:
-                raise FileNotFoundError(f"{name} is not in {self.path}") from None
+        try:
+            with zipfile.ZipFile(self.path) as opened:
+                info = opened.getinfo(name)
+                if info.file_size <= IN_MEMORY:
+                    return io.BytesIO(opened.read(info))
+                return opened.open(info)  # keeps what it needs of the archive open
+        except KeyError:
+            raise FileNotFoundError(f"{name} is not in {self.path}") from None
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise FileNotFoundError(f"{name} in {self.path} is damaged: {error}") from None
 
 
 def archives(trial: Path) -> Iterator[Archive]:
     """The archives of a trial's folder, in their order; one that is damaged counts as absent."""
-    number = 0
-    while True:
-        number += 1
+    return (read for _, read in _archives(trial) if read is not None)
+
+
+def damaged(trial: Path) -> bool:
+    """Whether an archive cannot be read: nothing can be said of the trial then."""
+    return any(read is None for _, read in _archives(trial))
+
+
+def _archives(trial: Path) -> Iterator[tuple[Path, Archive | None]]:
+    for number in itertools.count(1):
         path = archive(trial, number)
         try:
             stat = os.stat(path)
         except OSError:
             return
-        read = _read(path, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
-        if read is not None:
-            yield read
+        try:
+            yield path, _read(path, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
+        except OSError:
+            yield path, None  # perhaps only now
 
 
 @functools.lru_cache(maxsize=4096)
@@ -114,7 +132,7 @@ def _read(path: Path, stamp: tuple[int, ...]) -> Archive | None:
 
     try:
         return Archive.read(path)
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError):
+    except (zipfile.BadZipFile, zlib.error, EOFError):
         return None
 
 

@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hpcdet.store import packed
 from hpcdet.store.layout import CHECKPOINT_NAME, AttemptPaths, TrialPaths
 from hpcdet.store.records import NO_FAULT, Claim, Control, End, Reason, Trial, Verdict, in_force
 
@@ -51,7 +52,10 @@ class Standing:
 
 
 def standing(trial: TrialPaths) -> Standing:
-    """The standing of a trial now. A trial without ``trial.json`` yet counts as paused."""
+    """The standing of a trial now.
+
+    One without ``trial.json`` yet counts as paused, and so does one whose archive is damaged.
+    """
     attempts = claimed(trial)
     control = in_force(trial) or Control("run")
     ends = [end for attempt in attempts if (end := End.read(attempt.end)) is not None]
@@ -74,8 +78,8 @@ def standing(trial: TrialPaths) -> Standing:
     if is_open:
         return facts
     state: State = "runnable"
-    if Trial.read(trial.record) is None:
-        state = "paused"
+    if Trial.read(trial.record) is None or packed.damaged(trial.root):
+        state = "paused"  # nobody may begin what is not, or cannot be, known
     elif control.action == "fail":
         state = "failed"
     elif last is not None and finished(last, verdict, control):
