@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hpcdet.cli import words
+from hpcdet.cli import reading, words
 from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output
-from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import confirm, settings
-from hpcdet.errors import HpcdetError, IntegrityError, NotFound, UsageError
+from hpcdet.errors import IntegrityError, NotFound, UsageError
 from hpcdet.read import find, gather, states, views
 from hpcdet.store import files
 from hpcdet.store.layout import CHECKPOINT_NAME
@@ -69,7 +65,7 @@ def digest(out: Output, what: Sequence[str]) -> None:
     \b
     Example: hpcdet ckpt digest EXP/trials/0003/checkpoints/00000300.g2
     """
-    rows = _run("digest", _folders(what))
+    rows = reading.run("digest", _folders(what))
     _refuse_damaged(rows)
     if out.for_people and not out.fields:
         for row in rows:
@@ -87,7 +83,7 @@ def verify(out: Output, what: Sequence[str]) -> None:
     \b
     Example: hpcdet ckpt verify digits-7f3a
     """
-    rows = _run("verify", _folders(what))
+    rows = reading.run("verify", _folders(what))
     columns = (
         Column("STATE", "state", cut=False),
         Column("PATH", "path"),
@@ -142,17 +138,6 @@ def _folders(what: Sequence[str]) -> list[Path]:
             raise NotFound("it has no complete checkpoint", where=str(reference))
         found.extend(complete)
     return found
-
-
-def _run(command: str, folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """What ``python -m hpcdet.checkpoint`` says of each folder."""
-    argv = [sys.executable, "-m", "hpcdet.checkpoint", command, *map(str, folders)]
-    with busy(f"reading {len(folders)} checkpoint{'s' if len(folders) > 1 else ''}"):
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if len(rows) != len(folders):
-        raise HpcdetError("the process that reads checkpoints failed", hint=done.stderr.strip())
-    return [{"error": "", "digest": "", **row} for row in rows]
 
 
 def _refuse_damaged(rows: Sequence[dict[str, Any]]) -> None:

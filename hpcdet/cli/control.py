@@ -1,27 +1,22 @@
-"""``cancel pause resume retry hold release tag``: what a user asks of an experiment."""
+"""``cancel pause hold release tag``: what a user asks of an experiment."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from hpcdet.cli import follow
+from hpcdet.cli.asking import Look, Wish, ask_each, state_of, wrong_state
 from hpcdet.cli.bulk import each
-from hpcdet.cli.crank import Crank, cranks
 from hpcdet.cli.ids import ids_argument
 from hpcdet.cli.observe import STATES
 from hpcdet.cli.output import Output, output
-from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import confirm, settings
 from hpcdet.control import commands
 from hpcdet.errors import HpcdetError, UsageError
 from hpcdet.read import find, gather, states, views
-from hpcdet.store import journal
-from hpcdet.store.layout import ExperimentPaths
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -42,17 +37,25 @@ def _wait() -> Decorator:
     type=click.Choice(STATES, case_sensitive=False),
     help="Only those in this state (repeat for more).",
 )
+@click.option("--now", is_flag=True, help="Save nothing: end what runs at once.")
 @click.option("--reason", default="", metavar="TEXT", help="Why; events shows it.")
 @_dry_run()
 @_wait()
 @output("cancel")
 def cancel_command(
-    out: Output, ids: Sequence[str], state: Sequence[str], reason: str, dry_run: bool, wait: bool
+    out: Output,
+    ids: Sequence[str],
+    state: Sequence[str],
+    now: bool,
+    reason: str,
+    dry_run: bool,
+    wait: bool,
 ) -> None:
     """End experiments or trials (ID/3) for good; running ones save a checkpoint first.
 
     \b
     Examples: hpcdet cancel digits-7f3a --reason 'wrong data'
+              hpcdet cancel digits-7f3a/3 --now
               hpcdet ls -o id | hpcdet cancel - --state PENDING -y
     """
     if state:
@@ -61,8 +64,17 @@ def cancel_command(
             settings().note(f"none of them is {' or '.join(state)}")
     if len(ids) > 1 and not dry_run:
         confirm(f"cancel {len(ids)} experiments or trials?")
-    arguments = {"reason": reason} if reason else {}
-    _ask(out, "cancel", ids, dry_run, follow.ENDED, wait, arguments)
+    arguments: dict[str, Any] = {"reason": reason} if reason else {}
+    if now:
+        arguments["now"] = True
+
+    def look(found: find.Reference, gathered: gather.Gathered) -> Wish:
+        at = state_of(found, gathered)
+        if at in follow.ENDED:
+            raise wrong_state("cancel", found, f"{at} already")
+        return Wish(arguments, "without saving" if now else "")
+
+    ask_each(out, "cancel", ids, dry_run, look, follow.ENDED, wait)
 
 
 def _is_in(id: str, wanted: Sequence[str]) -> bool:
@@ -90,33 +102,15 @@ def pause_command(out: Output, ids: Sequence[str], dry_run: bool, wait: bool) ->
     \b
     Example: hpcdet pause digits-7f3a --wait
     """
-    _ask(out, "pause", ids, dry_run, follow.ENDED | {"PAUSED"}, wait)
 
+    def look(found: find.Reference, gathered: gather.Gathered) -> Wish:
+        at = state_of(found, gathered)
+        if at in follow.ENDED:
+            raise wrong_state("pause", found, f"{at} already")
+        stuck = not found.trial and states.stuck(gathered)
+        return Wish(done="PAUSED already" if at == "PAUSED" and not stuck else "")
 
-@click.command("resume", short_help="Go on with what was paused.")
-@ids_argument()
-@_dry_run()
-@output("resume")
-def resume_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
-    """Go on with paused experiments or trials (ID/3), from their latest checkpoints.
-
-    \b
-    Example: hpcdet resume digits-7f3a
-    """
-    _ask(out, "resume", ids, dry_run)
-
-
-@click.command("retry", short_help="Try failed trials again from their checkpoints.")
-@ids_argument()
-@_dry_run()
-@output("retry")
-def retry_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
-    """Give trials that were given up another chance, with all their restarts.
-
-    \b
-    Example: hpcdet retry digits-7f3a/3
-    """
-    _ask(out, "retry", ids, dry_run)
+    ask_each(out, "pause", ids, dry_run, look, follow.ENDED | {"PAUSED"}, wait)
 
 
 @click.command("hold", short_help="Let what waits in the queue go on waiting.")
@@ -129,7 +123,7 @@ def hold_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
     \b
     Example: hpcdet hold digits-7f3a
     """
-    _ask(out, "hold", ids, dry_run)
+    ask_each(out, "hold", ids, dry_run, _whole("hold"))
 
 
 @click.command("release", short_help="Let jobs start that were held.")
@@ -142,7 +136,20 @@ def release_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
     \b
     Example: hpcdet release digits-7f3a
     """
-    _ask(out, "release", ids, dry_run)
+    ask_each(out, "release", ids, dry_run, _whole("release"))
+
+
+def _whole(verb: str) -> Look:
+    """Nothing but the verb, of a whole experiment."""
+
+    def look(found: find.Reference, _: gather.Gathered) -> Wish:
+        if found.trial:
+            what = f"cannot {verb} one trial: any job takes it"
+            hint = f"hpcdet {verb} {found.paths.id}"
+            raise UsageError(what, where=str(found), hint=hint)
+        return Wish()
+
+    return look
 
 
 @click.command("tag", short_help="Add or remove labels.")
@@ -168,102 +175,3 @@ def tag_command(
         return " ".join([*(f"+{label}" for label in add), *(f"-{label}" for label in rm)])
 
     each(out, "tag", ids, act, dry_run)
-
-
-def _ask(
-    out: Output,
-    verb: commands.Verb,
-    ids: Sequence[str],
-    dry_run: bool,
-    goal: frozenset[str] = frozenset(),
-    wait: bool = False,
-    arguments: Mapping[str, Any] = MappingProxyType({}),
-) -> None:
-    """Ask, then turn the crank so that it happens even where nobody else is alive.
-
-    Args:
-        goal: states of the experiments or trials to wait for.
-        arguments: kept in the command, plain JSON.
-    """
-    asked: dict[ExperimentPaths, list[int]] = {}
-
-    def act(found: find.Reference) -> str:
-        if found.trial and verb in ("hold", "release"):
-            hint = f"hpcdet {verb} {found.paths.id}"
-            raise UsageError(
-                f"cannot {verb} one trial: any job takes it", where=str(found), hint=hint
-            )
-        if dry_run:
-            return f"would {verb}"
-        number = commands.ask(found.paths, verb, found.trial, **arguments)
-        asked.setdefault(found.paths, []).append(found.trial)
-        if verb in ("resume", "retry"):
-            _turn_until_somebody_works(found.paths)
-        else:
-            _turn_once(found.paths)
-        return f"asked (command {number})"
-
-    each(out, verb, ids, act, dry_run)
-    if not wait or not asked:
-        return
-
-    def done(item: dict[str, Any]) -> bool:
-        states = {0: item["state"], **{t["trial"]: t["state"] for t in item["trials"]}}
-        wanted = next(numbers for paths, numbers in asked.items() if paths.id == item["id"])
-        return all(states[number] in goal for number in wanted)
-
-    waited = list(asked)
-    with follow.following([paths.id for paths in waited]), cranks(waited, "wait") as all_of_them:
-        follow.until(waited, done, turn=lambda: _turn_all(all_of_them))
-
-
-def _turn_all(all_of_them: list[Crank]) -> None:
-    for crank in all_of_them:
-        crank.turn_if_due()
-
-
-def _turn_once(paths: ExperimentPaths) -> None:
-    """What was asked stands in a file already; trouble here only delays it."""
-    try:
-        with Crank(paths, "command") as crank:
-            turn = crank.turn()
-            if turn.blind:
-                settings().warn(
-                    f"{paths.id}: asked, but not all of it can be done here: {turn.blind}"
-                )
-    except (HpcdetError, OSError) as error:
-        settings().warn(f"asked, but nothing is done yet: {error}")
-
-
-def _turn_until_somebody_works(paths: ExperimentPaths) -> None:
-    """Turn until a worker lives or a job waits: until then nobody else would turn the crank.
-
-    A job that was just cancelled is believed to be gone only after a second look at the queue.
-    """
-    try:
-        with Crank(paths, "command") as crank:
-            crank.turn()
-            if _somebody_works(paths):
-                return
-            poll_s = crank.holder.hands.site.limits.poll_min_s
-            limit = time.monotonic() + 4 * poll_s + 30
-            with busy("waiting until the former jobs have left the queue"):
-                while not _somebody_works(paths) and time.monotonic() < limit:
-                    follow.pause(0.2)
-                    crank.turn_if_due()
-    except (HpcdetError, OSError) as error:
-        settings().warn(f"asked, but nothing is done yet: {error}")
-
-
-def _somebody_works(paths: ExperimentPaths) -> bool:
-    gathered = gather.gather(paths)
-    if gathered.closed is not None or states.stuck(gathered):
-        return True
-    staying = any(
-        worker.end is None
-        and all(line["kind"] != "notice" for line in journal.read(worker.paths.journal))
-        for worker in gathered.workers
-    )
-    begun = {worker.paths.submission for worker in gathered.workers}
-    queued = (job for job in gathered.jobs if job.submitted and job.submitted.job)
-    return staying or any(job.number not in begun for job in queued)

@@ -274,7 +274,15 @@ JOBS = (
     Column("ERROR", "error"),
 )
 
-SECTIONS = ("status", "attempts", "jobs", "config", "provenance", "files")
+CHANGES = (
+    Column("CHANGED", "key"),
+    Column("TO", "value"),
+    Column("FROM", "was"),
+    Column("BY", "origin"),
+    Column("WHEN", words.time_of("at"), cut=False),
+)
+
+SECTIONS = ("status", "attempts", "jobs", "changes", "config", "provenance", "files")
 
 
 @click.command("show", short_help="Everything known of an experiment, trial or attempt.")
@@ -301,7 +309,7 @@ def show_command(out: Output, id: str, section: Sequence[str]) -> None:
     if "status" in chosen:
         click.echo(headline(item))
         out.emit(item["trials"], TRIALS)
-    for part, columns in (("attempts", ATTEMPTS), ("jobs", JOBS)):
+    for part, columns in (("attempts", ATTEMPTS), ("jobs", JOBS), ("changes", CHANGES)):
         if part in chosen and item[part]:
             click.echo(f"\n{part.capitalize()}")
             out.emit(item[part], columns)

@@ -50,8 +50,8 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
     "Control": (
         Verb("cancel", "control", "Save checkpoints, then end experiments or trials for good."),
         Verb("pause", "control", "Save checkpoints, stop, and give the nodes back."),
-        Verb("resume", "control", "Go on with what was paused."),
-        Verb("retry", "control", "Try failed trials again from their checkpoints."),
+        Verb("resume", "again", "Go on with what was paused."),
+        Verb("retry", "again", "Try failed trials again from their checkpoints."),
         Verb("set", "change", "Change the limits of experiments that run."),
         Verb("hold", "control", "Let what waits in the queue go on waiting."),
         Verb("release", "control", "Let jobs start that were held."),

@@ -64,6 +64,10 @@ def _refusal(holder: Holder, command: Command) -> str:
         return "the experiment has been canceled"
     if command.verb == "resume" and command.arguments.get("from"):
         return _no_rewind(holder, command)
+    if command.verb == "resume" and command.trial:
+        plan = decided.plans[command.trial]
+        if plan.searcher == "pause" and not plan.ended:
+            return "the searcher has paused it, and lets it go on if it is worth it"
     return ""
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from hpcdet.read.gather import Gathered, GatheredTrial, Line, gather
 from hpcdet.store import records
 from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.trials import Lineage
 
 Row = dict[str, Any]
 Source = ExperimentPaths | Gathered
@@ -27,7 +28,8 @@ def metrics(
     """Rows ``trial, group, step, name, value, time, attempt, superseded``, as they were written.
 
     A row is known by (trial, group, step, name). Where attempts trained the same stretch twice,
-    the highest attempt's row counts; the others are superseded and come only when asked for.
+    the highest attempt's row counts; the others are superseded and come only when asked for, as
+    are those behind a checkpoint from which a user let the trial begin again.
 
     Args:
         trial: only this one; 0 means all.
@@ -54,8 +56,10 @@ def metrics(
 def _of_trial(trial: GatheredTrial) -> list[Row]:
     rows = list(_written(trial))
     last = {(row["group"], row["step"], row["name"]): i for i, row in enumerate(rows)}
+    line = Lineage(trial.control.rewinds if trial.control else [])
     for i, row in enumerate(rows):
-        row["superseded"] = last[row["group"], row["step"], row["name"]] != i
+        again = last[row["group"], row["step"], row["name"]] != i
+        row["superseded"] = again or not line.has(row["step"], row["attempt"])
     return rows
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from hpcdet.read import changes
 from hpcdet.read.gather import Gathered, GatheredAttempt, Line, gather
 from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Stuck
+from hpcdet.store.records import Command, Stuck
 
 Event = dict[str, Any]
 Source = ExperimentPaths | Gathered
@@ -139,10 +140,26 @@ def _action_text(action: dict[str, Any]) -> str:
 
 
 def _commands(gathered: Gathered) -> Iterator[Event]:
-    for _, command in gathered.commands:
+    refused = changes.refusals(gathered)
+    for seq, command in gathered.commands:
         by = f" by {command.user}" if command.user else ""
-        reason = command.arguments.get("reason")
-        if command.verb == "set":
-            reason = " ".join(f"{key}={value}" for key, value in command.arguments.items())
-        why = f": {reason}" if reason else ""
-        yield _event(command.at, "command", f"{command.verb}{by}{why}", command.trial)
+        said = ", ".join(_said(command))
+        text = f"{command.verb}{by}" + (f": {said}" if said else "")
+        if refused.get(seq):
+            text += f"; refused: {refused[seq]}"
+        yield _event(command.at, "command", text, command.trial)
+
+
+def _said(command: Command) -> Iterator[str]:
+    """What a command asks for beside its verb."""
+    given = command.arguments
+    if given.get("reason"):
+        yield str(given["reason"])
+    if given.get("now"):
+        yield "without saving"
+    if given.get("from"):
+        yield f"from {given['from']}"
+    if given.get("reasons"):
+        yield f"what ended by {' or '.join(given['reasons'])}"
+    asked = given if command.verb == "set" else given.get("set", {})
+    yield from (f"{key}={value}" for key, value in asked.items())

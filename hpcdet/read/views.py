@@ -11,13 +11,13 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from hpcdet.read import series, states
+from hpcdet.read import changes, series, states
 from hpcdet.read.gather import Gathered, GatheredAttempt, GatheredTrial, gather
 from hpcdet.read.series import metrics
 from hpcdet.read.timeline import events
 from hpcdet.store import packed
 from hpcdet.store.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
-from hpcdet.store.trials import MANIFEST
+from hpcdet.store.trials import MANIFEST, lineage
 
 __all__ = [
     "Gathered",
@@ -197,12 +197,16 @@ def _attempt(gathered: Gathered, attempt: GatheredAttempt) -> View:
 
 
 def show(source: Source) -> View:
-    """All of ``status``, and ``config, attempts, jobs, checkpoints, provenance, files``."""
+    """All of ``status``, and ``config, changes, attempts, jobs, checkpoints, provenance, files``.
+
+    ``config`` is what holds now: what was submitted, with ``changes`` laid over it.
+    """
     gathered = gather(source)
     paths = gathered.paths
     return {
         **status(gathered),
-        "config": dict(gathered.config.raw),
+        "config": dict(changes.effective(gathered).raw),
+        "changes": changes.changes(gathered),
         "attempts": attempts(gathered),
         "jobs": jobs(gathered),
         "checkpoints": checkpoints(gathered),
@@ -236,7 +240,8 @@ def checkpoints(source: Source, trial: int = 0, deleted: bool = False) -> list[V
 
     Returns:
         ``trial, step, attempt, name, path, bytes, digest, state, metric, kept, time``; ``state``
-        is ``complete``, ``partial`` (without a commit: being written, or cut off), ``damaged``
+        is ``complete``, ``superseded`` (whole, but a user let the trial begin again from an
+        earlier one), ``partial`` (without a commit: being written, or cut off), ``damaged``
         (set aside by a reader that found it so), or ``deleted`` (only if asked for).
     """
     gathered = gather(source)
@@ -257,6 +262,7 @@ def _checkpoints(trial: GatheredTrial) -> list[View]:
 def _folders(trial: TrialPaths) -> dict[str, str]:
     """State of each checkpoint folder by the checkpoint's name."""
     found: dict[str, str] = {}
+    line = lineage(trial)
     try:
         entries = sorted(path.name for path in trial.checkpoints.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -265,7 +271,8 @@ def _folders(trial: TrialPaths) -> dict[str, str]:
         name = entry.removeprefix(".bad-")
         if CHECKPOINT_NAME.fullmatch(name):
             complete = (trial.checkpoints / entry / MANIFEST).is_file()
-            found[name] = "damaged" if entry != name else "complete" if complete else "partial"
+            whole = "complete" if name in line else "superseded"
+            found[name] = "damaged" if entry != name else whole if complete else "partial"
     return found
 
 

@@ -1,0 +1,281 @@
+"""``resume`` and ``retry``: going on with what was paused, or has failed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from hpcdet.cli import reading, words
+from hpcdet.cli.asking import Wish, ask_each, state_of, wrong_state
+from hpcdet.cli.ids import ids_argument
+from hpcdet.cli.output import Output, output
+from hpcdet.cli.settings import settings
+from hpcdet.config import changing
+from hpcdet.errors import IntegrityError, UsageError
+from hpcdet.read import changes, find, gather, origins, states
+from hpcdet.store import overrides, trials
+from hpcdet.store.records import Reason
+
+MEMORY = "resources.memory_per_slot"
+EXCLUDED = "resources.exclude_nodes"
+
+_ENDS: dict[str, tuple[Reason, ...]] = {
+    "FAILED": ("user_error", "launch_failed"),
+    "OOM": ("oom",),
+    "TIMEOUT": ("walltime",),
+    "NODE_FAIL": ("node_fail",),
+    "PREEMPTED": ("preempted",),
+    "LOST": ("lost",),
+}
+"""The scheduler's words for how the last attempt of a failed trial ended."""
+
+
+@click.command("resume", short_help="Go on with what was paused.")
+@ids_argument()
+@click.option(
+    "--from",
+    "from_",
+    metavar="CKPT",
+    help="An older checkpoint of the trial: its name, path or step, or @best.",
+)
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change what leaves the result as it is (repeat for more).",
+)
+@click.option("--time", metavar="TIME", help="Walltime of the jobs from now on: 2h, 12:00:00.")
+@click.option("--verify", is_flag=True, help="Read the checkpoints first; exit 9 if none is whole.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
+@output("resume")
+def resume_command(
+    out: Output,
+    ids: Sequence[str],
+    from_: str | None,
+    sets: Sequence[str],
+    time: str | None,
+    verify: bool,
+    dry_run: bool,
+) -> None:
+    """Go on with paused experiments or trials (ID/3), from their latest checkpoints.
+
+    A trial of a paused experiment goes on alone; the others stay paused.
+
+    \b
+    Examples: hpcdet resume digits-7f3a --time 12h --verify
+              hpcdet resume digits-7f3a/3 --from @best
+    """
+    wanted = changing.changes([*sets, *([f"resources.walltime_s={time}"] if time else [])])
+
+    def look(found: find.Reference, gathered: gather.Gathered) -> Wish:
+        state = _may_resume(found, gathered, bool(from_))
+        if state in ("RUNNING", "PENDING"):
+            if wanted or from_:
+                raise wrong_state(
+                    "resume", found, f"{state}, not paused", f"hpcdet pause {found} --wait"
+                )
+            if found.trial:
+                return Wish(done=f"{state} already")
+        arguments: dict[str, Any] = {}
+        says = [_also_paused(found, gathered)]
+        if wanted:
+            _can_run(gathered, wanted)
+            arguments["set"] = wanted
+            says += [f"{key}={value}" for key, value in wanted.items()]
+        if from_:
+            number = found.trial or _only_trial(found, gathered)
+            arguments |= {"from": origins.checkpoint(gathered, number, from_), "from_trial": number}
+            says.append(f"trial {number} from {arguments['from']}")
+        if verify:
+            says += _verify(found, gathered, arguments)
+        return Wish(arguments, ", ".join(filter(None, says)))
+
+    ask_each(out, "resume", ids, dry_run, look)
+
+
+def _may_resume(found: find.Reference, gathered: gather.Gathered, back: bool) -> str:
+    """The state, if there is something to go on with. ``back``: from an older checkpoint."""
+    state = state_of(found, gathered)
+    if state == "ERROR" and found.trial and gathered.closed is None:
+        if not back:
+            raise wrong_state("resume", found, state, f"hpcdet retry {found}")
+    elif state in states.ENDED or state == "STOPPING":
+        hint = "wait until it has stopped" if state == "STOPPING" else ""
+        raise wrong_state("resume", found, state, hint)
+    experiment, _ = states.experiment_state(gathered)
+    return "PAUSED" if experiment == "PAUSED" and state == "PENDING" else state
+
+
+def _also_paused(found: find.Reference, gathered: gather.Gathered) -> str:
+    """What a trial's being resumed alone means."""
+    experiment, _ = states.experiment_state(gathered)
+    if found.trial and experiment == "PAUSED" and not states.stuck(gathered):
+        return f"trial {found.trial} alone, the others stay paused"
+    return ""
+
+
+def _only_trial(found: find.Reference, gathered: gather.Gathered) -> int:
+    numbers = [trial.number for trial in gathered.trials]
+    if len(numbers) == 1:
+        return numbers[0]
+    what = f"--from is about one trial, and it has {len(numbers)}"
+    raise UsageError(what, where=str(found), hint=f"hpcdet resume {found}/1 --from ...")
+
+
+def _can_run(gathered: gather.Gathered, wanted: dict[str, Any]) -> None:
+    """Refuse what this site can never run. Raises ConfigError."""
+    from hpcdet.jobs import checks
+    from hpcdet.site.loading import from_resolved
+
+    changed = overrides.lay(changes.effective(gathered), wanted)
+    site = from_resolved(gathered.paths.site)
+    checks.preflight(changed, site, gathered.paths.root.parent, submits=False)
+
+
+def _verify(
+    found: find.Reference, gathered: gather.Gathered, arguments: dict[str, Any]
+) -> list[str]:
+    """Read every byte of the checkpoints that the trials will go on from.
+
+    Returns:
+        What they are, one word for each trial.
+
+    Raises:
+        IntegrityError: a trial has checkpoints and none is whole.
+    """
+    said = []
+    chosen = arguments.get("from_trial") or found.trial
+    for trial in gathered.trials:
+        if chosen not in (0, trial.number) or trial.standing.state in ("done", "stopped"):
+            continue
+        if not chosen and trial.standing.state == "failed":
+            continue
+        line = trials.lineage(trial.paths)
+        names = [name for name in reversed(trials.checkpoints(trial.paths)) if name in line]
+        if arguments.get("from"):
+            names = [arguments["from"]]
+        problem = ""
+        for name in names:
+            [row] = reading.run("verify", [trial.paths.checkpoints / name])
+            if row["state"] != "damaged":
+                said.append(f"trial {trial.number}: {name} is whole")
+                break
+            settings().warn(f"trial {trial.number}: {name} is damaged: {row['error']}")
+            problem = problem or row["error"]
+        else:
+            if problem:
+                raise IntegrityError(
+                    f"no whole checkpoint to go on from: {problem}",
+                    where=f"{gathered.id}/{trial.number}",
+                    hint="to begin anew, submit again",
+                )
+    return said
+
+
+@click.command("retry", short_help="Try failed trials again from their checkpoints.")
+@ids_argument()
+@click.option(
+    "--state",
+    "ends",
+    multiple=True,
+    metavar="WORD,...",
+    help=f"Only those whose last attempt ended so: {', '.join(_ENDS)}.",
+)
+@click.option("--mem", metavar="x2|8G", help="Memory per slot from now on: so often, or so much.")
+@click.option(
+    "--exclude-node", "nodes", multiple=True, metavar="NODE", help="Not on it (repeat for more)."
+)
+@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
+@output("retry")
+def retry_command(
+    out: Output,
+    ids: Sequence[str],
+    ends: Sequence[str],
+    mem: str | None,
+    nodes: Sequence[str],
+    dry_run: bool,
+) -> None:
+    """Give trials that were given up another chance, with all their restarts.
+
+    Only they are submitted again; --mem and --exclude-node hold for all jobs that are submitted
+    from now on.
+
+    \b
+    Examples: hpcdet retry digits-7f3a/3
+              hpcdet retry digits-7f3a --state OOM --mem x2 --exclude-node gpu17
+    """
+    reasons = _reasons(ends)
+
+    def look(found: find.Reference, gathered: gather.Gathered) -> Wish:
+        numbers = _failed(found, gathered, reasons)
+        wanted: dict[str, Any] = {}
+        now = changes.effective(gathered).resources
+        if mem:
+            wanted[MEMORY] = _memory(mem, now.memory_per_slot)
+        if nodes:
+            wanted[EXCLUDED] = changing.checked(
+                EXCLUDED, list(dict.fromkeys([*now.exclude_nodes, *nodes]))
+            )
+        arguments: dict[str, Any] = {"reasons": reasons} if reasons else {}
+        says = [f"trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"]
+        if wanted:
+            _can_run(gathered, wanted)
+            arguments["set"] = wanted
+        if mem:
+            says.append(f"{words.size(wanted[MEMORY])} of memory per slot")
+        if nodes:
+            says.append(f"not on {', '.join(wanted[EXCLUDED])}")
+        if states.experiment_state(gathered)[0] == "PAUSED":
+            says.append("once the experiment is resumed")
+        return Wish(arguments, ", ".join(says))
+
+    ask_each(out, "retry", ids, dry_run, look)
+
+
+def _reasons(ends: Sequence[str]) -> list[Reason]:
+    found: dict[Reason, None] = {}
+    for word in (word for text in ends for word in text.split(",") if word):
+        if word.upper() not in _ENDS:
+            raise UsageError(f"--state {word} is none of {', '.join(_ENDS)}")
+        found |= dict.fromkeys(_ENDS[word.upper()])
+    return list(found)
+
+
+def _failed(
+    found: find.Reference, gathered: gather.Gathered, reasons: Sequence[Reason]
+) -> list[int]:
+    """The trials that a retry is about. Raises UsageError if there is none."""
+    state = state_of(found, gathered)
+    if gathered.closed is not None or (not found.trial and state == "STOPPING"):
+        hint = "submit it again to run it once more" if gathered.closed else ""
+        raise wrong_state("retry", found, f"{state} already" if gathered.closed else state, hint)
+    if found.trial and state not in ("ERROR", "CANCELED"):
+        raise wrong_state("retry", found, f"{state}, not failed")
+    failed = [
+        trial
+        for trial in gathered.trials
+        if found.trial == trial.number or (not found.trial and states.trial_state(trial) == "ERROR")
+    ]
+    if not failed:
+        raise UsageError("none of its trials has failed", where=str(found))
+    last = {t.number: t.standing.last_end.reason if t.standing.last_end else "" for t in failed}
+    chosen = [number for number, reason in last.items() if not reasons or reason in reasons]
+    if not chosen:
+        others = ", ".join(f"{number} by {reason}" for number, reason in last.items())
+        raise UsageError("none of its trials failed so", where=str(found), hint=f"failed: {others}")
+    return chosen
+
+
+def _memory(text: str, now: int | None) -> int:
+    match = re.fullmatch(r"[xX](\d+(?:\.\d+)?)", text)
+    if match is None:
+        return int(changing.checked(MEMORY, text))
+    if now is None:
+        raise UsageError(
+            "--mem x2 of what? The config asks for no memory", hint="say how much: --mem 8G"
+        )
+    return int(changing.checked(MEMORY, int(float(match[1]) * now)))

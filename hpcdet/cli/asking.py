@@ -1,0 +1,155 @@
+"""Asking something of experiments: refused at once where it cannot be, else until it is heard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcdet.cli import follow
+from hpcdet.cli.bulk import each
+from hpcdet.cli.crank import Crank, cranks
+from hpcdet.cli.output import Output
+from hpcdet.cli.progress import busy
+from hpcdet.cli.settings import settings
+from hpcdet.control import commands
+from hpcdet.errors import HpcdetError, UsageError
+from hpcdet.read import changes, find, gather, states
+from hpcdet.store import journal
+from hpcdet.store.layout import ExperimentPaths
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked of one experiment or trial.
+
+    Attributes:
+        arguments: kept in the command, plain JSON.
+        says: what it means, for people.
+        done: it is so already, says this; nothing is asked.
+    """
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    says: str = ""
+    done: str = ""
+
+
+Look = Callable[[find.Reference, gather.Gathered], Wish]
+
+
+def state_of(found: find.Reference, gathered: gather.Gathered) -> str:
+    """The state of the experiment or of the trial that is meant; "" if there is no such trial."""
+    state, _ = states.experiment_state(gathered)
+    if not found.trial:
+        return state
+    over = state if state in states.ENDED else ""
+    trials = {trial.number: trial for trial in gathered.trials}
+    return states.trial_state(trials[found.trial], over) if found.trial in trials else ""
+
+
+def wrong_state(verb: str, found: find.Reference, state: str, hint: str = "") -> UsageError:
+    """It cannot be asked of what is in this state."""
+    return UsageError(f"cannot {verb}: it is {state}", where=str(found), hint=hint)
+
+
+def ask_each(
+    out: Output,
+    verb: commands.Verb,
+    ids: Sequence[str],
+    dry_run: bool,
+    look: Look,
+    goal: frozenset[str] = frozenset(),
+    wait: bool = False,
+) -> None:
+    """Ask, then turn the crank so that it happens even where nobody else is alive.
+
+    Args:
+        look: what to ask of each; raises where it cannot be.
+        goal: states of the experiments or trials to wait for.
+    """
+    asked: dict[ExperimentPaths, list[int]] = {}
+
+    def act(found: find.Reference) -> str:
+        wish = look(found, gather.gather(found.paths))
+        says = f": {wish.says}" if wish.says else ""
+        if wish.done:
+            asked.setdefault(found.paths, []).append(found.trial)
+            return wish.done
+        if dry_run:
+            return f"would {verb}{says}"
+        number = commands.ask(found.paths, verb, found.trial, **wish.arguments)
+        asked.setdefault(found.paths, []).append(found.trial)
+        if verb in ("resume", "retry"):
+            _turn_until_somebody_works(found.paths)
+        else:
+            _turn_once(found.paths)
+        if refused := changes.refusals(gather.gather(found.paths)).get(number):
+            raise UsageError(f"command {number} was refused: {refused}", where=str(found))
+        return f"asked (command {number}){says}"
+
+    each(out, verb, ids, act, dry_run)
+    if not wait or dry_run or not asked:
+        return
+
+    def done(item: dict[str, Any]) -> bool:
+        states = {0: item["state"], **{t["trial"]: t["state"] for t in item["trials"]}}
+        wanted = next(numbers for paths, numbers in asked.items() if paths.id == item["id"])
+        return all(states[number] in goal for number in wanted)
+
+    waited = list(asked)
+    with follow.following([paths.id for paths in waited]), cranks(waited, "wait") as all_of_them:
+        follow.until(waited, done, turn=lambda: _turn_all(all_of_them))
+
+
+def _turn_all(all_of_them: list[Crank]) -> None:
+    for crank in all_of_them:
+        crank.turn_if_due()
+
+
+def _turn_once(paths: ExperimentPaths) -> None:
+    """What was asked stands in a file already; trouble here only delays it."""
+    try:
+        with Crank(paths, "command") as crank:
+            turn = crank.turn()
+            if turn.blind:
+                settings().warn(
+                    f"{paths.id}: asked, but not all of it can be done here: {turn.blind}"
+                )
+    except (HpcdetError, OSError) as error:
+        settings().warn(f"asked, but nothing is done yet: {error}")
+
+
+def _turn_until_somebody_works(paths: ExperimentPaths) -> None:
+    """Turn until a worker lives or a job waits: until then nobody else would turn the crank.
+
+    A job that was just cancelled is believed to be gone only after a second look at the queue.
+    """
+    try:
+        with Crank(paths, "command") as crank:
+            crank.turn()
+            if _somebody_works(paths):
+                return
+            poll_s = crank.holder.hands.site.limits.poll_min_s
+            limit = time.monotonic() + 4 * poll_s + 30
+            with busy("waiting until the former jobs have left the queue"):
+                while not _somebody_works(paths) and time.monotonic() < limit:
+                    follow.pause(0.2)
+                    crank.turn_if_due()
+    except (HpcdetError, OSError) as error:
+        settings().warn(f"asked, but nothing is done yet: {error}")
+
+
+def _somebody_works(paths: ExperimentPaths) -> bool:
+    """Whether a worker lives or a job waits, or nothing is wanted of any."""
+    gathered = gather.gather(paths)
+    if gathered.closed is not None or states.experiment_state(gathered)[0] == "PAUSED":
+        return True
+    staying = any(
+        worker.end is None
+        and all(line["kind"] != "notice" for line in journal.read(worker.paths.journal))
+        for worker in gathered.workers
+    )
+    begun = {worker.paths.submission for worker in gathered.workers}
+    queued = (job for job in gathered.jobs if job.submitted and job.submitted.job)
+    return staying or any(job.number not in begun for job in queued)

@@ -1,0 +1,55 @@
+"""What users have changed of an experiment's config since it was submitted, and who did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcdet.read.gather import Gathered
+from hpcdet.store import overrides
+from hpcdet.store.config import Resolved
+
+Change = dict[str, Any]
+
+
+def changes(gathered: Gathered) -> list[Change]:
+    """The changes in force, by key.
+
+    Returns:
+        ``key, value, was`` (in ``experiment.yaml``), ``origin`` (``command 3``), ``user, at``,
+        ``pending``: asked for, but nobody has obeyed yet.
+    """
+    heard = {line["seq"]: line for line in gathered.decisions if line["kind"] == "command"}
+    found: dict[str, Change] = {}
+    for seq, command in gathered.commands:
+        line = heard.get(seq)
+        if line is not None and line.get("refused"):
+            continue
+        arguments = line.get("arguments", {}) if line is not None else command.arguments
+        for key, value in overrides.asked(command.verb, arguments).items():
+            found[key] = {
+                "key": key,
+                "value": value,
+                "was": _at(gathered.config.raw, key),
+                "origin": f"command {seq}",
+                "user": command.user,
+                "at": command.at,
+                "pending": line is None,
+            }
+    return [found[key] for key in sorted(found)]
+
+
+def effective(gathered: Gathered) -> Resolved:
+    """The config with these changes laid over it."""
+    return overrides.lay(gathered.config, {c["key"]: c["value"] for c in changes(gathered)})
+
+
+def refusals(gathered: Gathered) -> dict[int, str]:
+    """Why commands were refused, by their number; "" of those that were obeyed."""
+    lines = (line for line in gathered.decisions if line["kind"] == "command")
+    return {line["seq"]: str(line.get("refused") or "") for line in lines}
+
+
+def _at(plain: Any, key: str) -> Any:
+    for part in key.split("."):
+        plain = plain.get(part) if isinstance(plain, dict) else None
+    return plain

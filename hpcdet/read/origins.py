@@ -1,0 +1,55 @@
+"""From which checkpoint a trial is to go on, as a person names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hpcdet.errors import NotFound, UsageError
+from hpcdet.read import find, series, views
+from hpcdet.read.gather import Gathered
+from hpcdet.store.layout import CHECKPOINT_NAME
+
+THERE = ("complete", "superseded")
+
+
+def checkpoint(gathered: Gathered, trial: int, text: str) -> str:
+    """Name of the checkpoint of a trial that is meant.
+
+    Args:
+        text: its name (``00000300.g2``) or path, a step (``300``), or ``@best``.
+
+    Raises:
+        NotFound: the trial has no such checkpoint.
+        UsageError: it is a checkpoint of another trial or experiment.
+    """
+    where = f"{gathered.id}/{trial}"
+    rows = [row for row in views.checkpoints(gathered, trial) if row["state"] in THERE]
+    if text == find.BEST:
+        return _best(rows, gathered, where)
+    name = text
+    path = Path(text).expanduser().absolute()
+    if path.is_dir() and CHECKPOINT_NAME.fullmatch(path.name):
+        if path.resolve().parent != gathered.paths.trial(trial).checkpoints.resolve():
+            raise UsageError(
+                f"{path} is a checkpoint of another trial",
+                where=where,
+                hint="a trial goes on from its own only; to begin another one there, fork",
+            )
+        name = path.name
+    fits = [row for row in rows if name in (row["name"], str(row["step"]))]
+    if fits:
+        return str(max(fits, key=lambda row: row["attempt"])["name"])
+    hint = f"hpcdet ckpt ls {where} shows those it has"
+    raise NotFound(f"no checkpoint {text}", where=where, hint=hint)
+
+
+def _best(rows: list[dict[str, Any]], gathered: Gathered, where: str) -> str:
+    searcher = gathered.config.searcher
+    values = [(series.number(row["metric"]), row["name"]) for row in rows]
+    ordered = [(value, name) for value, name in values if value is not None]
+    if not ordered:
+        hint = "name one by its step: hpcdet ckpt ls shows them"
+        raise NotFound(f"no checkpoint with a value of {searcher.metric}", where=where, hint=hint)
+    pick = min if searcher.smaller_is_better else max
+    return str(pick(ordered, key=lambda pair: pair[0])[1])
