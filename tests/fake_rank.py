@@ -104,6 +104,8 @@ def main() -> int:
     while True:
         control = in_force(trial)
         if not stubborn:
+            if control is not None and control.now:
+                return os.EX_TEMPFAIL
             if heard:
                 return end("resume", "signal")
             if time.time() > deadline - plan.get("lead_s", 0.5):

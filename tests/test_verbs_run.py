@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
+from hpcdet.checkpoint import save
 from hpcdet.errors import Unavailable
 from hpcdet.read import find, views
 from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.trials import checkpoints
 from tests import experiments as x
+from tests.builders import Builder
 from tests.commands import Cli
 
 
@@ -177,6 +180,76 @@ def test_a_trial_that_was_given_up_is_tried_again(lab: Lab) -> None:
     x.until(lambda: views.trials(paths)[0]["state"] == "RUNNING", lambda: x.story(paths))
     assert views.trials(paths)[0]["failures"] == 2
     lab.cli("cancel", paths.id, "--wait")
+
+
+def test_a_trial_goes_on_alone_from_an_older_checkpoint_with_other_settings(lab: Lab) -> None:
+    paths = lab.submit(lab.config(100_000, data={"step_s": 0.02, "every": 10}))
+    cli, name, trial = lab.cli, paths.id, paths.trial(1)
+    x.until(lambda: len(checkpoints(trial)) > 2 and checkpoints(paths.trial(2)))
+    cli("resume", f"{name}/1", "--time", "2h", code=2)  # it runs
+    cli("pause", name, "--wait")
+    old, newest = checkpoints(trial)[0], checkpoints(trial)[-1]
+    foreign = paths.trial(2).checkpoints / checkpoints(paths.trial(2))[0]
+    for flags, code in (
+        (["--set", "hyperparameters.x=1"], 4),
+        (["--set", "resources.resource_pool=none"], 4),
+        (["--from", "12345"], 3),
+        (["--from", foreign], 2),
+        (["--verify"], 9),  # fakes leave nothing that is a checkpoint for others
+    ):
+        assert f"{name}" in cli("resume", f"{name}/1", *flags, code=code).err or code == 4
+    assert len(list(paths.commands.iterdir())) == 1, "nothing of that was asked"
+    said = cli("resume", f"{name}/1", "--from", old, "--time", "2h").out
+    assert "trial 1 alone" in said and "walltime_s=7200" in said and old in said
+    x.until(lambda: views.attempts(paths, 1)[-1]["checkpoint"] == old, lambda: x.story(paths))
+    assert [t["state"] for t in views.trials(paths)] == ["RUNNING", "PAUSED"]
+    states_ = {row["name"]: row["state"] for row in views.checkpoints(paths, 1)}
+    assert (states_[old], states_[newest]) == ("complete", "superseded")
+    shown = views.show(paths)
+    assert shown["config"]["resources"]["walltime_s"] == 7200
+    assert shown["changes"][0]["origin"] == "command 2" and not shown["changes"][0]["pending"]
+    script = paths.script(max(paths.submissions())).read_text()
+    assert "walltime_s=7200" in script
+    assert "command 2 by" in cli("config", "show", name, "--origin").out
+    assert f"from {old}" in cli("events", f"{name}/1", "--kind", "command").out
+    assert "already" in cli("pause", f"{name}/2").out
+    assert "already" in cli("resume", f"{name}/1").out
+    cli("retry", f"{name}/2", code=2)
+    cli("cancel", f"{name}/1", f"{name}/9", "-y", code=7)
+    cli("cancel", name, "--now", "--wait")
+
+
+def test_cancel_now_saves_nothing_and_leaves_the_others_alone(lab: Lab) -> None:
+    # the first trial does not listen, so that its worker has to kill it
+    data = {"step_s": 0.05, "every": 10**9, "stubborn": [1]}
+    paths = lab.submit(lab.config(100_000, data=data))
+    cli, name = lab.cli, paths.id
+    x.until(lambda: all(views.attempts(paths, n) for n in (1, 2)), lambda: x.story(paths))
+    x.until(lambda: all(views.attempts(paths, n)[0]["steps"] is not None for n in (1, 2)))
+    cli("cancel", f"{name}/1", "--now", "--wait")
+    assert [t["state"] for t in views.trials(paths)][:2] == ["CANCELED", "RUNNING"]
+    assert views.attempts(paths, 1)[0]["reason"] == "canceled"
+    cli("cancel", name, "--now", "--wait")
+    assert not any(checkpoints(trial) for trial in paths.trials())
+    assert {a["reason"] for a in views.attempts(paths)} == {"canceled"}
+    assert "without saving" in cli("events", name, "--kind", "command").out
+    assert "CANCELED" in cli("resume", name, code=2).err
+
+
+def test_the_checkpoints_to_go_on_from_are_read_before_anything_is_queued(cli: Cli) -> None:
+    built = Builder(cli.root / "fake-0001")
+    trial = built.trial()
+    trial.attempt().end("paused")
+    trial.control("pause", why="paused by its user")
+    built.decide("state", state="PAUSED", why="paused by its user", by="")
+    good, bad = (trial.paths.checkpoint(step, 1) for step in (10, 20))
+    for folder in (good, bad):
+        save(folder, {"weights": [1.0, 2.0]})
+    [shard] = [file for file in bad.iterdir() if file.suffix == ".h5"]
+    shard.write_bytes(shard.read_bytes().replace(b"weights", b"heights"))
+    ran = cli("resume", "fake-0001", "--verify", "-n")
+    assert f"{good.name} is whole" in ran.out and f"{bad.name} is damaged" in ran.err
+    assert not built.paths.commands.exists()
 
 
 def test_dry_run_shows_everything_and_makes_nothing(lab: Lab) -> None:

@@ -29,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("folders", nargs="+", type=Path, metavar="CHECKPOINT")
+        command.add_argument(
+            "--first", action="store_true", help="of each trial, stop at the first sound one"
+        )
     command = commands.add_parser(
         "sweep", help="apply the rules of retention to a closed experiment"
     )
@@ -41,7 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HpcdetError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    return max([_look(folder, arguments.command) for folder in arguments.folders])
+    codes: dict[Path, int] = {}
+    sound: set[Path] = set()
+    for folder in arguments.folders:
+        if not arguments.first or folder.parent not in sound:
+            codes[folder] = _look(folder, arguments.command)
+            if codes[folder] == 0:
+                sound.add(folder.parent)
+    return max(codes.values())
 
 
 def _look(folder: Path, command: str) -> int:

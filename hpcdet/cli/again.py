@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -147,32 +148,31 @@ def _verify(
     Raises:
         IntegrityError: a trial has checkpoints and none is whole.
     """
-    said = []
     chosen = arguments.get("from_trial") or found.trial
+    names: dict[int, list[str]] = {}
     for trial in gathered.trials:
-        if chosen not in (0, trial.number) or trial.standing.state in ("done", "stopped"):
-            continue
-        if not chosen and trial.standing.state == "failed":
-            continue
-        line = trials.lineage(trial.paths)
-        names = [name for name in reversed(trials.checkpoints(trial.paths)) if name in line]
-        if arguments.get("from"):
-            names = [arguments["from"]]
-        problem = ""
-        for name in names:
-            [row] = reading.run("verify", [trial.paths.checkpoints / name])
-            if row["state"] != "damaged":
-                said.append(f"trial {trial.number}: {name} is whole")
-                break
-            settings().warn(f"trial {trial.number}: {name} is damaged: {row['error']}")
-            problem = problem or row["error"]
-        else:
-            if problem:
-                raise IntegrityError(
-                    f"no whole checkpoint to go on from: {problem}",
-                    where=f"{gathered.id}/{trial.number}",
-                    hint="to begin anew, submit again",
-                )
+        idle = ("done", "stopped") if chosen else ("done", "stopped", "failed")
+        if chosen in (0, trial.number) and trial.standing.state not in idle:
+            line = trials.lineage(trial.paths)
+            own = [name for name in trials.checkpoints(trial.paths) if name in line]
+            names[trial.number] = [arguments["from"]] if arguments.get("from") else own[::-1]
+    paths = gathered.paths
+    folders = {n: [paths.trial(n).checkpoints / name for name in names[n]] for n in names}
+    every = [folder for own in folders.values() for folder in own]
+    rows = {row["path"]: row for row in reading.run("verify", every, first=True)} if every else {}
+    said = []
+    for number, own_folders in folders.items():
+        looked = [rows[str(folder)] for folder in own_folders if str(folder) in rows]
+        damaged = [row for row in looked if row["state"] == "damaged"]
+        for row in damaged:
+            settings().warn(f"{row['path']} is damaged: {row['error']}")
+        if damaged and len(damaged) == len(looked):
+            raise IntegrityError(
+                f"no whole checkpoint to go on from: {damaged[0]['error']}",
+                where=f"{gathered.id}/{number}",
+                hint="to begin anew, submit again",
+            )
+        said += [f"trial {number}: {Path(row['path']).name} is whole" for row in looked[-1:]]
     return said
 
 

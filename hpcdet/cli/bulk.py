@@ -10,7 +10,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.errors import HpcdetError, PartialSuccess, Unavailable
 from hpcdet.read import find
 
-COLUMNS = (Column("ID", "id"), Column("OK", "ok"), Column("WHAT", "what"))
+COLUMNS = (Column("ID", "id"), Column("OK", "ok"), Column("WHAT", "what", cut=False))
 
 
 def each(

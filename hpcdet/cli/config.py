@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from hpcdet.cli.loading import config_argument, request, setting_options
 from hpcdet.cli.output import Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.errors import NotFound
+from hpcdet.read import changes, find, gather
+from hpcdet.site.loading import walk
 from hpcdet.store import config as resolved_config
 from hpcdet.store import files, yaml12
 
@@ -47,21 +49,50 @@ def show(
 ) -> None:
     """A config with every default filled in, as an experiment would keep it.
 
+    In place of CONFIG, the id of an experiment: its config with what was changed since.
+
     \b
-    Example: hpcdet config show random.yaml --set searcher.max_trials=8 --origin
+    Examples: hpcdet config show random.yaml --set searcher.max_trials=8 --origin
+              hpcdet config show digits-7f3a --origin
     """
-    wanted = request(config_file, model_dir, sets, site_name)
-    leaves = preview.origins(wanted)
+    if not config_file.is_file() and (gathered := _experiment(str(config_file))):
+        resolved = dict(changes.effective(gathered).raw)
+        leaves = list(_changed(gathered, resolved))
+        warnings: Sequence[str] = ()
+    else:
+        wanted = request(config_file, model_dir, sets, site_name)
+        resolved, leaves = wanted.loaded.resolved(), preview.origins(wanted)
+        warnings = wanted.loaded.warnings
     if out.for_people and not out.fields:
-        wanted.warn()
+        for warning in warnings:
+            settings().warn(warning)
         if origin:
             for leaf in leaves:
                 click.echo(f"{leaf['key']}: {text(leaf['value'])}    # {leaf['origin']}")
         else:
-            click.echo(resolved_config.dump(wanted.loaded.resolved()).decode(), nl=False)
+            click.echo(resolved_config.dump(resolved).decode(), nl=False)
         return
-    items: list[dict[str, Any]] = leaves if origin else [dict(wanted.loaded.resolved())]
-    out.emit(items, (), key="key" if origin else "name", warnings=wanted.loaded.warnings)
+    items: list[dict[str, Any]] = leaves if origin else [resolved]
+    out.emit(items, (), key="key" if origin else "name", warnings=warnings)
+
+
+def _experiment(name: str) -> gather.Gathered | None:
+    """The experiment of that id; None if there is none."""
+    try:
+        return gather.gather(find.experiment(name, settings().root))
+    except NotFound:
+        return None
+
+
+def _changed(gathered: gather.Gathered, resolved: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every leaf of an experiment's config: ``key, value, origin``."""
+    found = {change["key"]: change for change in changes.changes(gathered)}
+    for key, value in walk(resolved):
+        origin = "experiment.yaml"
+        if key in found:
+            change = found[key]
+            origin = f"{change['origin']} by {change['user']}, was {text(change['was'])}"
+        yield {"key": key, "value": value, "origin": origin}
 
 
 @config_command.command("get")

@@ -22,7 +22,7 @@ from hpcdet.errors import HpcdetError, IntegrityError
 from hpcdet.search import api
 from hpcdet.store import files, trials
 from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Claim, Closed, ExperimentState
+from hpcdet.store.records import Claim, Closed, End, ExperimentState
 from hpcdet.store.trials import Standing
 
 __all__ = ["Holder", "Turn", "advance"]
@@ -266,7 +266,7 @@ def _outdated(holder: Holder, seen: Seen, waiting: list[Plan]) -> list[Place]:
         for plan in holder.decided.plans.values()
         if not plan.ended
         for attempt in holder.paths.trial(plan.number).attempts()[-1:]
-        if not attempt.end.exists() and (claim := Claim.read(attempt.claim)) is not None
+        if End.read(attempt.end) is None and (claim := Claim.read(attempt.claim)) is not None
     }
     old = [
         place
