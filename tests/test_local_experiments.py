@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hpcdet.control import commands
+from hpcdet.schedulers import processes
 from hpcdet.site import Site
 from hpcdet.store import journal
 from hpcdet.store.layout import ExperimentPaths
@@ -199,6 +200,30 @@ def test_a_notice_ends_the_attempt_well_and_the_task_comes_back(
     assert x.ends(paths, 1) == ["preempted", "completed"]
     assert x.final_digest(paths, 1) == lab.undisturbed(60)
     assert [worker.name for worker in paths.workers()] == ["0001-0000.0", "0001-0000.1"]
+
+
+def test_a_notice_reaches_the_ranks_while_a_turn_hangs(lab: Lab) -> None:
+    """The failure of the first trial runs a hook that does not end while the second trains."""
+    hook = f"cd {lab.folder}; echo $$ > pid; mv pid hook; until [ -e unhook ]; do sleep 0.1; done"
+    values = lab.held(trials=2)
+    values["data"]["crash"] = {"1": [5, 1]}
+    values.update(max_restarts=0, notify={"command": hook, "on": ["failure"]})
+    values["searcher"]["max_concurrent_trials"] = 1
+    paths = lab.submit(values)
+    try:
+        x.until(lambda: (lab.folder / "hook").exists(), lambda: x.story(paths))
+        x.until(lambda: x.progress(paths, 2) == 30, lambda: x.story(paths))
+        x.strike(x.worker_pids(paths), signal.SIGTERM)
+        x.until(lambda: x.ends(paths, 2)[:1] == ["preempted"], lambda: x.story(paths))
+        assert processes.started(int((lab.folder / "hook").read_text())), "it hangs no more"
+        # nor does it keep the task from coming back in time
+        x.until(lambda: len(list(paths.workers())) == 2, lambda: x.story(paths))
+    finally:
+        (lab.folder / "unhook").touch()
+    lab.release()
+    assert x.crank_to_end(paths).state == "COMPLETED"
+    assert x.ends(paths, 2) == ["preempted", "completed"]
+    assert x.final_digest(paths, 2) == lab.undisturbed(60, 2)
 
 
 def test_a_place_where_nothing_starts_ends_the_worker_and_is_not_the_trials_fault(

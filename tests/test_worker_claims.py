@@ -185,8 +185,9 @@ def at_work(
     site = x.local_site(python=str(python), capabilities=alone, max_restarts_in_place=1)
     me = paths.worker(1, 0, allocation.restart)
     files.make_folder(me.root)
-    crank = Crank(paths, site, log)
-    return Worker(paths, config.resolve(x.config()), site, allocation, Notices(), me, log, crank)
+    notices = Notices()
+    crank = Crank(paths, site, log, notices)
+    return Worker(paths, config.resolve(x.config()), site, allocation, notices, me, log, crank)
 
 
 def test_a_full_disk_does_not_part_a_worker_from_its_ranks(

@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from hpcdet.control import controller
 from hpcdet.site import Site
 from hpcdet.store import journal, lease
 from hpcdet.store.layout import ExperimentPaths
+from hpcdet.worker.notice import Notices
 
 _LOCAL_S = 1.0
 _LOOK_S = 10.0
 _AFTER_ERROR_S = 30.0
+_LONGEST_S = 300.0
+"""More than a hook, a command of the scheduler and the last tidying up take, each at its limit."""
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What came of a turn; ``ours``: it was ours to make, or there is nothing left to turn."""
+
+    ours: bool
+    failed: bool = False
+    actions: tuple[str, ...] = ()
 
 
 class Crank:
-    """Turns it every few seconds, if nobody else holds the lease.
+    """Has it turned every few seconds, if nobody else holds the lease.
 
     Where workers cannot submit this is the login daemon's business; without one, they do all but
     the submitting.
+
+    The turns are made in a thread of their own, which alone owns the holder and its files: a
+    hook or a command of the scheduler may hang for minutes, and ranks must be told to leave
+    meanwhile. The worker only asks for turns, and waits for one where its outcome decides.
 
     The scheduler is not asked more often for that: its answers are shared by all processes of
     the user (``schedulers.polling``).
@@ -31,60 +50,160 @@ class Crank:
         every_s: seconds between looks.
     """
 
-    def __init__(self, paths: ExperimentPaths, site: Site, log: journal.Writer) -> None:
+    def __init__(
+        self, paths: ExperimentPaths, site: Site, log: journal.Writer, notices: Notices
+    ) -> None:
         self._paths = paths
         self._log = log
+        self._notices = notices
         can = site.capabilities
         self._submits = can.submit_from_compute
         # where nobody submits once the user has gone home, workers decide all the same
         self._allowed = can.submit_from_compute or can.nobody_submits
         self.every_s = min(_LOOK_S, max(_LOCAL_S, site.limits.poll_min_s))
         self._ttl_s = site.lease_ttl_s
+        self._kill_wait_s = site.limits.kill_wait_s
         self._next = 0.0
-        self._holder: controller.Holder | None = None
+        self._asked = 0
+        self._made = 0
+        self._last = _Outcome(False)
+        self._turner: _Turner | None = None
 
-    def turn(self, *, now: bool = False) -> bool:
-        """A turn, if one is due or asked for ``now``; True if it was ours to make.
+    @property
+    def turns(self) -> int:
+        """How many turns have been made: where it changed, there may be something new to do."""
+        self._collect()
+        return self._made
+
+    def turn(self, *, now: bool = False) -> None:
+        """Ask for a turn, if one is due or wanted ``now``; never waits for it.
 
         An error in it is the search's trouble, not the running trial's: it is said in the job's
         log, and tried again later.
         """
-        if not self._allowed or not (now or time.monotonic() >= self._next):
+        self._collect()
+        behind = self._asked - self._made
+        due = time.monotonic() >= self._next and not behind
+        # the first of two has begun, perhaps too early to see why this one is asked for
+        if self._allowed and (due or (now and behind < 2)):
+            self._ask()
+
+    def turned(self, limit_s: float = _LONGEST_S) -> bool:
+        """Ask for a turn and wait for its end; True if it was ours to make.
+
+        Args:
+            limit_s: seconds to wait at most; after a notice half of the time until the
+                scheduler kills, as there is more to do than this.
+        """
+        if not self._allowed:
             return False
+        ticket = self._ask()
+        over = self._wait(lambda: self._made >= ticket, min(limit_s, _LONGEST_S))
+        return over and self._last.ours
+
+    def last_turn(self) -> None:
+        """See to it that somebody turns after this worker's end, which may be the last one's.
+
+        A holder that was killed keeps the lease until its time to live is over: wait for that,
+        or for a sign that it lives and will see the end itself. After a notice there is time
+        for one turn only.
+        """
+        if not self._allowed:
+            return
+        before = lease.last(self._paths)
+        limit = time.monotonic() + self._ttl_s + self.every_s
+        while not self.turned() and time.monotonic() < limit and not self._notices.heard():
+            if lease.last(self._paths) != before:
+                return
+            self._notices.wait(self.every_s)
+
+    def close(self) -> None:
+        """Let the lease go, so that the next one need not wait for it to expire.
+
+        A turn that hangs is left to itself after its time; the lease expires then.
+        """
+        if self._turner is not None:
+            self._turner.end()
+            self._wait(self._turner.ended.is_set, _LONGEST_S)
+
+    def _ask(self) -> int:
+        if self._turner is None:
+            self._turner = _Turner(self._paths, self._submits, self._notices.wake)
         self._next = time.monotonic() + self.every_s
+        self._asked += 1
+        self._turner.ask()
+        return self._asked
+
+    def _wait(self, over: Callable[[], bool], limit_s: float) -> bool:
+        began = time.monotonic()
+        while not over():
+            limit = min(limit_s, self._kill_wait_s / 2) if self._notices.heard() else limit_s
+            left = began + limit - time.monotonic()
+            if left <= 0:
+                return False
+            self._notices.wait(left)
+            self._collect()
+        return True
+
+    def _collect(self) -> None:
+        """Take in what the thread has to tell; the worker's journal has one writer, too."""
+        while self._turner is not None and (outcome := self._turner.outcome()) is not None:
+            self._made += 1
+            self._last = outcome
+            if outcome.failed:
+                self._next = time.monotonic() + max(_AFTER_ERROR_S, self.every_s)
+            if outcome.actions:
+                with contextlib.suppress(OSError):  # for people only
+                    self._log.append("turn", actions=outcome.actions)
+
+
+class _Turner:
+    """The thread that turns. It does not keep the process alive: a turn that hangs may be cut.
+
+    Args:
+        submits: the holder may submit, too.
+        wake: called from the thread after each turn, and at its end.
+    """
+
+    def __init__(self, paths: ExperimentPaths, submits: bool, wake: Callable[[], None]) -> None:
+        self.ended = threading.Event()
+        self._paths = paths
+        self._submits = submits
+        self._wake = wake
+        self._wishes: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
+        self._holder: controller.Holder | None = None
+        threading.Thread(target=self._run, name="crank", daemon=True).start()
+
+    def ask(self) -> None:
+        self._wishes.put(True)
+
+    def end(self) -> None:
+        self._wishes.put(False)
+
+    def outcome(self) -> _Outcome | None:
+        """Of the next turn that was made; None if there is none yet."""
+        with contextlib.suppress(queue.Empty):
+            return self._outcomes.get_nowait()
+        return None
+
+    def _run(self) -> None:
+        try:
+            while self._wishes.get():
+                self._outcomes.put(self._turn())
+                self._wake()
+            if self._holder is not None:
+                self._holder.close()
+        finally:
+            self.ended.set()
+            self._wake()
+
+    def _turn(self) -> _Outcome:
         try:
             if self._holder is None:
                 self._holder = controller.Holder.open(self._paths, "worker", submits=self._submits)
             turn = controller.advance(self._paths, self._holder)
         except Exception:
             traceback.print_exc(file=sys.stderr)
-            self._next = time.monotonic() + max(_AFTER_ERROR_S, self.every_s)
-            return False
-        if turn.actions:
-            with contextlib.suppress(OSError):  # for people only
-                self._log.append("turn", actions=turn.actions)
-        return turn.held or turn.closed
-
-    def last_turn(self, wait: Callable[[float], None]) -> None:
-        """See to it that somebody turns after this worker's end, which may be the last one's.
-
-        A holder that was killed keeps the lease until its time to live is over: wait for that,
-        or for a sign that it lives and will see the end itself.
-
-        Args:
-            wait: sleeps, less long if something happens.
-        """
-        if not self._allowed:
-            return
-        before = lease.last(self._paths)
-        limit = time.monotonic() + self._ttl_s + self.every_s
-        while not self.turn(now=True) and time.monotonic() < limit:
-            if lease.last(self._paths) != before:
-                return
-            wait(self.every_s)
-
-    def close(self) -> None:
-        """Let the lease go, so that the next one need not wait for it to expire."""
-        if self._holder is not None:
-            self._holder.close()
-            self._holder = None
+            return _Outcome(False, failed=True)
+        return _Outcome(turn.held or turn.closed, actions=turn.actions)

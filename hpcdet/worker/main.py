@@ -73,17 +73,18 @@ class Worker:
         self._note("end", why=why, sync=True)
         if why != "closed" and not returns:
             # perhaps nobody is left to see that this worker must be replaced
-            if heard:
-                self.crank.turn(now=True)
-            else:
-                self.crank.last_turn(self.notices.wait)
+            self.crank.last_turn()
         return REQUEUE if returns else 0
 
     def _wanted_again(self) -> bool:
         """Whether this task should come back: it may, and there will be something to do."""
         if self.site.capabilities.requeue != "user":
             return False
-        self.crank.turn(now=True)  # what ended last may have made another trial
+        if not self._something_to_take():
+            self.crank.turned(self._left() / 2)  # what ended last may have made another trial
+        return self._something_to_take()
+
+    def _something_to_take(self) -> bool:
         return any(claims.may_take(self.me, standing(trial)) for trial in self.paths.trials())
 
     def _take_trials(self) -> str:
@@ -103,8 +104,7 @@ class Worker:
                 idle = time.monotonic() - idle_since > self.experiment.worker.idle_s
                 if idle and not self._awaits_the_lost():
                     return "idle"
-                # seldom on a cluster: many workers look through the same folders
-                self.notices.wait(self.crank.every_s)
+                self._await_news()
                 continue
             end = self._run(attempt)
             idle_since = time.monotonic()
@@ -118,6 +118,18 @@ class Worker:
         """
         can = self.site.capabilities
         return can.nobody_submits and claims.is_silent(self.paths, 4 * BEAT_S)
+
+    def _await_news(self) -> None:
+        """Sleep until a turn was made, by us or perhaps by others, or a notice comes.
+
+        Seldom on a cluster: many workers look through the same folders.
+        """
+        turns, limit = self.crank.turns, time.monotonic() + self.crank.every_s
+        while self.crank.turns == turns and not self.notices.heard():
+            left = limit - time.monotonic()
+            if left <= 0:
+                return
+            self.notices.wait(left)
 
     def _leave_after(self, reason: Reason) -> str:
         self._launch_failures = self._launch_failures + 1 if reason == "launch_failed" else 0
@@ -270,7 +282,7 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
         return 0
     launcher = site.view(experiment.resources.resource_pool).launcher
     with journal.Writer(me.journal) as log:
-        crank = Crank(paths, site, log)
+        crank = Crank(paths, site, log, notices)
         try:
             notices.listen(allocation, launcher, me.root / "heard")
             return Worker(paths, experiment, site, allocation, notices, me, log, crank).work()

@@ -70,6 +70,11 @@ class Notices:
                 while os.read(self._wake, 4096):
                     pass
 
+    def wake(self) -> None:
+        """End the sleep, from any thread."""
+        with contextlib.suppress(BlockingIOError):  # it is full: awake already
+            os.write(self._writer, b"\0")
+
     def close(self) -> None:
         """End the listening step, and be deaf: an interpreter that ends would die of a notice."""
         for number in (signal.SIGTERM, signal.SIGUSR2):

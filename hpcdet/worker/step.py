@@ -15,7 +15,8 @@ from hpcdet.jobs.launch import Launch
 
 _PR_SET_PDEATHSIG = 1
 _NOTICES = (signal.SIGTERM, signal.SIGUSR2)
-_libc = ctypes.CDLL(None, use_errno=True)
+# looked up here: a child of a process with threads must not wait for the linker's lock
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
 _PEERS_GRACE_S = 10
 PEER_LOST = os.EX_TEMPFAIL
 """Exit code of a rank that ended because another one had."""
@@ -173,6 +174,6 @@ class RunningStep:
 def _begin(parent: int) -> None:
     """In the child: die with the worker, and keep notices until the rank can hear them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
