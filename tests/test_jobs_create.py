@@ -20,7 +20,7 @@ from hpcdet.jobs import checks, create, provenance, render, snapshot, submission
 from hpcdet.read import find
 from hpcdet.site import Site, trust
 from hpcdet.store import config
-from hpcdet.store.config import Resolved, Resources
+from hpcdet.store.config import Resolved, Resources, Worker
 from hpcdet.store.config import Searcher as SearcherConfig
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Intent
@@ -409,6 +409,18 @@ def test_what_can_never_run_is_refused_before_submission(
     with pytest.raises(ConfigError) as caught:
         checks.preflight(Resolved(resources=need), site, tmp_path)
     assert caught.value.where == where and said in str(caught.value)
+
+
+def test_more_lanes_than_fit_into_a_node_are_refused(tmp_path: Path) -> None:
+    narrow = {"default_partition": "day", "partitions": {"day": {"cpus_per_node": 8}}}
+    site = Site.model_validate({**sites.load("local").plain(), **narrow})
+    many = SearcherConfig(max_trials=16)
+    need = Resources(slots_per_trial=2, slots_per_node=2, cpus_per_slot=2)
+    fits, wide = (Resolved(searcher=many, resources=need, worker=Worker(lanes=n)) for n in (2, 3))
+    assert checks.preflight(fits, site, tmp_path) == []
+    with pytest.raises(ConfigError, match="12 cores on one node") as caught:
+        checks.preflight(wide, site, tmp_path)
+    assert caught.value.where == "worker.lanes"
 
 
 def test_a_partition_that_a_local_site_does_not_name_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hpcdet.schedulers import processes
 from hpcdet.site import Site
 from hpcdet.store import journal
 from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import End, WorkerEnd
+from hpcdet.store.records import End, Intent, WorkerEnd
 from hpcdet.store.trials import standing
 from tests import experiments as x
 
@@ -224,6 +224,72 @@ def test_a_notice_reaches_the_ranks_while_a_turn_hangs(lab: Lab) -> None:
     assert x.crank_to_end(paths).state == "COMPLETED"
     assert x.ends(paths, 2) == ["preempted", "completed"]
     assert x.final_digest(paths, 2) == lab.undisturbed(60, 2)
+
+
+def in_lanes(lab: Lab) -> dict[str, Any]:
+    """A config of four trials that stop half-way, two of them in one allocation."""
+    values = lab.held(trials=4)
+    values["searcher"]["max_concurrent_trials"] = 2
+    values["worker"]["lanes"] = 2
+    return values
+
+
+def takers(paths: ExperimentPaths) -> list[list[tuple[int, int]]]:
+    """What each worker took, in its order: trial and lane."""
+    return [
+        [(line["trial"], line["lane"]) for line in lines if line["kind"] == "claimed"]
+        for lines in (journal.read(worker.journal) for worker in paths.workers())
+    ]
+
+
+def test_trials_share_an_allocation_and_a_crash_in_one_lane_leaves_the_other(lab: Lab) -> None:
+    values = in_lanes(lab)
+    values["data"]["crash"] = {"1": [25, 1]}
+    paths = lab.submit(values)
+    lab.wait_for_hold(paths, trials=2)
+    # trial 1 has crashed and come back while trial 2 went on beside it
+    assert [x.ends(paths, n) for n in (1, 2)] == [["user_error", ""], [""]]
+    assert sorted(takers(paths)[0]) == [(1, 0), (1, 0), (2, 1)]
+    lab.release()
+    assert x.run_to_end(paths).state == "COMPLETED"
+    assert [x.ends(paths, n) for n in (2, 3, 4)] == [["completed"]] * 3
+    assert [x.final_digest(paths, n) for n in range(1, 5)] == [
+        lab.undisturbed(60, n) for n in range(1, 5)
+    ]
+    assert len(list(paths.workers())) == 1 and most_at_once(spans(paths)) == 2
+    intent = Intent.read(paths.intent(1))
+    assert intent is not None and (intent.tasks, intent.throttle) == (1, 1)
+    assert "#HPCDET slots=2\n" in paths.script(1).read_text()
+
+
+def test_a_notice_reaches_every_lane_and_all_come_back(lab: Lab) -> None:
+    paths = lab.submit(in_lanes(lab))
+    lab.wait_for_hold(paths, trials=2)
+    x.strike(x.worker_pids(paths), signal.SIGTERM)
+    x.until(
+        lambda: [x.ends(paths, n)[:1] for n in (1, 2)] == [["preempted"]] * 2,
+        lambda: x.story(paths),
+    )
+    lab.release()
+    assert x.crank_to_end(paths).state == "COMPLETED"
+    assert [x.ends(paths, n) for n in (1, 2)] == [["preempted", "completed"]] * 2
+    assert [x.final_digest(paths, n) for n in (1, 2)] == [lab.undisturbed(60, n) for n in (1, 2)]
+    assert [worker.name for worker in paths.workers()] == ["0001-0000.0", "0001-0000.1"]
+
+
+def test_a_bad_place_is_left_only_when_its_other_lanes_have_ended(lab: Lab) -> None:
+    """And another worker is asked for at once: the trials there need not wait for that."""
+    values = in_lanes(lab)
+    values["data"]["silent"] = [1]
+    paths = lab.submit(values)
+    x.until(lambda: len(paths.submissions()) == 2, lambda: x.story(paths))
+    assert x.ends(paths, 1)[:2] == ["launch_failed"] * 2 and x.ends(paths, 2) == [""]
+    assert WorkerEnd.read(paths.worker(1, 0, 0).end) is None
+    lab.release()
+    x.until(lambda: x.ends(paths, 2) == ["completed"], lambda: x.story(paths))
+    x.until(lambda: WorkerEnd.read(paths.worker(1, 0, 0).end), lambda: x.story(paths))
+    end = WorkerEnd.read(paths.worker(1, 0, 0).end)
+    assert end is not None and end.why == "bad_node"
 
 
 def test_a_place_where_nothing_starts_ends_the_worker_and_is_not_the_trials_fault(

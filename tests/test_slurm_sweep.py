@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hpcdet.store import journal
-from tests.slurm_runs import Lab, Run, config
+from tests import experiments
+from tests.slurm_runs import Lab, Run, config, undisturbed
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
@@ -19,6 +20,38 @@ def _most_at_once(run: Run) -> int:
             lines = journal.read(attempt.journal)
             spans.append((lines[0]["t"], lines[-1]["t"]))
     return max(sum(begin <= start < end for begin, end in spans) for start, _ in spans)
+
+
+def test_two_lanes_of_one_task_run_side_by_side_and_come_back_together(lab: Lab) -> None:
+    """Rule 5: steps that said nothing of processors and memory would wait for each other."""
+    values = experiments.config(
+        200,
+        trials=4,
+        ranks=2,
+        searcher={"max_concurrent_trials": 2},
+        resources={"walltime_s": 3600},
+        worker={"lanes": 2},
+    )
+    run = lab.submit(values, pace=0.2, site={"python": lab.fake})
+    for trial in (1, 2):
+        run.until_attempts(1, trial)
+    names = lab.cluster.check("squeue", "--steps", "--noheader", "--format=%j").split()
+    assert {"1-1", "2-1"} <= set(names), names
+    task = run.task(1)
+    assert run.task(2) == task and run.reasons(1) == run.reasons(2) == [""]
+    lab.cluster.check("scontrol", "requeue", task)
+    for trial in (1, 2):
+        run.until_ended(1, trial)
+        run.until_attempts(2, trial)
+    run.faster()
+    run.wait()
+    assert [run.reasons(trial) for trial in (1, 2)] == [["preempted", "completed"]] * 2, run.story()
+    assert [run.reasons(trial) for trial in (3, 4)] == [["completed"]] * 2
+    assert [run.digest(trial) for trial in range(1, 5)] == [
+        undisturbed(200, trial) for trial in range(1, 5)
+    ]
+    # one place in the queue served them all
+    assert [(job["Restarts"], job["NumTasks"]) for job in run.jobs()] == [("1", "4")]
 
 
 def test_six_trials_on_three_workers_crashes_included(lab: Lab) -> None:

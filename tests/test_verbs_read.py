@@ -450,6 +450,37 @@ def test_configs_are_shown_explained_and_planned(cli: Cli, tmp_path: Path) -> No
     assert "trials" in cli("plan", config, *flags).out
 
 
+def test_lanes_are_what_fits_into_a_node_and_refused_by_name(cli: Cli, tmp_path: Path) -> None:
+    cli("init", tmp_path)
+    config, site = tmp_path / "random.yaml", tmp_path / "six.yaml"
+    part = "{slots_per_node: 8, cpus_per_node: 6}"
+    site.write_text(
+        "schema: 1\nname: six\nextends: generic-slurm\ndefault_partition: small\n"
+        f"partitions: {{small: {part}}}\ndirectives: {{gres: 'gpu:{{{{ slots_per_node }}}}'}}\n"
+    )
+    ask = ["--set", "resources={slots_per_trial: 2, memory_per_slot: 1G}"]
+    ask += ["--set", "searcher.max_trials=8", "--set", "searcher.max_concurrent_trials=5"]
+
+    def lanes(number: object, *more: str) -> list[str | Path]:
+        return [config, "--site", str(site), *ask, "--set", f"worker.lanes={number}", *more]
+
+    [item] = cli("plan", *lanes("auto"), "-o", "json").items
+    assert item["workers"] == {"lanes": 3, "at_once": 2} and item["concurrent_trials"] == 5
+    [item] = cli("plan", *lanes(64), "-o", "json").items
+    assert item["workers"] == {"lanes": 5, "at_once": 1}, "more are never open"
+    script = cli("templates", "render", *lanes("auto")).out
+    for option in ("ntasks-per-node=6", "mem=6144M", "array=0-1%2", "gres=gpu:6"):
+        assert f"#SBATCH --{option}\n" in script
+
+    for line, said in (
+        (lanes(2, "--set", "resources.nodes=2"), "lanes share one node"),
+        (lanes(2, "--set", "worker.mode=per_trial"), "no use for several lanes"),
+        (lanes("auto", "--set", "resources.resource_pool=other"), "does not say what a node"),
+        (lanes(0), "worker.lanes"),
+    ):
+        assert said in cli("plan", *line, code=4).err
+
+
 def test_the_worker_verb_is_hidden_and_wired(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[object] = []
     monkeypatch.setattr("hpcdet.worker.main.run", lambda *given: heard.append(given) or 85)

@@ -24,8 +24,11 @@ from tests import experiments as x
 RESOURCES = {"slots_per_trial": 4, "nodes": 2, "slots_per_node": 2, "cpus_per_slot": 3}
 
 
-def planned(launcher: dict[str, object], **resources: object) -> Launch:
+def planned(launcher: dict[str, object], lane: int | None = None, **resources: object) -> Launch:
+    """The step of an attempt; with ``lane``, as one of two side by side."""
     values = x.config(
+        trials=1 if lane is None else 4,
+        worker={"lanes": 1 if lane is None else 2},
         resources={**RESOURCES, **resources},
         distributed={"backend": "gloo"},
         environment={"environment_variables": {"MINE": "1"}},
@@ -33,7 +36,8 @@ def planned(launcher: dict[str, object], **resources: object) -> Launch:
     paths = ExperimentPaths(Path("/scratch/exp-0001"))
     site = x.local_site(launcher=launcher, python="/opt/python")
     attempt = paths.trial(7).attempt(2)
-    return launch(config.resolve(values), site, paths, attempt, Allocation("5_1", ("n1",), 0, 99.5))
+    allocation = Allocation("5_1", ("n1",), 0, 99.5)
+    return launch(config.resolve(values), site, paths, attempt, allocation, lane or 0)
 
 
 RANK = "/opt/python -m hpcdet.attempt /scratch/exp-0001 7 2"
@@ -68,6 +72,44 @@ def test_other_launchers() -> None:
     assert shlex.join(local.argv) == RANK
     assert [ranks["RANK"] for ranks in local.processes] == ["0", "1", "2", "3"]
     assert {ranks["WORLD_SIZE"] for ranks in local.processes} == {"4"}
+
+
+@pytest.mark.parametrize(
+    ("memory", "granted", "lane_0", "lane_1"),
+    [
+        # what the config says of memory; else a part of what there is
+        (1 << 30, {}, "--mem=2048M", ""),
+        (None, {"SLURM_MEM_PER_NODE": "9000"}, "--mem=4500M", ""),
+        (None, {"SLURM_MEM_PER_CPU": "500"}, "--mem-per-cpu=500M", ""),
+        (None, {}, "--mem=0", ""),
+        (None, {"SLURM_GPUS_ON_NODE": "8", "SLURM_GPUS_PER_NODE": "8"}, "--gres=gpu:4", ""),
+        (None, {"SLURM_GPUS_ON_NODE": "1"}, "--overlap --gres=gpu:1", ""),
+        # no devices that Slurm knows of: those that the worker sees
+        (None, {"CUDA_VISIBLE_DEVICES": "0,1,2"}, "0", "1,2"),
+        (None, {"ROCR_VISIBLE_DEVICES": "5"}, "5", "5"),
+    ],
+)
+def test_each_lane_gets_its_part_of_the_allocation(
+    memory: int | None,
+    granted: dict[str, str],
+    lane_0: str,
+    lane_1: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in granted.items():
+        monkeypatch.setenv(name, value)
+    alone = {"slots_per_trial": 2, "nodes": 1, "slots_per_node": 2, "memory_per_slot": memory}
+    steps = [planned({"kind": "srun"}, lane=lane, **alone) for lane in (0, 1)]
+    if lane_1:
+        for kind in ("srun", "mpirun", "local"):
+            seen = [planned({"kind": kind}, lane=n, **alone).environment for n in (0, 1)]
+            [name] = granted
+            assert [env[name] for env in seen] == [lane_0, lane_1]
+    else:
+        for step in steps:
+            line = shlex.join(step.argv)
+            assert "--cpus-per-task=3 --exact" in line and lane_0 in line
+            assert not {"SLURM_MEM_PER_NODE", "SLURM_GPUS_PER_NODE"} & step.environment.keys()
 
 
 def test_a_step_keeps_the_allocations_own_variables() -> None:

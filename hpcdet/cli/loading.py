@@ -13,7 +13,7 @@ import click
 from hpcdet import config
 from hpcdet.cli.settings import settings
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import checks, snapshot
+from hpcdet.jobs import checks, lanes, snapshot
 from hpcdet.jobs.environment import fold_defaults
 from hpcdet.site import Site, trust
 from hpcdet.store import yaml12
@@ -133,4 +133,4 @@ def request(
     loaded = config.load(config_file, sets=sets, site=chosen, template=template)
     for file in filter(None, (config_file, template)):
         trust.refuse_writable_by_others(file, "config")
-    return Request(loaded, chosen, folder)
+    return Request(lanes.settled(loaded, chosen), chosen, folder)

@@ -15,7 +15,7 @@ from hpcdet.cli.output import text as shown
 from hpcdet.cli.settings import settings
 from hpcdet.cli.waiting import Waiting
 from hpcdet.errors import HpcdetError
-from hpcdet.jobs import create, submission
+from hpcdet.jobs import create, lanes, submission
 from hpcdet.jobs.render import render
 from hpcdet.schedulers.base import Submission, SubmissionRefused
 from hpcdet.schedulers.opening import open_scheduler
@@ -61,7 +61,8 @@ def script(wanted: Request) -> str:
 def _first_submission(wanted: Request, waiting: Waiting) -> tuple[ExperimentPaths, Intent]:
     searcher = wanted.resolved.searcher
     name = f"{create.slug(wanted.resolved.name)}-0000"
-    tasks = max(1, min(searcher.max_trials, searcher.max_concurrent_trials or searcher.max_trials))
+    trials = max(1, min(searcher.max_trials, searcher.max_concurrent_trials or searcher.max_trials))
+    tasks = lanes.tasks(trials, wanted.resolved.lanes)
     intent = Intent(
         number=1,
         name=f"{name}-1",

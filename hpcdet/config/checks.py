@@ -18,6 +18,7 @@ _SECRET = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KE
 def errors(config: Config) -> Iterator[Problem]:
     """Everything that makes the config impossible."""
     yield from _resources(config)
+    yield from _lanes(config)
     yield from _searcher(config)
     yield from _space(config)
     yield from _data(config.data, "data")
@@ -68,6 +69,17 @@ def _resources(config: Config) -> Iterator[Problem]:
     if size is not None and size < slots:
         what = f"a batch of {size:g} cannot be shared by {slots} ranks"
         yield Problem("hyperparameters.global_batch_size", what, f"at least {slots}")
+
+
+def _lanes(config: Config) -> Iterator[Problem]:
+    if config.worker.lanes == 1:
+        return
+    if config.resources.nodes > 1:
+        what = f"lanes share one node, and a trial needs {config.resources.nodes} of them"
+        yield Problem("worker.lanes", what, "leave it out, or make resources.nodes 1")
+    if config.worker.mode == "per_trial":
+        what = "a worker that takes one trial has no use for several lanes"
+        yield Problem("worker.lanes", what, "leave it out, or make worker.mode shared")
 
 
 def _least(spec: Any) -> float | None:

@@ -187,6 +187,8 @@ class Distributed(Section):
 class Worker(Section):
     mode: Literal["shared", "per_trial"] = "shared"
     """shared: an allocation takes trial after trial; per_trial: one job for each."""
+    lanes: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    """Trials side by side in one allocation, on one node; auto: as many as fit into a node."""
     min_segment_s: float = Field(default=300, ge=0)
     """A trial is not begun with less than this many seconds left in the allocation."""
     idle_s: float = Field(default=120, ge=0)

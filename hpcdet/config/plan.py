@@ -32,6 +32,8 @@ def plan(resolved: Resolved, checkpoint_bytes: int | None = None) -> dict[str, A
     slot_hours = None
     if need.walltime_s is not None:
         slot_hours = trials * need.slots_per_trial * need.walltime_s / 3600
+    side_by_side = resolved.lanes
+    workers = -(-open_at_once // side_by_side)
     return {
         "name": resolved.name,
         "searcher": searcher.name,
@@ -47,13 +49,14 @@ def plan(resolved: Resolved, checkpoint_bytes: int | None = None) -> dict[str, A
                 "concurrent_trials": open_at_once,
             }
         ],
+        "workers": {"lanes": side_by_side, "at_once": workers},
         "slots": {
             "per_trial": need.slots_per_trial,
             "at_once": open_at_once * need.slots_per_trial,
             "nodes_per_trial": need.nodes,
         },
         "cost": {"slot_hours": slot_hours, "walltime_s": need.walltime_s},
-        "storage": _storage(resolved, open_at_once, checkpoint_bytes),
+        "storage": _storage(resolved, workers, checkpoint_bytes),
     }
 
 

@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcdet.control import apply, closing, fleet, queueing, sentinels
+from hpcdet.control import apply, capacity, closing, fleet, queueing, sentinels
 from hpcdet.control.decided import Plan
 from hpcdet.control.holder import Fenced, Holder
 from hpcdet.control.learn import learn, tell_failures
@@ -245,12 +245,15 @@ def _provide(holder: Holder, seen: Seen, standings: dict[int, Standing], busy: i
         for number, plan in decided.plans.items()
         if _waits(holder, plan, standings.get(number))
     ]
-    wanted, most = busy + len(waiting), fleet.concurrency(holder)
+    resolved = holder.resolved
+    wanted, most = busy + len(waiting), resolved.searcher.max_concurrent_trials
     outdated = _outdated(holder, seen, waiting)
     fleet.cancel_surplus(holder, outdated, len(outdated))
-    wanted = min(wanted, most) if most else wanted
-    fleet.provide(holder, seen, wanted + len(outdated))
-    return wanted
+    useful = [place for place in seen.live if place not in outdated]
+    workers = capacity.workers(holder, useful, standings, min(wanted, most) if most else wanted)
+    workers = min(workers, capacity.by_slots(resolved, resolved.lanes) or workers)
+    fleet.provide(holder, seen, workers + len(outdated))
+    return workers
 
 
 def _outdated(holder: Holder, seen: Seen, waiting: list[Plan]) -> list[Place]:

@@ -11,10 +11,11 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from hpcdet.control import ends
+from hpcdet.control import capacity, ends
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Place, Seen
 from hpcdet.errors import HpcdetError, Unavailable
+from hpcdet.jobs import lanes
 from hpcdet.schedulers.base import PerHost, Prunes, Refusal, SubmissionRefused, TaskState
 from hpcdet.store import files, overrides
 from hpcdet.store.records import Claim, End, Intent, Submitted, WorkerClaim, WorkerEnd
@@ -140,7 +141,6 @@ def _throttle(holder: Holder, seen: Seen, wanted: int) -> None:
     if holder.hands.clock() < holder.throttled_until:
         return
     spared = holder.hands.site.capabilities.nobody_submits
-    most = concurrency(holder)
     live = Counter(place.submission for place in seen.live if place.job)
     left = max(1, wanted)
     try:
@@ -148,6 +148,8 @@ def _throttle(holder: Holder, seen: Seen, wanted: int) -> None:
             intent, submitted = holder.watch.submission(number)
             if intent is None or submitted is None or not submitted.job:
                 continue
+            side_by_side = lanes.of_intent(holder.hands.resolved, intent)
+            most = capacity.at_once(holder.resolved, side_by_side)
             share = min(intent.tasks, most or intent.tasks)
             if spared:
                 mine = left if place == len(live) else min(left, live[number])
@@ -199,7 +201,7 @@ def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
         name=name,
         tag=f"hpcdet:{holder.paths.id}:{number}-{secrets.token_hex(4)}",
         tasks=width,
-        throttle=min(workers, concurrency(holder) or workers),
+        throttle=min(workers, capacity.at_once(holder.resolved, holder.resolved.lanes) or workers),
         term=holder.lease.term,
         exclude=_excluded(holder),
         script=str(holder.paths.script(number).relative_to(holder.paths.root)),
@@ -317,16 +319,6 @@ def spares(holder: Holder, workers: int) -> int:
     if resolved.worker.mode == "per_trial":
         again += max(0, resolved.searcher.max_trials - workers)
     return again
-
-
-def concurrency(holder: Holder) -> int:
-    """How many trials may run at once; 0 means as many as there are."""
-    resolved = holder.resolved
-    most = resolved.searcher.max_concurrent_trials
-    bounds = [most] if most else []
-    if resolved.resources.max_slots:
-        bounds.append(max(1, resolved.resources.max_slots // resolved.resources.slots_per_trial))
-    return min(bounds, default=0)
 
 
 def _excluded(holder: Holder) -> list[str]:

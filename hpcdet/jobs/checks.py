@@ -88,7 +88,7 @@ def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = T
         said.append(f"the scheduler does not answer: {error.what}")
     if partition is not None and not partition.up:
         said.append(f"partition {partition.name} is down: jobs wait there until it is up")
-    _refuse_impossible(experiment.resources, view, partition)
+    _refuse_impossible(experiment.resources, experiment.lanes, view, partition)
     return [*said, *_keeps(experiment, site, root), *_room(experiment, root), *_crank(site)]
 
 
@@ -199,7 +199,7 @@ def _partition(site: Site, view: PartitionView) -> PartitionInfo | None:
 
 
 def _refuse_impossible(
-    need: Resources, view: PartitionView, partition: PartitionInfo | None
+    need: Resources, lanes: int, view: PartitionView, partition: PartitionInfo | None
 ) -> None:
     limits = [view.max_walltime_s, partition.max_walltime_s if partition else None]
     limit = min((value for value in limits if value is not None), default=None)
@@ -210,17 +210,20 @@ def _refuse_impossible(
             where="resources.walltime_s",
             hint=f"at most {duration(limit)}; trials go on in the next allocation by themselves",
         )
-    if view.slots_per_node is not None and need.slots_per_node > view.slots_per_node:
+    slots = need.slots_per_node * lanes
+    if view.slots_per_node is not None and slots > view.slots_per_node:
         raise ConfigError(
-            f"{need.slots_per_node} slots on one node; those of {name} have {view.slots_per_node}",
-            where="resources.slots_per_node",
-            hint="spread the trial over more nodes: resources.nodes",
+            f"{slots} slots on one node; those of {name} have {view.slots_per_node}",
+            where="resources.slots_per_node" if lanes == 1 else "worker.lanes",
+            hint="spread the trial over more nodes: resources.nodes"
+            if lanes == 1
+            else f"{need.slots_per_node} for each of {lanes} trials; auto finds what fits",
         )
-    cpus = need.slots_per_node * need.cpus_per_slot
+    cpus = slots * need.cpus_per_slot
     if view.cpus_per_node is not None and cpus > view.cpus_per_node:
         raise ConfigError(
             f"{cpus} cores on one node; those of {name} have {view.cpus_per_node}",
-            where="resources.cpus_per_slot",
+            where="resources.cpus_per_slot" if lanes == 1 else "worker.lanes",
         )
     if partition is not None and need.nodes > partition.nodes:
         raise ConfigError(

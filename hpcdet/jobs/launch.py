@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hpcdet.jobs import environment
+from hpcdet.jobs.lanes import devices
 from hpcdet.site.models import Launcher, Site
 from hpcdet.store.config import Resolved, Resources
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths
@@ -22,6 +23,8 @@ _SLURM_RANK = (
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASK_PID", "SLURM_GTIDS"),
     *("SLURM_STEP", "SLURM_SRUN_", "SLURM_PMI", "SLURM_LAUNCH_NODE_IPADDR"),
 )
+# Sizes of the allocation that srun takes for those of the step, where it is told no other.
+_SLURM_SIZE = ("SLURM_GPUS", "SLURM_GRES", "SLURM_MEM_PER_", "SLURM_NTASKS_PER_GPU")
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,13 @@ def launch(
     paths: ExperimentPaths,
     attempt: AttemptPaths,
     allocation: Allocation,
+    lane: int = 0,
 ) -> Launch:
-    """How to start the ranks of an attempt with the launcher of the site."""
+    """How to start the ranks of an attempt with the launcher of the site.
+
+    Args:
+        lane: which of the trials side by side in this allocation it is, from 0.
+    """
     python = experiment.environment.python or site.python or sys.executable
     place = (str(paths.root), str(attempt.trial), str(attempt.number))
     rank = (python, "-m", "hpcdet.attempt", *place)
@@ -76,12 +84,23 @@ def launch(
     if allocation.end_at is not None:
         given["HPCDET_DEADLINE"] = f"{allocation.end_at:.3f}"
     launcher = site.view(experiment.resources.resource_pool).launcher
+    side_by_side = experiment.lanes
+    gpus = _granted_gpus(given) if launcher.kind == "srun" else 0
+    if side_by_side > 1 and not gpus:
+        given.update(devices(given, lane, side_by_side))
     if launcher.kind == "local":
         world = experiment.resources.slots_per_trial
         ranks = tuple(_local_rank(rank_, world) for rank_ in range(world))
         return Launch(rank, given, ranks, by_launcher=False)
-    start = _srun if launcher.kind == "srun" else _mpirun
-    argv = (*start(launcher, experiment.resources, f"{attempt.trial}-{attempt.number}"), *rank)
+    if launcher.kind == "mpirun":
+        argv = (*_mpirun(launcher, experiment.resources), *rank)
+        return Launch(argv, given, ({},), by_launcher=True)
+    name = f"{attempt.trial}-{attempt.number}"
+    part: Iterable[str] = ()
+    if side_by_side > 1:
+        part = list(_part_of(given, experiment.resources, gpus, side_by_side))
+        given = {n: value for n, value in given.items() if not n.startswith(_SLURM_SIZE)}
+    argv = (*_srun(launcher, experiment.resources, name, part), *rank)
     return Launch(argv, given, ({},), by_launcher=True)
 
 
@@ -111,7 +130,9 @@ def _local_rank(rank: int, world: int) -> dict[str, str]:
     }
 
 
-def _srun(launcher: Launcher, resources: Resources, name: str) -> tuple[str, ...]:
+def _srun(
+    launcher: Launcher, resources: Resources, name: str, part: Iterable[str]
+) -> tuple[str, ...]:
     per_node = resources.slots_per_node or resources.slots_per_trial // resources.nodes
     options = [
         "--mpi=none",
@@ -129,10 +150,36 @@ def _srun(launcher: Launcher, resources: Resources, name: str) -> tuple[str, ...
     ]
     if resources.memory_per_slot:
         options.append(f"--mem={_mebibytes(resources.memory_per_slot * per_node)}M")
-    return ("srun", *options, *launcher.args)
+    return ("srun", *options, *part, *launcher.args)
 
 
-def _mpirun(launcher: Launcher, resources: Resources, name: str) -> tuple[str, ...]:
+def _part_of(
+    environ: Mapping[str, str], resources: Resources, gpus: int, lanes: int
+) -> Iterator[str]:
+    """What a step has to say that would take the whole allocation, and make the others wait.
+
+    Args:
+        gpus: that Slurm has granted on this node, however they were asked for.
+    """
+    if not resources.memory_per_slot:
+        if whole := environ.get("SLURM_MEM_PER_NODE"):
+            yield f"--mem={int(whole) // lanes}M"
+        elif per_cpu := environ.get("SLURM_MEM_PER_CPU"):
+            yield f"--mem-per-cpu={per_cpu}M"
+        else:
+            yield "--mem=0"
+    if gpus >= lanes:
+        yield f"--gres=gpu:{gpus // lanes}"
+    elif gpus:
+        yield from ("--overlap", f"--gres=gpu:{gpus}")
+
+
+def _granted_gpus(environ: Mapping[str, str]) -> int:
+    count = environ.get("SLURM_GPUS_ON_NODE", "")
+    return int(count) if count.isdecimal() else 0
+
+
+def _mpirun(launcher: Launcher, resources: Resources) -> tuple[str, ...]:
     per_node = resources.slots_per_node or resources.slots_per_trial // resources.nodes
     return (
         *("mpirun", "-np", str(resources.slots_per_trial)),

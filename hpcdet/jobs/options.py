@@ -134,6 +134,7 @@ def _ours(
     signal_lead_s: int,
 ) -> dict[str, Value]:
     need = experiment.resources
+    per_node = need.slots_per_node * experiment.lanes
     logs = str(paths.job_log(intent.number)).replace("\\", "\\\\").replace("%", "%%")
     memory = need.memory_per_slot
     return {
@@ -141,9 +142,9 @@ def _ours(
         "comment": intent.tag,
         "array": f"0-{intent.tasks - 1}%{intent.throttle}",
         "nodes": need.nodes,
-        "ntasks-per-node": need.slots_per_node,
+        "ntasks-per-node": per_node,
         "cpus-per-task": need.cpus_per_slot,
-        "mem": None if memory is None else f"{math.ceil(memory * need.slots_per_node / MEBI)}M",
+        "mem": None if memory is None else f"{math.ceil(memory * per_node / MEBI)}M",
         "time": None if need.walltime_s is None else duration(need.walltime_s),
         "exclude": ",".join(intent.exclude) or None,
         "chdir": str(paths.root),

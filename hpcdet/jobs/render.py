@@ -153,11 +153,12 @@ def variables(
     environ: Mapping[str, str],
 ) -> dict[str, Any]:
     """What a worker's template may use; ``templates/README.md`` lists it."""
-    need = experiment.resources
+    need, side_by_side = experiment.resources, experiment.lanes
     size = {
         "nodes": need.nodes,
-        "slots_per_node": need.slots_per_node,
-        "slots": need.slots_per_trial,
+        "lanes": side_by_side,
+        "slots_per_node": need.slots_per_node * side_by_side,
+        "slots": need.slots_per_trial * side_by_side,
         "cpus_per_slot": need.cpus_per_slot,
         "gpu_type": experiment.slurm.gpu_type,
     }

@@ -94,9 +94,14 @@ class Distributed:
 
 @dataclass(frozen=True)
 class Worker:
-    """``worker``. Times in seconds. ``spares``: None leaves it to ``control.fleet``."""
+    """``worker``. Times in seconds.
+
+    ``lanes`` is a number once the experiment has been made; ``spares``: None leaves it to
+    ``control.fleet``.
+    """
 
     mode: Literal["shared", "per_trial"] = "shared"
+    lanes: int | Literal["auto"] = 1
     min_segment_s: float = 300
     idle_s: float = 120
     spares: int | None = None
@@ -180,6 +185,22 @@ class Resolved:
     debug: bool = False
     site: str | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def lanes(self) -> int:
+        """Trials side by side in one allocation: no more than may ever run at once.
+
+        Raises:
+            ConfigError: ``worker.lanes`` is ``auto``, and nobody has looked at the site.
+        """
+        asked, searcher = self.worker.lanes, self.searcher
+        if not isinstance(asked, int):
+            hint = "write the number of trials that fit into a node"
+            raise ConfigError(f"{asked!r} is no number", where="worker.lanes", hint=hint)
+        bounds = [asked, searcher.max_trials, searcher.max_concurrent_trials or asked]
+        if self.resources.max_slots is not None:
+            bounds.append(self.resources.max_slots // self.resources.slots_per_trial)
+        return max(1, min(bounds))
 
 
 def load(path: Path) -> Resolved:

@@ -37,7 +37,11 @@ LATER = (
     "resources.resource_pool",
     "resources.walltime_s",
     "slurm.sbatch_args",
-    *(f"worker.{field.name}" for field in dataclasses.fields(config.Worker)),
+    *(
+        f"worker.{field.name}"
+        for field in dataclasses.fields(config.Worker)
+        if field.name != "lanes"
+    ),
 )
 """Keys of an allocation and what runs in it: a change is felt in those submitted later."""
 

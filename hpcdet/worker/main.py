@@ -7,6 +7,8 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from hpcdet.store.trials import standing
 from hpcdet.worker import again, claims, ends, traces
 from hpcdet.worker import allocation as allocations
 from hpcdet.worker.crank import Crank
+from hpcdet.worker.lane import Lane
 from hpcdet.worker.notice import Notices
 from hpcdet.worker.step import RunningStep
 
@@ -50,6 +53,15 @@ class Worker:
     started: float = field(default_factory=time.time)
     _beat_at: float = 0.0
     _launch_failures: int = 0
+    _busy: list[Lane] = field(default_factory=list)
+    _why: str = ""
+    _said: str = ""
+    _told_by: str = ""
+    _noted: bool = False
+
+    def __post_init__(self) -> None:
+        self.lanes = self.experiment.lanes
+        self._judges = ThreadPoolExecutor(self.lanes, "judge")
 
     def work(self) -> int:
         """Take trials until nothing is left or time is up."""
@@ -63,7 +75,7 @@ class Worker:
             self._journal_end(attempt)
         why = self._take_trials()
         if heard := self.notices.heard():
-            self._note("notice", signal=heard)
+            self._note_notice(heard)
         wanted = why in ("time", "signal") and self._wanted_again()
         returns = wanted and again.requeue(self.paths, self.me, REQUEUE, self.site)
         if wanted and not returns:
@@ -88,28 +100,27 @@ class Worker:
         return any(claims.may_take(self.me, standing(trial)) for trial in self.paths.trials())
 
     def _take_trials(self) -> str:
+        """Take trials until there is a reason to leave; returns it once every lane has ended."""
         idle_since = time.monotonic()
+        look_at, turns = 0.0, 0
         while True:
             self._tick()
-            if Closed.read(self.paths.closed) is not None:
-                return "closed"
-            if WorkerEnd.read(self.me.end) is not None:
-                return "lost"  # so others believe, and have taken over what it had
-            if self.notices.heard():
-                return "signal"
-            if not self._time_for_another():
-                return "time"
-            attempt = claims.next_attempt(self.paths, self.me, self.allocation)
-            if attempt is None:
-                idle = time.monotonic() - idle_since > self.experiment.worker.idle_s
-                if idle and not self._awaits_the_lost():
-                    return "idle"
-                self._await_news()
-                continue
-            end = self._run(attempt)
-            idle_since = time.monotonic()
-            if why := self._leave_after(end.reason):
-                return why
+            for end in self._ends():
+                idle_since, look_at = time.monotonic(), 0.0
+                self._why = self._why or self._leave_after(end.reason)
+            news = self.crank.turns != turns or bool(self.notices.heard())
+            if len(self._busy) < self.lanes and (news or time.monotonic() >= look_at):
+                # seldom on a cluster: many workers look through the same folders
+                turns, look_at = self.crank.turns, time.monotonic() + self.crank.every_s
+                self._why = self._why or self._reason_to_leave()
+                self._fill_lanes()
+            if self._why and not self._busy:
+                return self._why
+            idle = not self._busy and time.monotonic() - idle_since > self.experiment.worker.idle_s
+            if idle and not self._awaits_the_lost():
+                return "idle"
+            self._tell()
+            self.notices.wait(_LOOK_S if self._busy else max(0.0, look_at - time.monotonic()))
 
     def _awaits_the_lost(self) -> bool:
         """Whether a trial will be free once its worker is believed dead, and nobody else is sent.
@@ -119,40 +130,41 @@ class Worker:
         can = self.site.capabilities
         return can.nobody_submits and claims.is_silent(self.paths, 4 * BEAT_S)
 
-    def _await_news(self) -> None:
-        """Sleep until a turn was made, by us or perhaps by others, or a notice comes.
-
-        Seldom on a cluster: many workers look through the same folders.
-        """
-        turns, limit = self.crank.turns, time.monotonic() + self.crank.every_s
-        while self.crank.turns == turns and not self.notices.heard():
-            left = limit - time.monotonic()
-            if left <= 0:
-                return
-            self.notices.wait(left)
+    def _reason_to_leave(self) -> str:
+        if Closed.read(self.paths.closed) is not None:
+            return "closed"
+        if WorkerEnd.read(self.me.end) is not None:
+            return "lost"  # so others believe, and have taken over what it had
+        if self.notices.heard():
+            return "signal"
+        return "" if self._time_for_another() else "time"
 
     def _leave_after(self, reason: Reason) -> str:
         self._launch_failures = self._launch_failures + 1 if reason == "launch_failed" else 0
         if reason in ("preempted", "walltime"):
+            self._told_by = reason  # the allocation is what ends, and so all that is in it
             return "time" if reason == "walltime" else "signal"
         if self._launch_failures >= _BAD_NODE:
             return "bad_node"
         return "idle" if self.experiment.worker.mode == "per_trial" else ""
 
-    def _run(self, attempt: AttemptPaths) -> End:
-        self._note("claimed", trial=attempt.trial, attempt=attempt.number, sync=True)
-        plan = launch(self.experiment, self.site, self.paths, attempt, self.allocation)
+    def _fill_lanes(self) -> None:
+        """Begin what may run, as long as there is a lane for it."""
+        while not self._why and len(self._busy) < self.lanes:
+            attempt = claims.next_attempt(self.paths, self.me, self.allocation)
+            if attempt is None:
+                return
+            free = set(range(self.lanes)) - {lane.number for lane in self._busy}
+            self._busy.append(self._begin(attempt, min(free)))
+
+    def _begin(self, attempt: AttemptPaths, lane: int) -> Lane:
+        self._note("claimed", trial=attempt.trial, attempt=attempt.number, lane=lane, sync=True)
+        plan = launch(self.experiment, self.site, self.paths, attempt, self.allocation, lane)
         oom_kills = traces.kernel_oom_kills()
         step = self._start(plan, attempt)
         if step is not None:
             self._note("launched", argv=list(plan.argv), pids=step.pids)
-            self._watch(step, attempt)
-        end = self._judge(attempt, step, traces.kernel_oom_kills() > oom_kills)
-        end.write_once(attempt.end)
-        self._journal_end(attempt)
-        if not self.notices.heard():
-            self.crank.turn(now=True)  # it may be what the searcher has been waiting for
-        return End.read(attempt.end) or end
+        return Lane(lane, attempt, step, oom_kills)
 
     def _start(self, plan: Launch, attempt: AttemptPaths) -> RunningStep | None:
         try:
@@ -163,21 +175,44 @@ class Worker:
                 log.write(f"{plan.argv[0]}: {error}\n")
             return None
 
-    def _watch(self, step: RunningStep, attempt: AttemptPaths) -> None:
-        told = False
-        while step.running():
-            self._tick()
-            if not told and ends.is_unwanted(in_force(self.paths.trial(attempt.trial))):
-                told = True
-                step.end()
-            if not told and (self.notices.heard() or self._last_moments()):
-                told = True
-                step.notify()
-                self._note("notice", signal=self.notices.heard() or "walltime", sync=True)
-            self.notices.wait(_LOOK_S)
+    def _ends(self) -> Iterator[End]:
+        """Of the lanes that have ended and been judged since the last call."""
+        for lane in list(self._busy):
+            if lane.judged is None and not lane.running():
+                # it may ask the scheduler, which may not answer for long
+                lane.judged = self._judges.submit(self._judge, lane)
+                lane.judged.add_done_callback(lambda _: self.notices.wake())
+            elif lane.judged is not None and lane.judged.done():
+                self._busy.remove(lane)
+                end = lane.judged.result()
+                self._journal_end(lane.attempt)
+                if not self.notices.heard():
+                    self.crank.turn(now=True)  # it may be what the searcher has been waiting for
+                yield end
 
-    def _judge(self, attempt: AttemptPaths, step: RunningStep | None, oom: bool) -> End:
-        exit_ = step.result() if step else None
+    def _tell(self) -> None:
+        """End the trials that nobody wants any more; tell all when the allocation ends."""
+        for lane in self._busy:
+            trial = self.paths.trial(lane.attempt.trial)
+            if lane.at_work and ends.is_unwanted(in_force(trial)):
+                lane.end()
+        notice = self.notices.heard() or self._told_by
+        if not notice and self._last_moments():
+            notice = "walltime"
+        told = [lane.tell() for lane in self._busy if notice]
+        if any(told):
+            self._note_notice(notice)
+
+    def _note_notice(self, signal: str) -> None:
+        if not self._noted:
+            self._noted = True
+            self._note("notice", signal=signal, sync=True)
+
+    def _judge(self, lane: Lane) -> End:
+        """Write why an attempt is over, and return it. Runs in a thread of its own."""
+        attempt = lane.attempt
+        oom = traces.kernel_oom_kills() > lane.oom_kills
+        exit_ = lane.step.result() if lane.step else None
         launcher = traces.tail(attempt.launcher_log)
         first = exit_.rank if exit_ else None
         if first is None:
@@ -192,7 +227,7 @@ class Worker:
                 control=in_force(self.paths.trial(attempt.trial)),
                 exit_code=exit_.code if exit_ else 127,
                 died_of=exit_.died_of if exit_ else "",
-                noticed=bool(self.notices.heard()),
+                noticed=bool(self.notices.heard() or self._told_by),
                 time_up=self._left() < self._lead() + (_SLURM_EARLY_S if slurm else _LOOK_S),
                 stands=verdict is not None or allocations.stands(self.allocation),
                 oom=oom,
@@ -202,7 +237,7 @@ class Worker:
                 launcher=launcher,
             )
         )
-        return End(
+        end = End(
             reason=reason,
             exit_code=exit_.code if exit_ else None,
             progressed=got.progressed,
@@ -212,6 +247,8 @@ class Worker:
             closed_by=self.me.name,
             at=files.now(),
         )
+        end.write_once(attempt.end)
+        return End.read(attempt.end) or end
 
     def _journal_end(self, attempt: AttemptPaths) -> None:
         end = End.read(attempt.end)
@@ -226,9 +263,10 @@ class Worker:
             )
 
     def _tick(self) -> None:
-        if time.monotonic() >= self._beat_at:
-            self._beat_at = time.monotonic() + BEAT_S
-            beat = files.canonical({"at": files.now(), "pid": os.getpid()})
+        if time.monotonic() >= self._beat_at or self._why != self._said:
+            self._beat_at, self._said = time.monotonic() + BEAT_S, self._why
+            leaving = {"leaving": self._why} if self._why else {}
+            beat = files.canonical({"at": files.now(), "pid": os.getpid(), **leaving})
             with contextlib.suppress(OSError):  # a full disk: the scheduler knows that we live
                 files.replace(self.me.beat, beat)
         self.crank.turn()

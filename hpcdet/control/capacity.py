@@ -1,0 +1,82 @@
+"""How many workers a number of trials needs, where each takes several side by side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from hpcdet.control.holder import Holder
+from hpcdet.control.watch import Place
+from hpcdet.jobs import lanes
+from hpcdet.store import files
+from hpcdet.store.config import Resolved
+from hpcdet.store.records import Claim
+from hpcdet.store.trials import Standing
+
+
+def workers(
+    holder: Holder, places: Sequence[Place], standings: Mapping[int, Standing], trials: int
+) -> int:
+    """Tasks that should live, for so many trials that run or wait for a worker.
+
+    Args:
+        places: tasks that live now.
+    """
+    each = holder.resolved.lanes
+    there = [_lanes(holder, place) for place in places]
+    if each == 1 and max(there, default=1) == 1:
+        return trials
+    open_lanes = _open_lanes(holder, standings)
+    for index, place in enumerate(places):
+        if place.worker is not None and _takes_nothing_more(holder, place):
+            there[index] = open_lanes[place.worker.name]
+    spare = sum(there) - trials
+    if spare < 0:
+        return len(there) + lanes.tasks(-spare, each)
+    return len(there) - spare // max(1, each, *there)
+
+
+def at_once(resolved: Resolved, side_by_side: int) -> int:
+    """Tasks of so many lanes that may run at once; 0 means as many as there are.
+
+    Their number alone bounds the slots that are held; how many trials there are to run is the
+    searcher's business, too.
+    """
+    most = resolved.searcher.max_concurrent_trials
+    bounds = [lanes.tasks(most, side_by_side)] if most else []
+    if held := by_slots(resolved, side_by_side):
+        bounds.append(held)
+    return min(bounds, default=0)
+
+
+def by_slots(resolved: Resolved, side_by_side: int) -> int:
+    """Tasks of so many lanes that ``max_slots`` allows; 0 means as many as there are."""
+    need = resolved.resources
+    if not need.max_slots:
+        return 0
+    return max(1, need.max_slots // (need.slots_per_trial * side_by_side))
+
+
+def _lanes(holder: Holder, place: Place) -> int:
+    """How many trials it takes at once: as its submission says."""
+    intent, _ = holder.watch.submission(place.submission)
+    return lanes.of_intent(holder.hands.resolved, intent) if intent else 1
+
+
+def _open_lanes(holder: Holder, standings: Mapping[int, Standing]) -> Counter[str]:
+    """How many attempts each worker is at, by its name."""
+    found: Counter[str] = Counter()
+    for number, standing in standings.items():
+        if standing.open_attempt:
+            attempt = holder.paths.trial(number).attempt(standing.open_attempt)
+            if (claim := Claim.read(attempt.claim)) is not None:
+                found[claim.worker] += 1
+    return found
+
+
+def _takes_nothing_more(holder: Holder, place: Place) -> bool:
+    """Whether its worker says so, and its task will not come back for more."""
+    beat = files.read_json(place.worker.beat) if place.worker else None
+    leaving = beat.get("leaving", "") if isinstance(beat, dict) else ""
+    returns = holder.hands.site.capabilities.requeue == "user" and leaving in ("time", "signal")
+    return bool(leaving) and not returns

@@ -1,0 +1,93 @@
+"""Lanes: several trials side by side in one allocation.
+
+All trials of an experiment have one shape, and so has each allocation: ``lanes`` times that of a
+trial, on one node. So one array serves them all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from hpcdet.errors import ConfigError
+from hpcdet.schedulers.local import accelerators, usable_cores
+from hpcdet.site.models import PartitionView, Site
+from hpcdet.store import overrides
+from hpcdet.store.config import Resolved, Resources
+from hpcdet.store.records import Intent
+
+if TYPE_CHECKING:
+    from hpcdet.config import Loaded
+
+KEY = "worker.lanes"
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+def of_intent(experiment: Resolved, intent: Intent) -> int:
+    """Trials side by side in the allocations of a submission: what users changed may differ."""
+    return overrides.lay(experiment, intent.overrides).lanes
+
+
+def tasks(trials: int, lanes: int) -> int:
+    """Array tasks for so many trials."""
+    return math.ceil(trials / lanes)
+
+
+def settled(loaded: Loaded, site: Site) -> Loaded:
+    """The config with a number for ``worker.lanes: auto``: as many trials as fit into a node.
+
+    Raises:
+        ConfigError: the site does not say what a node of the partition has.
+    """
+    worker = loaded.config.worker
+    if worker.lanes != "auto":
+        return loaded
+    need = loaded.typed().resources
+    number = _fitting(need, site, site.view(need.resource_pool))
+    changed = {"worker": worker.model_copy(update={"lanes": number})}
+    return dataclasses.replace(
+        loaded,
+        config=loaded.config.model_copy(update=changed),
+        origins={**loaded.origins, KEY: "derived"},
+    )
+
+
+def _fitting(need: Resources, site: Site, view: PartitionView) -> int:
+    cpus = need.slots_per_node * need.cpus_per_slot
+    found = []
+    if view.slots_per_node is not None:
+        found.append(view.slots_per_node // need.slots_per_node)
+    if view.cpus_per_node is not None:
+        found.append(view.cpus_per_node // cpus)
+    if not found and site.scheduler == "local":
+        slots = site.slots or len(accelerators()) or usable_cores()
+        found.append(slots // need.slots_per_node)
+    if not found:
+        raise ConfigError(
+            f"site {site.name} does not say what a node of {view.name or 'its partition'} has",
+            where=KEY,
+            hint="write a number, or slots_per_node or cpus_per_node of the partition in the site",
+        )
+    return max(1, min(found))
+
+
+def devices(environ: Mapping[str, str], lane: int, lanes: int) -> dict[str, str]:
+    """What makes the accelerators of one lane the only visible ones; {} where there are none.
+
+    Each lane gets an equal part of those that this process sees. Where there are fewer than
+    lanes, several share one.
+    """
+    name = next((name for name in _VISIBLE if name in environ), "")
+    seen = [text for part in environ.get(name, "").split(",") if (text := part.strip())]
+    if not name:
+        name, seen = _VISIBLE[0], accelerators()
+    return {name: ",".join(_part(seen, lane, lanes))} if seen else {}
+
+
+def _part(devices: Sequence[str], lane: int, lanes: int) -> Sequence[str]:
+    count = len(devices)
+    if count < lanes:
+        return [devices[lane % count]]
+    return devices[lane * count // lanes : (lane + 1) * count // lanes]
