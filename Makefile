@@ -6,7 +6,7 @@ WORKERS ?= 2
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test check packages setup wheel chaos bench-cli clean
+.PHONY: demo test check packages setup wheel chaos bench-cli bench-index clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -35,6 +35,9 @@ chaos: setup  ## a longer campaign of random kills: make chaos KILLS=100 SEED=1
 
 bench-cli: setup  ## start-up times of the command line
 	$(PY) benchmarks/bench_cli.py
+
+bench-index: setup  ## the SQLite index: made from nothing, and brought up to date
+	$(PY) benchmarks/bench_index.py
 
 clean:
 	rm -rf .venv build dist report.html .demo

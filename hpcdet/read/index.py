@@ -192,6 +192,7 @@ def _bring_up_to_date(file: Path, paths: ExperimentPaths) -> None:
         db.execute("pragma synchronous = normal")
         [version] = db.execute("pragma user_version").fetchone()
         if version != SCHEMA or _identity(db) != paths.id:
+            db.execute("pragma synchronous = off")  # what is cut off here is not even begun
             _empty(db, paths)
         db.execute("begin immediate")
         _Update(db, paths).run()
@@ -294,15 +295,16 @@ class _Update:
                     found = list(tables.of_line(self.paths.id, trial, one.attempt, line, count))
                     rows += found
                     count += len(found)
+        if all(one.attempt in void or not one.before for one in news):
+            self._insert("metrics", tables.superseding(rows))  # these are all there are
+            return
         self._insert("metrics", rows)
         only = ""
         if not void:
-            names = list(tables.TABLES["metrics"].columns)
-            at = [names.index(name) for name in ("grp", "step", "name")]
             self.db.execute("create temp table if not exists touched (grp, step, name)")
             self.db.execute("delete from touched")
-            values = {tuple(row[i] for i in at) for row in rows}
-            self.db.executemany("insert into touched values (?, ?, ?)", values)
+            keys = {tables.key_of_metric(row) for row in rows}
+            self.db.executemany("insert into touched values (?, ?, ?)", keys)
             only = "and (grp, step, name) in (select grp, step, name from touched)"
         self.db.execute(
             f"""

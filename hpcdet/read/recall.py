@@ -8,7 +8,6 @@ how its files looked. As long as they look so, nothing of them is opened.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -101,7 +100,7 @@ class TrialMemory:
     attempts: list[AttemptMemory]
 
     def encode(self) -> str:
-        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+        return _json(self)
 
     @classmethod
     def decode(cls, text: str) -> TrialMemory:
@@ -280,7 +279,7 @@ class TermMemory:
     lines: list[Line] = field(default_factory=list)
 
     def encode(self) -> str:
-        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+        return _json(self)
 
     @classmethod
     def decode(cls, text: str) -> TermMemory:
@@ -305,6 +304,11 @@ def decision_paths(paths: ExperimentPaths) -> Iterator[Path]:
     """The journals of all terms there are."""
     folder = paths.decisions(0).parent
     return (folder / name for name in _names(folder) if name.endswith(".jsonl"))
+
+
+def _json(memory: TrialMemory | TermMemory) -> str:
+    """Its fields, and those of what is in it, as JSON."""
+    return json.dumps(memory, default=vars, separators=(",", ":"))
 
 
 def _plain(record: Record | None) -> Plain | None:

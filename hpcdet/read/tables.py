@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from hpcdet.read import series, states, views
@@ -149,6 +150,8 @@ def of_experiment(gathered: Gathered) -> dict[str, list[tuple[Any, ...]]]:
 
 def of_trials(gathered: Gathered, chosen: Sequence[int]) -> dict[str, list[tuple[Any, ...]]]:
     """The rows of ``OF_A_TRIAL`` of some trials."""
+    if not chosen:
+        return {}
     own, wanted = {"experiment": gathered.id}, frozenset(chosen)
     trials = [row for row in views.trials(gathered) if row["trial"] in wanted]
     found = {
@@ -180,16 +183,28 @@ def of_line(
     ``value`` is null for what is no number; ``value_json`` always holds what was reported.
     """
     for row in series.told(trial, attempt, line):
-        view = {
-            "experiment": experiment,
-            "n": n,
-            "grp": row["group"],
-            "value_json": json.dumps(row["value"]),
-            "superseded": 0,
-            **row,
-        }
-        yield TABLES["metrics"].row({**view, "value": series.number(row["value"])})
+        value = row["value"]
+        # there are many; and journals hold finite numbers only, whose JSON is their repr
+        text = repr(value) if type(value) in (int, float) else json.dumps(value)
+        at = (row["group"], row["step"], row["name"])
+        yield experiment, trial, attempt, n, *at, series.number(value), text, row["time"], 0
         n += 1
+
+
+_METRIC = tuple(TABLES["metrics"].columns)
+_KEY = itemgetter(*(_METRIC.index(name) for name in ("grp", "step", "name")))
+
+
+def key_of_metric(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What two rows of a trial's ``metrics`` have in common, of which one supersedes the other."""
+    key: tuple[Any, ...] = _KEY(row)
+    return key
+
+
+def superseding(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """All rows of one trial, by attempt: of equal keys the last row counts."""
+    last = {_KEY(row): place for place, row in enumerate(rows)}
+    return [(*row[:-1], int(last[_KEY(row)] != place)) for place, row in enumerate(rows)]
 
 
 def _rows(found: dict[str, list[Row]]) -> dict[str, list[tuple[Any, ...]]]:
