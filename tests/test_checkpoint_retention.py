@@ -19,7 +19,7 @@ from hpcdet import checkpoint
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint.retention import Candidate, Policy, keep
 from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Closed
+from hpcdet.store.records import Closed, Control
 from tests.builders import Builder
 
 METRICS = {3: 0.6, 4: 0.5, 5: 0.4, 7: 0.2, 8: 0.3}
@@ -172,6 +172,22 @@ def test_a_sweep_may_be_cut_off_anywhere(tmp_path: Path) -> None:
         checkpoint.sweep(paths, Policy(), trial=1, attempt=1)
         assert names(paths, 1) == ["00000004.g1", "00000005.g1"]
     assert nth > 9
+
+
+def test_what_a_user_left_behind_is_neither_restored_nor_removed(tmp_path: Path) -> None:
+    paths = Builder(tmp_path / "digits-7f3a").paths
+    trial = paths.trial(1)
+    for step, attempt in ((10, 1), (20, 1), (30, 1)):
+        checkpoint.save(trial.checkpoint(step, attempt), {"step": step})
+    control = Control("run", rewinds=[["00000010.g1", 2]])
+    control.write_once(trial.control(1))
+    loaded = checkpoint.restore(trial.checkpoints)
+    assert loaded is not None and loaded.shared == {"step": 10}
+    for step in (12, 14, 16):
+        checkpoint.save(trial.checkpoint(step, 2), {"step": step})
+    checkpoint.sweep(paths, Policy(), trial=1, attempt=2)
+    left = ["00000014.g2", "00000016.g2", "00000020.g1", "00000030.g1"]
+    assert names(paths, 1) == left, "the newest two to resume from, and what was left behind"
 
 
 def run(*arguments: Any) -> subprocess.CompletedProcess[str]:

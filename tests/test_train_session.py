@@ -18,7 +18,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.store import config as configs
 from hpcdet.store import journal
 from hpcdet.store.config import Resolved
-from hpcdet.store.records import Trial
+from hpcdet.store.records import Control, Trial
 from hpcdet.train import fingerprint, loading, notice, rng
 from hpcdet.train.agreement import Orders
 from hpcdet.train.clock import Deadline
@@ -247,6 +247,28 @@ def test_of_metrics_only_validations_are_waited_for(
     assert [line["group"] for line in lines[-2:]] == ["training", "validation"]
     session.finish("signal", Units(100))
     assert len(synced) > 1  # its verdict, and the journal before it
+
+
+def test_a_trial_canceled_at_once_leaves_without_saving_though_told_to_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Left(BaseException):
+        pass
+
+    def leave(code: int) -> None:
+        raise Left
+
+    trial = ranks.experiment(tmp_path / "digits-7f3a", code="")
+    place = Place.of(trial.root.parent.parent, 1, 1)
+    session = Session(Ranks(), place, Trial(1, {}, 7), Resolved(), Deadline(None))
+    session.begin(None, Units())
+    session.poll(Units(1))
+    Control("kill", now=True, term=9).write_once(trial.control(99))
+    monkeypatch.setattr(notice, "heard", lambda: "SIGTERM")
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(Left):
+        session.poll(Units(2))
+    assert journal.read(place.attempt.journal)[-1]["kind"] != "notice"
 
 
 def test_loaded_modules_are_part_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.settings import confirm, settings
 from hpcdet.errors import IntegrityError, NotFound, UsageError
-from hpcdet.read import find, gather, states, views
+from hpcdet.read import find, gather, origins, states, views
 from hpcdet.store import files
 from hpcdet.store.layout import CHECKPOINT_NAME
 from hpcdet.store.trials import MANIFEST
@@ -133,7 +133,7 @@ def _folders(what: Sequence[str]) -> list[Path]:
             continue
         reference = find.reference(text, settings().root)
         rows = views.checkpoints(reference.paths, reference.trial)
-        complete = [Path(row["path"]) for row in rows if row["state"] == "complete"]
+        complete = [Path(row["path"]) for row in rows if row["state"] in origins.THERE]
         if not complete:
             raise NotFound("it has no complete checkpoint", where=str(reference))
         found.extend(complete)

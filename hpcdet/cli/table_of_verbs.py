@@ -65,7 +65,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
     ),
     "Maintain": (
         Verb("searcher", "searcher", "Run the process that decides for an experiment."),
-        Verb("index", "index", "Rebuild the SQLite index, or say where it is."),
+        Verb("index", "index", "Update or rebuild the SQLite index, or say where it is."),
         Verb("help", "help", "Help on a verb or a topic: exit-codes, ids."),
         Verb("worker", "worker", "Run trials inside an allocation.", hidden=True),
     ),
