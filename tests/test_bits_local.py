@@ -16,6 +16,8 @@ import torch
 
 from hpcdet import checkpoint
 from hpcdet.store.layout import TrialPaths
+from hpcdet.store.records import Control
+from hpcdet.store.trials import checkpoints, latest_checkpoint
 from tests import ranks
 from tests.experiments import same_bits
 from tests.ranks import Attempt, Result
@@ -125,6 +127,22 @@ def test_gradients_that_the_code_itself_sums_up_are_state(tmp_path: Path) -> Non
     assert torch.allclose(mean, sum(one[name] for one in own) / RANKS)
     ranks.finish(twice, RANKS)
     same_bits(ranks.result(twice), ranks.result(once))
+
+
+def test_a_trial_that_begins_again_from_an_older_checkpoint_ends_with_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    keep = {"save_trial_latest": 9}
+    settings = {"min_checkpoint_period": {"batches": 3}, "checkpoint_storage": keep, "until": 8}
+    trial = make(tmp_path / "EXP", world=1, **settings)
+    ranks.run(trial)
+    once = ranks.result(trial)
+    Control("run", rewinds=[["00000003.g1", 2]]).write_once(trial.control(1))
+    again = ranks.run(trial)
+    assert again.lines()[0]["checkpoint"] == "00000003.g1"
+    same_bits(ranks.result(trial), once)
+    assert latest_checkpoint(trial) == "00000008.g2"
+    assert {"00000006.g1", "00000008.g1"} < set(checkpoints(trial))
 
 
 def test_without_settled_buckets_the_bits_change(tmp_path: Path) -> None:

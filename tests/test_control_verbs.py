@@ -224,3 +224,35 @@ def test_a_trial_begins_again_from_an_older_checkpoint(tmp_path: Path) -> None:
     later(world, world.holder())
     assert manifests.current(trial.checkpoints) == ["00000030.g1", "00000060.g1"]
     assert checkpoints(trial)[-1] == "00000060.g1" and len(checkpoints(trial)) == 4
+
+
+def test_a_trial_that_failed_may_begin_again_from_before_it_went_wrong(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=2, width=2), max_restarts=0)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    one, two = play.start_all()
+    saved(world.paths.trial(1), "00000030.g1", "00000060.g1")
+    play.fail(play.claim(one, 1), error="ValueError: the loss is NaN")
+    play.claim(two, 2)
+    advance(world.paths, holder)
+    commands.ask(world.paths, "resume", 1, **{"from": "00000030.g1"})
+    advance(world.paths, holder)
+    assert standing(world.paths.trial(1)).state == "runnable"
+    assert latest_checkpoint(world.paths.trial(1)) == "00000030.g1"
+
+
+def test_free_lanes_of_former_allocations_do_not_count_for_trials_that_want_new_ones(
+    tmp_path: Path,
+) -> None:
+    method, searcher = Waves(count=2, width=2), {"max_trials": 2}
+    lanes = {"worker": {"lanes": 2}}
+    world = World.make(tmp_path, method, max_restarts=0, searcher=searcher, **lanes)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    [worker] = play.start_all()
+    play.fail(play.claim(worker, 1), reason="oom")
+    play.claim(worker, 2)
+    advance(world.paths, holder)
+    commands.ask(world.paths, "retry", 1, set={"resources.memory_per_slot": 2**33})
+    later(world, holder)
+    assert len(intents(world)) == 2 and len(world.scheduler.live) == 2

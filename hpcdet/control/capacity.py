@@ -15,12 +15,17 @@ from hpcdet.store.trials import Standing
 
 
 def workers(
-    holder: Holder, places: Sequence[Place], standings: Mapping[int, Standing], trials: int
+    holder: Holder,
+    places: Sequence[Place],
+    standings: Mapping[int, Standing],
+    trials: int,
+    since: int = 0,
 ) -> int:
     """Tasks that should live, for so many trials that run or wait for a worker.
 
     Args:
         places: tasks that live now.
+        since: some of the trials may be taken by tasks of this submission or later ones only.
     """
     each = holder.resolved.lanes
     there = [_lanes(holder, place) for place in places]
@@ -28,7 +33,8 @@ def workers(
         return trials
     open_lanes = _open_lanes(holder, standings)
     for index, place in enumerate(places):
-        if place.worker is not None and _takes_nothing_more(holder, place):
+        full = place.submission < since or _takes_nothing_more(holder, place)
+        if place.worker is not None and full:
             there[index] = open_lanes[place.worker.name]
     spare = sum(there) - trials
     if spare < 0:

@@ -247,21 +247,22 @@ def _provide(holder: Holder, seen: Seen, standings: dict[int, Standing], busy: i
     ]
     resolved = holder.resolved
     wanted, most = busy + len(waiting), resolved.searcher.max_concurrent_trials
-    outdated = _outdated(holder, seen, waiting)
+    since = max((plan.since for plan in waiting), default=0)
+    outdated = _outdated(holder, seen, waiting, since)
     fleet.cancel_surplus(holder, outdated, len(outdated))
     useful = [place for place in seen.live if place not in outdated]
-    workers = capacity.workers(holder, useful, standings, min(wanted, most) if most else wanted)
+    together = min(wanted, most) if most else wanted
+    workers = capacity.workers(holder, useful, standings, together, since)
     workers = min(workers, capacity.by_slots(resolved, resolved.lanes) or workers)
     fleet.provide(holder, seen, workers + len(outdated))
     return workers
 
 
-def _outdated(holder: Holder, seen: Seen, waiting: list[Plan]) -> list[Place]:
+def _outdated(holder: Holder, seen: Seen, waiting: list[Plan], since: int) -> list[Place]:
     """Tasks of former submissions that are of no use to those trials that want newer ones.
 
     They may be left in the queue, or hold an allocation that they soon give back by themselves.
     """
-    since = max((plan.since for plan in waiting), default=0)
     if not any(place.submission < since for place in seen.live):
         return []
     busy = {
