@@ -12,7 +12,7 @@ from hpcdet.cli import words
 from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
-from hpcdet.read import find, gather, logs, views
+from hpcdet.read import costs, find, gather, logs, views
 
 Finding = dict[str, Any]
 
@@ -77,6 +77,8 @@ def _explain(gathered: gather.Gathered, trial: int) -> Iterator[Finding]:
     yield _finding("state", item["id"], f"{item['state']}{why}")
     if item["state"] == "PAUSED":
         next = f"hpcdet resume {item['id']}"
+        if key := costs.exhausted(gathered):
+            next = f"hpcdet set {item['id']} {key}=MORE"
         yield _finding("pending", item["id"], "it waits for a person", next)
     yield from _queue(gathered, item)
     for row in item["trials"]:

@@ -243,6 +243,8 @@ def headline(item: dict[str, Any]) -> str:
         age = "" if turn is None else f", last turn {words.duration(turn)} ago"
         why = f": {item['health_why']}" if item["health_why"] else ""
         lines.append(f"  health {item['health']}{age}{why}")
+    if said := _spent(item["spent"]):
+        lines.append(f"  {said}")
     if item["best"]:
         best = item["best"]
         lines.append(
@@ -250,6 +252,21 @@ def headline(item: dict[str, Any]) -> str:
             f" (trial {best['trial']}, step {best['step']})"
         )
     return "\n".join(lines)
+
+
+def _spent(spent: Item) -> str:
+    """What of the budget is used, where there is one."""
+    budget = spent["budget"]
+    parts = []
+    if budget["slot_hours"] is not None:
+        more = f"{spent['overhead_slot_hours']:.3g} of it overhead"
+        if spent["reserved_slot_hours"]:
+            more += f", {spent['reserved_slot_hours']:.3g} more reserved"
+        parts.append(f"{spent['slot_hours']:.3g} of {budget['slot_hours']:g} slot hours ({more})")
+    if budget["wall_s"] is not None:
+        since = words.duration(spent["wall_s"] or 0)
+        parts.append(f"{since} of {words.duration(budget['wall_s'])}")
+    return f"spent {', '.join(parts)}" if parts else ""
 
 
 ATTEMPTS = (

@@ -208,6 +208,7 @@ def _item(paths: ExperimentPaths, wanted: Request) -> dict[str, Any]:
         "argv": [_argv(site, job) for job in jobs],
         "errors": [job["error"] for job in jobs if job["error"]],
         "path": str(paths.root),
+        "budget": status["spent"]["budget"],
     }
 
 

@@ -197,6 +197,13 @@ class Worker(Section):
     """Tasks that wait to replace ended ones where no job can be submitted later; null: enough."""
 
 
+class Budget(Section):
+    slot_hours: float | None = Field(default=None, gt=0)
+    """Slots times hours that the experiment may hold, then it pauses; null: no bound."""
+    wall_s: Seconds | None = Field(default=None, ge=1)
+    """Time from its first allocation after which it pauses, in seconds or as '12:00:00', '2h'."""
+
+
 class Environment(Section):
     environment_variables: Variables = {}
     """Variables of the training processes: a map, or a list of 'NAME=value'."""
@@ -276,6 +283,7 @@ class Config(Section):
     resources: Resources = Resources()
     distributed: Distributed = Distributed()
     worker: Worker = Worker()
+    budget: Budget = Budget()
     environment: Environment = Environment()
     notify: Notify = Notify()
     on_env_change: Literal["warn", "refuse"] = "warn"

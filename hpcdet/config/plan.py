@@ -22,7 +22,7 @@ def plan(resolved: Resolved, checkpoint_bytes: int | None = None) -> dict[str, A
         ``brackets`` (each with ``rungs``, lengths at which trials end, in ``unit``, and
         ``trials``), ``slots``, and estimates: ``cost.slot_hours`` if every trial needs one
         allocation of the walltime, ``storage.inodes`` for one attempt of each trial,
-        ``storage.bytes`` of checkpoints. What cannot be known is null.
+        ``storage.bytes`` of checkpoints; ``budget``. What cannot be known is null.
     """
     searcher, need = resolved.searcher, resolved.resources
     trials, length = searcher.max_trials, searcher.max_length
@@ -56,6 +56,7 @@ def plan(resolved: Resolved, checkpoint_bytes: int | None = None) -> dict[str, A
             "nodes_per_trial": need.nodes,
         },
         "cost": {"slot_hours": slot_hours, "walltime_s": need.walltime_s},
+        "budget": {"slot_hours": resolved.budget.slot_hours, "wall_s": resolved.budget.wall_s},
         "storage": _storage(resolved, workers, checkpoint_bytes),
     }
 

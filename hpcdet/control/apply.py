@@ -43,7 +43,7 @@ def _write_limits(holder: Holder) -> None:
     wanted = limits.wanted(resolved, changed)
     if changed.keys().isdisjoint(limits.KEYS) or holder.written.get(("limits",)) == wanted:
         return
-    if not limits.alike(limits.in_force(holder.paths, resolved), wanted):
+    if not limits.alike(limits.in_force(holder.paths, holder.hands.resolved), wanted):
         term, at = holder.lease.term, files.now()
         record = dataclasses.replace(wanted, term=term, at=at)
         seq = max(numbers(holder.paths.limits(0).parent, ".json"), default=0)

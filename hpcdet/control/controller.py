@@ -7,6 +7,7 @@ die at any instruction and the next one, by whomever, goes on as if nothing had 
 from __future__ import annotations
 
 import dataclasses
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -116,8 +117,12 @@ def _turn(holder: Holder) -> Turn:
         _close(holder, seen)
         return Turn(True)
     waits_for = queueing.waits_for(holder)
-    _say_state(holder, seen, busy, waits_for)
-    wanted = 0 if waits_for else _provide(holder, seen, standings, busy)
+    waiting = _waiting(holder, standings)
+    room = holder.spending.room() if waiting else 0
+    broke = bool(waiting) and not busy and not room
+    _say_state(holder, seen, busy, waits_for, broke)
+    within = waiting[: int(min(room, len(waiting)))]
+    wanted = 0 if waits_for else _provide(holder, seen, standings, within, busy)
     queueing.tend(holder, seen)
     pack_ended(holder)
     sentinels.post(holder, seen)
@@ -191,7 +196,7 @@ def _waiting_jobs(seen: Seen) -> list[Place]:
     return [place for place in seen.live if place.job not in running]
 
 
-def _say_state(holder: Holder, seen: Seen, busy: int, waits_for: str) -> None:
+def _say_state(holder: Holder, seen: Seen, busy: int, waits_for: str, broke: bool) -> None:
     decided = holder.decided
     state: ExperimentState
     why, by = "", ""
@@ -205,6 +210,8 @@ def _say_state(holder: Holder, seen: Seen, busy: int, waits_for: str) -> None:
         state, why = "RUNNING", f"paused by its user, but for {_trials(decided.alone)}"
     elif decided.paused:
         state, why = ("STOPPING" if busy else "PAUSED"), "paused by its user"
+    elif broke:
+        state, why, by = "PAUSED", _broke(holder), "budget"
     else:
         begun = decided.state[0] not in ("", "PENDING")
         runs = busy or any(place.phase == "running" for place in seen.live)
@@ -214,6 +221,14 @@ def _say_state(holder: Holder, seen: Seen, busy: int, waits_for: str) -> None:
         elif decided.held and not runs:
             why = "held by its user"
     _say(holder, state, why, by)
+
+
+def _broke(holder: Holder) -> str:
+    """The same as long as the budget is: it is told once."""
+    spending = holder.spending
+    terms = spending.terms(spending.limits)
+    key = terms.exhausted(spending.account(), time.time())
+    return f"budget of {terms.budget} is used up; to go on: hpcdet set {holder.paths.id} {key}=MORE"
 
 
 def _trials(numbers: list[int]) -> str:
@@ -230,7 +245,18 @@ def _say(holder: Holder, state: ExperimentState, why: str, by: str) -> None:
         notify(holder, f"stuck {decided.resumed_after} {why}", "stuck", why)
 
 
-def _provide(holder: Holder, seen: Seen, standings: dict[int, Standing], busy: int) -> int:
+def _waiting(holder: Holder, standings: dict[int, Standing]) -> list[Plan]:
+    """Trials that need a worker."""
+    return [
+        plan
+        for number, plan in holder.decided.plans.items()
+        if _waits(holder, plan, standings.get(number))
+    ]
+
+
+def _provide(
+    holder: Holder, seen: Seen, standings: dict[int, Standing], waiting: list[Plan], busy: int
+) -> int:
     """Have the workers that the trials need; free what a pause or a cancel leaves idle.
 
     Returns how many workers there should be.
@@ -240,11 +266,6 @@ def _provide(holder: Holder, seen: Seen, standings: dict[int, Standing], busy: i
         _free(holder, seen, busy)
         return 0
     holder.unheeded_since = None
-    waiting = [
-        plan
-        for number, plan in decided.plans.items()
-        if _waits(holder, plan, standings.get(number))
-    ]
     resolved = holder.resolved
     wanted, most = busy + len(waiting), resolved.searcher.max_concurrent_trials
     since = max((plan.since for plan in waiting), default=0)

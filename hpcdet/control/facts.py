@@ -49,13 +49,14 @@ class Facts:
             del self._readers[key]
 
     def ends(self, trial: TrialPaths) -> list[tuple[AttemptPaths, End]]:
-        """The attempts of a trial that are over, ascending."""
+        """The attempts of a trial that are over, ascending, without claims that were given back."""
         found = []
         for attempt in trials.claimed(trial):
             key = (trial.number, attempt.number)
             end = self._ends.get(key) or End.read(attempt.end)
             if end is not None:
                 self._ends[key] = end
+            if end is not None and end.reason != "released":
                 found.append((attempt, end))
         return found
 

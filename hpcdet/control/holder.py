@@ -27,6 +27,7 @@ from hpcdet.store.config import Resolved
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.lease import Lease
 from hpcdet.store.records import Intent
+from hpcdet.store.spending import Spending
 
 SWEEP_S = 120.0
 
@@ -122,6 +123,7 @@ class Holder:
 
     def __post_init__(self) -> None:
         hands = self.hands
+        self.spending = Spending(self.paths, hands.resolved)
         self.lease = Lease(self.paths, self.kind, hands.site.lease_ttl_s, hands.clock)
         self._chain: Chain | None = None
         self._decided: Decided | None = None

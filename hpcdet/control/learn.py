@@ -32,14 +32,15 @@ def learn(holder: Holder) -> dict[int, Standing]:
             holder.tell(report)
         judged = plan.failed or plan.allowed >= standing.next_attempt
         if standing.state == "doubtful" and not judged:
-            _judge(holder, plan)
+            _judge(holder, plan, standing.next_attempt)
         if not standing.open_attempt:
             _end(holder, plan, standing)
         standings[number] = standing
     return standings
 
 
-def _judge(holder: Holder, plan: Plan) -> None:
+def _judge(holder: Holder, plan: Plan, attempts: int) -> None:
+    """Decide whether a doubtful trial may have so many attempts, or is given up."""
     found = [
         (attempt, end)
         for attempt, end in holder.facts.ends(holder.paths.trial(plan.number))
@@ -54,7 +55,6 @@ def _judge(holder: Holder, plan: Plan) -> None:
         holder.resolved.max_restarts,
     )
     if judgement.again:
-        attempts = attempt.number + 1
         holder.record("retry", trial=plan.number, attempts=attempts, why=judgement.why)
         holder.actions.append(f"trial {plan.number} again: {judgement.why}")
         return

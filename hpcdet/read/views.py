@@ -11,7 +11,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from hpcdet.read import changes, series, states
+from hpcdet.read import changes, costs, series, states
 from hpcdet.read.gather import Gathered, GatheredAttempt, GatheredTrial, gather
 from hpcdet.read.series import metrics
 from hpcdet.read.timeline import events
@@ -63,7 +63,7 @@ def status(source: Source) -> View:
     Returns:
         ``id, name, state, why, stuck`` (paused by trouble), ``health, health_why, last_turn_s,
         searcher, metric, best {trial, value, step} or None, max_length, max_trials, created,
-        workers, labels, path`` and ``trials`` (see there).
+        workers, labels, path, spent`` (``costs.spent``) and ``trials`` (see there).
     """
     gathered = gather(source)
     state, why = states.experiment_state(gathered)
@@ -89,6 +89,7 @@ def status(source: Source) -> View:
         "workers": sum(worker.end is None for worker in gathered.workers),
         "labels": labels(gathered),
         "path": str(gathered.paths.root),
+        "spent": costs.spent(gathered),
         "trials": rows,
     }
 
@@ -120,7 +121,7 @@ def _trial(gathered: Gathered, trial: GatheredTrial, best: View | None, over: st
         "steps": trial.steps,
         "best": best["value"] if best else None,
         "best_step": best["step"] if best else None,
-        "restarts": max(0, len(trial.attempts) - 1),
+        "restarts": max(0, sum(not _given_back(a) for a in trial.attempts) - 1),
         "failures": trial.standing.failures,
         "attempts": len(trial.attempts),
         "why": (control.why if control else "") or (end.error if end else ""),
@@ -131,6 +132,10 @@ def _trial(gathered: Gathered, trial: GatheredTrial, best: View | None, over: st
         "start": claims[0].at if claims else "",
         "end": end.at if end else "",
     }
+
+
+def _given_back(attempt: GatheredAttempt) -> bool:
+    return attempt.end is not None and attempt.end.reason == "released"
 
 
 def _last_checkpoint(trial: GatheredTrial) -> View | None:
@@ -197,7 +202,8 @@ def _attempt(gathered: Gathered, attempt: GatheredAttempt) -> View:
 
 
 def show(source: Source) -> View:
-    """All of ``status``, and ``config, changes, attempts, jobs, checkpoints, provenance, files``.
+    """All of ``status``, and ``config, changes, attempts, jobs, allocations`` (``costs``),
+    ``checkpoints, provenance, files``.
 
     ``config`` is what holds now: what was submitted, with ``changes`` laid over it.
     """
@@ -209,6 +215,7 @@ def show(source: Source) -> View:
         "changes": changes.changes(gathered),
         "attempts": attempts(gathered),
         "jobs": jobs(gathered),
+        "allocations": costs.allocations(gathered),
         "checkpoints": checkpoints(gathered),
         "provenance": gathered.provenance,
         "files": {"code": str(paths.code), "config": str(paths.config), "site": str(paths.site)},

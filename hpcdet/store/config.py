@@ -108,6 +108,14 @@ class Worker:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """``budget`` of the whole experiment; None: no bound."""
+
+    slot_hours: float | None = None
+    wall_s: float | None = None
+
+
+@dataclass(frozen=True)
 class Environment:
     """``environment``. ``python`` is the interpreter on the nodes; None: the site's."""
 
@@ -176,6 +184,7 @@ class Resolved:
     resources: Resources = field(default_factory=Resources)
     distributed: Distributed = Distributed()
     worker: Worker = Worker()
+    budget: Budget = Budget()
     environment: Environment = field(default_factory=Environment)
     notify: Notify = field(default_factory=Notify)
     on_env_change: Literal["warn", "refuse"] = "warn"

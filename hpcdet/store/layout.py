@@ -218,6 +218,10 @@ class ExperimentPaths:
         """What users have set (``records.Limits``), numbered from 1; the newest is in force."""
         return self.root / "limits" / f"{seq:04d}.json"
 
+    def reservation(self, number: int) -> Path:
+        """A claim under a limit (``records.Reservation``), numbered from 1 without gaps."""
+        return self.root / "reservations" / f"{number:06d}.json"
+
     def intent(self, submission: int) -> Path:
         """What is about to be submitted (``records.Intent``), written before it is."""
         return self.root / "jobs" / f"{submission:04d}.json"

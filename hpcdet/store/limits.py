@@ -1,4 +1,4 @@
-"""The limits of a running experiment that workers must know: how much of it runs at once.
+"""The limits of a running experiment that workers must know: how much at once, at what cost.
 
 They are the config's until a user changes them; then the holder of the lease writes what is in
 force into ``limits/0001.json`` and so on, and workers read it before they claim.
@@ -15,16 +15,17 @@ from hpcdet.store.layout import ExperimentPaths, numbers
 from hpcdet.store.records import Limits
 
 MAX_CONCURRENT = "searcher.max_concurrent_trials"
-KEYS = (MAX_CONCURRENT,)
+KEYS = (MAX_CONCURRENT, "budget.slot_hours", "budget.wall_s")
 """Keys of the config that are limits of this kind."""
 
 
 def wanted(resolved: Resolved, overrides: Mapping[str, Any]) -> Limits:
-    """The limits after what users have changed.
+    """The limits after what users have changed; ``resolved`` is the config with it laid over.
 
     How many trials run at once is the searcher's business until then: it opens no more.
     """
-    return Limits(max_concurrent_trials=overrides.get(MAX_CONCURRENT, 0))
+    budget = resolved.budget
+    return Limits(overrides.get(MAX_CONCURRENT, 0), budget.slot_hours, budget.wall_s)
 
 
 def in_force(paths: ExperimentPaths, resolved: Resolved) -> Limits:

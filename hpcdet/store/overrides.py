@@ -19,6 +19,8 @@ from hpcdet.store.layout import AttemptPaths, ExperimentPaths
 from hpcdet.store.records import Claim, Intent
 
 AT_ONCE = (
+    "budget.slot_hours",
+    "budget.wall_s",
     "max_restarts",
     "notify.command",
     "notify.on",
@@ -46,6 +48,7 @@ LATER = (
 """Keys of an allocation and what runs in it: a change is felt in those submitted later."""
 
 _SHORT = {
+    "budget": "budget.slot_hours",
     "max_concurrent": "searcher.max_concurrent_trials",
     "max_concurrent_trials": "searcher.max_concurrent_trials",
 }

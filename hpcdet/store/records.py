@@ -28,8 +28,10 @@ Reason = Literal[
     "lost",
     "canceled",
     "launch_failed",
+    "released",
 ]
-"""Why an attempt ended. ``launch_failed``: it never reached its first step, and the cause is
+"""Why an attempt ended. ``released``: its worker gave the claim back before anything ran, and it
+counts for nothing. ``launch_failed``: it never reached its first step, and the cause is
 the place, not the code, until it has failed so on a second node."""
 
 NO_FAULT: frozenset[Reason] = frozenset(
@@ -130,7 +132,8 @@ class Control(Record):
 class Claim(Record):
     """``claim.json`` of an attempt: the worker that runs it.
 
-    ``worker`` is the name of the worker's folder (``0001-0003.0``).
+    ``worker`` is the name of the worker's folder (``0001-0003.0``). ``reserved_slot_s``: what the
+    attempt may cost at most, in slot-seconds from ``at``; None without a budget.
     """
 
     worker: str
@@ -138,6 +141,7 @@ class Claim(Record):
     job: str = ""
     nodes: list[str] = field(default_factory=list)
     at: str = ""
+    reserved_slot_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -304,10 +308,23 @@ class Limits(Record):
 
     Attributes:
         max_concurrent_trials: trials that may run at once; 0: no limit but the searcher's.
+        slot_hours, wall_s: the budget; None: no bound.
     """
 
     max_concurrent_trials: int = 0
+    slot_hours: float | None = None
+    wall_s: float | None = None
     term: int = 0
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Reservation(Record):
+    """``reservations/000001.json``: a claim's place in the order in which limits are kept."""
+
+    trial: int
+    attempt: int
+    worker: str
     at: str = ""
 
 

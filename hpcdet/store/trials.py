@@ -58,11 +58,15 @@ def standing(trial: TrialPaths) -> Standing:
     """
     attempts = claimed(trial)
     control = in_force(trial) or Control("run")
-    ends = [end for attempt in attempts if (end := End.read(attempt.end)) is not None]
+    ended = {
+        attempt.number: end for attempt in attempts if (end := End.read(attempt.end)) is not None
+    }
     newest = attempts[-1] if attempts else None
-    is_open = newest is not None and End.read(newest.end) is None
+    is_open = newest is not None and newest.number not in ended
+    counts = [attempt for attempt in attempts if _counts(ended.get(attempt.number))]
+    ends = [ended[attempt.number] for attempt in counts]
     last = ends[-1] if ends and not is_open else None
-    verdict = Verdict.read(newest.verdict) if newest and last else None
+    verdict = Verdict.read(counts[-1].verdict) if last else None
     number = newest.number if newest else 0
     facts = Standing(
         state="running",
@@ -91,6 +95,11 @@ def standing(trial: TrialPaths) -> Standing:
     elif last is not None and control.attempts < facts.next_attempt and _doubtful(last, facts):
         state = "doubtful"
     return dataclasses.replace(facts, state=state)
+
+
+def _counts(end: End | None) -> bool:
+    """Whether an attempt has ended, and anything of it was begun."""
+    return end is not None and end.reason != "released"
 
 
 def claimed(trial: TrialPaths) -> list[AttemptPaths]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import time
@@ -20,6 +21,7 @@ from hpcdet.store.records import (
     WorkerEnd,
     in_force,
 )
+from hpcdet.store.spending import Spending, epoch
 from hpcdet.store.trials import Standing, claimed, reason_of, standing
 
 
@@ -99,23 +101,37 @@ def is_silent(paths: ExperimentPaths, longer_s: float) -> bool:
 
 
 def next_attempt(
-    paths: ExperimentPaths, worker: WorkerPaths, allocation: Allocation
+    paths: ExperimentPaths,
+    worker: WorkerPaths,
+    allocation: Allocation,
+    spending: Spending | None = None,
 ) -> AttemptPaths | None:
-    """Claim an attempt of the lowest trial that may run; None if there is none now."""
+    """Claim an attempt of the lowest trial that may run; None if there is none now.
+
+    Args:
+        spending: keeps the claim within the experiment's limits; None: there are none.
+    """
     for trial in paths.trials():
         stands = standing(trial)
         # a control is there before the record: what hides it may hide claims, too
         if not may_take(worker, stands) or in_force(trial) is None:
             continue
         attempt = trial.attempt(stands.next_attempt)
+        at = files.now()
+        reserved = spending.admit(allocation.end_at, epoch(at)) if spending else math.inf
+        if reserved is None:
+            return None
         claim = Claim(
             worker=worker.name,
             host=socket.gethostname(),
             job=allocation.job,
             nodes=list(allocation.nodes),
-            at=files.now(),
+            at=at,
+            reserved_slot_s=None if math.isinf(reserved) else reserved,
         )
         # reading it again finds out an older claim that an archive has, which came into sight late
-        if claim.write_once(attempt.claim) and Claim.read(attempt.claim) == claim:
-            return attempt
+        made = claim.write_once(attempt.claim) and Claim.read(attempt.claim) == claim
+        if made:
+            kept = spending is None or spending.keep(attempt, claim)
+            return attempt if kept else None
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ class Lane:
         oom_kills: processes that the kernel had killed for memory when it began.
         judged: the judgement over its end, once it has ended.
         told: it knows that it has to leave.
+        end_at: when what it reserved is used up, epoch seconds; None: not before the allocation.
+        lead_s: how long before that it is told.
+        kill_wait_s: how long after it is killed, if it does not listen.
     """
 
     number: int
@@ -28,10 +32,26 @@ class Lane:
     oom_kills: int
     judged: Future[End] | None = None
     told: bool = False
+    end_at: float | None = None
+    lead_s: float = 0.0
+    kill_wait_s: float = 0.0
 
     def running(self) -> bool:
         """Look after the processes; False once all have ended."""
         return self.judged is None and self.step is not None and self.step.running()
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether it is time to leave because of what it may cost."""
+        return self.end_at is not None and time.time() >= self.end_at - self.lead_s
+
+    def enforce(self) -> None:
+        """Tell an attempt whose budget is used up to save and leave, and do not wait for ever."""
+        if self.judged is not None or not self.is_used_up:
+            return
+        self.tell()
+        if self.end_at is not None and time.time() >= self.end_at + self.kill_wait_s:
+            self.end()
 
     @property
     def at_work(self) -> bool:

@@ -22,8 +22,9 @@ from hpcdet.store import config, files, journal, overrides, progress
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
 from hpcdet.store.records import Closed, End, Reason, Verdict, WorkerEnd, in_force
+from hpcdet.store.spending import Spending
 from hpcdet.store.trials import standing
-from hpcdet.worker import again, claims, ends, traces
+from hpcdet.worker import again, allowance, claims, ends, traces
 from hpcdet.worker import allocation as allocations
 from hpcdet.worker.crank import Crank
 from hpcdet.worker.lane import Lane
@@ -60,6 +61,7 @@ class Worker:
     _noted: bool = False
 
     def __post_init__(self) -> None:
+        self.spending = Spending(self.paths, self.experiment)
         self.lanes = self.experiment.lanes
         self._judges = ThreadPoolExecutor(self.lanes, "judge")
 
@@ -97,7 +99,8 @@ class Worker:
         return self._something_to_take()
 
     def _something_to_take(self) -> bool:
-        return any(claims.may_take(self.me, standing(trial)) for trial in self.paths.trials())
+        may = any(claims.may_take(self.me, standing(trial)) for trial in self.paths.trials())
+        return may and self.spending.room() >= 1
 
     def _take_trials(self) -> str:
         """Take trials until there is a reason to leave; returns it once every lane has ended."""
@@ -105,9 +108,9 @@ class Worker:
         look_at, turns = 0.0, 0
         while True:
             self._tick()
-            for end in self._ends():
+            for end, used_up in self._ends():
                 idle_since, look_at = time.monotonic(), 0.0
-                self._why = self._why or self._leave_after(end.reason)
+                self._why = self._why or self._leave_after(end.reason, used_up)
             news = self.crank.turns != turns or bool(self.notices.heard())
             if len(self._busy) < self.lanes and (news or time.monotonic() >= look_at):
                 # seldom on a cluster: many workers look through the same folders
@@ -120,6 +123,8 @@ class Worker:
             if idle and not self._awaits_the_lost():
                 return "idle"
             self._tell()
+            for lane in self._busy:
+                lane.enforce()
             self.notices.wait(_LOOK_S if self._busy else max(0.0, look_at - time.monotonic()))
 
     def _awaits_the_lost(self) -> bool:
@@ -137,11 +142,13 @@ class Worker:
             return "lost"  # so others believe, and have taken over what it had
         if self.notices.heard():
             return "signal"
+        if not self._busy and self.spending.room() < 1:
+            return "idle"  # what it holds costs, too
         return "" if self._time_for_another() else "time"
 
-    def _leave_after(self, reason: Reason) -> str:
+    def _leave_after(self, reason: Reason, used_up: bool) -> str:
         self._launch_failures = self._launch_failures + 1 if reason == "launch_failed" else 0
-        if reason in ("preempted", "walltime"):
+        if reason in ("preempted", "walltime") and not used_up:
             self._told_by = reason  # the allocation is what ends, and so all that is in it
             return "time" if reason == "walltime" else "signal"
         if self._launch_failures >= _BAD_NODE:
@@ -151,7 +158,7 @@ class Worker:
     def _fill_lanes(self) -> None:
         """Begin what may run, as long as there is a lane for it."""
         while not self._why and len(self._busy) < self.lanes:
-            attempt = claims.next_attempt(self.paths, self.me, self.allocation)
+            attempt = claims.next_attempt(self.paths, self.me, self.allocation, self.spending)
             if attempt is None:
                 return
             free = set(range(self.lanes)) - {lane.number for lane in self._busy}
@@ -159,12 +166,18 @@ class Worker:
 
     def _begin(self, attempt: AttemptPaths, lane: int) -> Lane:
         self._note("claimed", trial=attempt.trial, attempt=attempt.number, lane=lane, sync=True)
-        plan = launch(self.experiment, self.site, self.paths, attempt, self.allocation, lane)
+        own = allowance.within(self.allocation, attempt, self.experiment.resources.slots_per_trial)
+        plan = launch(self.experiment, self.site, self.paths, attempt, own, lane)
         oom_kills = traces.kernel_oom_kills()
         step = self._start(plan, attempt)
         if step is not None:
             self._note("launched", argv=list(plan.argv), pids=step.pids)
-        return Lane(lane, attempt, step, oom_kills)
+        begun = Lane(lane, attempt, step, oom_kills)
+        if own.end_at is not None and own is not self.allocation:
+            limits = self.site.limits
+            begun.end_at, begun.kill_wait_s = own.end_at, limits.kill_wait_s
+            begun.lead_s = min(limits.signal_lead_s, (own.end_at - time.time()) / 2)
+        return begun
 
     def _start(self, plan: Launch, attempt: AttemptPaths) -> RunningStep | None:
         try:
@@ -175,8 +188,11 @@ class Worker:
                 log.write(f"{plan.argv[0]}: {error}\n")
             return None
 
-    def _ends(self) -> Iterator[End]:
-        """Of the lanes that have ended and been judged since the last call."""
+    def _ends(self) -> Iterator[tuple[End, bool]]:
+        """Of the lanes that have ended and been judged since the last call.
+
+        And whether that was because what the attempt had reserved was used up.
+        """
         for lane in list(self._busy):
             if lane.judged is None and not lane.running():
                 # it may ask the scheduler, which may not answer for long
@@ -188,7 +204,7 @@ class Worker:
                 self._journal_end(lane.attempt)
                 if not self.notices.heard():
                     self.crank.turn(now=True)  # it may be what the searcher has been waiting for
-                yield end
+                yield end, lane.is_used_up
 
     def _tell(self) -> None:
         """End the trials that nobody wants any more; tell all when the allocation ends."""
@@ -228,7 +244,8 @@ class Worker:
                 exit_code=exit_.code if exit_ else 127,
                 died_of=exit_.died_of if exit_ else "",
                 noticed=bool(self.notices.heard() or self._told_by),
-                time_up=self._left() < self._lead() + (_SLURM_EARLY_S if slurm else _LOOK_S),
+                time_up=lane.is_used_up
+                or self._left() < self._lead() + (_SLURM_EARLY_S if slurm else _LOOK_S),
                 stands=verdict is not None or allocations.stands(self.allocation),
                 oom=oom,
                 first_step=got.first_step,

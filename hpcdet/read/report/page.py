@@ -21,7 +21,7 @@ ROWS = 1000
 """Rows that a table may have; what is more is said and left out."""
 TRACE_LINES = 40
 TRACE_CHARACTERS = 8000
-_EXPECTED = WELL | {"preempted", "walltime", "canceled"}
+_EXPECTED = WELL | {"preempted", "walltime", "canceled", "released"}
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,7 @@ def _numbers(
             ", ".join(f"{count} {state.lower()}" for state, count in sorted(states.items())),
         ),
         ("Used", slot_time(used), useful),
+        _budget(status["spent"]),
         ("Waited", slot_time(sums["waiting"]), "for allocations"),
         (
             "Attempts",
@@ -134,6 +135,14 @@ def _numbers(
         ),
         ("Checkpoints", str(len(checkpoints)), bytes_text(size)),
     ]
+
+
+def _budget(spent: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What its allocations have cost, with what workers held without a trial."""
+    overhead = f"{slot_time(spent['overhead_slot_hours'] * 3600)} of it overhead"
+    most = spent["budget"]["slot_hours"]
+    budget = f", of a budget of {number(most)} slot hours" if most is not None else ""
+    return ("Spent", slot_time(spent["slot_hours"] * 3600), f"{overhead}{budget}")
 
 
 def _shares(sums: Mapping[str, float]) -> list[Share]:

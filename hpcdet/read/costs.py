@@ -1,0 +1,103 @@
+"""What an experiment has cost, and what of its budget is left."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from hpcdet.read.gather import Gathered, gather
+from hpcdet.store import limits, spending
+from hpcdet.store.budget import HOUR_S, Account, Budget, account
+from hpcdet.store.layout import ExperimentPaths
+
+View = dict[str, Any]
+
+
+def spent(source: ExperimentPaths | Gathered) -> View:
+    """What it has cost so far.
+
+    Returns:
+        ``slot_hours`` in all, of these ``training_slot_hours`` in attempts and
+        ``overhead_slot_hours`` that workers held without a trial; ``reserved_slot_hours`` that
+        those that run may still cost; ``wall_s`` since the first allocation, None before it;
+        ``budget {slot_hours, wall_s}`` in force, None where there is no bound.
+    """
+    gathered = gather(source)
+    budget, found = _budget(gathered), _account(gathered)
+    return {
+        "slot_hours": _hours(found.spent_slot_s),
+        "training_slot_hours": _hours(found.training_slot_s),
+        "overhead_slot_hours": _hours(found.overhead_slot_s),
+        "reserved_slot_hours": _hours(found.reserved_slot_s),
+        "wall_s": None if found.begun is None else round(_until(gathered) - found.begun, 3),
+        "budget": {"slot_hours": budget.slot_hours, "wall_s": budget.wall_s},
+    }
+
+
+def allocations(source: ExperimentPaths | Gathered) -> list[View]:
+    """What each allocation has cost, by its start.
+
+    Returns:
+        ``worker, job, slots, start, end`` ("" while it lives), ``slot_hours,
+        training_slot_hours, overhead_slot_hours``.
+    """
+    gathered = gather(source)
+    jobs = {w.paths.name: w.claim.job for w in gathered.workers if w.claim is not None}
+    return [
+        {
+            "worker": row.held.worker,
+            "job": jobs.get(row.held.worker, ""),
+            "slots": row.held.slots,
+            "start": _iso(row.held.start),
+            "end": _iso(row.held.end) if row.held.end is not None else "",
+            "slot_hours": _hours(row.training_slot_s + row.overhead_slot_s),
+            "training_slot_hours": _hours(row.training_slot_s),
+            "overhead_slot_hours": _hours(row.overhead_slot_s),
+        }
+        for row in _account(gathered).rows
+    ]
+
+
+def exhausted(source: ExperimentPaths | Gathered) -> str:
+    """The key of the config that lets nothing begin any more; "" if something may."""
+    gathered = gather(source)
+    reader = spending.Spending(gathered.paths, gathered.config)
+    terms = reader.terms(limits.in_force(gathered.paths, gathered.config))
+    return terms.exhausted(_account(gathered), time.time()) if terms.budget else ""
+
+
+def _budget(gathered: Gathered) -> Budget:
+    now = limits.in_force(gathered.paths, gathered.config)
+    return Budget(now.slot_hours, now.wall_s)
+
+
+def _account(gathered: Gathered) -> Account:
+    config = gathered.config
+    slots = config.resources.slots_per_trial
+    stretches = [
+        found
+        for trial in gathered.trials
+        for attempt in trial.attempts
+        if (found := spending.stretch(attempt.claim, attempt.end, slots)) is not None
+    ]
+    held = [
+        allocation
+        for w in gathered.workers
+        if (allocation := spending.held(w.paths.name, w.claim, w.end, config)) is not None
+    ]
+    return account(stretches, held, _until(gathered))
+
+
+def _until(gathered: Gathered) -> float:
+    """Now, or the experiment's end: what was never closed does not go on costing."""
+    closed = gathered.closed
+    return spending.epoch(closed.at) if closed is not None and closed.at else time.time()
+
+
+def _hours(slot_s: float) -> float:
+    return round(slot_s / HOUR_S, 6)
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,184 @@
+"""What the files say an experiment has cost, and claims that stay within its limits.
+
+Who claims writes the claim first, with what it reserves, and then takes the next number under
+``reservations/`` by exclusive creation: the one order that all see. It stays if it fits behind
+those with lower numbers, and gives the claim back if not; two that come at the same moment
+cannot both pass over each other.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from hpcdet.store import files, limits, trials
+from hpcdet.store.budget import Account, Budget, Held, Stretch, Terms, account
+from hpcdet.store.config import Resolved
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths, numbers
+from hpcdet.store.records import Claim, End, Limits, Reservation, WorkerClaim, WorkerEnd
+
+Key = tuple[int, int]
+
+
+@dataclass
+class Spending:
+    """Reader of one experiment's costs. What has ended is read once."""
+
+    paths: ExperimentPaths
+    resolved: Resolved
+    _ended: dict[Key, Stretch] = field(default_factory=dict)
+    _left: dict[str, Held] = field(default_factory=dict)
+    _reserved: dict[int, Reservation] = field(default_factory=dict)
+
+    @property
+    def limits(self) -> Limits:
+        """Those in force now."""
+        return limits.in_force(self.paths, self.resolved)
+
+    def terms(self, limits: Limits) -> Terms:
+        """On what terms trials begin."""
+        budget = Budget(limits.slot_hours, limits.wall_s)
+        resolved = self.resolved
+        return Terms(budget, resolved.resources.slots_per_trial, resolved.worker.min_segment_s)
+
+    def account(self, now: float | None = None) -> Account:
+        """How things stand; ``now`` in epoch seconds."""
+        now = time.time() if now is None else now
+        return account(self._stretches().values(), self._allocations(), now)
+
+    def room(self) -> float:
+        """How many more trials the budget lets begin; infinity without one."""
+        terms = self.terms(self.limits)
+        if not terms.budget:
+            return math.inf
+        return terms.room(self.account(), time.time()) if terms.budget else math.inf
+
+    def admit(self, end_at: float | None, now: float) -> float | None:
+        """What one more claim would reserve, in slot-seconds; infinity without any bound.
+
+        None: nothing may begin now.
+
+        Args:
+            end_at: when the allocation ends, epoch seconds; None: it does not.
+            now: epoch seconds that the claim will carry: what is kept is judged as of then, as
+                workers that wait cost something at every moment.
+        """
+        limits = self.limits
+        terms, most = self.terms(limits), limits.max_concurrent_trials
+        if not terms.budget and not most:
+            return math.inf
+        account = self.account(now)
+        if most and account.running >= most:
+            return None
+        if not terms.budget:
+            return math.inf
+        left_s = math.inf if end_at is None else end_at - now
+        seconds = terms.grant(account, self._waiting(), left_s, now)
+        return seconds * terms.slots if seconds > 0 else None
+
+    def keep(self, attempt: AttemptPaths, claim: Claim) -> bool:
+        """Whether a claim that was just made holds; if not, it has been given back."""
+        limits = self.limits
+        if not (self.terms(limits).budget or limits.max_concurrent_trials):
+            return True
+        mine = Reservation(attempt.trial, attempt.number, claim.worker, files.now())
+        number = max(numbers(self.paths.reservation(0).parent, ".json"), default=0) + 1
+        while not mine.write_once(self.paths.reservation(number)):
+            number += 1
+        who = (attempt.trial, attempt.number)
+        before = self._account_before(number, who, epoch(claim.at))
+        most = limits.max_concurrent_trials
+        reserved = claim.reserved_slot_s or 0.0
+        fits = before is not None and self.terms(limits).fits(before, reserved)
+        if fits and before is not None and not (most and before.running >= most):
+            return True
+        why = "others were first to claim what the limits leave"
+        End("released", error=why, closed_by=claim.worker, at=files.now()).write_once(attempt.end)
+        return False
+
+    def _account_before(self, number: int, mine: Key, now: float) -> Account | None:
+        """How things stood for who took a number; None if somebody before cannot be seen yet."""
+        found = self._stretches()
+        earlier: set[Key] = set()
+        # by their names, not by a listing: that may come from a cache
+        for past in range(1, number):
+            record = self._reserved.get(past) or Reservation.read(self.paths.reservation(past))
+            if record is None:
+                return None
+            self._reserved[past] = record
+            key = (record.trial, record.attempt)
+            earlier.add(key)
+            if key not in found:
+                attempt = self.paths.trial(record.trial).attempt(record.attempt)
+                if Claim.read(attempt.claim) is None:
+                    return None
+                if (late := self._stretch(attempt)) is not None:
+                    found[key] = late
+        counted = [
+            stretch
+            for key, stretch in found.items()
+            if key != mine
+            and (stretch.end is not None or stretch.reserved_slot_s is None or key in earlier)
+        ]
+        return account(counted, self._allocations(), now)
+
+    def _stretches(self) -> dict[Key, Stretch]:
+        found: dict[Key, Stretch] = {}
+        for trial in self.paths.trials():
+            for attempt in trials.claimed(trial):
+                key = (attempt.trial, attempt.number)
+                stretch = self._ended.get(key) or self._stretch(attempt)
+                if stretch is None:
+                    continue
+                found[key] = stretch
+                if stretch.end is not None:
+                    self._ended[key] = stretch
+        return found
+
+    def _stretch(self, attempt: AttemptPaths) -> Stretch | None:
+        claim, end = Claim.read(attempt.claim), End.read(attempt.end)
+        return stretch(claim, end, self.resolved.resources.slots_per_trial)
+
+    def _allocations(self) -> list[Held]:
+        found = []
+        for worker in self.paths.workers():
+            held = self._left.get(worker.name) or self._held(worker)
+            if held is None:
+                continue
+            found.append(held)
+            if held.end is not None:
+                self._left[worker.name] = held
+        return found
+
+    def _held(self, worker: WorkerPaths) -> Held | None:
+        claim, end = WorkerClaim.read(worker.claim), WorkerEnd.read(worker.end)
+        return held(worker.name, claim, end, self.resolved)
+
+    def _waiting(self) -> int:
+        return sum(trials.standing(one).state == "runnable" for one in self.paths.trials())
+
+
+def stretch(claim: Claim | None, end: End | None, slots: int) -> Stretch | None:
+    """What an attempt cost by its records; None if it never ran."""
+    if claim is None or not claim.at or (end is not None and end.reason == "released"):
+        return None
+    ended = epoch(end.at) if end is not None and end.at else None
+    return Stretch(claim.worker, slots, epoch(claim.at), ended, claim.reserved_slot_s)
+
+
+def held(
+    name: str, claim: WorkerClaim | None, end: WorkerEnd | None, resolved: Resolved
+) -> Held | None:
+    """What a worker held by its records."""
+    if claim is None or not claim.at:
+        return None
+    ended = epoch(end.at) if end is not None and end.at else None
+    slots = resolved.resources.slots_per_trial * resolved.lanes
+    return Held(name, slots, epoch(claim.at), ended)
+
+
+def epoch(time: str) -> float:
+    """Epoch seconds of an ISO time."""
+    return datetime.fromisoformat(time).timestamp()

@@ -1,0 +1,21 @@
+"""How long one attempt may run: until its allocation ends, or what it reserved is used up."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hpcdet.jobs.launch import Allocation
+from hpcdet.store.layout import AttemptPaths
+from hpcdet.store.records import Claim
+from hpcdet.store.spending import epoch
+
+
+def within(allocation: Allocation, attempt: AttemptPaths, slots: int) -> Allocation:
+    """The allocation as the attempt has it: with its own end, where that comes sooner."""
+    claim = Claim.read(attempt.claim)
+    if claim is None or claim.reserved_slot_s is None:
+        return allocation
+    end = epoch(claim.at) + claim.reserved_slot_s / slots
+    if allocation.end_at is not None and allocation.end_at <= end:
+        return allocation
+    return dataclasses.replace(allocation, end_at=end)

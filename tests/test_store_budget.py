@@ -1,0 +1,174 @@
+"""Budgets: the arithmetic, and claims at the same moment that must not both pass."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcdet.control import commands
+from hpcdet.control.controller import advance
+from hpcdet.jobs.launch import Allocation
+from hpcdet.store import files
+from hpcdet.store.budget import Account, Budget, Held, Stretch, Terms, account
+from hpcdet.store.layout import numbers
+from hpcdet.store.records import Claim, End
+from hpcdet.store.spending import Spending
+from hpcdet.store.trials import standing
+from hpcdet.worker import claims
+from tests.paper import Waves, World
+from tests.test_control_turns import later
+
+
+def test_what_workers_hold_beyond_their_trials_is_overhead() -> None:
+    stretches = [
+        Stretch("a", 2, 10, 40, 1000),
+        Stretch("a", 2, 50, None, 200),
+        Stretch("b", 2, 20, 30),
+    ]
+    found = account(stretches, [Held("a", 2, 0), Held("b", 2, 15, 35)], now=100)
+    assert (found.training_slot_s, found.overhead_slot_s) == (60 + 100 + 20, 40 + 20)
+    assert (found.reserved_slot_s, found.running, found.begun) == (100, 1, 0)
+    assert [row.overhead_slot_s for row in found.rows] == [40, 20]
+    terms = Terms(Budget(slot_hours=1), slots=2, least_s=300)
+    assert terms.slot_s_left(found) == 3600 - 240 - 100
+    assert terms.room(found, 100) == 3260 // 600
+    # shared evenly with those that wait, but never too short to be of use
+    assert terms.grant(found, 2, math.inf, 100) == pytest.approx(3260 / 4)
+    assert terms.grant(found, 50, math.inf, 100) == 300
+    assert terms.grant(found, 2, 90, 100) == 90
+    assert terms.exhausted(found, 100) == ""
+
+
+def test_wall_time_counts_from_the_first_allocation() -> None:
+    terms = Terms(Budget(wall_s=1000), slots=1, least_s=300)
+    assert terms.grant(Account(), 1, math.inf, 5.0) == 1000
+    begun = account([], [Held("a", 1, 50)], now=200)
+    assert terms.grant(begun, 3, math.inf, 200) == 850
+    assert terms.room(begun, 760) == 0
+    assert terms.exhausted(begun, 760) == "budget.wall_s"
+    assert str(Budget(2.5, 60)) == "2.5 slot hours and 60 s of wall time"
+
+
+@given(
+    st.floats(0.01, 100),
+    st.integers(1, 16),
+    st.floats(0, 600),
+    st.lists(st.floats(0, 1), min_size=1, max_size=30),
+)
+def test_grants_never_exceed_the_budget(
+    hours: float, slots: int, least_s: float, parts: list[float]
+) -> None:
+    """Whoever asks until nothing is granted any more, and however much of it each one uses."""
+    terms = Terms(Budget(slot_hours=hours), slots, least_s)
+    spent, granted = 0.0, math.inf
+    for part in parts:
+        granted = terms.grant(Account(training_slot_s=spent), 1, math.inf, 0.0)
+        assert spent + granted * slots <= hours * 3600 * (1 + 1e-9)
+        spent += granted * slots * part
+    assert granted == 0 or terms.slot_s_left(Account(training_slot_s=spent)) >= -1e-6
+
+
+def _world(folder: Path, trials: int, **budget: float) -> World:
+    search = {"max_concurrent_trials": trials}
+    return World.make(folder, Waves(trials, trials), searcher=search, budget=budget)
+
+
+def test_claims_at_the_same_moment_do_not_both_pass(tmp_path: Path) -> None:
+    """Eight at once that see nothing of each other before they claim, and room for three."""
+    world = _world(tmp_path, 8, slot_hours=1000 / 3600)
+    advance(world.paths, world.holder())
+    barrier = threading.Barrier(8)
+    kept: list[int] = []
+
+    def work(number: int) -> None:
+        attempt = world.paths.trial(number).attempt(1)
+        claim = Claim(f"0001-{number:04d}.0", "n", at=files.now(), reserved_slot_s=300.0)
+        barrier.wait(60)
+        assert claim.write_once(attempt.claim)
+        if Spending(world.paths, world.resolved).keep(attempt, claim):
+            kept.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(kept) == 3
+    for number in range(1, 9):
+        trial = world.paths.trial(number)
+        end, stands = End.read(trial.attempt(1).end), standing(trial)
+        assert (end is None) is (number in kept)
+        # what was given back counts for nothing, and is there for the next one
+        assert (stands.state, stands.idle_ends) == (
+            ("running", 0) if number in kept else ("runnable", 0)
+        )
+    assert numbers(world.paths.reservation(0).parent, ".json") == list(range(1, 9))
+    # one that cannot see who was before it gives way
+    attempt = world.paths.trial(kept[0]).attempt(2)
+    world.paths.reservation(2).write_bytes(b"{")
+    claim = Claim("w", "n", at=files.now(), reserved_slot_s=0.0)
+    assert claim.write_once(attempt.claim)
+    assert not Spending(world.paths, world.resolved).keep(attempt, claim)
+
+
+def test_a_worker_claims_within_budget_and_limit(tmp_path: Path) -> None:
+    world = _world(tmp_path, 3, slot_hours=1)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    workers, here = play.start_all(), Allocation("1", ("n",), end_at=time.time() + 10_000)
+    spending = Spending(world.paths, world.resolved)
+    one = claims.next_attempt(world.paths, workers[0], here, spending)
+    assert one is not None
+    first = Claim.read(one.claim)
+    assert first is not None and first.reserved_slot_s == pytest.approx(1200, abs=60)
+    commands.ask(world.paths, "set", max_concurrent_trials=1)
+    advance(world.paths, holder)
+    assert claims.next_attempt(world.paths, workers[1], here, spending) is None
+    commands.ask(world.paths, "set", **{"max_concurrent_trials": 0, "budget.slot_hours": None})
+    advance(world.paths, holder)
+    two = claims.next_attempt(world.paths, workers[1], here, spending)
+    assert two is not None and two.trial == 2
+    second = Claim.read(two.claim)
+    assert second is not None and second.reserved_slot_s is None
+
+
+def test_a_budget_that_is_used_up_pauses_until_it_is_raised(tmp_path: Path) -> None:
+    hook = {"command": 'echo "$HPCDET_EVENT $HPCDET_WHY" >>heard', "on": ["stuck"]}
+    search = {"max_concurrent_trials": 2}
+    world = World.make(
+        tmp_path, Waves(2, 2), searcher=search, budget={"slot_hours": 1}, notify=hook
+    )
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    worker = play.start("1")
+    assert world.scheduler.live == [("1", 0), ("1", 1)]
+    attempt = world.paths.trial(1).attempt(1)
+    Claim(worker.name, "n1", at=_ago(4000), reserved_slot_s=3600.0).write_once(attempt.claim)
+    turn = later(world, holder)
+    # what runs has reserved all there is: nobody waits in the queue for the other trial
+    assert (turn.state, world.scheduler.live) == ("RUNNING", [("1", 0)])
+    play.end(attempt, "walltime", at=_ago(450))
+    assert later(world, holder).state == "PAUSED"
+    play.leave(worker)
+    assert later(world, holder, 3).state == "PAUSED"
+    [line] = (world.paths.root / "heard").read_text().splitlines()
+    assert line.startswith("stuck budget of 1 slot hours is used up")
+    assert "hpcdet set paper-0001 budget.slot_hours=MORE" in line
+    commands.ask(world.paths, "resume")
+    assert later(world, holder).state == "PAUSED"
+    assert world.scheduler.live == []
+    commands.ask(world.paths, "set", **{"budget.slot_hours": 1.12})
+    assert later(world, holder).state == "RUNNING"
+    assert world.scheduler.live == [("2", 0)]  # room for one
+
+
+def _ago(seconds: float) -> str:
+    at = datetime.now(UTC) - timedelta(seconds=seconds)
+    return at.isoformat(timespec="microseconds").replace("+00:00", "Z")
