@@ -17,7 +17,7 @@ import os  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from hpcdet.store import config, files  # noqa: E402
+from hpcdet.store import config, files, scratch  # noqa: E402
 from hpcdet.train import elsewhere  # noqa: E402
 from hpcdet.train.entrypoint import parse  # noqa: E402
 from hpcdet.train.place import Place  # noqa: E402
@@ -39,6 +39,8 @@ def main(argv: list[str] | None = None) -> int:
         return rehearse(given.experiment, given.trial)
     place = Place.of(given.experiment, given.trial, given.attempt)
     ranks = Ranks.from_environment()
+    if place.experiment is not None:
+        scratch.prepare(place.experiment)
     _redirect(place.attempt.log(ranks.rank))
     place.announce()
     return run(place)

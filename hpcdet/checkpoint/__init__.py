@@ -13,7 +13,8 @@ writes a share; and ``private``, of each rank alone. All ranks call together::
 default is that of a single rank. ``private`` is None after a change of the number of ranks.
 
 ``load(folder)`` reads one given checkpoint, ``verify`` and ``content_digest`` check every byte
-of it, ``sweep`` removes what the rules of retention do not keep. Errors: ``StateError`` (a value
+of it, ``sweep`` removes what the rules of retention do not keep, ``secure`` copies what they do
+to project storage, where the site has that. Errors: ``StateError`` (a value
 that cannot be saved, by its path), ``CheckpointFailed`` (disk full and the like: the older ones
 are untouched, go on training), ``hpcdet.errors.IntegrityError`` (damaged).
 """
@@ -21,6 +22,7 @@ are untouched, go on training), ``hpcdet.errors.IntegrityError`` (damaged).
 from hpcdet.checkpoint.loading import Loaded, content_digest, load, newest, restore, verify
 from hpcdet.checkpoint.manifest import Manifest, committed
 from hpcdet.checkpoint.retention import Policy, sweep
+from hpcdet.checkpoint.safekeeping import Secured, secure
 from hpcdet.checkpoint.saving import CheckpointFailed, Exchange, Saved, alone, save
 from hpcdet.checkpoint.tree import StateError
 
@@ -31,6 +33,7 @@ __all__ = [
     "Manifest",
     "Policy",
     "Saved",
+    "Secured",
     "StateError",
     "alone",
     "committed",
@@ -39,6 +42,7 @@ __all__ = [
     "newest",
     "restore",
     "save",
+    "secure",
     "sweep",
     "verify",
 ]

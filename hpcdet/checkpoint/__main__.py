@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcdet.checkpoint import loading, retention
-from hpcdet.errors import HpcdetError, IntegrityError, UsageError
+from hpcdet.checkpoint import loading, retention, safekeeping
+from hpcdet.errors import HpcdetError, IntegrityError, Unavailable, UsageError
 from hpcdet.store import config
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.trials import standing
@@ -84,14 +84,18 @@ def _sweep(experiment: ExperimentPaths, dry_run: bool) -> int:
     }
     doomed = retention.superseded(experiment, policy, resume.keys(), resume)
     for trial, name in doomed:
-        _print(
-            {"trial": trial, "name": name, "path": str(experiment.trial(trial).checkpoints / name)}
-        )
+        for place in experiment.trial(trial).checkpoint_places:
+            if (place / name).is_dir():
+                _print({"trial": trial, "name": name, "path": str(place / name)})
+    code = 0
     if not dry_run:
         for trial, number in resume.items():
             attempt = standing(experiment.trial(trial)).attempts
             retention.sweep(experiment, policy, trial, attempt, number)
-    return 0
+            for name, why in safekeeping.secure(experiment, policy, trial, attempt).failed:
+                print(f"error: no copy of {trial}/{name}: {why}", file=sys.stderr)
+                code = Unavailable.exit_code
+    return code
 
 
 def _print(value: dict[str, Any]) -> None:

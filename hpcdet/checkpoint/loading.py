@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,13 +120,17 @@ def content_digest(folder: Path) -> str:
     return state_digest(shared_digest(shared, digests.__getitem__), tuple(private))
 
 
-def newest(checkpoints: Path) -> Iterator[Manifest]:
+def newest(*places: Path) -> Iterator[Manifest]:
     """A trial's committed checkpoints, newest first. Their files have not been checked yet."""
-    return reversed(manifests.committed(checkpoints))
+    return reversed(manifests.committed(*places))
 
 
 def restore(
-    checkpoints: Path, rank: int = 0, world: int = 1, exchange: Exchange = alone
+    checkpoints: Path,
+    rank: int = 0,
+    world: int = 1,
+    exchange: Exchange = alone,
+    kept: Path | None = None,
 ) -> Loaded | None:
     """The newest valid state of a trial; called by all ranks together, all get the same one.
 
@@ -136,59 +140,76 @@ def restore(
 
     Args:
         checkpoints: ``TrialPaths.checkpoints``.
+        kept: ``TrialPaths.kept``: where copies may be, if ``checkpoints`` can be purged. Of two
+            copies the one in ``checkpoints`` is tried first; and that files are missing or
+            damaged there alone, where purges leave halves behind, is no error then.
 
     Returns:
-        None if the trial has no checkpoint yet.
+        None if the trial has no checkpoint yet, or none that a purge has left.
 
     Raises:
         IntegrityError: it has some, and none can be used.
     """
+    places = (checkpoints, kept) if kept else (checkpoints,)
     problems: list[str] = []
-    passed: set[str] = set()
+    passed: set[Path] = set()
     while True:
-        name, damaged = exchange(_choose(checkpoints, passed) if rank == 0 else None)[0]
+        at, name, damaged = exchange(_choose(places, passed) if rank == 0 else None)[0]
         problems += damaged
         if not name:
             break
+        folder = places[at] / name
         loaded: Loaded | None = None
         problem, bad = "", False
         try:
-            loaded = load(checkpoints / name, rank, world)
+            loaded = load(folder, rank, world)
         except (IntegrityError, OSError) as error:
             problem, bad = str(error), isinstance(error, IntegrityError)
         found = [(text, is_bad) for text, is_bad in exchange([problem, bad]) if text]
         if loaded is not None and not found:
             return loaded
-        problems += [text for text, _ in found[:1]]
-        passed.add(name)
+        problems += [text for text, bad in found[:1] if not _purgeable(folder, kept, bad)]
+        passed.add(folder)
         if rank == 0 and any(is_bad for _, is_bad in found):
-            remove.set_aside(checkpoints / name)
+            remove.set_aside(folder)
     if problems:
         raise IntegrityError(
             f"none of its checkpoints can be used: {problems[0]}",
-            where=str(checkpoints),
+            where=str(places[-1]),
             hint="damaged ones are renamed .bad-…; to begin anew, move all of them away",
         )
     return None
 
 
-def _choose(checkpoints: Path, passed: set[str]) -> tuple[str, list[str]]:
+def _purgeable(folder: Path, kept: Path | None, bad: bool) -> bool:
+    """Whether a checkpoint that cannot be used is what a purge leaves behind."""
+    return bad and kept is not None and folder.parent != kept
+
+
+def _choose(places: Sequence[Path], passed: set[Path]) -> tuple[int, str, list[str]]:
     """The newest checkpoint with a sound manifest, or ""; and what is wrong with newer ones.
 
     Those in ``passed`` were tried; they may still be there where the folder is read-only.
+
+    Returns:
+        Which of the places it is in, its name, and the problems that are no purge's doing.
     """
+    kept = places[1] if len(places) > 1 else None
     damaged = []
-    for name in reversed(manifests.current(checkpoints)):
-        path = checkpoints / name
-        if name in passed or not manifests.is_committed(path):
+    there = [(name, at) for name in manifests.current(*places) for at in range(len(places))]
+    for name, at in sorted(there, key=lambda each: (manifests.position(each[0]), -each[1]))[::-1]:
+        path = places[at] / name
+        if path in passed or not manifests.is_committed(path):
             continue
         try:
             manifests.read(path)
         except (IntegrityError, OSError) as error:
-            passed.add(name)
-            damaged.append(str(error))
-            if isinstance(error, IntegrityError):
+            bad = isinstance(error, IntegrityError)
+            passed.add(path)
+            if not _purgeable(path, kept, bad):
+                damaged.append(str(error))
+            if bad:
                 remove.set_aside(path)
             continue
-        return name, damaged
-    return "", damaged
+        return at, name, damaged
+    return 0, "", damaged

@@ -7,6 +7,7 @@ before it: the checkpoints of a trial form a chain.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -161,21 +162,29 @@ def names(checkpoints: Path) -> list[str]:
     return sorted((name for name in found if CHECKPOINT_NAME.fullmatch(name)), key=position)
 
 
-def current(checkpoints: Path) -> list[str]:
-    """As ``names``, without those that a user left behind when he began again from before."""
-    line = trials.lineage(TrialPaths(checkpoints.parent, 0))
-    return [name for name in names(checkpoints) if name in line]
+def current(*places: Path) -> list[str]:
+    """As ``names``, without those that a user left behind when he began again from before.
+
+    Args:
+        places: ``TrialPaths.checkpoint_places``; what is in several of them is given once.
+    """
+    line = trials.lineage(TrialPaths(places[-1].parent, 0))
+    found = {name for place in places for name in names(place) if name in line}
+    return sorted(found, key=position)
 
 
-def committed(checkpoints: Path) -> list[Manifest]:
+def committed(*places: Path) -> list[Manifest]:
     """Manifests of a trial's checkpoints, oldest first.
 
     Those that cannot be read are left out, as are superseded ones.
+
+    Args:
+        places: as for ``current``; of two copies the first that can be read is taken.
     """
-    manifests = []
-    for name in current(checkpoints):
-        try:
-            manifests.append(read(checkpoints / name))
-        except IntegrityError:
-            continue
-    return manifests
+    found: dict[str, Manifest] = {}
+    for name in current(*places):
+        for place in places:
+            if name not in found:
+                with contextlib.suppress(IntegrityError):
+                    found[name] = read(place / name)
+    return list(found.values())

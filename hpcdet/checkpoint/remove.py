@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from hpcdet.checkpoint.manifest import is_committed
+from hpcdet.checkpoint.manifest import is_committed, names, position
 from hpcdet.store import files
 from hpcdet.store.trials import MANIFEST
 
@@ -21,6 +21,14 @@ def folder(path: Path) -> None:
         files.sync_folder(path)
     if not is_committed(path):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def leftovers(checkpoints: Path, attempt: int) -> None:
+    """Take away folders without a manifest that were made by this attempt or those before."""
+    for name in names(checkpoints):
+        folder = checkpoints / name
+        if position(name)[1] <= attempt and not is_committed(folder):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def set_aside(path: Path) -> Path:

@@ -9,7 +9,6 @@ rotate: whatever their kind, the newest ones of a trial are kept, so that it can
 from __future__ import annotations
 
 import math
-import shutil
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint import remove
 from hpcdet.checkpoint.manifest import Manifest
 from hpcdet.store.config import Resolved
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import value
 from hpcdet.store.trials import standing
 
@@ -142,15 +141,22 @@ def superseded(
     protected: Collection[Key] = (),
 ) -> list[Key]:
     """The committed checkpoints of these trials that the rules do not keep, oldest first."""
-    there = experiment.trials() if policy.experiment_best else map(experiment.trial, trials)
-    candidates = [
-        Candidate.of(trial.number, manifest)
-        for trial in there
-        for manifest in manifests.committed(trial.checkpoints)
-    ]
+    candidates = existing(experiment, policy, trials)
     kept = keep(candidates, policy, resume, protected)
     doomed = [c for c in candidates if c.trial in trials and c.key not in kept]
     return [candidate.key for candidate in sorted(doomed, key=_age)]
+
+
+def existing(
+    experiment: ExperimentPaths, policy: Policy, trials: Collection[int]
+) -> list[Candidate]:
+    """The committed checkpoints that count for these trials, wherever they lie."""
+    there = experiment.trials() if policy.experiment_best else map(experiment.trial, trials)
+    return [
+        Candidate.of(trial.number, manifest)
+        for trial in there
+        for manifest in manifests.committed(*trial.checkpoint_places)
+    ]
 
 
 def sweep(
@@ -171,6 +177,8 @@ def sweep(
     trials that have ended, and so have no writer, are swept on the way; their newest
     checkpoint stays, so that they can be continued.
 
+    Copies on project storage count as candidates, and stay: ``safekeeping`` sweeps those.
+
     Args:
         attempt: the caller's; folders of it and of those before that have no manifest are
             leftovers.
@@ -179,23 +187,21 @@ def sweep(
         Names of the checkpoints of this trial that were removed.
     """
     paths = experiment.trial(trial)
-    others = _ended(experiment) if policy.experiment_best else ()
+    others = ended(experiment) if policy.experiment_best else ()
     left = {**dict.fromkeys(others, 1), trial: resume}
-    doomed = superseded(experiment, policy, left.keys(), left, protected)
+    folders = {number: experiment.trial(number).checkpoints for number in left}
+    doomed = [
+        (number, name)
+        for number, name in superseded(experiment, policy, left.keys(), left, protected)
+        if manifests.is_committed(folders[number] / name)
+    ]
     for number, name in doomed:
-        remove.folder(experiment.trial(number).checkpoints / name)
-    _leftovers(paths, attempt)
+        remove.folder(folders[number] / name)
+    remove.leftovers(paths.checkpoints, attempt)
     own = [name for number, name in doomed if number == trial]
     return [name for name in own if not manifests.is_committed(paths.checkpoints / name)]
 
 
-def _ended(experiment: ExperimentPaths) -> list[int]:
+def ended(experiment: ExperimentPaths) -> list[int]:
     """Trials that nobody trains and that have nothing left to do."""
     return [t.number for t in experiment.trials() if standing(t).state in ("done", "stopped")]
-
-
-def _leftovers(paths: TrialPaths, attempt: int) -> None:
-    for name in manifests.names(paths.checkpoints):
-        folder = paths.checkpoints / name
-        if manifests.position(name)[1] <= attempt and not manifests.is_committed(folder):
-            shutil.rmtree(folder, ignore_errors=True)

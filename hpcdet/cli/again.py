@@ -18,6 +18,7 @@ from hpcdet.config import changing
 from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.read import changes, find, gather, origins, states
 from hpcdet.store import overrides, trials
+from hpcdet.store.layout import TrialPaths
 from hpcdet.store.records import Reason
 
 MEMORY = "resources.memory_per_slot"
@@ -157,7 +158,7 @@ def _verify(
             own = [name for name in trials.checkpoints(trial.paths) if name in line]
             names[trial.number] = [arguments["from"]] if arguments.get("from") else own[::-1]
     paths = gathered.paths
-    folders = {n: [paths.trial(n).checkpoints / name for name in names[n]] for n in names}
+    folders = {n: _copies(paths.trial(n), own) for n, own in names.items()}
     every = [folder for own in folders.values() for folder in own]
     rows = {row["path"]: row for row in reading.run("verify", every, first=True)} if every else {}
     said = []
@@ -172,8 +173,15 @@ def _verify(
                 where=f"{gathered.id}/{number}",
                 hint="to begin anew, submit again",
             )
-        said += [f"trial {number}: {Path(row['path']).name} is whole" for row in looked[-1:]]
+        whole = [row for row in looked if row["state"] != "damaged"]
+        said += [f"trial {number}: {Path(row['path']).name} is whole" for row in whole[:1]]
     return said
+
+
+def _copies(trial: TrialPaths, names: Sequence[str]) -> list[Path]:
+    """Every copy of these checkpoints, in their order."""
+    copies = [place / name for name in names for place in trial.checkpoint_places]
+    return [copy for copy in copies if (copy / trials.MANIFEST).is_file()]
 
 
 @click.command("retry", short_help="Try failed trials again from their checkpoints.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +54,8 @@ def ls(out: Output, id: str, deleted: bool) -> None:
     """
     found = find.reference(id, settings().root)
     rows = views.checkpoints(found.paths, found.trial, deleted)
-    out.emit(rows, COLUMNS, key="path", empty="no checkpoints")
+    columns = (*COLUMNS, Column("ON", "on")) if found.paths.split else COLUMNS
+    out.emit(rows, columns, key="path", empty="no checkpoints")
 
 
 @ckpt_command.command("digest")
@@ -98,12 +100,12 @@ def verify(out: Output, what: Sequence[str]) -> None:
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would go.")
 @output("ckpt.rm")
 def rm(out: Output, what: Sequence[str], dry_run: bool) -> None:
-    """Remove checkpoints of trials that do not run.
+    """Remove checkpoints of trials that do not run, from scratch and project storage alike.
 
     \b
     Example: hpcdet ckpt rm digits-7f3a/3 -n
     """
-    folders = _folders(what)
+    folders = _with_copies(_folders(what))
     for folder in folders:
         _refuse_live(folder)
     rows: list[dict[str, Any]] = [
@@ -133,11 +135,27 @@ def _folders(what: Sequence[str]) -> list[Path]:
             continue
         reference = find.reference(text, settings().root)
         rows = views.checkpoints(reference.paths, reference.trial)
-        complete = [Path(row["path"]) for row in rows if row["state"] in origins.THERE]
+        complete = [
+            Path(copy) for row in rows if row["state"] in origins.THERE for copy in row["copies"]
+        ]
         if not complete:
             raise NotFound("it has no complete checkpoint", where=str(reference))
         found.extend(complete)
     return found
+
+
+def _with_copies(folders: Sequence[Path]) -> list[Path]:
+    """These, and where one is a checkpoint of an experiment, its copy in the other place."""
+    found = dict.fromkeys(folders)
+    for folder in folders:
+        with contextlib.suppress(NotFound):
+            reference = find.reference(str(folder), settings().root)
+            if reference.trial:
+                places = reference.paths.trial(reference.trial).checkpoint_places
+                copies = [place / folder.name for place in places]
+                there = {copy.resolve() for copy in found}
+                found |= {c: None for c in copies if c.is_dir() and c.resolve() not in there}
+    return list(found)
 
 
 def _refuse_damaged(rows: Sequence[dict[str, Any]]) -> None:

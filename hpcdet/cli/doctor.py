@@ -18,7 +18,7 @@ from hpcdet.errors import HpcdetError
 from hpcdet.jobs import checks, errand, machine
 from hpcdet.jobs.checks import Finding
 from hpcdet.jobs.environment import fold_defaults
-from hpcdet.site import Site
+from hpcdet.site import Site, places
 from hpcdet.store import files
 from hpcdet.store.config import Resolved, Resources
 
@@ -84,6 +84,9 @@ def _site(name: str | None) -> Iterator[Finding]:
     if site.fallback and (sign := checks.login_node()):
         hint = "name a site with a scheduler by --site or HPCDET_SITE"
         yield Finding("warning", f"this looks like a login node ({sign}) without a scheduler", hint)
+    apart = places.scratch(site, settings().root_at(site))
+    if apart is not None:
+        yield from machine.folder(apart)
     yield from checks.site_findings(site)
 
 

@@ -22,8 +22,9 @@ from hpcdet.cli.settings import confirm, settings
 from hpcdet.control import daemon
 from hpcdet.errors import IntegrityError, Unavailable, UsageError
 from hpcdet.read import find, gather, states
-from hpcdet.store import files
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store import files, scratch
+from hpcdet.store.layout import SCRATCH_MARK, ExperimentPaths
+from hpcdet.store.trials import MANIFEST
 
 COLUMNS = (Column("ID", "id"), Column("TO", "path"), Column("WHAT", "what"))
 NOT_ARCHIVED = ("secrets.json", "index.sqlite")
@@ -41,7 +42,8 @@ def whole(text: str) -> ExperimentPaths:
     """
     found = find.reference(text, settings().root)
     path = Path(text).expanduser().absolute()
-    inside = path != found.paths.root and path.is_relative_to(found.paths.root)
+    below = [found.paths.root, *filter(None, [scratch.target(found.paths)])]
+    inside = path != found.paths.root and any(path.is_relative_to(folder) for folder in below)
     if found.trial or (inside and path.exists() and path.resolve() != found.paths.root.resolve()):
         raise UsageError("only whole experiments can be moved, packed or removed", where=text)
     if not found.paths.provenance.is_file():
@@ -83,6 +85,16 @@ def total_bytes(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def size_of(paths: ExperimentPaths) -> int:
+    """Bytes of an experiment, with its folder on scratch.
+
+    Raises:
+        ConfigError: the folder that it has on scratch is not its own.
+    """
+    folder = scratch.refuse_foreign(paths)
+    return total_bytes(paths.root) + (total_bytes(folder) if folder else 0)
+
+
 @click.command("move", short_help="Move an experiment's folder.")
 @id_argument()
 @click.argument("to", type=click.Path(path_type=Path))
@@ -90,6 +102,8 @@ def total_bytes(folder: Path) -> int:
 @output("move")
 def move_command(out: Output, id: str, to: Path, dry_run: bool) -> None:
     """Move an experiment that has ended or is paused: into the folder TO, or to that new path.
+
+    What it has on scratch stays there, under the new name.
 
     \b
     Example: hpcdet move digits-7f3a /project/ada/kept
@@ -105,6 +119,7 @@ def move_command(out: Output, id: str, to: Path, dry_run: bool) -> None:
     if not dry_run:
         with busy(f"moving {paths.id}"):
             _move(paths.root, target)
+            scratch.follow(ExperimentPaths(target))
     item = {"id": target.name, "path": str(target), "dry_run": dry_run}
     what = "would be moved" if dry_run else "moved"
     out.emit([{**item, "what": what}], COLUMNS)
@@ -129,7 +144,7 @@ def _move(source: Path, target: Path) -> None:
     os.sync()  # the copy must outlast a crash that the original does not
     partial.rename(target)
     files.sync_folder(target.parent)
-    _remove(ExperimentPaths(source))
+    _remove(source)
 
 
 @click.command("archive", short_help="Pack an ended experiment into one file.")
@@ -141,7 +156,7 @@ def _move(source: Path, target: Path) -> None:
 def archive_command(out: Output, id: str, target: Path | None, remove: bool, dry_run: bool) -> None:
     """Pack an experiment into one file; unpacked under a root, it is valid again.
 
-    Literal secrets are left out.
+    What it has on scratch is packed with it. Literal secrets are left out.
 
     \b
     Example: hpcdet archive digits-7f3a --out digits.tar.gz
@@ -159,7 +174,7 @@ def archive_command(out: Output, id: str, target: Path | None, remove: bool, dry
         with busy(f"packing {paths.id}"):
             _pack(paths, file)
         if remove:
-            _remove(paths)
+            _remove_both(paths)
     size = 0 if dry_run else file.stat().st_size
     what = "would be packed" if dry_run else f"packed, {words.size(size)}"
     item = {"id": paths.id, "path": str(file), "bytes": size, "what": what, "dry_run": dry_run}
@@ -167,7 +182,9 @@ def archive_command(out: Output, id: str, target: Path | None, remove: bool, dry
 
 
 def _pack(paths: ExperimentPaths, file: Path) -> None:
-    left_out = {f"{paths.id}/{name}" for name in NOT_ARCHIVED}
+    link = [paths.scratch.name] if paths.scratch.is_symlink() else []
+    left_out = {f"{paths.id}/{name}" for name in (*NOT_ARCHIVED, *link)}
+    folder = scratch.refuse_foreign(paths)
     # a name of its own: two who pack at once must not write into each other's file
     fd, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".partial", dir=file.parent)
     partial = Path(name)
@@ -178,6 +195,8 @@ def _pack(paths: ExperimentPaths, file: Path) -> None:
                 arcname=paths.id,
                 filter=lambda info: None if info.name in left_out else info,
             )
+            if folder is not None:
+                _pack_below(tar, folder, paths)
         with tarfile.open(partial) as tar:
             names = set(tar.getnames())
         if f"{paths.id}/{paths.config.name}" not in names:
@@ -188,6 +207,19 @@ def _pack(paths: ExperimentPaths, file: Path) -> None:
         files.sync_folder(file.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _pack_below(tar: tarfile.TarFile, folder: Path, paths: ExperimentPaths) -> None:
+    """Add what lies on scratch, in place of the link; but no second copy of a checkpoint."""
+    kept = {trial.kept for trial in paths.trials()}
+
+    def chosen(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        below = Path(info.name).relative_to(Path(paths.id, paths.scratch.name))
+        own = paths.root / below
+        copied = own.parent in kept and (own / MANIFEST).is_file()
+        return None if copied or below.name == SCRATCH_MARK else info
+
+    tar.add(folder, arcname=f"{paths.id}/{paths.scratch.name}", filter=chosen)
 
 
 @click.command("rm", short_help="Remove ended experiments.")
@@ -202,24 +234,32 @@ def rm_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
     """
     found = [whole(id) for id in ids]
     if not dry_run:
-        total = words.size(sum(total_bytes(paths.root) for paths in found))
+        total = words.size(sum(size_of(paths) for paths in found))
         names = ", ".join(paths.id for paths in found[:5]) + (", …" if len(found) > 5 else "")
         confirm(f"remove {len(found)} experiments ({total}) for good: {names}?")
 
     def act(found: find.Reference) -> str:
         refuse_live(found.paths)
-        size = words.size(total_bytes(found.paths.root))
+        size = words.size(size_of(found.paths))
         if dry_run:
             return f"would remove {size}"
-        _remove(found.paths)
+        _remove_both(found.paths)
         return f"removed {size}"
 
     each(out, "rm", ids, act, dry_run)
 
 
-def _remove(paths: ExperimentPaths) -> None:
+def _remove_both(paths: ExperimentPaths) -> None:
+    """What lies on scratch goes first: nobody would know of it without the experiment."""
+    folder = scratch.refuse_foreign(paths)
+    if folder is not None:
+        _remove(folder)
+    _remove(paths.root)
+
+
+def _remove(folder: Path) -> None:
     """The name goes first: what is left if this is cut off is no experiment any more."""
-    doomed = paths.root.with_name(f".{paths.id}.removed")
-    paths.root.rename(doomed)
+    doomed = folder.with_name(f".{folder.name}.removed")
+    folder.rename(doomed)
     files.sync_folder(doomed.parent)
     shutil.rmtree(doomed)

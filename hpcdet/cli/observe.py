@@ -225,6 +225,8 @@ def _print_status(out: Output, items: list[Item], warnings: Sequence[str]) -> No
         if number:
             click.echo()
         click.echo(headline(item))
+        for line in item["purged"]:
+            settings().warn(line)
         for trial in item["trials"]:
             if trial["state"] == "ERROR" and trial["why"]:
                 settings().note(f"trial {trial['trial']}: {text(trial['why'])}")
@@ -325,6 +327,8 @@ def show_command(out: Output, id: str, section: Sequence[str]) -> None:
     chosen = section or SECTIONS
     if "status" in chosen:
         click.echo(headline(item))
+        for line in item["purged"]:
+            settings().warn(line)
         out.emit(item["trials"], TRIALS)
     for part, columns in (("attempts", ATTEMPTS), ("jobs", JOBS), ("changes", CHANGES)):
         if part in chosen and item[part]:

@@ -61,9 +61,9 @@ class Settings:
         """The same for a known site: where that site keeps experiments, if nobody said more."""
         if self.given_root or os.environ.get("HPCDET_ROOT"):
             return self.given_root or find.root()
-        scratch = os.path.join(site.paths.scratch, find.DEFAULT_ROOT) if site.paths.scratch else ""
-        place = os.path.expandvars(site.paths.root or scratch)
-        return Path(place).expanduser().absolute() if place else find.root()
+        from hpcdet.site import places
+
+        return places.experiments(site) or find.root()
 
     @property
     def live(self) -> bool:

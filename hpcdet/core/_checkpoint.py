@@ -57,7 +57,7 @@ class CheckpointContext:
 
     def latest_id(self) -> str | None:
         """Name of the checkpoint that a call of ``latest`` would give."""
-        found = next(checkpoint.newest(self._session.place.trial.checkpoints), None)
+        found = next(checkpoint.newest(*self._session.place.trial.checkpoint_places), None)
         return found.name if found else None
 
     def save(
@@ -126,6 +126,7 @@ class CheckpointContext:
         place = self._session.place
         name = place.trial.checkpoint(steps, place.attempt.number).name
         folder = place.trial.checkpoints / f".staging-{name}"
+        self._session.keeper.prepare()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             yield folder, name
@@ -187,16 +188,17 @@ class CheckpointContext:
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """What was given as ``metadata``."""
-        for one in checkpoint.committed(self._session.place.trial.checkpoints):
+        for one in checkpoint.committed(*self._session.place.trial.checkpoint_places):
             if one.name == storage_id:
                 return dict(one.meta.get("metadata", {}))
         raise NotFound("there is no such checkpoint", where=storage_id)
 
     def _folder(self, storage_id: str) -> Path:
-        folder = self._session.place.trial.checkpoints / Path(storage_id).name
-        if not folder.is_dir():
-            raise NotFound("there is no such checkpoint", where=storage_id)
-        return folder
+        for place in self._session.place.trial.checkpoint_places:
+            folder = place / Path(storage_id).name
+            if folder.is_dir():
+                return folder
+        raise NotFound("there is no such checkpoint", where=storage_id)
 
 
 def _units(manifest: Manifest) -> Units:

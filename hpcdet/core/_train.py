@@ -74,7 +74,7 @@ class TrainContext:
 
         metrics = [
             value
-            for one in committed(self._session.place.trial.checkpoints)
+            for one in committed(*self._session.place.trial.checkpoint_places)
             if (value := finite(one.meta.get("metric"))) is not None
         ]
         better = min if self._session.config.searcher.smaller_is_better else max

@@ -19,7 +19,7 @@ from hpcdet.jobs.options import duration, parse
 from hpcdet.jobs.render import render
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.schedulers.slurm_text import PartitionInfo
-from hpcdet.site import PartitionView, Site
+from hpcdet.site import PartitionView, Site, places
 from hpcdet.store.config import Resolved, Resources
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Intent
@@ -89,7 +89,9 @@ def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = T
     if partition is not None and not partition.up:
         said.append(f"partition {partition.name} is down: jobs wait there until it is up")
     _refuse_impossible(experiment.resources, experiment.lanes, view, partition)
-    return [*said, *_keeps(experiment, site, root), *_room(experiment, root), *_crank(site)]
+    apart = places.scratch(site, root)
+    room = [text for place in (root, apart) if place for text in _room(experiment, place)]
+    return [*said, *_keeps(experiment, site, root), *dict.fromkeys(room), *_crank(site)]
 
 
 def login_node() -> str:
@@ -102,7 +104,7 @@ def login_node() -> str:
 
 def site_findings(site: Site) -> list[Finding]:
     """Try a site: its template, its scheduler, its partitions, its launcher."""
-    findings = [_template(site), *_scheduler(site)]
+    findings = [_template(site), *_scheduler(site), *_places(site)]
     launchers = {
         site.launcher.kind,
         *(p.launcher.kind for p in site.partitions.values() if p.launcher),
@@ -113,6 +115,27 @@ def site_findings(site: Site) -> list[Finding]:
         level: Literal["ok", "warning"] = "ok" if path else "warning"
         findings.append(Finding(level, f"launcher {kind}: {path or 'not on PATH here'}", hint))
     return findings + [Finding("warning", text) for text in _crank(site)]
+
+
+def _places(site: Site) -> list[Finding]:
+    """Both places, where a site has project storage beside scratch."""
+    root = places.experiments(site)
+    apart = places.scratch(site, root) if root else None
+    if root is None or apart is None:
+        return []
+    purged = f", purged after {site.paths.purge_days} days" if site.paths.purge_days else ""
+    return [
+        _writable(root, "experiments"),
+        _writable(apart, f"their logs and checkpoints to go on from{purged}"),
+    ]
+
+
+def _writable(place: Path, what: str) -> Finding:
+    there = next(path for path in (place, *place.parents) if path.exists())
+    if os.access(there, os.W_OK | os.X_OK):
+        return Finding("ok", f"{place}: {what}")
+    hint = f"{there} cannot be written; see paths.project and paths.scratch"
+    return Finding("error", f"{place}: {what}: cannot be made", hint)
 
 
 def _template(site: Site) -> Finding:
@@ -233,17 +256,23 @@ def _refuse_impossible(
 
 def _keeps(experiment: Resolved, site: Site, root: Path) -> list[str]:
     """Will the files outlive the run?"""
-    days, scratch = site.paths.purge_days, site.paths.scratch
+    days, purged = site.paths.purge_days, places.folder(site.paths.scratch)
     walltime = experiment.resources.walltime_s
-    if days is None or scratch is None or walltime is None:
+    if days is None or purged is None or walltime is None:
         return []
-    purged = Path(os.path.expandvars(scratch)).expanduser()
-    if not root.resolve().is_relative_to(purged.resolve()):
+    apart = places.scratch(site, root)
+    if apart is None and not root.resolve().is_relative_to(purged.resolve()):
         return []
     searcher = experiment.searcher
     rounds = math.ceil(searcher.max_trials / max(1, searcher.max_concurrent_trials))
     if rounds * walltime < days * 86400 / 2:
         return []
+    if apart is not None:
+        return [
+            f"{apart} is purged after {days} days, and with time in the queue the run may take "
+            "longer: old logs go, and a trial that has waited so long goes on from what the "
+            "checkpoint policy keeps on project storage"
+        ]
     return [
         f"{root} is purged after {days} days, and with time in the queue the run may take longer; "
         "HPCDET_ROOT puts experiments elsewhere"

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs import environment, provenance, snapshot
 from hpcdet.jobs.render import search_path
-from hpcdet.site import Site, loading, trust
-from hpcdet.store import config, files
+from hpcdet.site import Site, loading, places, trust
+from hpcdet.store import config, files, scratch
 from hpcdet.store.layout import ExperimentPaths
 
 _NAME = 40
@@ -48,7 +48,8 @@ def create(
     """Make the folder of a new experiment and everything in it that never changes.
 
     ``experiment.yaml`` is written last: a folder that has it is complete. If anything is
-    refused, nothing remains.
+    refused, nothing remains. At a site with project storage it has a second folder, of the same
+    name, on scratch (``places.scratch``).
 
     Args:
         root: the folder of all experiments; made if it is missing.
@@ -65,35 +66,59 @@ def create(
     if not model_dir.is_dir():
         raise ConfigError("no such model folder", where=str(model_dir))
     entries = snapshot.scan(model_dir, (skip or root).resolve(), include)
-    paths = ExperimentPaths(_new_folder(root, slug(name or str(resolved.get("name") or ""))))
+    purged = places.scratch(site, root)
+    wanted = slug(name or str(resolved.get("name") or ""))
+    paths = ExperimentPaths(_new_folder(root, wanted, purged))
     try:
-        trust.refuse_writable_by_others(paths.root, "experiment")
-        _fill(paths, resolved, loaded.secrets, site, model_dir, entries, include)
+        _fill(paths, resolved, loaded.secrets, site, model_dir, entries, include, purged)
     except OSError as error:
-        shutil.rmtree(paths.root, ignore_errors=True)
+        _undo(paths, purged)
         raise Unavailable(f"cannot write: {error.strerror}", where=str(paths.root)) from error
     except BaseException:
-        shutil.rmtree(paths.root, ignore_errors=True)
+        _undo(paths, purged)
         raise
     return paths
 
 
-def _new_folder(root: Path, name: str) -> Path:
+def _undo(paths: ExperimentPaths, purged: Path | None) -> None:
+    for folder in (paths.root, purged / paths.id if purged else None):
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _new_folder(root: Path, name: str, purged: Path | None) -> Path:
+    """A folder that is new below ``root``, and below ``purged`` if that is given."""
     try:
         files.make_folder(root.resolve())
+        if purged is not None:
+            files.make_folder(purged)
         while True:
             folder = root.resolve() / f"{name}-{random.token_hex(2)}"
             try:
                 folder.mkdir(mode=files.FOLDER_MODE)
             except FileExistsError:
                 continue
-            files.sync_folder(root)
-            return folder
+            if purged is None or _made_beside(folder, purged):
+                files.sync_folder(root)
+                return folder
     except OSError as error:
         where = str(error.filename or root)
         hint = "say by HPCDET_ROOT where experiments shall be"
         what = f"cannot make the experiment's folder: {error.strerror}"
         raise Unavailable(what, where=where, hint=hint) from error
+
+
+def _made_beside(folder: Path, purged: Path) -> bool:
+    """Make the folder of the same name below ``purged``; if that cannot be, neither remains."""
+    try:
+        (purged / folder.name).mkdir(mode=files.FOLDER_MODE)
+    except OSError as error:
+        folder.rmdir()
+        if not isinstance(error, FileExistsError):
+            raise
+        return False
+    files.sync_folder(purged)
+    return True
 
 
 def _fill(
@@ -104,10 +129,17 @@ def _fill(
     model_dir: Path,
     entries: list[snapshot.Entry],
     include: Sequence[Path],
+    purged: Path | None,
 ) -> None:
+    trust.refuse_writable_by_others(paths.root, "experiment")
+    if purged is not None:
+        trust.refuse_writable_by_others(purged / paths.id, "experiment's folder on scratch")
     code = snapshot.copy(entries, paths.code)
     record = provenance.collect(model_dir, code, search_path(site), include)
     files.write_once(paths.provenance, files.canonical(record) + b"\n")
+    if purged is not None:
+        scratch.link(paths, purged / paths.id)
+        scratch.prepare(paths)
     files.write_once(paths.site, loading.dump(environment.fold_defaults(site)))
     if literal:
         files.write_once(paths.secrets, files.canonical(dict(literal)) + b"\n")

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.errors import NotFound
-from hpcdet.store import packed
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store import packed, scratch
+from hpcdet.store.layout import EXPERIMENTS, AttemptPaths, ExperimentPaths, TrialPaths
 from hpcdet.store.records import Submitted
 
-DEFAULT_ROOT = "hpcdet-experiments"
+DEFAULT_ROOT = EXPERIMENTS
 
 BEST = "@best"
 _REFERENCE = re.compile(r"(?P<id>[^/]+)(/(?P<trial>\d+|@best)(\.(?P<attempt>\d+))?)?")
@@ -174,9 +174,12 @@ def _enclosing(text: str) -> Reference | None:
     if not packed.exists(path):
         return None
     for folder in (path, *path.parents):
-        paths = ExperimentPaths(folder)
-        if paths.config.is_file():
+        whole = ExperimentPaths(folder)
+        paths = whole if whole.config.is_file() else scratch.owner(folder)
+        if paths is not None:
             parts = path.relative_to(folder).parts
+            if parts and folder == paths.root and folder / parts[0] == paths.scratch:
+                parts = parts[1:]
             number = parts[1] if len(parts) > 1 and parts[0] == "trials" else ""
             attempt = parts[3] if len(parts) > 3 and parts[2] == "attempts" else ""
             return Reference(

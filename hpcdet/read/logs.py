@@ -46,12 +46,13 @@ class LogLine:
 
 @dataclass
 class Source:
-    """A log file, read on from where it was left."""
+    """A log file, read on from where it was left; ``claim`` tells when its attempt began."""
 
     trial: int
     attempt: int
     rank: int
     path: Path
+    claim: Path | None = None
     offset: int = 0
     _time: str = field(default="", init=False)
     _level: str = field(default="", init=False)
@@ -190,12 +191,13 @@ def _sources(attempt: AttemptPaths, ranks: Collection[int], launcher: bool) -> l
     names = packed.names(attempt.logs)
     numbers = sorted(int(match[1]) for name in names if (match := _RANK.fullmatch(name)))
     found = [
-        Source(attempt.trial, attempt.number, rank, attempt.log(rank))
+        Source(attempt.trial, attempt.number, rank, attempt.log(rank), attempt.claim)
         for rank in numbers
         if not ranks or rank in ranks
     ]
     if launcher and attempt.launcher_log.name in names:
-        found.append(Source(attempt.trial, attempt.number, LAUNCHER, attempt.launcher_log))
+        launcher_log = attempt.launcher_log
+        found.append(Source(attempt.trial, attempt.number, LAUNCHER, launcher_log, attempt.claim))
     return found
 
 
@@ -218,7 +220,7 @@ def read(
 
 
 def _began(source: Source) -> str:
-    claim = Claim.read(source.path.parent.parent / "claim.json")
+    claim = Claim.read(source.claim) if source.claim else None
     return claim.at if claim else ""
 
 

@@ -239,7 +239,10 @@ def signature(trial: TrialPaths) -> str:
         _looks(trial.root),
         _names(trial.controls),
         [[a.number, _names(a.root), _look(a.journal)] for a in trial.attempts()],
-        [[name, *_checkpoint(trial.checkpoints / name)] for name in _names(trial.checkpoints)],
+        [
+            [[name, *_checkpoint(place / name)] for name in _names(place)]
+            for place in trial.checkpoint_places
+        ],
     ]
     return hashlib.sha256(json.dumps(looks).encode()).hexdigest()
 

@@ -22,8 +22,8 @@ def events(source: Source, trial: int = 0) -> list[Event]:
 
     Returns:
         ``time, kind, trial`` (0: the experiment), ``attempt`` (0: none), ``text``. Kinds:
-        ``submitted refused worker_started worker_ended started first_step checkpoint notice
-        ended decision retry failed lost command state``.
+        ``submitted refused worker_started worker_ended started first_step checkpoint
+        checkpoint_copied copy_failed notice ended decision retry failed lost command state``.
     """
     gathered = gather(source)
     found = [
@@ -96,6 +96,10 @@ def _journal_text(line: Line) -> str:
             return "first step done"
         case "checkpoint":
             return f"{line['name']} saved, {line['bytes']} bytes"
+        case "checkpoint_copied":
+            return f"{line['name']} copied to project storage"
+        case "copy_failed":
+            return f"{line['name']} not copied to project storage: {line['error']}"
         case "notice":
             return f"{line['signal']} heard"
     return ""

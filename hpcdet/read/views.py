@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from hpcdet.read import changes, costs, series, states
+from hpcdet.read import changes, costs, purged, series, states
 from hpcdet.read.gather import Gathered, GatheredAttempt, GatheredTrial, gather
 from hpcdet.read.series import metrics
 from hpcdet.read.timeline import events
-from hpcdet.store import packed
+from hpcdet.store import packed, scratch
 from hpcdet.store.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
 from hpcdet.store.trials import MANIFEST, lineage
 
@@ -63,7 +65,8 @@ def status(source: Source) -> View:
     Returns:
         ``id, name, state, why, stuck`` (paused by trouble), ``health, health_why, last_turn_s,
         searcher, metric, best {trial, value, step} or None, max_length, max_trials, created,
-        workers, labels, path, spent`` (``costs.spent``) and ``trials`` (see there).
+        workers, labels, path, spent`` (``costs.spent``), ``purged`` (what a purge of scratch took,
+        for people) and ``trials`` (see there).
     """
     gathered = gather(source)
     state, why = states.experiment_state(gathered)
@@ -90,6 +93,7 @@ def status(source: Source) -> View:
         "labels": labels(gathered),
         "path": str(gathered.paths.root),
         "spent": costs.spent(gathered),
+        "purged": purged.lines(gathered),
         "trials": rows,
     }
 
@@ -218,8 +222,14 @@ def show(source: Source) -> View:
         "allocations": costs.allocations(gathered),
         "checkpoints": checkpoints(gathered),
         "provenance": gathered.provenance,
-        "files": {"code": str(paths.code), "config": str(paths.config), "site": str(paths.site)},
+        "files": _files(paths),
     }
+
+
+def _files(paths: ExperimentPaths) -> dict[str, str]:
+    found = {"code": str(paths.code), "config": str(paths.config), "site": str(paths.site)}
+    folder = scratch.target(paths)
+    return found if folder is None else {**found, "scratch": str(folder)}
 
 
 def jobs(source: Source) -> list[View]:
@@ -246,10 +256,12 @@ def checkpoints(source: Source, trial: int = 0, deleted: bool = False) -> list[V
     """Checkpoints, by trial and step.
 
     Returns:
-        ``trial, step, attempt, name, path, bytes, digest, state, metric, kept, time``; ``state``
-        is ``complete``, ``superseded`` (whole, but a user let the trial begin again from an
-        earlier one), ``partial`` (without a commit: being written, or cut off), ``damaged``
-        (set aside by a reader that found it so), or ``deleted`` (only if asked for).
+        ``trial, step, attempt, name, path, copies, on, bytes, digest, state, metric, kept, time``;
+        ``state`` is ``complete``, ``superseded`` (whole, but a user let the trial begin again from
+        an earlier one), ``partial`` (without a commit: being written, or cut off), ``damaged``
+        (set aside by a reader that found it so), or ``deleted`` (only if asked for). ``copies``
+        are all folders in this state, ``path`` the one that lasts longest; ``on`` says for each
+        whether it is on ``scratch`` or ``project`` storage, where there are both.
     """
     gathered = gather(source)
     rows: list[View] = []
@@ -263,30 +275,42 @@ def _checkpoints(trial: GatheredTrial) -> list[View]:
     saved = {line["name"]: line for a in trial.attempts for line in a.of_kind("checkpoint")}
     there = _folders(trial.paths)
     names = sorted(set(saved) | set(there))
-    return [_checkpoint(trial.paths, name, saved.get(name, {}), there.get(name)) for name in names]
+    return [
+        _checkpoint(trial.paths, name, saved.get(name, {}), there.get(name, [])) for name in names
+    ]
 
 
-def _folders(trial: TrialPaths) -> dict[str, str]:
-    """State of each checkpoint folder by the checkpoint's name."""
-    found: dict[str, str] = {}
+_STATES = ("complete", "superseded", "partial", "damaged")
+
+
+def _folders(trial: TrialPaths) -> dict[str, list[tuple[str, Path]]]:
+    """State and folder of each checkpoint's copies, by its name."""
+    found: dict[str, list[tuple[str, Path]]] = {}
     line = lineage(trial)
-    try:
-        entries = sorted(path.name for path in trial.checkpoints.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return found
-    for entry in entries:
-        name = entry.removeprefix(".bad-")
-        if CHECKPOINT_NAME.fullmatch(name):
-            complete = (trial.checkpoints / entry / MANIFEST).is_file()
-            whole = "complete" if name in line else "superseded"
-            found[name] = "damaged" if entry != name else whole if complete else "partial"
+    for place in trial.checkpoint_places:
+        try:
+            entries = sorted(path.name for path in place.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for entry in entries:
+            name = entry.removeprefix(".bad-")
+            if CHECKPOINT_NAME.fullmatch(name):
+                complete = (place / entry / MANIFEST).is_file()
+                whole = "complete" if name in line else "superseded"
+                state = "damaged" if entry != name else whole if complete else "partial"
+                found.setdefault(name, []).append((state, place / entry))
     return found
 
 
-def _checkpoint(trial: TrialPaths, name: str, line: View, state: str | None) -> View:
+def _checkpoint(
+    trial: TrialPaths, name: str, line: View, there: Sequence[tuple[str, Path]]
+) -> View:
     match = CHECKPOINT_NAME.fullmatch(name)
     step, attempt = (int(match[1]), int(match[2])) if match else (line.get("step"), None)
-    folder = trial.checkpoints / (f".bad-{name}" if state == "damaged" else name)
+    state = min((state for state, _ in there), key=_STATES.index, default="deleted")
+    copies = [folder for found, folder in there if found == state]
+    folder = copies[-1] if copies else trial.checkpoint_places[-1] / name
+    on = ["project" if folder.parent == trial.kept else "scratch" for folder in copies]
     manifest = _manifest(folder) if not line.get("digest") else {}
     return {
         "trial": trial.number,
@@ -294,16 +318,18 @@ def _checkpoint(trial: TrialPaths, name: str, line: View, state: str | None) -> 
         "attempt": attempt,
         "name": name,
         "path": str(folder),
+        "copies": [str(copy) for copy in copies],
+        "on": on if trial.kept else [],
         "bytes": line["bytes"] if "bytes" in line else _size(folder),
         "digest": line.get("digest") or manifest.get("digest", ""),
-        "state": state or "deleted",
+        "state": state,
         "metric": line.get("metric"),
         "kept": line.get("kept", []),
         "time": line.get("t", ""),
     }
 
 
-def _manifest(folder: Any) -> View:
+def _manifest(folder: Path) -> View:
     try:
         value = json.loads((folder / MANIFEST).read_bytes())
     except (OSError, ValueError):
@@ -311,7 +337,7 @@ def _manifest(folder: Any) -> View:
     return value if isinstance(value, dict) else {}
 
 
-def _size(folder: Any) -> int:
+def _size(folder: Path) -> int:
     try:
         return sum(path.stat().st_size for path in folder.iterdir())
     except OSError:

@@ -103,10 +103,14 @@ class Paths(Model):
     """Where files belong. ``$VARIABLES`` and ``~`` are expanded."""
 
     root: str | None = Field(
-        default=None, description="folder of experiments; default: under scratch"
+        default=None, description="folder of experiments; default: under project, else scratch"
     )
     scratch: str | None = Field(default=None, description="large, fast, purged file system")
-    project: str | None = Field(default=None, description="file system that is not purged")
+    project: str | None = Field(
+        default=None,
+        description="file system that is not purged: experiments live there, and only logs and "
+        "checkpoints to go on from on scratch",
+    )
     local: str | None = Field(default=None, description="disk of the node")
     purge_days: int | None = Field(default=None, ge=1, description="age at which scratch is purged")
 

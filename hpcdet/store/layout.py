@@ -2,6 +2,10 @@
 
 Paths are built, never searched for by pattern elsewhere; all stored references are relative
 to the folder, so that it can be moved.
+
+Where the site has project storage, an experiment lies there and has a second folder on scratch,
+for what may be purged: logs, and checkpoints to go on from. One link, ``EXP/scratch``, leads
+there; everything in that folder has its path through the link.
 """
 
 from __future__ import annotations
@@ -16,6 +20,10 @@ from hpcdet.store import packed
 
 _NUMBER = re.compile(r"\d+")
 CHECKPOINT_NAME = re.compile(r"(\d{8,})\.g(\d+)")
+EXPERIMENTS = "hpcdet-experiments"
+"""The folder that holds experiments, below a site's scratch or project path or the present one."""
+SCRATCH_MARK = "hpcdet-experiment.json"
+"""In an experiment's folder on scratch: whose it is (``records.ScratchMark``)."""
 
 
 def numbers(folder: Path, suffix: str = "") -> list[int]:
@@ -45,11 +53,16 @@ def inodes_of_trial(ranks: int, checkpoints: int, attempts: int = 0) -> int:
 
 @dataclass(frozen=True)
 class AttemptPaths:
-    """``trials/0007/attempts/2``: the stretch of one trial inside one allocation."""
+    """``trials/0007/attempts/2``: the stretch of one trial inside one allocation.
+
+    Attributes:
+        scratch: its folder on scratch, where the experiment has a part there.
+    """
 
     root: Path
     trial: int
     number: int
+    scratch: Path | None = None
 
     @property
     def claim(self) -> Path:
@@ -78,7 +91,7 @@ class AttemptPaths:
 
     @property
     def logs(self) -> Path:
-        return self.root / "logs"
+        return (self.scratch or self.root) / "logs"
 
     def log(self, rank: int) -> Path:
         """What one rank printed."""
@@ -92,10 +105,15 @@ class AttemptPaths:
 
 @dataclass(frozen=True)
 class TrialPaths:
-    """``trials/0007``: one training run with fixed hyperparameters and seed."""
+    """``trials/0007``: one training run with fixed hyperparameters and seed.
+
+    Attributes:
+        scratch: its folder on scratch, where the experiment has a part there.
+    """
 
     root: Path
     number: int
+    scratch: Path | None = None
 
     @property
     def record(self) -> Path:
@@ -112,14 +130,27 @@ class TrialPaths:
 
     @property
     def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
+        """Where checkpoints are saved; on scratch, where the experiment has a part there."""
+        return (self.scratch or self.root) / "checkpoints"
+
+    @property
+    def kept(self) -> Path | None:
+        """Where those that the policy keeps are copied to, if that is not where they are saved."""
+        return self.root / "checkpoints" if self.scratch else None
+
+    @property
+    def checkpoint_places(self) -> tuple[Path, ...]:
+        """Every folder that may hold checkpoints, the one where they are saved first."""
+        return (self.checkpoints, self.kept) if self.kept else (self.checkpoints,)
 
     def checkpoint(self, step: int, attempt: int) -> Path:
         """The folder of a checkpoint; its name is never used twice."""
         return self.checkpoints / f"{step:08d}.g{attempt}"
 
     def attempt(self, number: int) -> AttemptPaths:
-        return AttemptPaths(self.root / "attempts" / str(number), self.number, number)
+        below = Path("attempts", str(number))
+        scratch = self.scratch / below if self.scratch else None
+        return AttemptPaths(self.root / below, self.number, number, scratch)
 
     def attempts(self) -> list[AttemptPaths]:
         """The attempts that were claimed or begun, ascending."""
@@ -261,6 +292,19 @@ class ExperimentPaths:
         return self.root / "searcher.log"
 
     @property
+    def scratch(self) -> Path:
+        """Link to the folder on scratch; absent where all of the experiment is in one place.
+
+        Of one that was packed and unpacked it is a plain folder.
+        """
+        return self.root / "scratch"
+
+    @property
+    def split(self) -> bool:
+        """Whether it has a part on scratch; true as well when that part is gone."""
+        return os.path.lexists(self.scratch)
+
+    @property
     def index(self) -> Path:
         return self.root / "index.sqlite"
 
@@ -269,10 +313,15 @@ class ExperimentPaths:
         return self.root / "report.html"
 
     def trial(self, number: int) -> TrialPaths:
-        return TrialPaths(self.root / "trials" / f"{number:04d}", number)
+        return self._trial(number, self.split)
+
+    def _trial(self, number: int, split: bool) -> TrialPaths:
+        below = Path("trials", f"{number:04d}")
+        return TrialPaths(self.root / below, number, self.scratch / below if split else None)
 
     def trials(self) -> list[TrialPaths]:
-        return [self.trial(n) for n in numbers(self.root / "trials")]
+        split = self.split
+        return [self._trial(n, split) for n in numbers(self.root / "trials")]
 
     def submissions(self) -> list[int]:
         return numbers(self.root / "jobs", ".json")

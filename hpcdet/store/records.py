@@ -338,6 +338,20 @@ class Closed(Record):
     at: str = ""
 
 
+@dataclass(frozen=True)
+class ScratchMark(Record):
+    """``hpcdet-experiment.json`` in a folder on scratch: the experiment that it belongs to.
+
+    Attributes:
+        experiment: path of the experiment's folder.
+        identity: SHA-256 of its ``provenance.json``, which stays when it is moved.
+    """
+
+    experiment: str
+    identity: str
+    at: str = ""
+
+
 def in_force(trial: Any) -> Control | None:
     """The control that holds for a trial (``layout.TrialPaths``), or None before the first.
 

@@ -133,16 +133,17 @@ def reason_of(verdict: Verdict) -> Reason:
 
 def checkpoints(trial: TrialPaths) -> list[str]:
     """Names of the committed checkpoints, oldest first: by step, then by attempt."""
-    try:
-        names = os.listdir(trial.checkpoints)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    found = [
-        (int(match[1]), int(match[2]), name)
-        for name in names
-        if (match := CHECKPOINT_NAME.fullmatch(name))
-        and (trial.checkpoints / name / MANIFEST).is_file()
-    ]
+    found: set[tuple[int, int, str]] = set()
+    for place in trial.checkpoint_places:
+        try:
+            names = os.listdir(place)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        found |= {
+            (int(match[1]), int(match[2]), name)
+            for name in names
+            if (match := CHECKPOINT_NAME.fullmatch(name)) and (place / name / MANIFEST).is_file()
+        }
     return [name for _, _, name in sorted(found)]
 
 

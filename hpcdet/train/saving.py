@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import CheckpointFailed, Loaded, Manifest, Saved, retention
-from hpcdet.errors import UsageError
+from hpcdet.checkpoint import CheckpointFailed, Loaded, Manifest, Saved, Secured, retention
+from hpcdet.errors import HpcdetError, UsageError
+from hpcdet.store import scratch
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import number
+from hpcdet.train.background import Background
 from hpcdet.train.clock import Deadline
 from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place
 from hpcdet.train.tracking import Tracker
+
+_LOOK_S = 0.2
+_GIVE_UP_S = 2.0
 
 
 class Keeper:
@@ -37,6 +42,8 @@ class Keeper:
         self._config = config
         self._tracker = tracker
         self._deadline = deadline
+        split = place.experiment is not None and place.trial.kept is not None
+        self._safe = Background(self._secure) if split and peers.ranks.chief else None
 
     def restore(self) -> Loaded | None:
         """The newest valid state of the trial; None if it has none yet.
@@ -45,16 +52,26 @@ class Keeper:
             IntegrityError: there are checkpoints and none can be used.
         """
         ranks = self._peers.ranks
-        folder = self._place.trial.checkpoints
-        loaded = checkpoint.restore(folder, ranks.rank, ranks.world, self._peers.allgather)
+        trial = self._place.trial
+        loaded = checkpoint.restore(
+            trial.checkpoints, ranks.rank, ranks.world, self._peers.allgather, trial.kept
+        )
         if loaded is not None:
             self.begin_from(loaded.manifest)
+            if ranks.chief and loaded.folder.parent == trial.kept:
+                print(
+                    f"hpcdet: going on from {loaded.folder}: scratch holds nothing newer that is "
+                    "whole",
+                    file=sys.stderr,
+                )
         return loaded
 
     def begin_from(self, manifest: Manifest) -> None:
         """This attempt goes on from a checkpoint."""
         self.latest, self.digest, self._root = manifest.name, manifest.digest, manifest.root
         self._deadline.learn_save(float(manifest.meta.get("save_s", 0)))
+        if self._safe is not None:  # what an attempt before had no time to copy
+            self._safe.request()
 
     def save(
         self,
@@ -89,6 +106,7 @@ class Keeper:
             )
         ranks = self._peers.ranks
         journal_bytes = self._tracker.flush(sync=True)
+        self.prepare()
         try:
             saved = checkpoint.save(
                 self._place.trial.checkpoint(step, self._place.attempt.number),
@@ -147,3 +165,60 @@ class Keeper:
             return
         for name in gone:
             self._tracker.record("checkpoint_deleted", name=name, why="retention")
+        if self._safe is not None:
+            self._safe.request()
+            self._note()
+
+    # -- two places --------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """See that there is a folder to save in: a purge may have taken it while this ran."""
+        if self._place.experiment is None or self._place.trial.kept is None:
+            return
+        try:
+            scratch.prepare(self._place.experiment)
+        except HpcdetError as error:  # saving fails then, and says so to all ranks
+            print(f"hpcdet: {error}", file=sys.stderr)
+
+    def settle(self, hurry: Callable[[], bool], together: bool = True) -> None:
+        """Wait until what the policy keeps has its copy on project storage.
+
+        Args:
+            hurry: whether to give up what is being copied; a later attempt does it then.
+            together: all ranks call, and none goes on before the others.
+        """
+        if self._place.experiment is None or self._place.trial.kept is None:
+            return
+        settled = False
+        while not settled:
+            settled = self._safe is None or self._settled(self._safe, hurry())
+            if together:
+                settled = self._peers.broadcast(settled)
+        self._note()
+
+    def _settled(self, safe: Background[Secured], hurry: bool) -> bool:
+        if not hurry:
+            return safe.wait(_LOOK_S)
+        safe.stop()
+        safe.wait(_GIVE_UP_S)  # while it verifies it does not listen; to be cut off is harmless
+        return True
+
+    def _secure(self, stop: Callable[[], bool]) -> Secured:
+        experiment, trial = self._place.experiment, self._place.trial.number
+        assert experiment is not None
+        policy = checkpoint.Policy.of(self._config)
+        try:
+            return checkpoint.secure(
+                experiment, policy, trial, self._place.attempt.number, stop=stop
+            )
+        except Exception as error:  # nothing that goes wrong with a copy ends training
+            return Secured(failed=(("", f"{type(error).__name__}: {error}"),))
+
+    def _note(self) -> None:
+        """Record what has become of copies."""
+        for result in self._safe.results() if self._safe is not None else ():
+            for name in result.copied:
+                self._tracker.record("checkpoint_copied", name=name)
+            for name, error in result.failed:
+                self._tracker.record("copy_failed", name=name, error=error)
+                print(f"hpcdet: no copy of {name} on project storage: {error}", file=sys.stderr)

@@ -270,6 +270,8 @@ class Session:
         self.peers.barrier()
         if verdict == "done":
             self.keeper.sweep(resume=1)
+        hurried = cause in ("signal", "walltime")
+        self.keeper.settle(lambda: hurried or bool(notice.heard()) or self._deadline.over())
         if self.ranks.chief:
             self._conclude(
                 Verdict(
@@ -306,6 +308,8 @@ class Session:
             at=files.now(),
         )
         self._conclude(verdict)
+        if self.ranks.chief:
+            self.keeper.settle(lambda: bool(notice.heard()), together=False)
         return 0 if norestart else 1
 
     def _conclude(self, verdict: Verdict) -> None:

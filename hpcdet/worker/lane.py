@@ -19,6 +19,7 @@ class Lane:
         number: which lane of the allocation, from 0.
         step: None if it could not even be started.
         oom_kills: processes that the kernel had killed for memory when it began.
+        said: why it could not be started, if so.
         judged: the judgement over its end, once it has ended.
         told: it knows that it has to leave.
         end_at: when what it reserved is used up, epoch seconds; None: not before the allocation.
@@ -30,6 +31,7 @@ class Lane:
     attempt: AttemptPaths
     step: RunningStep | None
     oom_kills: int
+    said: str = ""
     judged: Future[End] | None = None
     told: bool = False
     end_at: float | None = None

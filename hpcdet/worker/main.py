@@ -18,7 +18,7 @@ from hpcdet.jobs.launch import Allocation, Launch, launch
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
 from hpcdet.site.loading import from_resolved
-from hpcdet.store import config, files, journal, overrides, progress
+from hpcdet.store import config, files, journal, overrides, progress, scratch
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
 from hpcdet.store.records import Closed, End, Reason, Verdict, WorkerEnd, in_force
@@ -170,8 +170,9 @@ class Worker:
         plan = launch(self.experiment, self.site, self.paths, attempt, own, lane)
         oom_kills = traces.kernel_oom_kills()
         step = self._start(plan, attempt)
-        if step is not None:
-            self._note("launched", argv=list(plan.argv), pids=step.pids)
+        if isinstance(step, str):
+            return Lane(lane, attempt, None, oom_kills, step)
+        self._note("launched", argv=list(plan.argv), pids=step.pids)
         begun = Lane(lane, attempt, step, oom_kills)
         if own.end_at is not None and own is not self.allocation:
             limits = self.site.limits
@@ -179,14 +180,19 @@ class Worker:
             begun.lead_s = min(limits.signal_lead_s, (own.end_at - time.time()) / 2)
         return begun
 
-    def _start(self, plan: Launch, attempt: AttemptPaths) -> RunningStep | None:
+    def _start(self, plan: Launch, attempt: AttemptPaths) -> RunningStep | str:
+        """The step; where the launcher, the interpreter or scratch is not there, what is said."""
+        try:
+            scratch.prepare(self.paths)
+        except HpcdetError as error:
+            return f"{error.where}: {error.what}"
         try:
             return RunningStep(plan, attempt.launcher_log, self.paths.code)
-        except OSError as error:  # the launcher or the interpreter is not there
+        except OSError as error:
             attempt.launcher_log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with attempt.launcher_log.open("a") as log:
                 log.write(f"{plan.argv[0]}: {error}\n")
-            return None
+            return f"{plan.argv[0]}: {error}"
 
     def _ends(self) -> Iterator[tuple[End, bool]]:
         """Of the lanes that have ended and been judged since the last call.
@@ -229,7 +235,7 @@ class Worker:
         attempt = lane.attempt
         oom = traces.kernel_oom_kills() > lane.oom_kills
         exit_ = lane.step.result() if lane.step else None
-        launcher = traces.tail(attempt.launcher_log)
+        launcher = traces.tail(attempt.launcher_log) or lane.said
         first = exit_.rank if exit_ else None
         if first is None:
             first = ends.first_failed_rank(launcher)

@@ -1,0 +1,35 @@
+"""Where a site wants experiments: on project storage if it has any, else on scratch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hpcdet.site.models import Site
+from hpcdet.store.layout import EXPERIMENTS
+
+
+def folder(text: str | None) -> Path | None:
+    """A path of a site file, with ``$VARIABLES`` and ``~`` expanded."""
+    return Path(os.path.expandvars(text)).expanduser().absolute() if text else None
+
+
+def experiments(site: Site) -> Path | None:
+    """The folder that holds experiments, if the site says anything of it."""
+    root = folder(site.paths.root)
+    place = folder(site.paths.project) or folder(site.paths.scratch)
+    return root or (place / EXPERIMENTS if place else None)
+
+
+def scratch(site: Site, root: Path) -> Path | None:
+    """The folder on scratch for what may be purged of the experiments in ``root``.
+
+    None where all of an experiment is in one place: the site has no project storage, or names
+    the folder of experiments itself, or ``root`` is not on its project storage.
+    """
+    project, purged = folder(site.paths.project), folder(site.paths.scratch)
+    if site.paths.root or project is None or purged is None:
+        return None
+    if not root.resolve().is_relative_to(project.resolve()):
+        return None
+    return purged / EXPERIMENTS

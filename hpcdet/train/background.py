@@ -1,0 +1,63 @@
+"""Work beside the training, in one thread: asked for again while it runs, it runs once more."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Background(Generic[T]):
+    """Runs ``work`` off the training's path, never twice at the same time.
+
+    Args:
+        work: takes a function that says whether to give up, and must not raise.
+    """
+
+    def __init__(self, work: Callable[[Callable[[], bool]], T]) -> None:
+        self._work = work
+        self._done: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._wanted = False
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def request(self) -> None:
+        """Have the work done, from what there is from now on."""
+        with self._lock:
+            if self._stop.is_set():
+                return
+            self._wanted = True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="hpcdet", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._wanted or self._stop.is_set():
+                    self._thread = None
+                    return
+                self._wanted = False
+            self._done.put(self._work(self._stop.is_set))
+
+    def results(self) -> list[T]:
+        """What has come of it since this was asked last."""
+        found = []
+        while not self._done.empty():
+            found.append(self._done.get())
+        return found
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long at most; whether nothing is being done (any more)."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
+        return self._thread is None
+
+    def stop(self) -> None:
+        """Give up what is being done, and do nothing more."""
+        self._stop.set()
