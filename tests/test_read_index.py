@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hpcdet.control.packing import pack
 from hpcdet.errors import Unavailable
 from hpcdet.read import index, local, tables, views
 from hpcdet.store import journal
-from hpcdet.store.records import Command
+from hpcdet.store.records import Command, in_force
 from tests.builders import AttemptBuilder, Builder, TrialBuilder, put, sweep
 from tests.commands import Cli
 
@@ -45,7 +45,7 @@ def everything(file: Path) -> dict[str, list[Any]]:
 WORDS = [
     *("update", "update", "trial", "attempt", "progress", "checkpoint", "sweep"),
     *("half", "end", "fail", "stop", "tag", "job", "close"),
-    *("event", "term", "damage", "vanish", "move", "lose", "touch", "pack", "pack"),
+    *("event", "term", "damage", "vanish", "move", "lose", "touch", "pack", "pack", "rewind"),
 ]
 STEPS = st.lists(
     st.one_of(
@@ -106,6 +106,12 @@ class Play:
                 attempt.end("preempted")
             case "fail" if attempt:
                 attempt.end("user_error", error="ValueError: no")
+            case "rewind" if trial:
+                control = in_force(trial.paths)
+                before = control.rewinds if control else []
+                newest = max((a.number for a in trial.paths.attempts()), default=0)
+                name = f"{len(before):08d}.g{max(1, newest - len(before))}"
+                trial.control("run", rewinds=[*before, [name, newest + 1]])
             case "stop" if trial:
                 trial.control("stop", why="enough")
             case "tag":
@@ -158,6 +164,13 @@ class Play:
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS)
+@example(  # twice back: the second time to before what the first one had left behind
+    steps=[
+        *(("validation", step, "loss", 1.0, 0) for step in (0, 1, 2)),
+        *("update", "rewind", "attempt", ("validation", 1, "loss", 2.0, 1), "update"),
+        *("rewind", "attempt", ("validation", 2, "loss", 3.0, 2)),
+    ]
+)
 def test_updates_at_any_time_give_what_a_rebuild_gives(
     steps: list[Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

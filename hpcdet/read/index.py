@@ -30,6 +30,7 @@ from hpcdet.read import local, recall, tables
 from hpcdet.read.gather import Gathered, GatheredTrial, Line
 from hpcdet.store import chain, files
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.trials import Lineage
 
 __all__ = ["differences", "place", "query", "rebuild", "snapshot", "update"]
 
@@ -274,6 +275,8 @@ class _Update:
         memory, news = recall.read_trial(paths, before, looks, self.metric)
         gone = known - {one.attempt for one in news}
         self._metrics(paths.number, news, gone)
+        if rewinds := (memory.records["control"] or {}).get("rewinds"):
+            self._leave_behind(paths.number, Lineage(rewinds))
         for number in gone:
             self._unmark(paths.attempt(number).journal)
         for one in memory.attempts:
@@ -317,6 +320,20 @@ class _Update:
             """,
             (trial,),
         )
+
+    def _leave_behind(self, trial: int, line: Lineage) -> None:
+        """A user let the trial begin again from before: what came after that does not count."""
+        columns = "rowid, grp, step, name, attempt"
+        sql = f"select {columns} from metrics where trial = ? order by attempt, n"
+        rows = self.db.execute(sql, (trial,)).fetchall()
+        last = {
+            (grp, step, name): row
+            for row, grp, step, name, attempt in rows
+            if line.has(step, attempt)
+        }
+        self.db.execute("update metrics set superseded = 1 where trial = ?", (trial,))
+        counts = ((row,) for row in last.values())
+        self.db.executemany("update metrics set superseded = 0 where rowid = ?", counts)
 
     def _decisions(self) -> list[Line]:
         read: dict[Path, list[Line]] = {}

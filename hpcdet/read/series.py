@@ -55,11 +55,11 @@ def metrics(
 
 def _of_trial(trial: GatheredTrial) -> list[Row]:
     rows = list(_written(trial))
-    last = {(row["group"], row["step"], row["name"]): i for i, row in enumerate(rows)}
     line = Lineage(trial.control.rewinds if trial.control else [])
+    counts = (i for i, row in enumerate(rows) if line.has(row["step"], row["attempt"]))
+    last = {(rows[i]["group"], rows[i]["step"], rows[i]["name"]): i for i in counts}
     for i, row in enumerate(rows):
-        again = last[row["group"], row["step"], row["name"]] != i
-        row["superseded"] = again or not line.has(row["step"], row["attempt"])
+        row["superseded"] = last.get((row["group"], row["step"], row["name"])) != i
     return rows
 
 
