@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from hpcdet import site as sites
+from hpcdet.config.plan import plan
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs import checks, create, provenance, render, snapshot, submission
 from hpcdet.read import find
@@ -471,14 +472,15 @@ def test_warnings_of_purge_room_and_of_nobody_who_decides(
         searcher=SearcherConfig(max_trials=20, max_concurrent_trials=2),
     )
     purge, crank = checks.preflight(long, site, tmp_path / "root")
-    assert "purged after 10 days" in purge and "hpcdet searcher run" in crank
+    assert "purged after 10 days" in purge and "a sentinel job tells you" in crank
     [crank] = checks.preflight(long, site, Path("/"))
 
     full = os.statvfs_result((4096, 4096, 9, 9, 9, 100, 9, 9, 0, 255))
     monkeypatch.setattr("os.statvfs", lambda path: full)
     room = checks.preflight(long, sites.load("local"), tmp_path)
+    inodes = plan(long)["storage"]["inodes"]
     assert room == [
-        f"{tmp_path} has 9 inodes left; the run may need 1200",
+        f"{tmp_path} has 9 inodes left; the run may need {inodes}",
         f"{tmp_path} has 0 MiB left; checkpoints may not fit",
     ]
 

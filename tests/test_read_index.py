@@ -21,6 +21,7 @@ from hpcdet.control.packing import pack
 from hpcdet.errors import Unavailable
 from hpcdet.read import index, local, tables, views
 from hpcdet.store import journal
+from hpcdet.store.mounts import of
 from hpcdet.store.records import Command, in_force
 from tests.builders import AttemptBuilder, Builder, TrialBuilder, put, sweep
 from tests.commands import Cli
@@ -285,14 +286,13 @@ def test_a_folder_of_somebody_else_is_not_used(
     folder.chmod(0o770)
     with pytest.raises(Unavailable, match="somebody else"):
         local.folder("index")
-    mounts = tmp_path / "mounts"
-    mounts.write_text(
+    table = tmp_path / "mounts"
+    table.write_text(
         f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n"
         f"tmpfs {tmp_path}/a\\040b tmpfs rw 0 0\n"
     )
-    assert local.is_shared(tmp_path / "c", mounts)
-    assert not local.is_shared(tmp_path / "a b" / "c", mounts)
-    assert not local.is_shared(tmp_path.parent, mounts)
+    found = [of(path, table) for path in (tmp_path / "c", tmp_path / "a b" / "c", tmp_path.parent)]
+    assert [mount.shared for mount in found if mount] == [True, False, False]
 
 
 def test_updates_at_once_wait_for_each_other_and_a_killed_one_leaves_no_trace(

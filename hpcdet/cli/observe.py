@@ -141,7 +141,7 @@ def status_command(out: Output, ids: Sequence[str], watch: float | None, exit_st
               hpcdet status @last -w
     """
     items, warnings = _status(ids)
-    _print_status(out, items, [*warnings, *_drift(ids, items)])
+    _print_status(out, items, [*warnings, *_drift(ids, items), *_held(items)])
     if watch is not None:
         with follow.following():
             while not all(item["state"] in follow.ENDED for item in items):
@@ -153,6 +153,17 @@ def status_command(out: Output, ids: Sequence[str], watch: float | None, exit_st
     bad = [item["id"] for item in items if item["state"] in ("ERROR", "CANCELED")]
     if exit_status and bad:
         raise Unsuccessful("it ended, and not well", where=", ".join(bad))
+
+
+def _held(items: list[Item]) -> list[str]:
+    """Experiments whose paused trials hold more than their configs want."""
+    return [
+        f"{item['id']}: checkpoints of paused trials hold {words.size(item['paused_bytes'])}, more "
+        f"than checkpoint_storage.max_paused_bytes ({words.size(item['max_paused_bytes'])}); "
+        f"hpcdet resume {item['id']}, or cancel what will not go on"
+        for item in items
+        if item["paused_bytes"] is not None and item["paused_bytes"] > item["max_paused_bytes"]
+    ]
 
 
 def _drift(ids: Sequence[str], items: list[dict[str, Any]]) -> list[str]:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
+from hpcdet.cli import words
 from hpcdet.cli.loading import config_argument, request, setting_options
 from hpcdet.cli.output import Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.config.plan import plan
+from hpcdet.errors import UsageError
+from hpcdet.jobs import room
 
 
 @click.command("plan", short_help="Say what a config would do; nothing is made.")
 @config_argument()
 @setting_options()
+@click.option(
+    "--checkpoint-size",
+    metavar="SIZE",
+    help="Of one checkpoint, as 2G [as in the newest experiment of this name].",
+)
 @output("plan")
 def plan_command(
     out: Output,
@@ -23,23 +34,56 @@ def plan_command(
     model_dir: Path | None,
     sets: Sequence[str],
     site_name: str | None,
+    checkpoint_size: str | None,
 ) -> None:
     """How many trials a config makes, how long they train, what that costs; nothing is made.
 
+    Files and bytes are compared with what is left on the file system, and with the quota where
+    the site file says how to ask for it.
+
     \b
-    Example: hpcdet plan random.yaml --set searcher.max_trials=64
+    Example: hpcdet plan random.yaml --set searcher.max_trials=64 --checkpoint-size 2G
     """
     wanted = request(config_file, model_dir, sets, site_name)
-    item = {"id": wanted.resolved.name, **plan(wanted.resolved), "site": wanted.site.name}
+    resolved, site = wanted.resolved, wanted.site
+    size = _bytes(checkpoint_size) if checkpoint_size else room.former(wanted.root, resolved.name)
+    item = {"id": resolved.name, **plan(resolved, size), "site": site.name}
     item.pop("name")
+    left, unknown = room.free(site, wanted.root)
+    item["free"] = [asdict(one) for one in left]
+    warnings = [*wanted.loaded.warnings, *unknown, *room.shortages(left, item["storage"])]
     if not out.for_people or out.fields:
-        out.emit([item], (), warnings=wanted.loaded.warnings)
+        out.emit([item], (), warnings=warnings)
         return
-    wanted.warn()
+    for warning in warnings:
+        settings().warn(warning)
     for key, value in item.items():
-        if key == "brackets":
-            continue
-        click.echo(f"{key.replace('_', ' '):<18}{text(value)}")
+        if key not in ("brackets", "storage", "free"):
+            click.echo(f"{key.replace('_', ' '):<18}{text(value)}")
     for number, bracket in enumerate(item["brackets"], 1):
         click.echo(f"bracket {number}: {text(bracket)}")
+    _say_storage(item["storage"])
+    for one in left:
+        has = [f"{one.inodes} inodes"] if one.inodes is not None else []
+        has += [words.size(one.bytes)] if one.bytes is not None else []
+        click.echo(f"{'left, ' + one.by:<18}{', '.join(has) or 'no limit'} in {one.place}")
     settings().note("nothing was made; hpcdet submit makes it")
+
+
+def _say_storage(need: dict[str, Any]) -> None:
+    trial = need["inodes_per_trial"]
+    inodes = f"{need['inodes']} (a trial: {trial['running']} while it runs, {trial['ended']} then)"
+    click.echo(f"{'inodes at most':<18}{inodes}")
+    size = words.size(need["bytes"]) or "size not known; --checkpoint-size says it"
+    each = f" ({words.size(need['checkpoint_bytes'])} each)" if need["bytes"] is not None else ""
+    click.echo(f"{'checkpoints':<18}{need['checkpoints']}, {size}{each}")
+    if need["max_paused_bytes"] is not None:
+        paused = words.size(need["paused_bytes"]) or "size not known"
+        click.echo(f"{'paused at most':<18}{paused} of {words.size(need['max_paused_bytes'])}")
+
+
+def _bytes(size: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", size.strip(), re.IGNORECASE)
+    if match is None:
+        raise UsageError(f"{size!r} is no size", where="--checkpoint-size", hint="write 2G")
+    return int(float(match[1]) * 1024 ** (" KMGT".index(match[2].upper() or " ")))

@@ -139,6 +139,8 @@ class CheckpointStorage(Section):
     """Keep this many best checkpoints of each trial."""
     save_trial_latest: int = Field(default=1, ge=0)
     """Keep this many latest checkpoints of each trial."""
+    max_paused_bytes: Bytes | None = Field(default=None, ge=0)
+    """Warn when checkpoints of paused trials hold more than this, in bytes or as '500G'."""
 
 
 class Optimizations(Section):

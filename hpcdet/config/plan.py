@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from hpcdet.store.config import Resolved
+from hpcdet.store.layout import inodes_of_trial
 
 _EXPERIMENT_INODES = 40  # folders, config, site, provenance, decisions, the first submission
 _WORKER_INODES = 6
-_ATTEMPT_INODES = 9  # and a log for each rank
 _RESUME_CHECKPOINTS = 2
 
 
@@ -21,8 +21,10 @@ def plan(resolved: Resolved, checkpoint_bytes: int | None = None) -> dict[str, A
     Returns:
         ``brackets`` (each with ``rungs``, lengths at which trials end, in ``unit``, and
         ``trials``), ``slots``, and estimates: ``cost.slot_hours`` if every trial needs one
-        allocation of the walltime, ``storage.inodes`` for one attempt of each trial,
-        ``storage.bytes`` of checkpoints; ``budget``. What cannot be known is null.
+        allocation of the walltime, and ``storage``: the most checkpoints, inodes and
+        bytes there are at one time, where no running trial needs more than one attempt; inodes of
+        a trial while it runs and once it has ended; ``paused_bytes``, if all open trials are
+        paused; ``budget``. What cannot be known is null.
     """
     searcher, need = resolved.searcher, resolved.resources
     trials, length = searcher.max_trials, searcher.max_length
@@ -57,25 +59,38 @@ def plan(resolved: Resolved, checkpoint_bytes: int | None = None) -> dict[str, A
         },
         "cost": {"slot_hours": slot_hours, "walltime_s": need.walltime_s},
         "budget": {"slot_hours": resolved.budget.slot_hours, "wall_s": resolved.budget.wall_s},
-        "storage": _storage(resolved, workers, checkpoint_bytes),
+        "storage": _storage(resolved, open_at_once, workers, checkpoint_bytes),
     }
 
 
-def _storage(resolved: Resolved, workers: int, checkpoint_bytes: int | None) -> dict[str, Any]:
-    """The most there is at one time, before ended trials are tidied."""
+def _storage(
+    resolved: Resolved, running: int, workers: int, checkpoint_bytes: int | None
+) -> dict[str, Any]:
     ranks, trials = resolved.resources.slots_per_trial, resolved.searcher.max_trials
     keep = resolved.checkpoint_storage
-    per_trial = keep.save_trial_best + keep.save_trial_latest + _RESUME_CHECKPOINTS
-    checkpoints = trials * per_trial + keep.save_experiment_best
-    of_a_trial = 4 + _ATTEMPT_INODES + ranks
+    kept = keep.save_trial_best + keep.save_trial_latest
+    open_ = kept + _RESUME_CHECKPOINTS
+    of_the_best = keep.save_experiment_best
+    checkpoints = running * open_ + (trials - running) * kept + of_the_best
+    while_it_runs = inodes_of_trial(ranks, open_, attempts=1)
+    once_it_ended = inodes_of_trial(ranks, kept)
     inodes = (
         _EXPERIMENT_INODES
         + workers * _WORKER_INODES
-        + trials * of_a_trial
-        + checkpoints * (ranks + 2)
+        + running * while_it_runs
+        + (trials - running) * once_it_ended
+        + of_the_best * (ranks + 2)
     )
+
+    def size(count: int) -> int | None:
+        return None if checkpoint_bytes is None else count * checkpoint_bytes
+
     return {
         "checkpoints": checkpoints,
+        "checkpoint_bytes": checkpoint_bytes,
         "inodes": inodes,
-        "bytes": None if checkpoint_bytes is None else checkpoints * checkpoint_bytes,
+        "inodes_per_trial": {"running": while_it_runs, "ended": once_it_ended},
+        "bytes": size(checkpoints),
+        "paused_bytes": size(running * open_),
+        "max_paused_bytes": keep.max_paused_bytes,
     }

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable
+from hpcdet.jobs import room
 from hpcdet.jobs.drift import code_differs
 from hpcdet.jobs.options import duration, parse
 from hpcdet.jobs.render import render
@@ -27,8 +28,6 @@ from hpcdet.store.records import Intent
 __all__ = ["Finding", "code_differs", "login_node", "preflight", "site_findings"]
 
 _LOGIN = re.compile(r"^(?:login|head|front|submit|access|gateway)", re.IGNORECASE)
-_FILES_OF_A_TRIAL = 60
-_LEAST_FREE_BYTES = 1024**3
 _SUSPENDS = "suspends jobs (PreemptMode SUSPEND or GANG), which is not supported"
 _CHOOSE = "choose a partition where jobs are requeued or canceled instead"
 _LAUNCHERS = {"srun": "srun", "mpirun": "mpirun"}
@@ -89,9 +88,10 @@ def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = T
     if partition is not None and not partition.up:
         said.append(f"partition {partition.name} is down: jobs wait there until it is up")
     _refuse_impossible(experiment.resources, experiment.lanes, view, partition)
-    apart = places.scratch(site, root)
-    room = [text for place in (root, apart) if place for text in _room(experiment, place)]
-    return [*said, *_keeps(experiment, site, root), *dict.fromkeys(room), *_crank(site)]
+    size = room.former(root, experiment.name)
+    stores = [place for place in (root, places.scratch(site, root)) if place]
+    fits = [text for place in stores for text in room.warnings(experiment, site, place, size)]
+    return [*said, *_keeps(experiment, site, root), *dict.fromkeys(fits), *_crank(site)]
 
 
 def login_node() -> str:
@@ -277,20 +277,6 @@ def _keeps(experiment: Resolved, site: Site, root: Path) -> list[str]:
         f"{root} is purged after {days} days, and with time in the queue the run may take longer; "
         "HPCDET_ROOT puts experiments elsewhere"
     ]
-
-
-def _room(experiment: Resolved, root: Path) -> list[str]:
-    """Is there room for the files?"""
-    place = next(path for path in (root.resolve(), *root.resolve().parents) if path.exists())
-    free = os.statvfs(place)
-    warnings = []
-    need = experiment.searcher.max_trials * _FILES_OF_A_TRIAL
-    if free.f_files and free.f_favail < need:
-        warnings.append(f"{place} has {free.f_favail} inodes left; the run may need {need}")
-    if free.f_bavail * free.f_frsize < _LEAST_FREE_BYTES:
-        mib = free.f_bavail * free.f_frsize // 1024**2
-        warnings.append(f"{place} has {mib} MiB left; checkpoints may not fit")
-    return warnings
 
 
 def _crank(site: Site) -> list[str]:

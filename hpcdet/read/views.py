@@ -90,6 +90,8 @@ def status(source: Source) -> View:
         "max_trials": searcher.max_trials,
         "created": _created(gathered),
         "workers": sum(worker.end is None for worker in gathered.workers),
+        "paused_bytes": _paused_bytes(gathered, rows),
+        "max_paused_bytes": gathered.config.checkpoint_storage.max_paused_bytes,
         "labels": labels(gathered),
         "path": str(gathered.paths.root),
         "spent": costs.spent(gathered),
@@ -148,6 +150,15 @@ def _last_checkpoint(trial: GatheredTrial) -> View | None:
             if line["kind"] == "checkpoint":
                 return {"name": line["name"], "step": line["step"], "time": line["t"]}
     return None
+
+
+def _paused_bytes(gathered: Gathered, rows: list[View]) -> int | None:
+    """What the checkpoints of paused trials hold, where somebody wants to know; else None."""
+    if gathered.config.checkpoint_storage.max_paused_bytes is None:
+        return None
+    paused = [row["trial"] for row in rows if row["state"] == "PAUSED"]
+    held = (one for number in paused for one in checkpoints(gathered, number))
+    return sum(int(one["bytes"]) for one in held if one["state"] == "complete")
 
 
 def _best_trial(rows: list[View], smaller_is_better: bool) -> View | None:

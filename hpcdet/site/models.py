@@ -177,6 +177,11 @@ class Site(Model):
     templates: str | None = Field(
         default=None, description="folder of templates that is searched first"
     )
+    quota_command: list[Text] | None = Field(
+        default=None,
+        description="prints the user's quota as `quota -w` or `lfs quota -q` do; $VARIABLES are "
+        "expanded",
+    )
     lease_ttl_s: float = Field(
         default=180, gt=0, description="a silent holder of the lease is dead then"
     )

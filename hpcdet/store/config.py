@@ -56,6 +56,7 @@ class CheckpointStorage:
     save_experiment_best: int = 0
     save_trial_best: int = 1
     save_trial_latest: int = 1
+    max_paused_bytes: int | None = None
 
 
 @dataclass(frozen=True)
