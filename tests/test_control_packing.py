@@ -17,11 +17,13 @@ import pytest
 from hpcdet.control import commands, packing
 from hpcdet.control.controller import advance
 from hpcdet.control.packing import QUIET_S, pack
+from hpcdet.jobs.launch import Allocation
 from hpcdet.read import find, gather, index, logs, series, views
 from hpcdet.store import files, journal, packed, trials
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.records import Claim, End, Verdict, in_force
 from hpcdet.units import Length
+from hpcdet.worker import claims
 from tests.builders import sweep
 from tests.paper import Waves, World
 
@@ -45,6 +47,7 @@ def told(paths: ExperimentPaths) -> dict[str, Any]:
         "checkpoints": views.checkpoints(gathered),
         "metrics": series.metrics(gathered, superseded=True),
         "events": views.events(gathered),
+        "workers": [(one.claim, one.end, one.beat) for one in gathered.workers],
         "journals": [
             [attempt.lines for attempt in trial.attempts] for trial in gather.Gathered(paths).trials
         ],
@@ -84,6 +87,25 @@ def test_no_reader_tells_a_packed_trial_from_one_that_is_not(tmp_path: Path) -> 
         assert opened.read("attempts/2/logs/rank-1.log") == b"rank 1 speaks\n"
     assert archive.stat().st_mode & 0o777 == 0o600
     assert index.differences(paths) == []
+
+
+def test_workers_that_left_are_packed_and_nobody_takes_their_place(tmp_path: Path) -> None:
+    built = sweep(tmp_path / "digits-7f3a")
+    alive = built.paths.worker(1, 0, 0).root.with_name(built.worker(2))
+    paths, before = built.paths, told(built.paths)
+    with journal.Writer(paths.worker(1, 0, 0).journal) as writer:
+        writer.append("start", job="123")
+    assert packing.pack_workers(paths, free) == "packed"
+    assert packed.archive(paths.root, 1).exists()
+    assert list((paths.root / "workers").iterdir()) == [alive]
+    assert told(paths) == before
+    assert [line["kind"] for line in journal.read(paths.worker(1, 0, 0).journal)] == ["start"]
+    here = Allocation("123", ("n1",), restart=0)
+    assert claims.take_place(paths, 1, 0, here) is None
+    assert claims.take_place(paths, 1, 0, dataclasses.replace(here, restart=1)) is not None
+    again = paths.worker(1, 0, 1)
+    assert claims.close_predecessors(paths, again) == []
+    assert told(paths)["workers"][0] == before["workers"][0]
 
 
 class Killed(BaseException):

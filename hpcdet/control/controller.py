@@ -17,7 +17,7 @@ from hpcdet.control.holder import Fenced, Holder
 from hpcdet.control.learn import learn, tell_failures
 from hpcdet.control.notify import notify
 from hpcdet.control.obey import obey
-from hpcdet.control.packing import pack_ended
+from hpcdet.control.packing import pack_all, pack_ended
 from hpcdet.control.watch import Place, Seen
 from hpcdet.errors import HpcdetError, IntegrityError
 from hpcdet.search import api
@@ -157,7 +157,7 @@ def _close(holder: Holder, seen: Seen) -> None:
     fleet.cancel_all(holder, _waiting_jobs(seen))
     fleet.prune(holder, seen)
     notify(holder, "end", "end", f"{state}: {why}")
-    pack_ended(holder, closing=True)
+    pack_all(holder)
     holder.fence()
     Closed(state, why, holder.lease.term, files.now()).write_once(holder.paths.closed)
     sentinels.dismiss(holder)

@@ -14,16 +14,17 @@ import os
 import secrets
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
 from hpcdet.control.holder import Fenced, Holder
 from hpcdet.store import files, packed
-from hpcdet.store.layout import TrialPaths
-from hpcdet.store.records import Claim, End
+from hpcdet.store.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.records import Claim, End, WorkerEnd
 
 QUIET_S = 600.0
-"""How long a trial has to have ended before: whoever still wrote to it then has come to an end."""
+"""How long a trial or worker has to have ended: whoever still wrote then has come to an end."""
 
 PER_TURN = 20
 """Trials that are packed in one turn at most; nobody waits for it."""
@@ -33,9 +34,14 @@ LARGEST = 256 * 1024 * 1024
 
 _CHUNK = 1024 * 1024
 
+Outcome = Literal["later", "packed", "nothing to do"]
+OUTCOMES: tuple[Outcome, ...] = ("later", "packed", "nothing to do")
 
-def pack_ended(holder: Holder, *, closing: bool = False) -> None:
-    """Pack trials that have ended some time ago; ``closing``: all of them, now.
+Fence = Callable[[], None]
+
+
+def pack_ended(holder: Holder) -> None:
+    """Pack trials that have ended some time ago.
 
     What cannot be packed, on a full disk for one, stays as it is and is tried again later.
 
@@ -47,35 +53,56 @@ def pack_ended(holder: Holder, *, closing: bool = False) -> None:
     for plan in holder.decided.plans.values():
         # since when the trial is known to have ended; "packed" once nothing is left to do
         key = ("ended", plan.number)
-        if not (plan.ended or closing):
+        if not plan.ended:
             holder.written.pop(key, None)
             continue
         since = holder.written.setdefault(key, now)
-        if since == "packed" or (now - since < QUIET_S and not closing):
+        if since == "packed" or now - since < QUIET_S:
             continue
-        if not left and not closing:
+        if not left:
             return
         left -= 1
-        holder.written[key] = now
-        try:
-            outcome = pack(holder.paths.trial(plan.number), holder.fence)
-            if outcome != "later":
-                holder.written[key] = "packed"
-            if outcome == "packed":
-                holder.actions.append(f"trial {plan.number} packed")
-        except Fenced:
-            raise
-        except Exception as error:  # this is tidying: no search stops for it
-            why = f"{type(error).__name__}: {error}"
-            holder.actions.append(f"trial {plan.number} stays unpacked: {why}")
+        holder.written[key] = "packed" if _tidy(holder, plan.number) else now
 
 
-def pack(
-    trial: TrialPaths, fence: Callable[[], None]
-) -> Literal["packed", "nothing to do", "later"]:
+def pack_all(holder: Holder) -> None:
+    """Pack all trials and all workers that have left: the experiment is about to be closed.
+
+    Raises:
+        Fenced: the term ended meanwhile.
+    """
+    for number in holder.decided.plans:
+        _tidy(holder, number)
+    with _without_trouble(holder, "workers"):
+        pack_workers(holder.paths, holder.fence)
+
+
+def _tidy(holder: Holder, number: int) -> bool:
+    """Pack one trial; False if it should be looked at again."""
+    outcome: Outcome = "later"
+    with _without_trouble(holder, f"trial {number}"):
+        outcome = pack(holder.paths.trial(number), holder.fence)
+    if outcome == "packed":
+        holder.actions.append(f"trial {number} packed")
+    return outcome != "later"
+
+
+@contextlib.contextmanager
+def _without_trouble(holder: Holder, what: str) -> Iterator[None]:
+    """This is tidying: no search stops for it."""
+    try:
+        yield
+    except Fenced:
+        raise
+    except Exception as error:
+        holder.actions.append(f"{what}: not packed: {type(error).__name__}: {error}")
+
+
+def pack(trial: TrialPaths, fence: Fence) -> Outcome:
     """Pack a trial's attempts and controls.
 
-    Nothing is touched while an attempt is open. A folder that nobody claimed is left alone.
+    Nothing is touched while an attempt is open. A folder that nobody claimed is left alone. Where
+    the trial has a part on scratch, what lies there is packed there.
 
     Args:
         fence: asked right before each step that others see; it raises to stop there.
@@ -83,33 +110,48 @@ def pack(
     Raises:
         OSError: the file system refused something; the next call goes on from there.
     """
-    _remove_leftovers(trial)
     attempts = [one for one in trial.attempts() if Claim.read(one.claim) is not None]
     if any(End.read(one.end) is None for one in attempts):
         return "later"
-    found = [path for one in attempts for path in _files(one.root)] + list(_files(trial.controls))
+    outcomes = [_pack(trial.root, [*(one.root for one in attempts), trial.controls], fence)]
+    return next(each for each in OUTCOMES if each in outcomes)
+
+
+def pack_workers(paths: ExperimentPaths, fence: Fence) -> Outcome:
+    """Pack the folders of workers that left some time ago, in the same way."""
+    since = (datetime.now(UTC) - timedelta(seconds=QUIET_S)).isoformat()
+    left = [(one, WorkerEnd.read(one.end)) for one in paths.workers()]
+    gone = [worker.root for worker, end in left if end is not None and end.at < since]
+    return _pack(paths.root, gone, fence)
+
+
+def _pack(home: Path, folders: Sequence[Path], fence: Fence) -> Outcome:
+    """Pack all files of folders below ``home`` into an archive in it."""
+    above = {folder.parent for folder in folders} - {home}
+    if not any(folder.is_dir() for folder in (*folders, *above)):
+        return "nothing to do"
+    _remove_leftovers(home)
+    found = [path for folder in folders for path in _files(folder)]
     fresh = [path for path in found if packed.find(path) is None]
     if sum(path.stat().st_size for path in fresh) > LARGEST:
         return "nothing to do"
-    if fresh and not _archive(trial, fresh, fence):
+    if fresh and not _archive(home, fresh, fence):
         return "later"
-    above = trial.root / "attempts"
-    if not (above.is_dir() or trial.controls.is_dir()):
-        return "nothing to do"
     fence()
     for path in found:
         path.unlink(missing_ok=True)
-    for folder in (*(one.root for one in attempts), trial.controls):
+    for folder in folders:
         _remove_empty(folder)
-    with contextlib.suppress(OSError):
-        above.rmdir()
-    files.sync_folder(trial.root)
+    for folder in above:
+        with contextlib.suppress(OSError):  # others are left in it
+            folder.rmdir()
+    files.sync_folder(home)
     return "packed"
 
 
-def _archive(trial: TrialPaths, found: Sequence[Path], fence: Callable[[], None]) -> bool:
+def _archive(home: Path, found: Sequence[Path], fence: Fence) -> bool:
     """Write the next archive; False if a file changed meanwhile, or another holder was first."""
-    names = (packed.archive(trial.root, number) for number in itertools.count(1))
+    names = (packed.archive(home, number) for number in itertools.count(1))
     target = next(path for path in names if not path.exists())
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -119,10 +161,10 @@ def _archive(trial: TrialPaths, found: Sequence[Path], fence: Callable[[], None]
                 file, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False
             ) as archive:
                 for path in found:
-                    archive.write(path, path.relative_to(trial.root))
+                    archive.write(path, path.relative_to(home))
             file.flush()
             os.fsync(file.fileno())
-        if not _agrees(temporary, trial, found):
+        if not _agrees(temporary, home, found):
             return False
         fence()
         return files.link_once(temporary, target)
@@ -131,11 +173,11 @@ def _archive(trial: TrialPaths, found: Sequence[Path], fence: Callable[[], None]
             os.unlink(temporary)
 
 
-def _agrees(archive: Path, trial: TrialPaths, found: Sequence[Path]) -> bool:
+def _agrees(archive: Path, home: Path, found: Sequence[Path]) -> bool:
     """Whether an archive, read from the disk, holds what the files hold now."""
     with zipfile.ZipFile(archive) as opened:
         for path in found:
-            name = path.relative_to(trial.root).as_posix()
+            name = path.relative_to(home).as_posix()
             with opened.open(name) as copy, path.open("rb") as original:
                 same = True
                 while same and (chunk := original.read(_CHUNK)):
@@ -171,8 +213,8 @@ def _remove_empty(folder: Path) -> None:
             Path(root).rmdir()
 
 
-def _remove_leftovers(trial: TrialPaths) -> None:
+def _remove_leftovers(home: Path) -> None:
     """What a holder that was cut off did not come to give a name."""
-    for name in os.listdir(trial.root) if trial.root.is_dir() else ():
+    for name in os.listdir(home):
         if name.startswith(f".{packed.STEM}-") and _is_temporary(name):
-            (trial.root / name).unlink(missing_ok=True)
+            (home / name).unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from hpcdet.store import chain, config, files, journal, trials
+from hpcdet.store import chain, config, files, journal, packed, trials
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths, numbers
 from hpcdet.store.records import (
     Claim,
@@ -200,7 +200,7 @@ class Gathered:
                 paths,
                 WorkerClaim.read(paths.claim),
                 WorkerEnd.read(paths.end),
-                _mapping(files.read_json(paths.beat)),
+                _mapping(packed.read_json(paths.beat)),
             )
             for paths in self.paths.workers()
         ]

@@ -10,7 +10,6 @@ there; everything in that folder has its path through the link.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -331,12 +330,8 @@ class ExperimentPaths:
         return WorkerPaths(root, submission, index, incarnation)
 
     def workers(self) -> Iterator[WorkerPaths]:
-        """Every worker that ever claimed its place, in order of name."""
-        try:
-            names = sorted(os.listdir(self.root / "workers"))
-        except FileNotFoundError:
-            return
-        for name in names:
+        """Every worker that ever claimed its place, in order of name, packed or not."""
+        for name in sorted(packed.names(self.root / "workers")):
             match = re.fullmatch(r"(\d+)-(\d+)\.(\d+)", name)
             if match:
                 yield self.worker(*(int(group) for group in match.groups()))

@@ -1,8 +1,9 @@
 """What ended trials have left, in an archive instead of many small files.
 
 ``trials/0007/history-1.zip`` holds attempts (``attempts/2/claim.json``, ``…/logs/rank-0.log``) and
-controls (``control/0001.json``) of a trial that has ended, byte for byte. Whoever reads such a
-file asks here, with the name that it had, and need not know where it is now.
+controls (``control/0001.json``) of a trial that has ended, byte for byte; one beside the config
+holds workers (``workers/0001-0003.0/claim.json``) of an experiment that is closed. Whoever reads
+such a file asks here, with the name that it had, and need not know where it is now.
 
 An archive is made whole and under a name of its own, and never changed; files are removed only
 after they are in one. So a reader that finds neither, and then looks for an archive again,
@@ -33,20 +34,32 @@ SMALL = 16 * 1024
 IN_MEMORY = 1024 * 1024
 """Bytes of a file up to which it is unpacked at once; of larger ones, what is read of them."""
 
-_INSIDE = re.compile(r"(?P<trial>.*/trials/\d+)/(?P<name>(?:attempts|control)(?:/.+)?)")
+_INSIDE = re.compile(
+    r"(.*/trials/\d+)/((?:attempts|control)(?:/.+)?)"  # of a trial
+    r"|(.*)/(workers(?:/.+)?)"  # of an experiment
+)
 
 _ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
-def archive(trial: Path, number: int) -> Path:
-    """The name of a trial's archive, numbered from 1."""
-    return trial / f"{STEM}-{number}.zip"
+def archive(home: Path, number: int) -> Path:
+    """The name of an archive of a trial's or an experiment's folder, numbered from 1."""
+    return home / f"{STEM}-{number}.zip"
 
 
 def unit(name: str) -> str:
-    """What a file is packed with: its attempt (``attempts/2``), or for a control itself."""
+    """What a file is packed with: its attempt (``attempts/2``), its worker; a control alone."""
     kind, _, rest = name.partition("/")
-    return f"{kind}/{rest.partition('/')[0]}" if kind == "attempts" else name
+    return name if kind == "control" else f"{kind}/{rest.partition('/')[0]}"
+
+
+def _inside(path: Path) -> tuple[Path, str] | None:
+    """The folder that may have a path in an archive, and its name there."""
+    match = _INSIDE.fullmatch(str(path))
+    if match is None:
+        return None
+    home, name = match[1] or match[3], match[2] or match[4]
+    return Path(home), name
 
 
 @dataclass(frozen=True)
@@ -102,27 +115,27 @@ class Archive:
             raise FileNotFoundError(f"{name} in {self.path} is damaged: {error}") from None
 
 
-def archives(trial: Path) -> Iterator[Archive]:
-    """The archives of a trial's folder, in their order; one that is damaged counts as absent."""
-    return (read for _, read in _archives(trial) if read is not None)
+def archives(home: Path) -> Iterator[Archive]:
+    """The archives in a folder, in their order; one that is damaged counts as absent."""
+    return (read for read in _archives(home) if read is not None)
 
 
-def damaged(trial: Path) -> bool:
-    """Whether an archive cannot be read: nothing can be said of the trial then."""
-    return any(read is None for _, read in _archives(trial))
+def damaged(home: Path) -> bool:
+    """Whether an archive there cannot be read: nothing can be said of the trial then."""
+    return any(read is None for read in _archives(home))
 
 
-def _archives(trial: Path) -> Iterator[tuple[Path, Archive | None]]:
+def _archives(home: Path) -> Iterator[Archive | None]:
     for number in itertools.count(1):
-        path = archive(trial, number)
+        path = archive(home, number)
         try:
             stat = os.stat(path)
         except OSError:
             return
         try:
-            yield path, _read(path, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
+            yield _read(path, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
         except OSError:
-            yield path, None  # perhaps only now
+            yield None  # perhaps only now
 
 
 @functools.lru_cache(maxsize=4096)
@@ -149,14 +162,12 @@ class Member:
 
 def find(path: Path) -> Member | None:
     """Where in an archive a path of an experiment has its contents; None if in none."""
-    match = _INSIDE.fullmatch(str(path))
-    if match is None:
+    inside = _inside(path)
+    if inside is None:
         return None
-    wanted = unit(match["name"])
-    for one in archives(Path(match["trial"])):
-        if wanted in one.units:
-            return Member(one, match["name"])
-    return None
+    home, name = inside
+    wanted = unit(name)
+    return next((Member(one, name) for one in archives(home) if wanted in one.units), None)
 
 
 def open_file(path: Path) -> IO[bytes]:
@@ -192,17 +203,18 @@ def read_json(path: Path) -> Any | None:
 
 def names(folder: Path) -> list[str]:
     """What is in a folder, packed or not, in no order; an absent one holds nothing."""
-    inside = find(folder)
-    if inside is not None:
-        return list(inside.archive.folders.get(inside.name, ()))
+    member = find(folder)
+    if member is not None:
+        return list(member.archive.folders.get(member.name, ()))
     found: set[str] = set()
     with contextlib.suppress(*_ABSENT):
         found.update(os.listdir(folder))
     # after the files, which go only when an archive has them
-    match = _INSIDE.fullmatch(str(folder))
-    if match is not None:
-        for one in archives(Path(match["trial"])):
-            found.update(one.folders.get(match["name"], ()))
+    inside = _inside(folder)
+    if inside is not None:
+        home, name = inside
+        for one in archives(home):
+            found.update(one.folders.get(name, ()))
     return list(found)
 
 

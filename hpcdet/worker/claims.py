@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from hpcdet.jobs.launch import Allocation
-from hpcdet.store import files, progress
+from hpcdet.store import files, packed, progress
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
 from hpcdet.store.records import (
     Claim,
@@ -39,7 +39,8 @@ def take_place(
         end_at=f"{allocation.end_at:.0f}" if allocation.end_at is not None else "",
         at=files.now(),
     )
-    return worker if claim.write_once(worker.claim) else None
+    made = claim.write_once(worker.claim) and WorkerClaim.read(worker.claim) == claim
+    return worker if made else None
 
 
 def close_predecessors(paths: ExperimentPaths, worker: WorkerPaths) -> list[AttemptPaths]:
@@ -47,7 +48,7 @@ def close_predecessors(paths: ExperimentPaths, worker: WorkerPaths) -> list[Atte
     closed = []
     for incarnation in range(worker.incarnation):
         past = paths.worker(worker.submission, worker.index, incarnation)
-        if not past.claim.exists() or past.end.exists():
+        if not packed.exists(past.claim) or packed.exists(past.end):
             continue
         for attempt in attempts_of(paths, past):
             if End.read(attempt.end) is None:
@@ -91,11 +92,11 @@ def may_take(worker: WorkerPaths, stands: Standing) -> bool:
 def is_silent(paths: ExperimentPaths, longer_s: float) -> bool:
     """Whether a worker with an open attempt has not beaten for so many seconds."""
     for worker in paths.workers():
-        if worker.end.exists():
+        if packed.exists(worker.end):
             continue
         with contextlib.suppress(FileNotFoundError):
             old = time.time() - worker.beat.stat().st_mtime > longer_s
-            if old and any(not attempt.end.exists() for attempt in attempts_of(paths, worker)):
+            if old and any(not packed.exists(one.end) for one in attempts_of(paths, worker)):
                 return True
     return False
 
