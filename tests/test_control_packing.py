@@ -89,6 +89,29 @@ def test_no_reader_tells_a_packed_trial_from_one_that_is_not(tmp_path: Path) -> 
     assert index.differences(paths) == []
 
 
+def test_what_lies_on_scratch_is_packed_there_and_may_be_purged(tmp_path: Path) -> None:
+    paths = sweep(tmp_path / "project" / "digits-7f3a").paths
+    scratch = tmp_path / "scratch" / paths.id
+    for logs_of in list(paths.root.glob("trials/*/attempts/*/logs")):
+        there = scratch / logs_of.relative_to(paths.root)
+        there.parent.mkdir(parents=True)
+        logs_of.rename(there)
+    paths.scratch.symlink_to(scratch)
+    before = told(paths)
+    assert len(before["logs"]) == 5
+    for trial in paths.trials():
+        assert pack(trial, free) == "packed"
+        assert tidy(trial)
+    assert told(paths) == before
+    log = paths.trial(1).attempt(2).log(1)
+    archive = packed.archive(paths.scratch / "trials" / "0001", 1)
+    assert packed.where(log) == f"{archive}:attempts/2/logs/rank-1.log"
+    assert sorted(os.listdir(scratch / "trials" / "0001")) == [archive.name]
+    shutil.rmtree(scratch)
+    assert told(paths) == {**before, "logs": [], "errors": []}
+    assert pack(paths.trial(1), free) == "nothing to do"
+
+
 def test_workers_that_left_are_packed_and_nobody_takes_their_place(tmp_path: Path) -> None:
     built = sweep(tmp_path / "digits-7f3a")
     alive = built.paths.worker(1, 0, 0).root.with_name(built.worker(2))

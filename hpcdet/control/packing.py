@@ -114,6 +114,9 @@ def pack(trial: TrialPaths, fence: Fence) -> Outcome:
     if any(End.read(one.end) is None for one in attempts):
         return "later"
     outcomes = [_pack(trial.root, [*(one.root for one in attempts), trial.controls], fence)]
+    if trial.scratch is not None:
+        there = [one.scratch for one in attempts if one.scratch is not None]
+        outcomes.append(_pack(trial.scratch, there, fence))
     return next(each for each in OUTCOMES if each in outcomes)
 
 

@@ -10,6 +10,7 @@ there; everything in that folder has its path through the link.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
