@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import stat
@@ -21,10 +22,17 @@ from hpcdet.checkpoint import Policy, safekeeping
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.errors import ConfigError, IntegrityError, Unavailable
 from hpcdet.read import find, views
-from hpcdet.store import files, scratch
+from hpcdet.store import files, journal, scratch
+from hpcdet.store.config import Resolved
 from hpcdet.store.layout import SCRATCH_MARK, ExperimentPaths, TrialPaths
 from hpcdet.store.trials import latest_checkpoint
 from hpcdet.train.background import Background
+from hpcdet.train.clock import Deadline
+from hpcdet.train.peers import Peers
+from hpcdet.train.place import Place
+from hpcdet.train.ranks import Ranks
+from hpcdet.train.saving import Keeper
+from hpcdet.train.tracking import Tracker
 from tests.builders import Builder
 from tests.commands import Cli
 
@@ -353,3 +361,131 @@ def test_a_purge_is_said(cli: Cli, tmp_path: Path) -> None:
     assert "goes on from 00000100.g1" in behind
     said = cli("-C", cli.root, "status", built.paths.id)
     assert "goes on from 00000100.g1" in said.err.replace("\n", " ")
+
+
+# -- in an attempt -------------------------------------------------------------------------
+
+
+def keeper(paths: ExperimentPaths, attempt: int = 1) -> Keeper:
+    place = Place(paths.trial(1), paths.trial(1).attempt(attempt), paths)
+    tracker = Tracker(place.attempt.journal)
+    return Keeper(place, Peers(Ranks(0, 1, 0, 1, 0)), Resolved(), tracker, Deadline(None))
+
+
+def kinds(paths: ExperimentPaths, attempt: int = 1) -> list[tuple[str, str]]:
+    lines = journal.read(paths.trial(1).attempt(attempt).journal)
+    return [(line["kind"], line.get("name", "")) for line in lines]
+
+
+def never() -> bool:
+    return False
+
+
+def test_an_attempt_goes_on_whatever_becomes_of_scratch_and_of_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths, other = split(tmp_path).paths, split(tmp_path, "x-0002").paths
+    other.provenance.write_text("{}")
+    (apart(other) / SCRATCH_MARK).unlink()
+    scratch.prepare(other)
+    trial, own = paths.trial(1), keeper(paths)
+    assert own.save(1, {"step": 1}, None, kept=["best"]) is not None
+    own.settle(never)
+    assert steps(trial.kept) == [1] and ("checkpoint_copied", "00000001.g1") in kinds(paths)
+
+    shutil.rmtree(apart(paths))
+    assert own.save(2, {"step": 2}, None, kept=["best"]) is not None
+    own.settle(never)
+    assert steps(trial.checkpoints) == [2] and steps(trial.kept) == [2]
+
+    mine = apart(paths)
+    scratch.link(paths, apart(other))
+    assert own.save(3, {"step": 3}, None, kept=["best"]) is None
+    assert not (apart(other) / "trials").exists()
+    assert kinds(paths)[-1] == ("checkpoint_failed", "")
+    scratch.link(paths, mine)
+
+    with monkeypatch.context() as broken:
+        full = OSError(errno.ENOSPC, "No space left on device")
+        broken.setattr(safekeeping, "_copy_file", lambda *_: (_ for _ in ()).throw(full))
+        assert own.save(4, {"step": 4}, None, kept=["best"]) is not None
+        own.settle(never)
+    assert steps(trial.kept) == [2] and ("copy_failed", "00000004.g1") in kinds(paths)
+    assert "no copy of 00000004.g1" in capsys.readouterr().err
+
+    shutil.rmtree(trial.checkpoints / "00000004.g1")
+    following = keeper(paths, 2)
+    loaded = following.restore()
+    assert loaded is not None and loaded.shared == {"step": 2}
+
+
+def test_a_notice_does_not_wait_for_a_copy_and_the_next_attempt_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = split(tmp_path).paths
+    go, busy = threading.Event(), threading.Event()
+    real = safekeeping._copy_file
+
+    def slow(source: Path, target: Path, stop: Callable[[], bool]) -> None:
+        busy.set()
+        assert go.wait(120)
+        real(source, target, stop)
+
+    with monkeypatch.context() as delayed:
+        delayed.setattr(safekeeping, "_copy_file", slow)
+        delayed.setattr("hpcdet.train.saving._GIVE_UP_S", 0.0)
+        own = keeper(paths)
+        assert own.save(1, {"step": 1}, None, kept=["best"]) is not None
+        assert busy.wait(120)
+        own.settle(lambda: True)
+        go.set()
+        assert own._safe is not None and own._safe.wait(120)
+    assert names(paths.trial(1).kept) == []
+    following = keeper(paths, 2)
+    assert following.restore() is not None
+    following.settle(never)
+    assert steps(paths.trial(1).kept) == [1]
+
+
+# -- at a site -----------------------------------------------------------------------------
+
+
+def test_a_site_with_both_is_looked_at_and_submitted_to(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HPCDET_ROOT")
+    monkeypatch.chdir(tmp_path)
+    project, purged = tmp_path / "project" / "ada", tmp_path / "scratch" / "ada"
+    for folder in (project, purged):
+        folder.mkdir(parents=True, mode=0o700)
+    monkeypatch.setenv("WHO", "ada")
+    (tmp_path / "both.yaml").write_text(
+        "extends: local\n"
+        f"paths: {{project: '{project.parent}/$WHO', scratch: '{purged.parent}/$WHO',"
+        " purge_days: 2}\n"
+    )
+    (tmp_path / "model").mkdir(mode=0o700)
+    (tmp_path / "model" / "single.yaml").write_text(
+        "name: both\nentrypoint: python train.py\n"
+        "searcher: {name: single, metric: loss, max_length: {batches: 9}}\n"
+        "resources: {walltime_s: 86400}\n"
+    )
+    site = ["--site", tmp_path / "both.yaml"]
+    said = cli(
+        "submit", tmp_path / "model" / "single.yaml", *site, "--prepare", "--no-test", "-o", "json"
+    )
+    [item] = said.items
+    paths = ExperimentPaths(Path(item["path"]))
+    assert paths.root.parent == project / "hpcdet-experiments"
+    assert apart(paths) == purged / "hpcdet-experiments" / paths.id
+    for folder in (paths.root, apart(paths)):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    [warning] = [text for text in json.loads(said.out)["warnings"] if "purged" in text]
+    assert warning.startswith(str(purged)) and "project storage" in warning
+    cli("test", tmp_path / "model" / "single.yaml", *site, code=4)  # there is no train.py
+    assert names(project / "hpcdet-experiments") == names(purged / "hpcdet-experiments")
+
+    looked = [item["what"] for item in cli("site", "check", site[1], "-o", "json").items]
+    looked += [item["what"] for item in cli("doctor", *site, "-o", "json").items]
+    for folder in (project, purged):
+        assert sum(str(folder) in what for what in looked) >= 2, looked

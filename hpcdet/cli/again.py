@@ -16,7 +16,7 @@ from hpcdet.cli.output import Output, output
 from hpcdet.cli.settings import settings
 from hpcdet.config import changing
 from hpcdet.errors import IntegrityError, UsageError
-from hpcdet.read import changes, find, gather, origins, states
+from hpcdet.read import changes, find, gather, origins, purged, states
 from hpcdet.store import overrides, trials
 from hpcdet.store.layout import TrialPaths
 from hpcdet.store.records import Reason
@@ -94,6 +94,8 @@ def resume_command(
             says.append(f"trial {number} from {arguments['from']}")
         if verify:
             says += _verify(found, gathered, arguments)
+        for loss in purged.lines(gathered):
+            settings().warn(loss)
         return Wish(arguments, ", ".join(filter(None, says)))
 
     ask_each(out, "resume", ids, dry_run, look)

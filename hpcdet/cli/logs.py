@@ -18,7 +18,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.errors import UsageError
 from hpcdet.read import find, logs, views
 from hpcdet.read.logs import LogLine
-from hpcdet.store import packed
+from hpcdet.store import packed, scratch
 
 _AT_ONCE = 1000
 """Lines that are printed together."""
@@ -121,6 +121,8 @@ def logs_command(
             _tail(chosen, 0, False, False)
     if not count and not follow_:
         settings().note("no lines")
+    if scratch.is_gone(found.paths):
+        settings().warn("logs are on scratch, and its folder there is gone")
     if follow_:
         with follow.following([found.paths.id]):
             _follow(out, found, attempt, rank, launcher, timestamps, read, chosen)

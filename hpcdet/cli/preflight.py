@@ -117,6 +117,7 @@ def _rehearsal(wanted: Request, folder: Path) -> list[str]:
         folder,
         skip=wanted.root,
         include=wanted.include,
+        whole=True,
     )
     first = _first_trial(config.load(paths.config))
     files.make_folder(paths.trial(1).root)

@@ -44,6 +44,7 @@ def create(
     name: str | None = None,
     skip: Path | None = None,
     include: Sequence[Path] = (),
+    whole: bool = False,
 ) -> ExperimentPaths:
     """Make the folder of a new experiment and everything in it that never changes.
 
@@ -56,6 +57,7 @@ def create(
         name: instead of the config's name, for the id.
         skip: a folder inside the code that is left out; ``root`` if it is not given.
         include: files and folders that belong to the code, too (``snapshot.scan``).
+        whole: all of it in one folder, whatever the site has: it is about to be removed again.
 
     Raises:
         ConfigError: the code is refused (``snapshot.scan``), or the folder is one that others
@@ -66,7 +68,7 @@ def create(
     if not model_dir.is_dir():
         raise ConfigError("no such model folder", where=str(model_dir))
     entries = snapshot.scan(model_dir, (skip or root).resolve(), include)
-    purged = places.scratch(site, root)
+    purged = None if whole else places.scratch(site, root)
     wanted = slug(name or str(resolved.get("name") or ""))
     paths = ExperimentPaths(_new_folder(root, wanted, purged))
     try:

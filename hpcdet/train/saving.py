@@ -106,8 +106,8 @@ class Keeper:
             )
         ranks = self._peers.ranks
         journal_bytes = self._tracker.flush(sync=True)
-        self.prepare()
         try:
+            self._prepare_together()
             saved = checkpoint.save(
                 self._place.trial.checkpoint(step, self._place.attempt.number),
                 shared,
@@ -172,13 +172,26 @@ class Keeper:
     # -- two places --------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """See that there is a folder to save in: a purge may have taken it while this ran."""
+        """See that there is a folder to save in: a purge may have taken it while this ran.
+
+        Raises:
+            ConfigError: it is not this experiment's (``scratch.prepare``).
+            Unavailable: scratch cannot be used.
+        """
+        if self._place.experiment is not None and self._place.trial.kept is not None:
+            scratch.prepare(self._place.experiment)
+
+    def _prepare_together(self) -> None:
         if self._place.experiment is None or self._place.trial.kept is None:
             return
+        problem = ""
         try:
-            scratch.prepare(self._place.experiment)
-        except HpcdetError as error:  # saving fails then, and says so to all ranks
-            print(f"hpcdet: {error}", file=sys.stderr)
+            self.prepare()
+        except HpcdetError as error:
+            problem = str(error)
+        problems = [text for text in self._peers.allgather(problem) if text]
+        if problems:
+            raise CheckpointFailed(problems[0])
 
     def settle(self, hurry: Callable[[], bool], together: bool = True) -> None:
         """Wait until what the policy keeps has its copy on project storage.

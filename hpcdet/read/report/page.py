@@ -98,6 +98,8 @@ def _notes(status: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> 
         yield f"{running} attempt{'s have' if running > 1 else ' has'} not ended."
     if status["why"]:
         yield str(status["why"])
+    for loss in status["purged"]:
+        yield f"{loss[0].upper()}{loss[1:]}."
 
 
 def _numbers(
