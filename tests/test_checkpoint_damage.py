@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from hpcdet import checkpoint
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint import shard
 from hpcdet.errors import IntegrityError
+from hpcdet.store.layout import ExperimentPaths
 from tests.trees import ranks
 
 STATE = {"model": {"w": torch.arange(2000.0), "b": torch.ones(3).bfloat16()}, "note": b"xyz"}
@@ -163,3 +167,46 @@ def test_nothing_usable_is_an_error_and_nothing_at_all_is_not(trial: Path) -> No
         ".bad-00000001.g1",
         ".bad-00000002.g1",
     ]
+
+
+def of_the_future(folder: Path) -> None:
+    """What a newer hpcdet may write: another version, and a root of its own making."""
+    path = folder / "MANIFEST.json"
+    made = json.loads(path.read_text()) | {"schema": 2, "writer": "hpcdet 9.1", "root": "of v2"}
+    path.write_text(json.dumps(made))
+
+
+def test_a_checkpoint_of_a_newer_hpcdet_is_refused_and_left_alone(trial: Path) -> None:
+    folder = trial / "00000002.g1"
+    of_the_future(folder)
+
+    def refused(rank: int, exchange: checkpoint.Exchange) -> str:
+        with pytest.raises(checkpoint.NewerFormat, match=r"newer hpcdet \(hpcdet 9.1, format 2"):
+            checkpoint.restore(trial, rank, 2, exchange)
+        return "refused"
+
+    assert ranks(2, refused) == ["refused"] * 2
+    with pytest.raises(checkpoint.NewerFormat, match="made by a newer hpcdet"):
+        next(checkpoint.newest(trial))
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcdet.checkpoint", "verify", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 9 and json.loads(done.stdout)["state"] == "newer"
+    experiment = ExperimentPaths(trial / "EXP")
+    checkpoints = experiment.trial(1).checkpoints
+    for name in ("00000001.g1", "00000002.g1"):
+        shutil.copytree(trial / name, checkpoints / name)
+    none = checkpoint.Policy(0, 0, 0)
+    assert checkpoint.sweep(experiment, none, trial=1, attempt=9, resume=0) == ["00000001.g1"]
+    assert [path.name for path in checkpoints.iterdir()] == ["00000002.g1"]
+    assert len(list((checkpoints / "00000002.g1").iterdir())) == 3
+
+
+def test_a_damaged_version_is_damage(trial: Path) -> None:
+    path = trial / "00000002.g1" / "MANIFEST.json"
+    path.write_text(path.read_text().replace('"schema":1', '"schema":3'))
+    loaded = checkpoint.restore(trial)
+    assert loaded is not None and loaded.manifest.step == 1

@@ -16,11 +16,12 @@ default is that of a single rank. ``private`` is None after a change of the numb
 of it, ``sweep`` removes what the rules of retention do not keep, ``secure`` copies what they do
 to project storage, where the site has that. Errors: ``StateError`` (a value
 that cannot be saved, by its path), ``CheckpointFailed`` (disk full and the like: the older ones
-are untouched, go on training), ``hpcdet.errors.IntegrityError`` (damaged).
+are untouched, go on training), ``hpcdet.errors.IntegrityError`` (damaged), of which
+``NewerFormat`` is one that is not: a newer hpcdet made the checkpoint, and it is left alone.
 """
 
 from hpcdet.checkpoint.loading import Loaded, content_digest, load, newest, restore, verify
-from hpcdet.checkpoint.manifest import Manifest, committed
+from hpcdet.checkpoint.manifest import Manifest, NewerFormat, committed
 from hpcdet.checkpoint.retention import Policy, sweep
 from hpcdet.checkpoint.safekeeping import Secured, secure
 from hpcdet.checkpoint.saving import CheckpointFailed, Exchange, Saved, alone, save
@@ -31,6 +32,7 @@ __all__ = [
     "Exchange",
     "Loaded",
     "Manifest",
+    "NewerFormat",
     "Policy",
     "Saved",
     "Secured",

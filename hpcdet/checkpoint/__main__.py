@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.checkpoint import loading, retention, safekeeping
+from hpcdet.checkpoint.manifest import NewerFormat
 from hpcdet.errors import HpcdetError, IntegrityError, Unavailable, UsageError
 from hpcdet.store import config
 from hpcdet.store.layout import ExperimentPaths
@@ -60,7 +61,8 @@ def _look(folder: Path, command: str) -> int:
         manifest = loading.verify(folder) if command == "verify" else None
         digest = manifest.digest if manifest else loading.content_digest(folder)
     except (IntegrityError, OSError) as error:
-        _print({"path": str(folder), "state": "damaged", "error": str(error)})
+        state = "newer" if isinstance(error, NewerFormat) else "damaged"
+        _print({"path": str(folder), "state": state, "error": str(error)})
         return IntegrityError.exit_code
     found: dict[str, Any] = {"path": str(folder), "state": "valid", "digest": digest}
     if manifest is not None:

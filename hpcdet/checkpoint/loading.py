@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint import remove, shard, tree
-from hpcdet.checkpoint.manifest import Manifest
+from hpcdet.checkpoint.manifest import Manifest, NewerFormat
 from hpcdet.checkpoint.saving import (
     SKELETON,
     Exchange,
@@ -121,8 +121,20 @@ def content_digest(folder: Path) -> str:
 
 
 def newest(*places: Path) -> Iterator[Manifest]:
-    """A trial's committed checkpoints, newest first. Their files have not been checked yet."""
-    return reversed(manifests.committed(*places))
+    """A trial's committed checkpoints, newest first. Their files have not been checked yet.
+
+    Raises:
+        NewerFormat: the next one was made by a newer hpcdet.
+    """
+    for name in reversed(manifests.current(*places)):
+        for place in places:
+            try:
+                yield manifests.read(place / name)
+                break
+            except NewerFormat:
+                raise
+            except IntegrityError:
+                continue
 
 
 def restore(
@@ -148,13 +160,17 @@ def restore(
         None if the trial has no checkpoint yet, or none that a purge has left.
 
     Raises:
+        NewerFormat: the newest was made by a newer hpcdet: going on from one before it would
+            lose what was trained since.
         IntegrityError: it has some, and none can be used.
     """
     places = (checkpoints, kept) if kept else (checkpoints,)
     problems: list[str] = []
     passed: set[Path] = set()
     while True:
-        at, name, damaged = exchange(_choose(places, passed) if rank == 0 else None)[0]
+        at, name, damaged, newer = exchange(_choose(places, passed) if rank == 0 else None)[0]
+        if newer:
+            raise NewerFormat(newer[0], where=newer[1], hint=newer[2])
         problems += damaged
         if not name:
             break
@@ -186,16 +202,19 @@ def _purgeable(folder: Path, kept: Path | None, bad: bool) -> bool:
     return bad and kept is not None and folder.parent != kept
 
 
-def _choose(places: Sequence[Path], passed: set[Path]) -> tuple[int, str, list[str]]:
+def _choose(
+    places: Sequence[Path], passed: set[Path]
+) -> tuple[int, str, list[str], tuple[str, str, str] | None]:
     """The newest checkpoint with a sound manifest, or ""; and what is wrong with newer ones.
 
     Those in ``passed`` were tried; they may still be there where the folder is read-only.
 
     Returns:
-        Which of the places it is in, its name, and the problems that are no purge's doing.
+        Which of the places it is in, its name, the problems that are no purge's doing, and what
+        is to be said of one of a newer format, which ends the search.
     """
     kept = places[1] if len(places) > 1 else None
-    damaged = []
+    damaged: list[str] = []
     there = [(name, at) for name in manifests.current(*places) for at in range(len(places))]
     for name, at in sorted(there, key=lambda each: (manifests.position(each[0]), -each[1]))[::-1]:
         path = places[at] / name
@@ -203,6 +222,8 @@ def _choose(places: Sequence[Path], passed: set[Path]) -> tuple[int, str, list[s
             continue
         try:
             manifests.read(path)
+        except NewerFormat as error:
+            return at, "", damaged, (error.what, error.where, error.hint)
         except (IntegrityError, OSError) as error:
             bad = isinstance(error, IntegrityError)
             passed.add(path)
@@ -211,5 +232,5 @@ def _choose(places: Sequence[Path], passed: set[Path]) -> tuple[int, str, list[s
             if bad:
                 remove.set_aside(path)
             continue
-        return at, name, damaged
-    return 0, "", damaged
+        return at, name, damaged, None
+    return 0, "", damaged, None

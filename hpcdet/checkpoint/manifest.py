@@ -28,6 +28,15 @@ SCHEMA = 1
 """Version of the format: names of leaves, partition, digests. Every version stays readable."""
 
 
+class NewerFormat(IntegrityError):
+    """A checkpoint that a newer hpcdet made: whole, for all we know, and not ours to judge.
+
+    It is neither passed over, which would lose what was trained, nor renamed nor removed.
+    """
+
+    code = "NEWER_FORMAT"
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What a checkpoint is.
@@ -113,7 +122,8 @@ def read(folder: Path) -> Manifest:
     """The manifest of a checkpoint.
 
     Raises:
-        IntegrityError: there is none, it is damaged, or of a newer hpcdet.
+        NewerFormat: a newer hpcdet made it.
+        IntegrityError: there is none, or it is damaged.
     """
     path = folder / MANIFEST
     try:
@@ -125,14 +135,15 @@ def read(folder: Path) -> Manifest:
         raise IntegrityError("it is damaged", where=str(path), hint=HINT) from None
     if not isinstance(raw, dict) or raw.get("format") != "hpcdet-checkpoint":
         raise IntegrityError("it is not a checkpoint's manifest", where=str(path), hint=HINT)
-    if raw.get("schema") != SCHEMA:
-        raise IntegrityError(
-            f"it was written by {raw.get('writer')}, in format {raw.get('schema')}",
-            where=str(path),
-            hint="use that version of hpcdet or a later one",
-        )
     plain = {key: value for key, value in raw.items() if key != "root"}
-    if _text(raw) != text or _root(plain) != raw.get("root"):
+    if _is_newer(raw.get("schema")) and _root(plain | {"schema": SCHEMA}) != raw.get("root"):
+        raise NewerFormat(
+            f"it was made by a newer hpcdet ({raw.get('writer')}, format {raw['schema']}; "
+            f"this one reads up to {SCHEMA})",
+            where=str(path),
+            hint="use that version of hpcdet or a later one; nothing of it was changed",
+        )
+    if raw.get("schema") != SCHEMA or _text(raw) != text or _root(plain) != raw.get("root"):
         raise IntegrityError("it is not what was written", where=str(path), hint=HINT)
     return Manifest(
         name=raw["name"],
@@ -146,6 +157,10 @@ def read(folder: Path) -> Manifest:
         root=raw["root"],
         writer=raw["writer"],
     )
+
+
+def _is_newer(schema: object) -> bool:
+    return isinstance(schema, int) and schema > SCHEMA
 
 
 def is_committed(folder: Path) -> bool:

@@ -80,7 +80,8 @@ def digest(out: Output, what: Sequence[str]) -> None:
 @click.argument("what", nargs=-1, required=True, metavar="PATH|ID...")
 @output("ckpt.verify")
 def verify(out: Output, what: Sequence[str]) -> None:
-    """Read every byte of checkpoints and check it; exit 9 if one is damaged.
+    """Read every byte of checkpoints and check it; exit 9 if one is damaged, or
+    made by a newer hpcdet.
 
     \b
     Example: hpcdet ckpt verify digits-7f3a
@@ -159,10 +160,12 @@ def _with_copies(folders: Sequence[Path]) -> list[Path]:
 
 
 def _refuse_damaged(rows: Sequence[dict[str, Any]]) -> None:
-    damaged = [row for row in rows if row["state"] == "damaged"]
-    if damaged:
+    refused = [row for row in rows if row["state"] in ("damaged", "newer")]
+    if refused:
         hint = "an earlier one may be whole: hpcdet ckpt verify ID checks them all"
-        raise IntegrityError(damaged[0]["error"], where=damaged[0]["path"], hint=hint)
+        if refused[0]["state"] == "newer":
+            hint = "use the hpcdet that made it, or a later one"
+        raise IntegrityError(refused[0]["error"], where=refused[0]["path"], hint=hint)
 
 
 def _refuse_live(folder: Path) -> None:
