@@ -19,6 +19,7 @@ from hpcdet.search import api
 from hpcdet.store import chain, files, journal, lease, limits
 from hpcdet.store.layout import AttemptPaths, numbers
 from hpcdet.store.records import (
+    Best,
     Closed,
     Control,
     End,
@@ -107,6 +108,22 @@ def test_the_searcher_hears_each_length_once_whatever_is_trained_again(tmp_path:
     advance(world.paths, holder)
     heard = [(e["length"]["batches"], e["metrics"]["loss"]) for e in events(world) if "length" in e]
     assert heard == [(30, 0.3), (60, "NaN"), (90, 0.9)]
+
+
+def test_the_best_of_all_trials_is_known_to_all(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=2, width=2))
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    one, two = (play.claim(worker) for worker in play.start_all())
+    known = []
+    for attempt, step, loss in [(one, 10, "NaN"), (one, 20, 0.5), (two, 10, 0.7), (two, 20, 0.3)]:
+        play.report(attempt, step, loss)
+        holder.close()
+        holder = world.holder()  # whoever decides
+        advance(world.paths, holder)
+        best = Best.read(world.paths.best)
+        known.append(best and (best.trial, best.metric, best.length.value))
+    assert known == [None, (1, 0.5, 20), (1, 0.5, 20), (2, 0.3, 20)]
 
 
 @pytest.mark.parametrize(

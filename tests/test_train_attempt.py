@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
-from hpcdet.store.records import Verdict
+from hpcdet.store import files
+from hpcdet.store.records import Best, Verdict
+from hpcdet.units import Length
 from tests import ranks
+
+BATCH = Length("batches", 1)
 
 LINE = """
 import os, torch
@@ -270,3 +274,24 @@ def test_a_rank_that_is_busy_by_itself_ends_soon_after_another_was_killed(
     assert codes[1 - victim] == 75, attempt.log()
     assert "other ranks of this trial are gone" in attempt.log()
     assert attempt.verdict() is None
+
+
+@pytest.mark.parametrize(("trial_of_best", "kept"), [(2, [3, 4]), (1, [1, 2, 3, 4])])
+def test_best_means_the_best_of_the_experiment(
+    tmp_path: Path, trial_of_best: int, kept: list[int]
+) -> None:
+    """As far as the holder has heard; what this trial reported itself is no obstacle."""
+    falling = 'return {"validation_loss": 4.0 - self.context.core.train.units.batches}'
+    code = LINE.replace("WHAT", "pass").replace("        x, y, _ = batch\n", f"        {falling}\n")
+    trial = ranks.experiment(
+        tmp_path / "EXP",
+        code=code,
+        hparams={"global_batch_size": 10},
+        entrypoint="model_def:LineTrial",
+        until=4,
+        min_validation_period={"batches": 1},
+    )
+    files.replace(tmp_path / "EXP" / "best.json", Best(trial_of_best, 1.5, BATCH).encode())
+    lines = ranks.run(trial).lines()
+    best = [one["step"] for one in lines if one["kind"] == "checkpoint" and "best" in one["kept"]]
+    assert best == kept

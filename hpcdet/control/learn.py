@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from hpcdet.control import best
 from hpcdet.control.decided import Plan
 from hpcdet.control.ends import judge
 from hpcdet.control.holder import Holder
@@ -29,6 +30,7 @@ def learn(holder: Holder) -> dict[int, Standing]:
                 # it is heard when the searcher can hear again
                 holder.facts.forget(number)
                 break
+            best.remember(holder, report)
             holder.tell(report)
         judged = plan.failed or plan.allowed >= standing.next_attempt
         if standing.state == "doubtful" and not judged:

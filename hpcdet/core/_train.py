@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from hpcdet.store.records import value
 from hpcdet.train.session import InvalidHP, Session, Units
 from hpcdet.train.tracking import finite
 
@@ -69,13 +71,23 @@ class TrainContext:
         self._session.tracker.record("status", text=str(status))
 
     def get_experiment_best_validation(self) -> float | None:
-        """Best searcher metric of this trial's checkpoints so far, or None."""
+        """Best searcher metric of the experiment so far, or None.
+
+        Of other trials, as far as the holder of the lease has heard; of this one, by its
+        checkpoints and last validation.
+        """
         from hpcdet.checkpoint import committed
 
+        known = self._session.known_best()
+        saved = committed(*self._session.place.trial.checkpoint_places)
         metrics = [
-            value
-            for one in committed(*self._session.place.trial.checkpoint_places)
-            if (value := finite(one.meta.get("metric"))) is not None
+            metric
+            for metric in (
+                value(known.metric) if known else None,
+                self.searcher_metric(self.validation[0]),
+                *(finite(one.meta.get("metric")) for one in saved),
+            )
+            if metric is not None and not math.isnan(metric)
         ]
         better = min if self._session.config.searcher.smaller_is_better else max
         return better(metrics, default=None)

@@ -24,6 +24,7 @@ from hpcdet.pytorch._reducers import Reducer
 from hpcdet.pytorch._trial import PyTorchTrial
 from hpcdet.pytorch._units import TrainUnit
 from hpcdet.pytorch._validation import Validator
+from hpcdet.store.records import value
 from hpcdet.train import rng
 from hpcdet.train.agreement import Cause
 from hpcdet.train.order import Slice
@@ -244,7 +245,8 @@ class Loop:
         metric = self._searcher_metric(metrics)
         if self._better(metric):
             self._progress.best = metric
-            kept += ("best",) if self._plan.checkpoint_policy == "best" else ()
+            if self._plan.checkpoint_policy == "best" and self._leads(metric):
+                kept += ("best",)
         if self._plan.checkpoint_policy == "all":
             kept += ("all",)
         if self._reached():
@@ -269,10 +271,24 @@ class Loop:
             )
         return finite(metrics.get(wanted))
 
+    def _leads(self, metric: float | None) -> bool:
+        """Whether a metric, the best of this trial, is the best of the experiment so far.
+
+        As far as the holder of the lease has heard; two trials may both think so of themselves.
+        """
+        session = self._session
+        known = session.known_best() if session.ranks.chief else None
+        if known is not None and known.trial == session.record.number:
+            known = None
+        return session.peers.broadcast(known is None or self._beats(metric, value(known.metric)))
+
     def _better(self, metric: float | None) -> bool:
+        """Whether a metric is the best of this trial; a part of its state, whatever others do."""
+        return self._beats(metric, self._progress.best)
+
+    def _beats(self, metric: float | None, best: float | None) -> bool:
         if metric is None or math.isnan(metric):
             return False
-        best = self._progress.best
         smaller = self._session.config.searcher.smaller_is_better
         return best is None or (metric < best if smaller else metric > best)
 

@@ -288,6 +288,11 @@ class ExperimentPaths:
         return self.root / "closed.json"
 
     @property
+    def best(self) -> Path:
+        """The best validation so far (``records.Best``); derived, replaced by the holder."""
+        return self.root / "best.json"
+
+    @property
     def searcher_log(self) -> Path:
         return self.root / "searcher.log"
 

@@ -329,6 +329,29 @@ class Reservation(Record):
 
 
 @dataclass(frozen=True)
+class Best(Record):
+    """``best.json``: the best validation that the holder of the lease has heard of.
+
+    Attributes:
+        metric: the searcher's, as ``number`` gives it.
+        length: of the trial's training then.
+    """
+
+    trial: int
+    metric: float | str
+    length: Length
+    at: str = ""
+
+    def beats(self, other: Best | None, smaller_is_better: bool) -> bool:
+        """Whether it is better than another one; NaN never is."""
+        mine = value(self.metric)
+        if other is None or math.isnan(mine):
+            return not math.isnan(mine)
+        theirs = value(other.metric)
+        return mine < theirs if smaller_is_better else mine > theirs
+
+
+@dataclass(frozen=True)
 class Closed(Record):
     """``closed.json``: the experiment is over for good."""
 

@@ -22,7 +22,7 @@ from hpcdet.checkpoint import Manifest
 from hpcdet.errors import ConfigError
 from hpcdet.store import files
 from hpcdet.store.config import Resolved
-from hpcdet.store.records import Trial, Verdict, in_force
+from hpcdet.store.records import Best, Trial, Verdict, in_force
 from hpcdet.train import fingerprint, notice, rng
 from hpcdet.train.agreement import NOTHING, Agreement, Cause, Orders
 from hpcdet.train.clock import Deadline, Every
@@ -211,6 +211,13 @@ class Session:
         leave: dict[str, Cause] = {"pause": "paused", "stop": "stopped", "kill": "stopped"}
         leave["fail"] = "stopped"
         self._wish = Orders(leave.get(control.action), control.until)
+
+    def known_best(self) -> Best | None:
+        """The experiment's best validation, as far as the holder of the lease has heard."""
+        experiment = self.place.experiment
+        with contextlib.suppress(OSError):  # storage that is away for a moment ends nothing
+            return Best.read(experiment.best) if experiment else None
+        return None
 
     def report(self, group: str, units: Units, metrics: Mapping[str, Any]) -> None:
         """Record metrics; rank 0's count. Validations, on which searchers decide, durably.
