@@ -98,7 +98,8 @@ def _rehearse_on_a_node(wanted: Request, timeout: float) -> None:
     one = dataclasses.replace(
         need, slots_per_trial=1, slots_per_node=1, nodes=1, walltime_s=walltime
     )
-    alone = dataclasses.replace(resolved, resources=one)
+    lane = dataclasses.replace(resolved.worker, lanes=1)
+    alone = dataclasses.replace(resolved, resources=one, worker=lane)
     python = resolved.environment.python or wanted.site.python or sys.executable
     with errand.folder(wanted.root) as place, busy("testing the code on a node"):
         argv = [python, *_rehearsal(wanted, place / "experiments")]
