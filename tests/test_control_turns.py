@@ -738,6 +738,35 @@ def test_one_task_per_trial_where_the_user_wants_it(tmp_path: Path) -> None:
     assert [job.submission.tasks for job in world.scheduler.jobs.values()] == [1, 1, 1]
 
 
+def test_tasks_are_as_many_as_the_lanes_of_all_trials_fill(tmp_path: Path) -> None:
+    search = {"max_concurrent_trials": 7, "max_trials": 7}
+    lanes = {"worker": {"lanes": 3}, "resources": {"max_slots": 7}}
+    world = World.make(tmp_path, Waves(count=7, width=7), searcher=search, **lanes)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    job = world.scheduler.jobs["1"].submission
+    assert (job.tasks, job.throttle) == (2, 2), "three tasks could hold nine slots"
+
+    (tmp_path / "wide").mkdir()
+    world = World.make(
+        tmp_path / "wide", Waves(count=7, width=7), searcher=search, worker={"lanes": 3}
+    )
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    job = world.scheduler.jobs["1"].submission
+    assert (job.tasks, job.throttle) == (3, 3)
+    worker = play.start("1", 0)
+    attempts = [play.claim(worker) for _ in range(3)]
+    for attempt in attempts[:2]:
+        play.finish(attempt)
+    later(world, holder, 1)
+    assert world.scheduler.live == [("1", 0), ("1", 1)], "five trials are left, for six lanes"
+    # one lane goes on while the others take nothing more: four trials wait for three lanes
+    files.replace(worker.beat, files.canonical({"at": files.now(), "leaving": "bad_node"}))
+    later(world, holder, 1)
+    assert world.scheduler.live[2:] == [("2", 0)]
+
+
 def test_settings_of_a_user_narrow_the_search_while_it_runs(tmp_path: Path) -> None:
     world = World.make(tmp_path, Waves(count=4, width=4), searcher={"max_concurrent_trials": 4})
     commands.ask(world.paths, "set", max_concurrent_trials=1)
