@@ -32,7 +32,8 @@ def test_two_lanes_of_one_task_run_side_by_side_and_come_back_together(lab: Lab)
         resources={"walltime_s": 3600},
         worker={"lanes": 2},
     )
-    run = lab.submit(values, pace=0.2, site={"python": lab.fake})
+    site = {"python": lab.fake, "directives": {"mem": "2000M"}}
+    run = lab.submit(values, pace=0.2, site=site)
     for trial in (1, 2):
         run.until_attempts(1, trial)
     names = lab.cluster.check("squeue", "--steps", "--noheader", "--format=%j").split()
