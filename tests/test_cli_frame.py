@@ -28,7 +28,8 @@ from hpcdet.errors import (
     Unsuccessful,
     UsageError,
 )
-from tests.builders import Builder, sweep
+from hpcdet.store.records import Claim, End, WorkerEnd
+from tests.builders import Builder, put, sweep
 from tests.commands import Cli
 
 
@@ -464,3 +465,36 @@ def test_set_asks_for_what_may_change_and_refuses_the_rest(cli: Cli) -> None:
     cli("set", "digits/1", "max_concurrent=3", code=2)
     cli("set", "digits", "max_concurrent=3")
     assert "searcher.max_concurrent_trials=3" in cli("events", "digits", "-o", "json").out
+
+
+def test_what_of_a_budget_is_spent_is_said_wherever_one_looks(cli: Cli, tmp_path: Path) -> None:
+    built = Builder(
+        cli.root / "digits-7f3a", resources={"slots_per_trial": 2}, budget={"slot_hours": 1.0}
+    )
+    trial = built.trial()
+    worker = built.worker()
+    attempt = trial.attempt()
+    built.clock += 1740
+    attempt.end("walltime")
+    again = trial.paths.attempt(2)
+    put(again.claim, Claim(worker, "n1", at=built.tick(), reserved_slot_s=900.0))
+    put(again.end, End("released", at=built.tick()))
+    built.clock += 20
+    put(built.paths.worker(1, 0, 0).end, WorkerEnd("idle", worker, built.tick()))
+    built.decide("state", state="PAUSED", why="budget of 1 slot hours is used up", by="budget")
+    [item] = cli("show", "digits", "-o", "json").items
+    spent, [row] = item["spent"], item["allocations"]
+    assert spent["training_slot_hours"] == pytest.approx(2 * 1745 / 3600, rel=0.01)
+    assert spent["overhead_slot_hours"] == pytest.approx(2 * 24 / 3600, rel=0.2)
+    assert row["slot_hours"] == spent["slot_hours"] and row["worker"] == worker
+    assert spent["budget"] == {"slot_hours": 1.0, "wall_s": None}
+    assert (item["trials"][0]["restarts"], item["attempts"][1]["reason"]) == (0, "released")
+    assert "of 1 slot hours" in cli("status", "digits").out
+    assert "next: hpcdet set digits-7f3a budget.slot_hours=MORE" in cli("explain", "digits").out
+    page = tmp_path / "report.html"
+    cli("report", "digits", "-o", page)
+    assert "of a budget of 1 slot hours" in page.read_text()
+    work = tmp_path / "work"
+    cli("init", work)
+    [plan] = cli("plan", work / "random.yaml", "--set", "budget.wall_s=2h", "-o", "json").items
+    assert plan["budget"] == {"slot_hours": None, "wall_s": 7200}

@@ -23,6 +23,7 @@ from hpcdet.errors import ConfigError, HpcdetError, UsageError
 from hpcdet.jobs import create, provenance, submission
 from hpcdet.read import views
 from hpcdet.site import Site, from_resolved
+from hpcdet.store.budget import Budget
 from hpcdet.store.layout import ExperimentPaths
 
 COLUMNS = (
@@ -123,6 +124,8 @@ def submit_command(
         warnings.append("the config has a description, which stays; the note is left out")
     if site_name is None and settings().profile is None:
         settings().note(f"site {wanted.site.name}: {wanted.site.reason}")
+    if budget := Budget(wanted.resolved.budget.slot_hours, wanted.resolved.budget.wall_s):
+        settings().note(f"budget: {budget}; then it pauses")
     if not allow_dirty and (dirty := _uncommitted(wanted)):
         if allow_dirty is False:
             raise ConfigError(dirty, where=str(wanted.model_dir), hint="commit it first")

@@ -249,7 +249,7 @@ class Worker:
                 control=in_force(self.paths.trial(attempt.trial)),
                 exit_code=exit_.code if exit_ else 127,
                 died_of=exit_.died_of if exit_ else "",
-                noticed=bool(self.notices.heard() or self._told_by),
+                noticed=bool(self.notices.heard() or self._told_by or lane.is_used_up),
                 time_up=lane.is_used_up
                 or self._left() < self._lead() + (_SLURM_EARLY_S if slurm else _LOOK_S),
                 stands=verdict is not None or allocations.stands(self.allocation),
