@@ -12,11 +12,12 @@ import pytest
 
 from hpcdet.control import commands, controller
 from hpcdet.control.controller import Turn, advance
+from hpcdet.control.facts import Facts
 from hpcdet.control.holder import Fenced
 from hpcdet.errors import UsageError
 from hpcdet.schedulers.base import Capabilities, Refusal, TaskState
 from hpcdet.search import api
-from hpcdet.store import chain, files, journal, lease, limits
+from hpcdet.store import chain, config, files, journal, lease, limits
 from hpcdet.store.layout import AttemptPaths, numbers
 from hpcdet.store.records import (
     Best,
@@ -33,6 +34,7 @@ from hpcdet.store.records import (
 )
 from hpcdet.store.trials import standing
 from hpcdet.units import Length
+from tests.builders import Builder
 from tests.paper import Waves, World
 
 
@@ -124,6 +126,42 @@ def test_the_best_of_all_trials_is_known_to_all(tmp_path: Path) -> None:
         best = Best.read(world.paths.best)
         known.append(best and (best.trial, best.metric, best.length.value))
     assert known == [None, (1, 0.5, 20), (1, 0.5, 20), (2, 0.3, 20)]
+
+
+def test_journals_are_read_near_the_times_at_which_reports_are_expected(tmp_path: Path) -> None:
+    attempt = Builder(tmp_path / "digits-7f3a").trial().attempt()
+    trial, now, read = attempt.trial, 0.0, []
+    facts = Facts(attempt.experiment.paths, config.resolve({}), lambda: now)
+
+    def heard(running: int = 1) -> list[int]:
+        [reader] = facts._readers.values() or [None]
+        before = reader.offset if reader else 0
+        found = [r.length.value for r in facts.reports(trial, "batches", told[-1], running)]
+        [reader] = facts._readers.values()
+        read.append(reader.offset != before)
+        told.extend(found)
+        return found
+
+    told = [0]
+    for step in (100, 200):
+        attempt.experiment.clock = 4 * step
+        attempt.metrics("validation", step, validation_loss=0.5)
+        assert heard() == [step]
+    at = []
+    for now in range(15, 400, 15):  # a turn every 15 s; reports came every 400 s
+        attempt.line("progress", batches=200 + now)
+        heard()
+        if read[-1]:
+            at.append(now)
+    assert at == [60, 120, 180, 240, *range(300, 400, 15)]
+    attempt.experiment.clock = 1200
+    attempt.metrics("validation", 300, validation_loss=0.5)
+    now = 400
+    assert heard() == [300]
+    attempt.metrics("validation", 400, validation_loss=0.5)
+    now = 410
+    assert heard() == []
+    assert heard(running=0) == [400]  # what an attempt left when it ended is heard at once
 
 
 @pytest.mark.parametrize(

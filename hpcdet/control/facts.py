@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from hpcdet.search import api
@@ -13,31 +15,82 @@ from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
 from hpcdet.store.records import End
 from hpcdet.units import UNITS, Length, Unit
 
+RARE_S = 60.0
+"""Reports that come less often than this are awaited; in between a journal is read so often."""
+NEAR = 0.75
+"""Part of the time between two reports after which the next one is looked for in every turn."""
+
+
+@dataclass
+class Expected:
+    """When the next report of an attempt that runs is due, going by those before.
+
+    Attributes:
+        heard: when the last one was seen, on this process's clock.
+        looked: when the journal was read last.
+        every_s: the least time between two reports so far, by the attempt's clock; None before
+            the second.
+    """
+
+    heard: float = 0.0
+    looked: float = 0.0
+    every_s: float | None = None
+    _at: float | None = None
+
+    def far(self, now: float) -> bool:
+        """Whether reading the journal now would hardly find anything."""
+        if self.every_s is None or self.every_s < RARE_S or now - self.looked >= RARE_S:
+            return False
+        return now - self.heard < NEAR * self.every_s
+
+    def hear(self, time: str, now: float) -> None:
+        """A report came, written at an ISO time."""
+        at, before = datetime.fromisoformat(time).timestamp(), self._at
+        if before is not None:
+            since = max(0.0, at - before)
+            self.every_s = since if self.every_s is None else min(since, self.every_s)
+        self.heard, self._at = now, at
+
 
 @dataclass
 class Facts:
-    """Readers of one experiment's attempts. Ends are write-once and read once."""
+    """Readers of one experiment's attempts. Ends are write-once and read once.
+
+    The journal of an attempt that runs is read in every turn only while a report may be near.
+    """
 
     paths: ExperimentPaths
     resolved: Resolved
+    clock: Callable[[], float] = time.monotonic
     _readers: dict[tuple[int, int], journal.Reader] = field(default_factory=dict)
+    _expected: dict[tuple[int, int], Expected] = field(default_factory=dict)
     _ends: dict[tuple[int, int], End] = field(default_factory=dict)
 
-    def reports(self, trial: TrialPaths, unit: Unit, told: int) -> Iterator[api.Report]:
+    def reports(
+        self, trial: TrialPaths, unit: Unit, told: int, running: int = 0
+    ) -> Iterator[api.Report]:
         """New validation metrics of a trial, longer than ``told``, in order of length.
 
         After a restart an attempt trains stretches again that a former one has reported;
         these are heard once.
+
+        Args:
+            running: the attempt that has not ended, if any.
         """
         metric = self.resolved.searcher.metric
         for attempt in trial.attempts():
             key = (trial.number, attempt.number)
+            now, expected = self.clock(), self._expected.setdefault(key, Expected())
+            if attempt.number == running and expected.far(now):
+                continue
+            expected.looked = now
             reader = self._readers.setdefault(key, journal.Reader(attempt.journal))
             for line in reader.read():
                 if line["kind"] != "metrics" or line["group"] != "validation":
                     continue
                 if metric not in line["metrics"]:
                     continue
+                expected.hear(line["t"], now)
                 length = length_of(line, unit)
                 if length is not None and length.value > told:
                     told = length.value
@@ -47,6 +100,7 @@ class Facts:
         """Read a trial's journals from their beginning again."""
         for key in [key for key in self._readers if key[0] == trial]:
             del self._readers[key]
+            self._expected.pop(key, None)
 
     def ends(self, trial: TrialPaths) -> list[tuple[AttemptPaths, End]]:
         """The attempts of a trial that are over, ascending, without claims that were given back."""

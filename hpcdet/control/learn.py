@@ -25,7 +25,7 @@ def learn(holder: Holder) -> dict[int, Standing]:
             continue
         standing = trials.standing(trial)
         unit = plan.until.unit if plan.until else "batches"
-        for report in holder.facts.reports(trial, unit, plan.told):
+        for report in holder.facts.reports(trial, unit, plan.told, standing.open_attempt):
             if holder.decided.broken or holder.decided.canceled:
                 # it is heard when the searcher can hear again
                 holder.facts.forget(number)
