@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -206,6 +207,23 @@ def test_what_a_lost_copy_writes_later_changes_nothing(tmp_path: Path) -> None:
     assert claim is not None and claim.host == "n1"
     assert pack(trial, free) == "packed"
     assert tidy(trial) and told(paths) == before
+
+
+def test_a_file_that_another_host_packs_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = sweep(tmp_path / "digits-7f3a").paths.trial(1)
+    journal_of = trial.attempt(2).journal
+    before, really = journal.read(journal_of), packed.open_file
+
+    def stale(path: Path) -> Any:
+        monkeypatch.setattr(packed, "open_file", really)
+        pack(trial, free)
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(packed, "open_file", stale)
+    assert journal.read(journal_of) == before
+    assert tidy(trial)
 
 
 def test_files_that_change_meanwhile_and_open_attempts_are_left_alone(

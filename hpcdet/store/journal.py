@@ -70,9 +70,7 @@ class Reader:
         if self.damaged:
             return []
         try:
-            with packed.open_file(self.path) as file:
-                file.seek(self.offset)
-                data = file.read()
+            data = packed.read_bytes(self.path, self.offset)
         except (FileNotFoundError, NotADirectoryError):
             return []
         return list(self._accept(data))

@@ -15,6 +15,7 @@ is continued gets new attempts and controls as files beside it, and a second arc
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import io
 import itertools
@@ -187,9 +188,19 @@ def open_file(path: Path) -> IO[bytes]:
     return inside.archive.open(inside.name)
 
 
-def read_bytes(path: Path) -> bytes:
-    """All of a file, be it packed or not. Raises as ``open_file``."""
+def read_bytes(path: Path, offset: int = 0) -> bytes:
+    """All of a file from an offset, be it packed or not. Raises as ``open_file``."""
+    try:
+        return _read_bytes(path, offset)
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        return _read_bytes(path, offset)  # packed by another host while it was open here
+
+
+def _read_bytes(path: Path, offset: int) -> bytes:
     with open_file(path) as file:
+        file.seek(offset)
         return file.read()
 
 
