@@ -25,15 +25,16 @@ from hpcdet.store.trials import standing
 
 PATIENCE_S = 180
 
-MODEL = '''
+TINY = '''
 """A tiny network with everything that a resumed run can get wrong: dropout, batch norm,
-momentum, a learning rate schedule, augmentation, a short last batch."""
+momentum, augmentation, a short last batch."""
 import os
 import time
-import torch
-from hpcdet.pytorch import DataLoader, LRScheduler, PyTorchTrial
+from pathlib import Path
 
-PACE_S, CRASH_AT, CRASH_ATTEMPTS, LOADERS = OPTIONS
+import torch
+
+from hpcdet.pytorch import DataLoader, LRScheduler, PyTorchTrial
 
 
 class Noise(torch.utils.data.Dataset):
@@ -45,17 +46,28 @@ class Noise(torch.utils.data.Dataset):
         return x + 0.1 * torch.randn(8), x.square().sum().reshape(1)
 
 
+def network():
+    return torch.nn.Sequential(
+        torch.nn.Linear(8, 16),
+        torch.nn.BatchNorm1d(16),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.3),
+        torch.nn.Linear(16, 1),
+    )
+'''
+"""Data and network of the models here and of those on the private Slurm."""
+
+MODEL = (
+    TINY
+    + """
+
+PACE_S, CRASH_AT, CRASH_ATTEMPTS, LOADERS = OPTIONS
+
+
 class Model(PyTorchTrial):
     def __init__(self, context):
         self.context = context
-        net = torch.nn.Sequential(
-            torch.nn.Linear(8, 16),
-            torch.nn.BatchNorm1d(16),
-            torch.nn.ReLU(),
-            torch.nn.Dropout(0.3),
-            torch.nn.Linear(16, 1),
-        )
-        self.net = context.wrap_model(net)
+        self.net = context.wrap_model(network())
         rate = 0.001 + 0.01 * context.get_hparam("x")
         self.optimizer = context.wrap_optimizer(
             torch.optim.SGD(self.net.parameters(), lr=rate, momentum=0.9)
@@ -83,7 +95,8 @@ class Model(PyTorchTrial):
     def evaluate_batch(self, batch, batch_idx):
         x, y = batch
         return {"validation_loss": torch.nn.functional.mse_loss(self.net(x), y)}
-'''
+"""
+)
 
 FAKE_RANK = Path(__file__).with_name("fake_rank.py")
 

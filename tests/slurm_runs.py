@@ -26,41 +26,15 @@ from tests.cluster.slurm import SlurmCluster
 from tests.experiments import until
 from tests.slurm_sites import write_site
 
-MODEL = '''
-"""A tiny net with dropout, batch norm and momentum: everything that a resumed run can get wrong.
-
-$PACE is a file with the seconds that a batch takes, read again at each batch.
-"""
-import os
-import time
-from pathlib import Path
-
-import torch
-
-from hpcdet.pytorch import DataLoader, PyTorchTrial
-
-
-class Noise(torch.utils.data.Dataset):
-    def __len__(self):
-        return 120
-
-    def __getitem__(self, index):
-        draw = torch.Generator().manual_seed(index)
-        x = torch.randn(8, generator=draw)
-        return x, x.square().sum().reshape(1)
-
+MODEL = (
+    experiments.TINY
+    + """
 
 class TinyTrial(PyTorchTrial):
+    # $PACE is a file with the seconds that a batch takes, read again at each batch
     def __init__(self, context):
         self.context = context
-        net = torch.nn.Sequential(
-            torch.nn.Linear(8, 16),
-            torch.nn.BatchNorm1d(16),
-            torch.nn.ReLU(),
-            torch.nn.Dropout(0.3),
-            torch.nn.Linear(16, 1),
-        )
-        self.model = context.wrap_model(net)
+        self.model = context.wrap_model(network())
         rate = context.get_hparam("learning_rate")
         optimizer = torch.optim.SGD(self.model.parameters(), lr=rate, momentum=0.9)
         self.optimizer = context.wrap_optimizer(optimizer)
@@ -92,7 +66,8 @@ class TinyTrial(PyTorchTrial):
     def evaluate_batch(self, batch, batch_idx):
         x, y = batch
         return {"validation_loss": torch.nn.functional.mse_loss(self.model(x), y)}
-'''
+"""
+)
 
 BATCHES = 40
 
