@@ -13,12 +13,12 @@ import pytest
 from hpcdet.control import commands, controller
 from hpcdet.control.controller import Turn, advance
 from hpcdet.control.facts import Facts
-from hpcdet.control.holder import Fenced
+from hpcdet.control.holder import Fenced, Holder
 from hpcdet.errors import UsageError
 from hpcdet.schedulers.base import Capabilities, Refusal, TaskState
 from hpcdet.search import api
 from hpcdet.store import chain, config, files, journal, lease, limits
-from hpcdet.store.layout import AttemptPaths, numbers
+from hpcdet.store.layout import AttemptPaths, WorkerPaths, numbers
 from hpcdet.store.records import (
     Best,
     Closed,
@@ -35,7 +35,7 @@ from hpcdet.store.records import (
 from hpcdet.store.trials import standing
 from hpcdet.units import Length
 from tests.builders import Builder
-from tests.paper import Waves, World
+from tests.paper import Player, Waves, World
 
 
 def closed(world: World) -> tuple[str, str]:
@@ -58,6 +58,13 @@ def end_of(attempt: AttemptPaths) -> str:
 
 def events(world: World) -> list[dict[str, Any]]:
     return [line["event"] for line in chain.read(world.paths) if line["kind"] == "event"]
+
+
+def begun(world: World) -> tuple[Player, Holder, list[WorkerPaths]]:
+    """The first turn of a holder, and every worker that it asked for."""
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    return play, holder, play.start_all()
 
 
 def later(world: World, holder: Any, times: int = 2) -> Turn:
@@ -95,9 +102,7 @@ def test_a_search_runs_to_its_end_and_pays_the_queue_once(tmp_path: Path) -> Non
 
 def test_the_searcher_hears_each_length_once_whatever_is_trained_again(tmp_path: Path) -> None:
     world = World.make(tmp_path, Waves(count=1, width=1))
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    [worker] = play.start_all()
+    play, holder, [worker] = begun(world)
     one = play.claim(worker)
     play.report(one, 30, 0.3)
     play.report(one, 60, "NaN")
@@ -203,9 +208,7 @@ def test_a_stop_of_the_searcher_reaches_the_trial_and_comes_back_as_its_end(tmp_
 
 def test_failures_of_the_code_are_retried_then_given_up_and_others_go_on(tmp_path: Path) -> None:
     world = World.make(tmp_path, Waves(count=2, width=2), max_restarts=2)
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    bad, good = play.start_all()
+    play, holder, (bad, good) = begun(world)
     play.finish(play.claim(good, 2))
     for attempt in (1, 2, 3):
         play.fail(
@@ -220,9 +223,7 @@ def test_failures_of_the_code_are_retried_then_given_up_and_others_go_on(tmp_pat
 
 def test_preemptions_cost_no_restart_and_all_failed_is_an_error(tmp_path: Path) -> None:
     world = World.make(tmp_path, Waves(count=1, width=1), max_restarts=0)
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    [worker] = play.start_all()
+    play, holder, [worker] = begun(world)
     for reason in ("preempted", "walltime", "node_fail", "lost", "preempted"):
         play.end(play.claim(worker), reason, progressed=True)
         advance(world.paths, holder)
@@ -235,9 +236,7 @@ def test_preemptions_cost_no_restart_and_all_failed_is_an_error(tmp_path: Path) 
 
 def test_invalid_hyperparameters_are_not_tried_again(tmp_path: Path) -> None:
     world = World.make(tmp_path, Waves(count=2, width=1))
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    [worker] = play.start_all()
+    play, holder, [worker] = begun(world)
     play.fail(play.claim(worker), "InvalidHP: rate", verdict="norestart")
     advance(world.paths, holder)
     assert [e["reason"] for e in events(world) if "reason" in e] == ["invalid_hp"]
@@ -247,9 +246,7 @@ def test_invalid_hyperparameters_are_not_tried_again(tmp_path: Path) -> None:
 
 def test_a_worker_that_vanishes_is_believed_lost_only_after_two_answers(tmp_path: Path) -> None:
     world = World.make(tmp_path, Waves(count=1, width=1))
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    [worker] = play.start_all()
+    play, holder, [worker] = begun(world)
     attempt = play.claim(worker)
     play.report(attempt, 10)
     later(world, holder, 1)
@@ -289,9 +286,7 @@ def test_an_old_answer_seen_again_proves_nothing(tmp_path: Path) -> None:
 
 def test_an_attempt_whose_worker_said_goodbye_is_closed(tmp_path: Path) -> None:
     world = World.make(tmp_path, Waves(count=1, width=1))
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    [worker] = play.start_all()
+    play, holder, [worker] = begun(world)
     attempt = play.claim(worker)
     Verdict("resume", "walltime", 40).write_once(attempt.verdict)
     play.leave(worker, "time")
@@ -313,9 +308,7 @@ def test_an_attempt_whose_worker_said_goodbye_is_closed(tmp_path: Path) -> None:
 )
 def test_why_it_ended_is_the_schedulers_truth(tmp_path: Path, said: TaskState, reason: str) -> None:
     world = World.make(tmp_path, Waves(count=1, width=1))
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    [worker] = play.start_all()
+    play, holder, [worker] = begun(world)
     attempt = play.claim(worker)
     play.vanish(worker, said)
     later(world, holder, 2)
@@ -326,9 +319,7 @@ def test_a_requeued_task_frees_its_trial_for_any_worker(tmp_path: Path) -> None:
     world = World.make(
         tmp_path, Waves(count=2, width=2), site={"capabilities": {"requeue": "user"}}
     )
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    first, second = play.start_all()
+    play, holder, (first, second) = begun(world)
     killed = play.claim(first, 1)
     play.claim(second, 2)
     play.vanish(first, TaskState.PENDING)
@@ -372,9 +363,7 @@ def test_the_scheduler_is_asked_once_per_interval_and_never_for_nothing(tmp_path
 
 def test_pause_saves_frees_the_place_and_resume_goes_on(tmp_path: Path) -> None:
     world = World.make(tmp_path, Waves(count=2, width=2))
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    workers = play.start_all()
+    play, holder, workers = begun(world)
     attempts = [play.claim(worker) for worker in workers]
     commands.ask(world.paths, "pause")
     assert advance(world.paths, holder).state == "STOPPING"
@@ -420,9 +409,7 @@ def test_one_trial_is_paused_and_another_canceled_alone(tmp_path: Path) -> None:
 
 def test_cancel_lets_trials_save_then_ends_what_does_not_listen(tmp_path: Path) -> None:
     world = World.make(tmp_path, Waves(count=4, width=2))
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    first, second = play.start_all()
+    play, holder, (first, second) = begun(world)
     listens, deaf = play.claim(first), play.claim(second)
     commands.ask(world.paths, "cancel")
     assert advance(world.paths, holder).state == "STOPPING"
@@ -450,9 +437,7 @@ def test_cancel_before_anything_ran_leaves_nothing_in_the_queue(tmp_path: Path) 
 
 def test_retry_gives_a_failed_trial_all_its_restarts_again(tmp_path: Path) -> None:
     world = World.make(tmp_path, Waves(count=2, width=2), max_restarts=0)
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    bad, slow = play.start_all()
+    play, holder, (bad, slow) = begun(world)
     play.fail(play.claim(bad, 1))
     play.claim(slow, 2)
     advance(world.paths, holder)
@@ -472,9 +457,7 @@ def test_retry_gives_a_failed_trial_all_its_restarts_again(tmp_path: Path) -> No
 
 def test_a_retry_is_not_forgotten_by_who_dies_over_it(tmp_path: Path) -> None:
     world = World.make(tmp_path, Waves(count=2, width=2), max_restarts=0)
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    bad, slow = play.start_all()
+    play, holder, (bad, slow) = begun(world)
     play.fail(play.claim(bad, 1))
     play.claim(slow, 2)
     advance(world.paths, holder)
@@ -495,9 +478,7 @@ def test_a_retry_is_not_forgotten_by_who_dies_over_it(tmp_path: Path) -> None:
 
 def test_a_trial_that_was_canceled_alone_may_be_tried_again(tmp_path: Path) -> None:
     world = World.make(tmp_path, Waves(count=2, width=2))
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    first, second = play.start_all()
+    play, holder, (first, second) = begun(world)
     one, two = play.claim(first, 1), play.claim(second, 2)
     commands.ask(world.paths, "cancel", 1)
     advance(world.paths, holder)
@@ -546,9 +527,7 @@ def test_a_trial_canceled_before_its_files_were_made_ends(
 def test_a_searcher_that_raises_pauses_the_search_and_loses_nothing(tmp_path: Path) -> None:
     method = Waves(count=2, width=1, breaks_at=1)
     world = World.make(tmp_path, method)
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    [worker] = play.start_all()
+    play, holder, [worker] = begun(world)
     play.finish(play.claim(worker))
     turn = advance(world.paths, holder)
     assert turn.state == "PAUSED"
@@ -718,9 +697,7 @@ def test_waiting_tasks_that_nobody_needs_any_more_leave_the_queue(tmp_path: Path
 def test_a_hook_hears_of_each_thing_once_and_cannot_hurt(tmp_path: Path) -> None:
     notify = {"command": 'echo "$HPCDET_EVENT $HPCDET_EXPERIMENT" >> heard; exit 3'}
     world = World.make(tmp_path, Waves(count=1, width=1), max_restarts=0, notify=notify)
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    [worker] = play.start_all()
+    play, holder, [worker] = begun(world)
     play.fail(play.claim(worker))
     advance(world.paths, holder)
     advance(world.paths, holder)
@@ -956,9 +933,7 @@ class Rungs:
 
 def test_trials_are_paused_continued_and_stopped_by_rungs(tmp_path: Path) -> None:
     world = World.make(tmp_path, Rungs(), searcher={"max_concurrent_trials": 1})
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    [worker] = play.start_all()
+    play, holder, [worker] = begun(world)
     play.finish(play.claim(worker), 0.2)
     advance(world.paths, holder)
     assert control(world, 1).action == "pause"
@@ -977,9 +952,7 @@ def test_trials_are_paused_continued_and_stopped_by_rungs(tmp_path: Path) -> Non
 
 def test_a_trial_continued_by_its_own_report_ends_once_and_later(tmp_path: Path) -> None:
     world = World.make(tmp_path, Rungs(), searcher={"max_concurrent_trials": 1})
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    [worker] = play.start_all()
+    play, holder, [worker] = begun(world)
     for loss in (0.7, 0.2):
         play.finish(play.claim(worker), loss)
         advance(world.paths, holder)
