@@ -30,7 +30,7 @@ class Lab:
         self.scratch = folder / "scratch"
         for each in (self.project, self.scratch):
             each.mkdir(mode=0o700)
-        self.model = x.write_model(folder / "model", pace_s=0.01)
+        self.model = x.write_model(folder / "model", pace_s=0.02)
         paths = {"project": str(self.project), "scratch": str(self.scratch), "purge_days": 30}
         self.site: Site = x.local_site(paths=paths)
         self.whole: Site = x.local_site()

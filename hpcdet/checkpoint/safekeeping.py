@@ -141,6 +141,8 @@ def _examine(source: Path) -> None:
     """Set the source of a bad copy aside if it is what is bad."""
     try:
         loading.verify(source)
+    except manifests.NewerFormat:
+        return
     except IntegrityError:
         if manifests.is_committed(source):
             remove.set_aside(source)

@@ -30,7 +30,8 @@ def checkpoint(gathered: Gathered, trial: int, text: str) -> str:
     name = text
     path = Path(text).expanduser().absolute()
     if path.is_dir() and CHECKPOINT_NAME.fullmatch(path.name):
-        if path.resolve().parent != gathered.paths.trial(trial).checkpoints.resolve():
+        places = gathered.paths.trial(trial).checkpoint_places
+        if path.resolve().parent not in [place.resolve() for place in places]:
             raise UsageError(
                 f"{path} is a checkpoint of another trial",
                 where=where,
