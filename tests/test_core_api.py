@@ -251,21 +251,24 @@ with det.core.init() as context:
         context.train.report_training_metrics(step, {"loss": 1.0})
         if context.preempt.should_preempt():
             break
-    with context.checkpoint.store_path({"steps_completed": step}) as (path, _):
-        (path / "step").write_text(str(step))
+    if context.distributed.rank == 0:
+        with context.checkpoint.store_path({"steps_completed": step}) as (path, _):
+            (path / "step").write_text(str(step))
 """
 
 
 def test_going_on_from_a_checkpoint_by_its_name_is_no_new_beginning(tmp_path: Path) -> None:
-    """As Determined's scripts do."""
-    trial = ranks.experiment(tmp_path / "EXP", code="", entrypoint="python3 script.py", until=4)
+    """As Determined's scripts do, where rank 0 alone stores."""
+    trial = ranks.experiment(
+        tmp_path / "EXP", code="", entrypoint="python3 script.py", until=4, ranks=2
+    )
     (tmp_path / "EXP" / "code" / "script.py").write_text(BY_NAME)
-    first = ranks.run(trial, HPCDET_DEADLINE="1000").lines()
-    second = ranks.run(trial).lines()
+    first = ranks.run(trial, 2, HPCDET_DEADLINE="1000").lines()
+    second = ranks.run(trial, 2).lines()
     starts = [[one for one in lines if one["kind"] == "start"] for lines in (first, second)]
     assert [[(one["checkpoint"], one["batches"]) for one in own] for own in starts] == [
         [("", 0)],
-        [("00000001.g1", 1)],
+        [("00000002.g1", 2)],
     ]
     assert [one["name"] for one in second if one["kind"] == "checkpoint"] == ["00000004.g2"]
     assert checkpoint.committed(trial.checkpoints)[-1].prev_root, "the chain goes on"

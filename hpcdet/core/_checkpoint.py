@@ -23,7 +23,10 @@ STEPS = "steps_completed"
 
 
 class CheckpointContext:
-    """Checkpoints are durable and verified when a call returns; all ranks call together."""
+    """Checkpoints are durable and verified when a call returns.
+
+    All ranks call together, but for Determined's folders without ``shard``: those are rank 0's.
+    """
 
     def __init__(self, session: Session, train: TrainContext) -> None:
         self._session = session
@@ -80,6 +83,18 @@ class CheckpointContext:
         Raises:
             StateError: the state holds something that cannot be saved.
         """
+        self._save(state, steps_completed, private, metadata)
+        return self._session.keeper.latest
+
+    def _save(
+        self,
+        state: Any,
+        steps_completed: int,
+        private: Any,
+        metadata: Mapping[str, Any] | None,
+        *,
+        alone: bool = False,
+    ) -> None:
         self.begin()
         self._train.advance(steps_completed)
         self._session.save(
@@ -89,11 +104,11 @@ class CheckpointContext:
             kept=("user",),
             metric=self._train.searcher_metric(steps_completed),
             meta={"metadata": dict(metadata or {})},
+            alone=alone,
         )
-        return self._session.keeper.latest
 
     def begin(self) -> None:
-        """Once, all ranks together: say what this attempt goes on from."""
+        """Once: say what this attempt goes on from."""
         if self._begun:
             return
         self._begun = True
@@ -114,11 +129,21 @@ class CheckpointContext:
 
         Args:
             metadata: must hold ``steps_completed``.
-            shard: all ranks write into the (same) folder; else only rank 0 calls this.
+            shard: all ranks call this and write into the (same) folder; else only rank 0 does.
 
         Yields:
             The folder and the checkpoint's name.
+
+        Raises:
+            UsageError: another rank than 0 calls it without ``shard``, or ``steps_completed``
+                is missing.
         """
+        if not shard and not self._session.ranks.chief:
+            raise UsageError(
+                "only rank 0 stores a folder that is not sharded",
+                where="checkpoint.store_path",
+                hint="call it on rank 0 alone, or on every rank with shard=True",
+            )
         metadata = dict(metadata or {})
         if STEPS not in metadata:
             raise UsageError(f"{STEPS} is missing in metadata", where="checkpoint.store_path")
@@ -130,17 +155,11 @@ class CheckpointContext:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             yield folder, name
-            peers = self._session.peers
-            if self._session.ranks.world > 1:
-                if not shard:
-                    raise UsageError(
-                        "with several ranks, all of them store together",
-                        where="checkpoint.store_path",
-                        hint="call it on every rank with shard=True",
-                    )
-                peers.barrier()
-            self.save({"files": _pack(folder)}, steps, metadata=metadata)
-            peers.barrier()
+            if shard:
+                self._session.peers.barrier()
+            self._save({"files": _pack(folder)}, steps, None, metadata, alone=not shard)
+            if shard:
+                self._session.peers.barrier()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

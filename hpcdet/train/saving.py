@@ -16,6 +16,7 @@ from hpcdet.train.background import Background
 from hpcdet.train.clock import Deadline
 from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place
+from hpcdet.train.ranks import Ranks
 from hpcdet.train.tracking import Tracker
 
 _LOOK_S = 0.2
@@ -83,6 +84,7 @@ class Keeper:
         metric: float | None = None,
         meta: dict[str, Any] | None = None,
         must: bool = False,
+        alone: bool = False,
     ) -> Saved | None:
         """Make a checkpoint after ``step`` batches; durable and verified when this returns.
 
@@ -91,6 +93,7 @@ class Keeper:
                 none for a resume checkpoint, which rotates.
             metric: the searcher's metric at this step, if it was validated here.
             must: raise if it cannot be written; else complain and go on with the older ones.
+            alone: rank 0 saves, and no other rank calls.
 
         Returns:
             None if it could not be written.
@@ -104,17 +107,20 @@ class Keeper:
                 f"a checkpoint of step {step} would not be newer than that of step {self._step}",
                 hint="save each step once, with steps_completed growing",
             )
-        ranks = self._peers.ranks
+        ranks = Ranks() if alone else self._peers.ranks
         journal_bytes = self._tracker.flush(sync=True)
         try:
-            self._prepare_together()
+            if alone:
+                self.prepare()
+            else:
+                self._prepare_together()
             saved = checkpoint.save(
                 self._place.trial.checkpoint(step, self._place.attempt.number),
                 shared,
                 private,
                 rank=ranks.rank,
                 world=ranks.world,
-                exchange=self._peers.allgather,
+                exchange=checkpoint.alone if alone else self._peers.allgather,
                 meta={
                     **(meta or {}),
                     "kind": "kept" if kept else "resume",

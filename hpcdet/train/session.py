@@ -138,11 +138,11 @@ class Session:
         self._last_step = time.monotonic()
 
     def _compare(self, origin: Manifest | None) -> None:
+        """Rank 0 compares for all: it may be the only one that has begun by now."""
         before = origin.meta.get("fingerprint", {}) if origin else {}
-        changed: list[str] = []
-        if self.ranks.chief and before:
-            changed = fingerprint.differences(before, self._fingerprint)
-        changed = self.peers.broadcast(changed)
+        if not (self.ranks.chief and before):
+            return
+        changed = fingerprint.differences(before, self._fingerprint)
         if not changed:
             return
         text = "the environment is not the checkpoint's; the same bits are not promised"
@@ -152,8 +152,7 @@ class Session:
                 where="on_env_change: refuse",
                 hint="restore the environment, or resume with --set on_env_change=warn",
             )
-        if self.ranks.chief:
-            print(f"hpcdet: {text}: {', '.join(changed)}", file=sys.stderr)
+        print(f"hpcdet: {text}: {', '.join(changed)}", file=sys.stderr)
 
     # -- while it trains ---------------------------------------------------------------------
 
@@ -249,6 +248,7 @@ class Session:
         metric: float | None = None,
         must: bool = False,
         meta: Mapping[str, Any] | None = None,
+        alone: bool = False,
     ) -> bool:
         """Make a checkpoint (``saving.Keeper.save``); returns whether there is one now."""
         described = {
@@ -258,10 +258,17 @@ class Session:
             "fingerprint": self._fingerprint,
         }
         saved = self.keeper.save(
-            units.batches, shared, private, kept=kept, metric=metric, meta=described, must=must
+            units.batches,
+            shared,
+            private,
+            kept=kept,
+            metric=metric,
+            meta=described,
+            must=must,
+            alone=alone,
         )
         self._save.restart()
-        self._saved = self.ranks.world > 1
+        self._saved = self.ranks.world > 1 and not alone
         self._last_step = time.monotonic()
         return saved is not None
 
