@@ -157,7 +157,7 @@ def test_an_index_is_checked_and_copied(cli: Cli, swept: Builder, tmp_path: Path
     cli("index", "check", "digits")
     swept.command("tag", add=["late"])
     ran = cli("index", "check", "digits", code=9)
-    assert "events" in ran.err and "metrics" not in ran.err and "index rebuild" in ran.err
+    assert "events" in ran.err and "metrics" not in ran.err and "index update" in ran.err
     swept.paths.index.write_bytes(b"no database")
     assert "metrics" in cli("index", "check", "digits", code=9).err
 

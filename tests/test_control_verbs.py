@@ -11,11 +11,11 @@ from hpcdet.checkpoint import manifest as manifests
 from hpcdet.config import changing
 from hpcdet.control import commands
 from hpcdet.control.controller import advance
-from hpcdet.errors import ConfigError
+from hpcdet.errors import ConfigError, UsageError
 from hpcdet.jobs.launch import Allocation
 from hpcdet.store import chain, config, files, overrides
 from hpcdet.store.layout import TrialPaths
-from hpcdet.store.records import Control, Intent, in_force
+from hpcdet.store.records import Closed, Control, Intent, in_force
 from hpcdet.store.trials import checkpoints, latest_checkpoint, standing
 from hpcdet.worker import claims
 from tests.paper import Waves, World
@@ -256,3 +256,29 @@ def test_free_lanes_of_former_allocations_do_not_count_for_trials_that_want_new_
     commands.ask(world.paths, "retry", 1, set={"resources.memory_per_slot": 2**33})
     later(world, holder)
     assert len(intents(world)) == 2 and len(world.scheduler.live) == 2
+
+
+def test_what_failed_is_tried_again_though_the_experiment_was_over(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=2, width=2), max_restarts=0)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    one, two = play.start_all()
+    play.fail(play.claim(one, 1), reason="oom")
+    play.finish(play.claim(two, 2))
+    assert advance(world.paths, holder).state == "COMPLETED"
+    play.leave(one, "closed")
+    play.leave(two, "closed")
+    with pytest.raises(UsageError, match="COMPLETED already"):
+        commands.ask(world.paths, "resume")
+    more = {"resources.memory_per_slot": 2**33}
+    commands.ask(world.paths, "retry", reopen=True, reasons=["oom"], set=more)
+    later(world, holder)
+    assert holder.decided.state[0] == "RUNNING" and not world.paths.closed.exists()
+    assert [standing(world.paths.trial(n)).state for n in (1, 2)] == ["runnable", "done"]
+    [worker] = play.start_all()
+    play.finish(play.claim(worker))
+    assert advance(world.paths, holder).state == "COMPLETED"
+    closed = Closed.read(world.paths.closed)
+    assert world.paths.closed.name == "closed-2.json"
+    assert closed is not None and closed.why == "2 of 2 trials succeeded"
+    assert intents(world)[-1].overrides == more

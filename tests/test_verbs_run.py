@@ -158,13 +158,19 @@ def test_ctrl_c_while_waiting_leaves_the_jobs_alone(lab: Lab) -> None:
 
 
 def test_a_search_that_fails_ends_with_6_and_says_why(lab: Lab) -> None:
-    config = lab.config(trials=1, data={"crash": {"1": [3, 9]}}, max_restarts=1)
+    config = lab.config(trials=1, data={"crash": {"1": [3, 2]}}, max_restarts=1)
     paths = lab.submit(config, "--wait", code=6)
     assert views.status(paths)["state"] == "ERROR"
     assert [a["reason"] for a in views.attempts(paths)] == ["user_error"] * 2
     out = lab.cli("explain", paths.id).out
     assert "the code raised an error" in out and f"hpcdet logs {paths.id}/1 --errors" in out
     assert "Traceback" in lab.cli("logs", paths.id, "--errors").out
+    lab.cli("resume", paths.id, code=2)
+    lab.cli("retry", paths.id, "--state", "TIMEOUT", code=2)
+    assert "trial 1" in lab.cli("retry", paths.id, "--state", "FAILED").out
+    lab.cli("wait", paths.id, "--timeout", "180")
+    assert views.status(paths)["state"] == "COMPLETED"
+    assert [a["reason"] for a in views.attempts(paths)][2:] == ["completed"]
 
 
 def test_a_trial_that_was_given_up_is_tried_again(lab: Lab) -> None:

@@ -96,7 +96,7 @@ def resume_command(
             says += _verify(found, gathered, arguments)
         for loss in purged.lines(gathered):
             settings().warn(loss)
-        return Wish(arguments, ", ".join(filter(None, says)))
+        return Wish(arguments, ", ".join(filter(None, says)), reopens=bool(from_))
 
     ask_each(out, "resume", ids, dry_run, look)
 
@@ -104,7 +104,10 @@ def resume_command(
 def _may_resume(found: find.Reference, gathered: gather.Gathered, back: bool) -> str:
     """The state, if there is something to go on with. ``back``: from an older checkpoint."""
     state = state_of(found, gathered)
-    if state == "ERROR" and found.trial and gathered.closed is None:
+    if back and gathered.closed is not None and gathered.closed.state != "CANCELED":
+        number = found.trial or _only_trial(found, gathered)
+        state = state_of(find.Reference(found.paths, number), gathered)
+    if state == "ERROR":
         if not back:
             raise wrong_state("resume", found, state, f"hpcdet retry {found}")
     elif state in states.ENDED or state == "STOPPING":
@@ -241,7 +244,7 @@ def retry_command(
             says.append(f"not on {', '.join(wanted[EXCLUDED])}")
         if states.experiment_state(gathered)[0] == "PAUSED":
             says.append("once the experiment is resumed")
-        return Wish(arguments, ", ".join(says))
+        return Wish(arguments, ", ".join(says), reopens=True)
 
     ask_each(out, "retry", ids, dry_run, look)
 
@@ -260,9 +263,11 @@ def _failed(
 ) -> list[int]:
     """The trials that a retry is about. Raises UsageError if there is none."""
     state = state_of(found, gathered)
-    if gathered.closed is not None or (not found.trial and state == "STOPPING"):
-        hint = "submit it again to run it once more" if gathered.closed else ""
-        raise wrong_state("retry", found, f"{state} already" if gathered.closed else state, hint)
+    if gathered.closed is not None and gathered.closed.state == "CANCELED":
+        hint = "submit it again to run it once more"
+        raise wrong_state("retry", found, "CANCELED, and with it the whole experiment", hint)
+    if not found.trial and state == "STOPPING":
+        raise wrong_state("retry", found, state)
     if found.trial and state not in ("ERROR", "CANCELED"):
         raise wrong_state("retry", found, f"{state}, not failed")
     failed = [

@@ -28,11 +28,13 @@ class Wish:
         arguments: kept in the command, plain JSON.
         says: what it means, for people.
         done: it is so already, says this; nothing is asked.
+        reopens: an experiment that is over goes on with it.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
     says: str = ""
     done: str = ""
+    reopens: bool = False
 
 
 Look = Callable[[find.Reference, gather.Gathered], Wish]
@@ -78,7 +80,7 @@ def ask_each(
             return wish.done
         if dry_run:
             return f"would {verb}{says}"
-        number = commands.ask(found.paths, verb, found.trial, **wish.arguments)
+        number = commands.ask(found.paths, verb, found.trial, reopen=wish.reopens, **wish.arguments)
         asked.setdefault(found.paths, []).append(found.trial)
         if verb in ("resume", "retry"):
             _turn_until_somebody_works(found.paths)

@@ -152,14 +152,15 @@ def _close(holder: Holder, seen: Seen) -> None:
         state, why = "COMPLETED", f"{good} of {len(decided.plans)} trials succeeded"
     else:
         state, why = "ERROR", _first_failure(holder)
+    path = holder.paths.closed  # not the next one, if somebody reopens it while this one sleeps
     if decided.state[0] != state:
         holder.record("state", state=state, why=why)
     fleet.cancel_all(holder, _waiting_jobs(seen))
     fleet.prune(holder, seen)
-    notify(holder, "end", "end", f"{state}: {why}")
+    notify(holder, path.stem.replace("closed", "end"), "end", f"{state}: {why}")
     pack_all(holder)
     holder.fence()
-    Closed(state, why, holder.lease.term, files.now()).write_once(holder.paths.closed)
+    Closed(state, why, holder.lease.term, files.now()).write_once(path)
     sentinels.dismiss(holder)
     holder.actions.append(f"closed: {state}")
     _wake_followers(holder)

@@ -20,6 +20,7 @@ from hpcdet.store.records import (
     Control,
     End,
     Intent,
+    Reopened,
     Stuck,
     Submitted,
     Trial,
@@ -161,6 +162,13 @@ class Gathered:
     @cached_property
     def closed(self) -> Closed | None:
         return Closed.read(self.paths.closed)
+
+    @cached_property
+    def reopened(self) -> bool:
+        """A user has reopened it and nobody has decided anything since."""
+        heard = max((d["seq"] for d in self.decisions if d["kind"] == "command"), default=0)
+        last = Reopened.read(self.paths.reopened(self.paths.times_reopened))
+        return last is not None and last.command > heard
 
     @cached_property
     def decisions(self) -> list[Line]:

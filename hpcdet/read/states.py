@@ -61,8 +61,10 @@ def experiment_state(gathered: Gathered) -> tuple[ExperimentState, str]:
         return gathered.closed.state, gathered.closed.why
     said = _said(gathered)
     state, why = said.get("state", "PENDING"), str(said.get("why", ""))
-    if state in ENDED:
+    if state in ENDED and not gathered.reopened:
         return "STOPPING", why  # decided; waiting jobs and the hook come before it is closed
+    if state in ENDED:
+        state, why = "RUNNING", ""
     busy = any(trial.standing.open_attempt for trial in gathered.trials)
     match _unheard(gathered):
         case "cancel":

@@ -19,6 +19,7 @@ from pathlib import Path
 from hpcdet.store import packed
 
 _NUMBER = re.compile(r"\d+")
+_REOPENED = re.compile(r"reopened-\d+\.json")
 CHECKPOINT_NAME = re.compile(r"(\d{8,})\.g(\d+)")
 EXPERIMENTS = "hpcdet-experiments"
 """The folder that holds experiments, below a site's scratch or project path or the present one."""
@@ -284,8 +285,26 @@ class ExperimentPaths:
 
     @property
     def closed(self) -> Path:
-        """There once the experiment is over for good (``records.Closed``); the only sign of it."""
-        return self.root / "closed.json"
+        """There once the experiment is over (``records.Closed``); the only sign of it.
+
+        Each time that a user has reopened it, this is another file, which is not there yet.
+        """
+        first = self.root / "closed.json"
+        times = self.times_reopened if first.exists() else 0
+        return self.root / f"closed-{times + 1}.json" if times else first
+
+    @property
+    def reopening(self) -> Path:
+        """To be made by who reopens it (``records.Reopened``), next time."""
+        return self.reopened(self.times_reopened + 1)
+
+    def reopened(self, time: int) -> Path:
+        return self.root / f"reopened-{time}.json"
+
+    @property
+    def times_reopened(self) -> int:
+        # listing the folder refreshes what a network file system has cached of it
+        return sum(_REOPENED.fullmatch(name) is not None for name in os.listdir(self.root))
 
     @property
     def best(self) -> Path:

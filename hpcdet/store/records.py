@@ -353,11 +353,23 @@ class Best(Record):
 
 @dataclass(frozen=True)
 class Closed(Record):
-    """``closed.json``: the experiment is over for good."""
+    """``closed.json``: the experiment is over, unless a user tries again what has failed in it."""
 
     state: Literal["COMPLETED", "CANCELED", "ERROR"]
     why: str = ""
     term: int = 0
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Reopened(Record):
+    """``reopened-1.json``: a user has tried again what had failed when the experiment was over.
+
+    ``command`` is the number of the command that says what.
+    """
+
+    command: int
+    user: str = ""
     at: str = ""
 
 
