@@ -271,10 +271,14 @@ def test_it_is_written_on_a_disk_of_this_host_and_carried_on_by_another(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
     assert index.differences(built.paths) == []
     copy = index._local(built.paths)
+    old = copy.with_name("gone-0000.abc.sqlite")
+    old.touch()
+    os.utime(old, (0, 0))
     copy.write_bytes(b"this is no database" * 100)
     os.utime(built.paths.index, (0, 0))
     index.update(built.paths)
     assert index.differences(built.paths) == []
+    assert not old.exists() and copy.exists()
 
 
 def test_a_folder_of_somebody_else_is_not_used(

@@ -21,6 +21,7 @@ import os
 import secrets
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ __all__ = ["differences", "place", "query", "rebuild", "snapshot", "update"]
 
 SCHEMA = 2
 _PIECE = 1 << 20
+_KEEP_S = 30 * 86400.0
 
 Row = dict[str, Any]
 
@@ -144,6 +146,7 @@ def _local(paths: ExperimentPaths) -> Path:
 def _working_copy(paths: ExperimentPaths) -> Iterator[Path]:
     """The copy on this host, ours alone; where another host knows more, its copy."""
     file = _local(paths)
+    _forget_old(file.parent)
     fd = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, files.FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -153,6 +156,17 @@ def _working_copy(paths: ExperimentPaths) -> Iterator[Path]:
         yield file
     finally:
         os.close(fd)
+
+
+def _forget_old(folder: Path) -> None:
+    """Remove copies that nobody has changed for long, of experiments that may be gone."""
+    for file in folder.glob("*.sqlite"):
+        with contextlib.suppress(OSError):  # somebody else removes it, or is at work on it
+            if time.time() - file.stat().st_mtime < _KEEP_S:
+                continue
+            with file.with_suffix(".lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(file)
 
 
 def _newer(one: Path, other: Path) -> bool:
