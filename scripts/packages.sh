@@ -2,6 +2,10 @@
 # Debian packages that the tests use: Slurm with accounting, munge, MariaDB, Open MPI, Chromium.
 set -euo pipefail
 packages=(slurm-wlm slurmdbd munge mariadb-server openmpi-bin chromium chromium-driver)
+# Debian's own Python makes no virtual environment without it
+python=${PYTHON:-python3.11}
+command -v "$python" >/dev/null || python=python3
+"$python" -c 'import ensurepip' 2>/dev/null || packages+=(python3-venv)
 missing=()
 for package in "${packages[@]}"; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
@@ -16,6 +20,8 @@ echo "installing ${missing[*]} ..." >&2
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
 # services are not started: the tests run their own, on folders and ports of their own
-printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d && chmod +x /usr/sbin/policy-rc.d
-trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+if [ ! -e /usr/sbin/policy-rc.d ]; then
+    trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+    printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d && chmod +x /usr/sbin/policy-rc.d
+fi
 apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

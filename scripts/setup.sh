@@ -14,7 +14,8 @@ fi
 if [ "$stamp" -nt pyproject.toml ] && [ "$stamp" -nt scripts/constraints.txt ]; then
     exit 0
 fi
-[ -x .venv/bin/python ] || "$python" -m venv .venv
+# without pip it would be taken for a finished one next time
+[ -x .venv/bin/python ] || "$python" -m venv .venv || { rm -rf .venv; exit 1; }
 pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt)
 echo "installing hpcdet into .venv (PyTorch takes a minute) ..." >&2
 .venv/bin/python -c 'import torch' 2>/dev/null || "${pip[@]}" torch==2.13.0
