@@ -75,11 +75,15 @@ def cancel_all(holder: Holder, places: list[Place]) -> None:
     try:
         for job in dict.fromkeys(place.job for place in places if place.job):
             key: tuple[object, ...] = ("cancel", job)
-            if key not in holder.written:
+            if key in holder.written:
+                continue
+            if host := holder.watch.elsewhere(job):
+                holder.actions.append(f"job {job} can only be canceled on {host}")
+            else:
                 holder.fence()
                 holder.hands.scheduler.cancel(job)
-                holder.written[key] = True
                 holder.actions.append(f"cancel job {job}")
+            holder.written[key] = True
     except Unavailable as error:
         later(holder, error.what)
 
@@ -93,6 +97,7 @@ def prune(holder: Holder, seen: Seen) -> None:
     scheduler = holder.hands.scheduler
     running = {place.job for place in seen.live if place.phase == "running"}
     waiting = [p for p in seen.live if p.phase == "pending" and p.job in running and p.job]
+    waiting = [place for place in waiting if not holder.watch.elsewhere(place.job)]
     try:
         for job in dict.fromkeys(place.job for place in waiting):
             if ("prune", job) in holder.written:
@@ -147,6 +152,8 @@ def _throttle(holder: Holder, seen: Seen, wanted: int) -> None:
         for place, number in enumerate(live, 1):
             intent, submitted = holder.watch.submission(number)
             if intent is None or submitted is None or not submitted.job:
+                continue
+            if holder.watch.elsewhere(submitted.job):
                 continue
             side_by_side = lanes.of_intent(holder.hands.resolved, intent)
             most = capacity.at_once(holder.resolved, side_by_side)

@@ -51,7 +51,7 @@ def tend(holder: Holder, seen: Seen) -> None:
     try:
         for job, number in jobs.items():
             intent, _ = holder.watch.submission(number)
-            if not job or intent is None:
+            if not job or intent is None or holder.watch.elsewhere(job):
                 continue
             if decided.held != decided.holds.get(job, intent.held):
                 holder.fence()

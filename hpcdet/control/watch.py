@@ -227,10 +227,12 @@ class Watch:
 
     def _away(self, jobs: list[Job]) -> dict[str, str]:
         """Jobs that live on other machines, with those. They are taken to live on."""
-        if not isinstance(self._scheduler, PerHost):
-            return {}
-        hosts = {job.job: self._scheduler.elsewhere(job.job) for job in jobs}
+        hosts = {job.job: self.elsewhere(job.job) for job in jobs}
         return {job: host for job, host in hosts.items() if host}
+
+    def elsewhere(self, job: str) -> str:
+        """The machine that alone can do something about a job; "" if it is this one, or any."""
+        return self._scheduler.elsewhere(job) if isinstance(self._scheduler, PerHost) else ""
 
     def reasons(self, job: str) -> frozenset[str]:
         """The scheduler's own words for why tasks of a job wait."""
