@@ -490,6 +490,8 @@ def test_what_of_a_budget_is_spent_is_said_wherever_one_looks(cli: Cli, tmp_path
     assert spent["budget"] == {"slot_hours": 1.0, "wall_s": None}
     assert (item["trials"][0]["restarts"], item["attempts"][1]["reason"]) == (0, "released")
     assert "of 1 slot hours" in cli("status", "digits").out
+    assert "OVERHEAD" in cli("show", "digits", "--section", "allocations").out
+    assert "budget.slot_hours=3" in cli("set", "digits", "budget=3", "-n", "-o", "json").out
     assert "next: hpcdet set digits-7f3a budget.slot_hours=MORE" in cli("explain", "digits").out
     page = tmp_path / "report.html"
     cli("report", "digits", "-o", page)

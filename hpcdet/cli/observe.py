@@ -312,7 +312,17 @@ CHANGES = (
     Column("WHEN", words.time_of("at"), cut=False),
 )
 
-SECTIONS = ("status", "attempts", "jobs", "changes", "config", "provenance", "files")
+ALLOCATIONS = (
+    Column("WORKER", "worker"),
+    Column("JOB", "job"),
+    Column("SLOTS", "slots", right=True),
+    Column("START", words.time_of("start"), cut=False),
+    Column("END", words.time_of("end"), cut=False),
+    Column("SLOT HOURS", "slot_hours", right=True),
+    Column("OVERHEAD", "overhead_slot_hours", right=True),
+)
+
+SECTIONS = ("status", "attempts", "jobs", "allocations", "changes", "config", "provenance", "files")
 
 
 @click.command("show", short_help="Everything known of an experiment, trial or attempt.")
@@ -341,7 +351,13 @@ def show_command(out: Output, id: str, section: Sequence[str]) -> None:
         for line in item["purged"]:
             settings().warn(line)
         out.emit(item["trials"], TRIALS)
-    for part, columns in (("attempts", ATTEMPTS), ("jobs", JOBS), ("changes", CHANGES)):
+    tables = (
+        ("attempts", ATTEMPTS),
+        ("jobs", JOBS),
+        ("allocations", ALLOCATIONS),
+        ("changes", CHANGES),
+    )
+    for part, columns in tables:
         if part in chosen and item[part]:
             click.echo(f"\n{part.capitalize()}")
             out.emit(item[part], columns)

@@ -244,8 +244,9 @@ def _files(paths: ExperimentPaths) -> dict[str, str]:
 
 
 def jobs(source: Source) -> list[View]:
-    """Every submission: ``number, name, job, tasks, throttle, hold, script, at, error``."""
+    """Every submission: ``number, name, job, tasks, throttle, spares, hold, script, at, error``."""
     gathered = gather(source)
+    changed = {d["job"]: d["running"] for d in gathered.decisions if d["kind"] == "throttle"}
     return [
         {
             "number": job.number,
@@ -253,7 +254,10 @@ def jobs(source: Source) -> list[View]:
             "job": job.submitted.job if job.submitted else "",
             "scheduler": job.submitted.scheduler if job.submitted else "",
             "tasks": job.intent.tasks,
-            "throttle": job.intent.throttle,
+            "throttle": changed.get(
+                job.submitted.job if job.submitted else "", job.intent.throttle
+            ),
+            "spares": job.intent.spares,
             "hold": job.intent.hold,
             "script": str(gathered.paths.script(job.number)),
             "at": job.submitted.at if job.submitted else job.intent.at,

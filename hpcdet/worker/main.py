@@ -119,21 +119,24 @@ class Worker:
                 self._fill_lanes()
             if self._why and not self._busy:
                 return self._why
-            idle = not self._busy and time.monotonic() - idle_since > self.experiment.worker.idle_s
-            if idle and not self._awaits_the_lost():
+            over_s = time.monotonic() - idle_since - self.experiment.worker.idle_s
+            if not self._busy and over_s > 0 and not self._awaits_the_lost(over_s):
                 return "idle"
             self._tell()
             for lane in self._busy:
                 lane.enforce()
             self.notices.wait(_LOOK_S if self._busy else max(0.0, look_at - time.monotonic()))
 
-    def _awaits_the_lost(self) -> bool:
+    def _awaits_the_lost(self, over_s: float) -> bool:
         """Whether a trial will be free once its worker is believed dead, and nobody else is sent.
 
-        A task that leaves before that is lost for nothing where no others can be submitted.
+        A task that leaves before that is lost for nothing where no others can be submitted. It
+        waits as long as a dead holder's lease and two answers of the scheduler may take.
         """
-        can = self.site.capabilities
-        return can.nobody_submits and claims.is_silent(self.paths, 4 * BEAT_S)
+        if not self.site.capabilities.nobody_submits:
+            return False
+        longest = self.site.lease_ttl_s + 4 * self.site.limits.poll_min_s
+        return over_s < longest and claims.is_silent(self.paths, 4 * BEAT_S)
 
     def _reason_to_leave(self) -> str:
         if Closed.read(self.paths.closed) is not None:
