@@ -414,6 +414,27 @@ def test_the_site_says_how_rare_questions_become_and_what_counts_as_a_change(
     assert 60 in [later - sooner for sooner, later in itertools.pairwise(asked[len(gaps) :])]
 
 
+def test_what_we_change_ourselves_is_looked_at_soon(clock: Clock) -> None:
+    asked: list[float] = []
+
+    def ask(_: frozenset[str]) -> str:
+        asked.append(clock.now)
+        clock.now += 8
+        return "same"
+
+    query = SharedQuery("q", 60, ask, clock)
+    query.expect_change()  # nobody has asked yet
+    while len(asked) < 8:
+        query.get(frozenset({"1"}))
+        clock.now += 1
+    assert asked[-1] - asked[-2] > 500
+    query.expect_change()
+    while len(asked) < 9:
+        query.get(frozenset({"1"}))
+        clock.now += 1
+    assert asked[-1] - asked[-2] == 80  # not within ten times what it took
+
+
 def test_a_new_job_is_asked_for_soon_but_not_sooner_than_the_site_allows(clock: Clock) -> None:
     asked: list[frozenset[str]] = []
 

@@ -14,7 +14,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,7 @@ class Answer:
         at: when it was asked, epoch seconds of the asker's clock.
         wanted: what the askers wanted to know about: it was known to them when they asked.
         wait_s: how long it is good for.
+        least_s: how long it is good for even where something must have changed since.
     """
 
     text: str
@@ -69,6 +70,7 @@ class Answer:
     wanted: frozenset[str] = frozenset()
     wait_s: float = 0
     error: str = ""
+    least_s: float = 0
 
     def encode(self) -> bytes:
         return json.dumps({**self.__dict__, "wanted": sorted(self.wanted)}).encode()
@@ -128,6 +130,16 @@ class SharedQuery:
             raise Unavailable(answer.error, where=self.name)
         return answer
 
+    def expect_change(self) -> None:
+        """Something was just done that changes the answer: it is good for the least time only."""
+        folder = cache_folder()
+        path = folder / f"{self.name}.json"
+        with _lock(folder / f"{self.name}.lock", 0) as mine:
+            answer = _read(path)
+            if mine and answer is not None and not answer.error:
+                wait = min(answer.wait_s, max(self.min_s, answer.least_s))
+                files.replace(path, replace(answer, wait_s=wait).encode())
+
     def _good(self, answer: Answer | None, wanted: frozenset[str]) -> bool:
         if answer is None:
             return False
@@ -135,7 +147,7 @@ class SharedQuery:
         if age < -SLOWEST_S:
             return False  # a clock was set back
         known = wanted <= answer.wanted
-        return age < (answer.wait_s if known else min(answer.wait_s, self.min_s))
+        return age < (answer.wait_s if known else max(self.min_s, answer.least_s))
 
     def _ask(self, last: Answer | None, wanted: frozenset[str]) -> Answer:
         begun, text, error = self.clock(), "", ""
@@ -150,7 +162,7 @@ class SharedQuery:
         if last is not None and (error or self.gist(text) == self.gist(last.text)):
             wait = max(least, last.wait_s * _SLOWER)
         most = min(SLOWEST_S, 10 * self.min_s) if self.max_s is None else self.max_s
-        return Answer(text, begun, wanted, min(wait, max(least, most)), error)
+        return Answer(text, begun, wanted, min(wait, max(least, most)), error, least)
 
 
 def _read(path: Path) -> Answer | None:

@@ -6,6 +6,7 @@ was rendered, for one task as for an array. No state is read from its objects.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import tempfile
@@ -200,6 +201,7 @@ class SlurmScheduler:
             raise Unavailable(
                 f"scancel failed: {slurm_text.message(done.stderr)}", where=f"job {job}"
             )
+        self._expect_change()
 
     def throttle(self, job: str, running: int) -> None:
         """See ``base.Scheduler``."""
@@ -300,6 +302,12 @@ class SlurmScheduler:
         rows = _by_job(slurm_text.sacct(answer.text, os.getuid(), cancelled))
         return {job: rows.get(job, []) for job in jobs & answer.wanted}
 
+    def _expect_change(self) -> None:
+        """The shared answer is old sooner than while nothing happens."""
+        if "_live" in vars(self):  # who has not asked does not ask for the cluster's name now
+            with contextlib.suppress(Unavailable, OSError):
+                self._live.expect_change()
+
     def _update(self, job: str, change: str) -> None:
         self._control("update", f"JobId={job}", change, job=job)
 
@@ -312,6 +320,7 @@ class SlurmScheduler:
                 f"scontrol failed: {slurm_text.message(done.stderr)}",
                 where=f"job {job or words[-1]}",
             )
+        self._expect_change()
 
     def _ask(self, argv: Sequence[str]) -> str:
         done = run(argv)
