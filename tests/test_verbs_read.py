@@ -185,6 +185,18 @@ def test_explain_answers_what_is_asked(cli: Cli, swept: Builder) -> None:
     assert ("pending", "mnist-1a2b") in about("mnist", "--pending", "--failure")
 
 
+def test_explain_of_a_trial_without_memory_says_how_to_get_more(cli: Cli) -> None:
+    built = Builder(cli.root / "mnist-1a2b", resources={"memory_per_slot": 2**30})
+    trial = built.trial()
+    trial.attempt().end("oom", error="killed")
+    trial.control("fail", why="killed")
+    assert "next: hpcdet retry mnist-1a2b/1 --mem x2" in cli("explain", "mnist").out
+    built.close("ERROR")
+    out = cli("retry", "mnist/1", "--mem", "x2", "--exclude-node", "n1", "-n").out
+    assert "would retry: trial 1, 2048M of memory per slot, not on n1" in out
+    assert not built.paths.commands.exists() and built.paths.closed.exists()
+
+
 def test_explain_shows_what_a_worker_that_died_at_once_printed(cli: Cli) -> None:
     built = Builder(cli.root / "mnist-1a2b")
     built.worker(end="lost")

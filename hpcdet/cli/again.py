@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hpcdet.cli import reading, words
+from hpcdet.cli import reading
 from hpcdet.cli.asking import Wish, ask_each, state_of, wrong_state
 from hpcdet.cli.ids import ids_argument
 from hpcdet.cli.output import Output, output
@@ -239,7 +239,7 @@ def retry_command(
             _can_run(gathered, wanted)
             arguments["set"] = wanted
         if mem:
-            says.append(f"{words.size(wanted[MEMORY])} of memory per slot")
+            says.append(f"{wanted[MEMORY] // 2**20}M of memory per slot")
         if nodes:
             says.append(f"not on {', '.join(wanted[EXCLUDED])}")
         if states.experiment_state(gathered)[0] == "PAUSED":

@@ -12,7 +12,7 @@ from hpcdet.cli import words
 from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
-from hpcdet.read import costs, find, gather, logs, views
+from hpcdet.read import changes, costs, find, gather, logs, views
 
 Finding = dict[str, Any]
 
@@ -118,8 +118,7 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
         if last:
             traces = logs.errors(gathered.paths, row["trial"], last[0]["attempt"])
             evidence += [line.text for line in traces[0]] if traces else [last[0]["error"]]
-        over = row["state"] != "ERROR" or gathered.closed is not None
-        next = f"hpcdet logs {row['id']} --errors" if over else f"hpcdet retry {row['id']}"
+        next = _after_failure(gathered, row, reason)
         yield _finding("failure", row["id"], said, next, [line for line in evidence if line])
     others = [a for a in attempts if a["reason"] in ("preempted", "walltime", "lost", "node_fail")]
     if others:
@@ -135,6 +134,17 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
         if last_heard:
             age = words.duration(views.seconds(last_heard, ""))
             yield _finding("progress", row["id"], f"at step {row['steps']}, last heard {age} ago")
+
+
+def _after_failure(gathered: gather.Gathered, row: dict[str, Any], reason: str) -> str:
+    """The next command; only an end for want of memory names its own cure."""
+    canceled = gathered.closed is not None and gathered.closed.state == "CANCELED"
+    if row["state"] == "ERROR" and reason == "oom" and not canceled:
+        memory = changes.effective(gathered).resources.memory_per_slot
+        return f"hpcdet retry {row['id']} --mem {'x2' if memory else '8G'}"
+    if row["state"] == "ERROR" and gathered.closed is None:
+        return f"hpcdet retry {row['id']}"
+    return f"hpcdet logs {row['id']} --errors"
 
 
 def _redone(attempt: dict[str, Any], following: dict[str, Any]) -> int:
