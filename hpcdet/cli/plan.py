@@ -42,7 +42,7 @@ def plan_command(
     the site file says how to ask for it.
 
     \b
-    Example: hpcdet plan random.yaml --set searcher.max_trials=64 --checkpoint-size 2G
+    Example: hpcdet plan random.yaml --set searcher.max_trials=64
     """
     wanted = request(config_file, model_dir, sets, site_name)
     resolved, site = wanted.resolved, wanted.site
