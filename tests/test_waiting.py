@@ -161,6 +161,7 @@ def test_a_held_experiment_starts_when_released_and_wakes_the_one_after_it(
     assert (task.state, task.reason) == (TaskState.PENDING, "JobHeldUser")
     [item] = cli("status", first.id, "-o", "json").items
     assert (item["state"], item["why"], item["health"]) == ("PENDING", "held by its user", "queued")
+    assert f"next: hpcdet release {first.id}" in cli("explain", first.id).out
     second = find.experiment(cli(*words, "--after", first.id).out.strip(), cli.root)
     assert list(second.submissions()) == []
     assert cli("hold", f"{first.id}/1", code=2).err.startswith(f"error: {first.id}/1: cannot hold")

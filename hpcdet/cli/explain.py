@@ -12,7 +12,7 @@ from hpcdet.cli import words
 from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
-from hpcdet.read import changes, costs, find, gather, logs, views
+from hpcdet.read import changes, costs, find, gather, logs, states, views
 
 Finding = dict[str, Any]
 
@@ -100,6 +100,8 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
     if item["health"] == "queued":
         waiting = [job["job"] for job in views.jobs(gathered) if job["job"]]
         hint = f"squeue --start -j {','.join(waiting)}" if waiting else f"hpcdet resume {name}"
+        if states.held(gathered):
+            hint = f"hpcdet release {name}"
         yield _finding("pending", name, item["health_why"], hint)
     if item["health"] == "stalled":
         said = logs.of_jobs(gathered.paths)

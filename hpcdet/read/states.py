@@ -152,6 +152,12 @@ def _waiting(gathered: Gathered) -> int:
     return max(returning, beat.waiting - started)
 
 
+def held(gathered: Gathered) -> bool:
+    """Whether its user keeps what waits in the queue from starting."""
+    words = [c.verb for _, c in gathered.commands if c.verb in ("hold", "release")]
+    return words[-1:] == ["hold"]
+
+
 def _waits_for(gathered: Gathered) -> str:
     """An experiment that has to end before this one begins, and that has not; "" if there is none.
 
