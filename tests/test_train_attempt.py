@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from hpcdet import checkpoint
 from hpcdet.store import files
 from hpcdet.store.records import Best, Verdict
 from hpcdet.units import Length
@@ -295,3 +297,26 @@ def test_best_means_the_best_of_the_experiment(
     lines = ranks.run(trial).lines()
     best = [one["step"] for one in lines if one["kind"] == "checkpoint" and "best" in one["kept"]]
     assert best == kept
+
+
+def test_another_number_of_ranks_has_the_waiting_gradients_and_a_new_callback(
+    tmp_path: Path,
+) -> None:
+    """Gradients of some batches wait for others when two ranks leave; one rank goes on."""
+    settings = {"optimizations": {"aggregation_frequency": 4}, "on_env_change": "warn"}
+    once = line(tmp_path / "once", **settings)
+    ranks.run(once)
+    trial = line(tmp_path / "EXP", ranks=2, **settings)
+    left = verdict_of(ranks.run(trial, 2, HPCDET_DEADLINE="1000"))
+    assert left.verdict == "resume" and left.batches in (1, 2)
+    model = tmp_path / "EXP" / "code" / "model_def.py"
+    model.write_text(
+        model.read_text()
+        + "\n    def build_callbacks(self):\n        return {'new': pytorch.PyTorchCallback()}\n"
+    )
+    verdict = verdict_of(ranks.run(trial))
+    assert (verdict.verdict, verdict.batches) == ("done", 4)
+    ends = (once.checkpoints / "00000004.g1", trial.checkpoints / verdict.checkpoint)
+    weights = [checkpoint.load(end).shared["models"][0] for end in ends]
+    for name in ("weight", "bias"):
+        assert torch.allclose(weights[0][name], weights[1][name], rtol=1e-5)
