@@ -153,12 +153,18 @@ def test_a_queue_holds_what_is_held_and_what_waits_for_another_job(lab: Lab) -> 
     good, bad = runs
     held = {(job["JobState"], job["Reason"]) for run in runs for job in run.jobs()}
     assert held == {("PENDING", "JobHeldUser")}
+    done = hpcdet("submit", *words, "--no-test", "-o", "id", "--after", good.paths.id)
+    assert done.returncode == 0, done.stderr
+    follower = _run(lab, done.stdout.strip())
+    assert follower.submissions() == []
     lab.cluster.check("scontrol", "release", *gates)
     for run in runs:
         done = hpcdet("release", run.paths.id)
         assert done.returncode == 0, done.stderr
     good.wait()
     assert good.reasons() == ["completed"], good.story()
+    follower.wait()  # submitted by the worker that closed the other one
+    assert follower.reasons() == ["completed"], follower.story()
     bad.crank()
     until(lambda: views.status(bad.paths)["state"] == "PAUSED", bad.story)
     assert f"job {gates[1]} did not end well" in views.status(bad.paths)["why"]
