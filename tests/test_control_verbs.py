@@ -79,6 +79,13 @@ def test_what_would_change_the_result_or_is_no_value_is_refused(assignment: str,
         changing.changes([assignment])
 
 
+def test_changes_that_do_not_go_with_the_rest_are_refused() -> None:
+    resolved = config.resolve({"entrypoint": "x", "worker": {"lanes": 2}})
+    changing.fits(overrides.lay(resolved, {"resources.cpus_per_slot": 2}))
+    with pytest.raises(ConfigError, match="no use for several lanes"):
+        changing.fits(overrides.lay(resolved, {"worker.mode": "per_trial"}))
+
+
 def test_every_key_that_may_change_exists_and_is_the_same_for_reader_and_writer() -> None:
     for key in (*overrides.AT_ONCE, *overrides.LATER):
         changed = overrides.lay(config.Resolved(), {key: "new"})

@@ -10,14 +10,14 @@ from typing import Any
 import click
 
 from hpcdet.cli import reading
-from hpcdet.cli.asking import Wish, ask_each, state_of, wrong_state
+from hpcdet.cli.asking import Wish, ask_each, can_run, state_of, wrong_state
 from hpcdet.cli.ids import ids_argument
 from hpcdet.cli.output import Output, output
 from hpcdet.cli.settings import settings
 from hpcdet.config import changing
 from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.read import changes, find, gather, origins, purged, states
-from hpcdet.store import overrides, trials
+from hpcdet.store import trials
 from hpcdet.store.layout import TrialPaths
 from hpcdet.store.records import Reason
 
@@ -85,7 +85,7 @@ def resume_command(
         arguments: dict[str, Any] = {}
         says = [_also_paused(found, gathered)]
         if wanted:
-            _can_run(gathered, wanted)
+            can_run(gathered, wanted)
             arguments["set"] = wanted
             says += [f"{key}={value}" for key, value in wanted.items()]
         if from_:
@@ -131,16 +131,6 @@ def _only_trial(found: find.Reference, gathered: gather.Gathered) -> int:
         return numbers[0]
     what = f"--from is about one trial, and it has {len(numbers)}"
     raise UsageError(what, where=str(found), hint=f"hpcdet resume {found}/1 --from ...")
-
-
-def _can_run(gathered: gather.Gathered, wanted: dict[str, Any]) -> None:
-    """Refuse what this site can never run. Raises ConfigError."""
-    from hpcdet.jobs import checks
-    from hpcdet.site.loading import from_resolved
-
-    changed = overrides.lay(changes.effective(gathered), wanted)
-    site = from_resolved(gathered.paths.site)
-    checks.preflight(changed, site, gathered.paths.root.parent, submits=False)
 
 
 def _verify(
@@ -236,7 +226,7 @@ def retry_command(
         arguments: dict[str, Any] = {"reasons": reasons} if reasons else {}
         says = [f"trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"]
         if wanted:
-            _can_run(gathered, wanted)
+            can_run(gathered, wanted)
             arguments["set"] = wanted
         if mem:
             says.append(f"{wanted[MEMORY] // 2**20}M of memory per slot")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.control import commands
 from hpcdet.errors import HpcdetError, UsageError
 from hpcdet.read import changes, find, gather, states
-from hpcdet.store import journal
+from hpcdet.store import journal, overrides
 from hpcdet.store.layout import ExperimentPaths
 
 
@@ -53,6 +53,22 @@ def state_of(found: find.Reference, gathered: gather.Gathered) -> str:
 def wrong_state(verb: str, found: find.Reference, state: str, hint: str = "") -> UsageError:
     """It cannot be asked of what is in this state."""
     return UsageError(f"cannot {verb}: it is {state}", where=str(found), hint=hint)
+
+
+def can_run(gathered: gather.Gathered, wanted: Mapping[str, Any]) -> None:
+    """Look whether the experiment can run at its site with these changes.
+
+    Raises:
+        ConfigError: it never can.
+    """
+    from hpcdet.config import changing
+    from hpcdet.jobs import checks
+    from hpcdet.site.loading import from_resolved
+
+    changed = overrides.lay(changes.effective(gathered), wanted)
+    changing.fits(changed)
+    site = from_resolved(gathered.paths.site)
+    checks.preflight(changed, site, gathered.paths.root.parent, submits=False)
 
 
 def ask_each(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from hpcdet.cli.asking import can_run
 from hpcdet.cli.bulk import each
 from hpcdet.cli.crank import Crank
 from hpcdet.cli.ids import complete
@@ -14,7 +15,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.config import changing
 from hpcdet.control import commands
 from hpcdet.errors import HpcdetError, UsageError
-from hpcdet.read import find
+from hpcdet.read import find, gather
 from hpcdet.store.layout import ExperimentPaths
 
 
@@ -44,6 +45,7 @@ def set_command(out: Output, words: Sequence[str], dry_run: bool) -> None:
     def act(found: find.Reference) -> str:
         if found.trial:
             raise UsageError("limits are those of a whole experiment", where=str(found))
+        can_run(gather.gather(found.paths), wanted)
         if dry_run:
             return f"would set {said}"
         number = commands.ask(found.paths, "set", **wanted)

@@ -9,9 +9,11 @@ from typing import Annotated, Any
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from hpcdet.config import problems
+from hpcdet.config import checks, problems
+from hpcdet.config.models import Config
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.store import overrides
+from hpcdet.store.config import Resolved
 from hpcdet.store.yaml12 import scalar
 
 _USERS = ("hyperparameters", "data", "environment")  # whose own keys no model lists
@@ -49,6 +51,22 @@ def of_command(verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     if "set" not in arguments:
         return dict(arguments)
     return {**arguments, "set": of_command("set", arguments["set"])}
+
+
+def fits(resolved: Resolved) -> None:
+    """Check that what was changed goes together with what was not.
+
+    Raises:
+        ConfigError: one trial for each worker where it has several lanes, and the like.
+    """
+    values = {key: value for key, value in resolved.raw.items() if key != "schema"}
+    try:
+        config = Config.model_validate(values)
+    except ValidationError:  # another version's; what is new was checked by itself
+        return
+    wrong = [p for p in checks.errors(config) if p.key.startswith(("resources", "worker"))]
+    if wrong:
+        raise problems.failure(wrong, {}, "experiment.yaml")
 
 
 def checked(key: str, value: Any) -> Any:
