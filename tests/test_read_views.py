@@ -21,6 +21,11 @@ from hpcdet.units import Length
 from tests.builders import Builder, put, sweep
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture
 def swept(tmp_path: Path) -> Builder:
     return sweep(tmp_path / "digits-7f3a")
