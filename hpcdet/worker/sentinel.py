@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcdet.control import controller
 from hpcdet.control.controller import Holder, Turn
 from hpcdet.control.notify import run_hook
-from hpcdet.store import files
+from hpcdet.store import files, overrides
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Stuck
 
@@ -49,7 +49,7 @@ def watch(paths: ExperimentPaths, submission: int) -> Stuck | None:
                     break
             time.sleep(every_s)
         # without a reason the lease was another's all the time: somebody is there
-        return _tell(paths, holder, submission, why) if why else None
+        return _tell(paths, submission, why) if why else None
     finally:
         holder.close()
 
@@ -70,9 +70,9 @@ def _why(turn: Turn) -> str:
     )
 
 
-def _tell(paths: ExperimentPaths, holder: Holder, submission: int, why: str) -> Stuck:
+def _tell(paths: ExperimentPaths, submission: int, why: str) -> Stuck:
     record = Stuck(why, f"hpcdet resume {paths.id}", files.now())
-    wishes = holder.hands.resolved.notify
+    wishes = overrides.of_submission(paths, submission).notify
     print(f"{why}; next: {record.next}")
     # the record says by its being made that nobody has been told before
     if record.write_once(paths.stuck(submission)) and wishes.command and "stuck" in wishes.on:
