@@ -117,6 +117,7 @@ def test_the_rank_that_fails_says_so_and_the_others_blame_nobody(tmp_path: Path)
     attempt = ranks.run(trial, 2)
     assert verdict_of(attempt).error == "AssertionError: rank 1 is unwell"
     assert [process.exitcode for process in attempt.processes] == [75, 1]
+    assert "other ranks of this trial are gone: " in attempt.log()
     # the next attempt goes on from the checkpoint of step 0
     ranks.run(trial, 2)
     assert trial.attempts()[1].journal.exists()

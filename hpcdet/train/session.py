@@ -32,7 +32,7 @@ from hpcdet.train.ranks import PEER_LOST, Ranks
 from hpcdet.train.rendezvous import device_of
 from hpcdet.train.saving import Keeper
 from hpcdet.train.tracking import Tracker, plain
-from hpcdet.train.verdicts import last_line
+from hpcdet.train.verdicts import last_line, peers_lost
 from hpcdet.units import Length
 
 _CONTROL_EVERY_S = 2.0
@@ -309,9 +309,8 @@ class Session:
         """
         self.finished = True
         if is_peer_loss(error):
-            print("hpcdet: other ranks of this trial are gone", file=sys.stderr)
             self.tracker.close()
-            return PEER_LOST
+            return peers_lost(error)
         traceback.print_exception(error)
         norestart = isinstance(error, InvalidHP)
         verdict = Verdict(

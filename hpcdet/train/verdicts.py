@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 
 from hpcdet.store import files
@@ -18,13 +19,24 @@ def unsaid_failure(place: Place, error: BaseException) -> int:
     """
     if isinstance(error, SystemExit) and place.attempt.verdict.exists():
         return error.code if isinstance(error.code, int) else 1
-    if is_peer_loss(error) or (isinstance(error, SystemExit) and error.code == PEER_LOST):
+    if isinstance(error, SystemExit) and error.code == PEER_LOST:
         return PEER_LOST
+    if is_peer_loss(error):
+        return peers_lost(error)
     traceback.print_exception(error)
     Verdict("fail", "error", error=last_line(error), at=files.now()).write_once(
         place.attempt.verdict
     )
     return 1
+
+
+def peers_lost(error: BaseException) -> int:
+    """Say what made this rank believe so: it may be a network that never worked.
+
+    Returns the exit code for this process.
+    """
+    print(f"hpcdet: other ranks of this trial are gone: {last_line(error)}", file=sys.stderr)
+    return PEER_LOST
 
 
 def unsaid_end(place: Place) -> int:
