@@ -147,16 +147,15 @@ def _folders(what: Sequence[str]) -> list[Path]:
 
 def _with_copies(folders: Sequence[Path]) -> list[Path]:
     """These, and where one is a checkpoint of an experiment, its copy in the other place."""
-    found = dict.fromkeys(folders)
+    found = {folder.resolve(): folder for folder in folders}
     for folder in folders:
         with contextlib.suppress(NotFound):
             reference = find.reference(str(folder), settings().root)
             if reference.trial:
-                places = reference.paths.trial(reference.trial).checkpoint_places
-                copies = [place / folder.name for place in places]
-                there = {copy.resolve() for copy in found}
-                found |= {c: None for c in copies if c.is_dir() and c.resolve() not in there}
-    return list(found)
+                for place in reference.paths.trial(reference.trial).checkpoint_places:
+                    if (place / folder.name).is_dir():
+                        found.setdefault((place / folder.name).resolve(), place / folder.name)
+    return list(found.values())
 
 
 def _refuse_damaged(rows: Sequence[dict[str, Any]]) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs.checks import Finding
 from hpcdet.jobs.launch import clean_environment
-from hpcdet.site import from_resolved
+from hpcdet.site import from_resolved, places
 from hpcdet.site.models import Launcher
 from hpcdet.store import files
 from hpcdet.store.layout import ExperimentPaths
@@ -189,10 +189,12 @@ def main(argv: list[str]) -> int:
         yield Finding("ok" if ok else "error", what, check="visibility")
 
     site = from_resolved(ExperimentPaths(place).site)
+    apart = places.scratch(site, place.parent)
     found = [
         *python(),
         *guarded("torch", lambda: imports(place)),
         *guarded("files", lambda: folder(place.parent)),
+        *(guarded("files", lambda: folder(apart)) if apart else ()),
         *guarded("visibility", seen),
         *guarded("launcher", lambda: launcher(site.view(partition).launcher)),
     ]
