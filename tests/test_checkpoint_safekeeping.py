@@ -200,6 +200,38 @@ def test_a_copy_may_fail_or_be_cut_off_at_every_step(tmp_path: Path, error: Base
     assert nth > 15
 
 
+def test_a_copy_is_durable_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = split(tmp_path).paths
+    save(paths.trial(1), 1)
+    calls: list[tuple[str, str]] = []
+    opened: dict[int, str] = {}
+
+    def watch(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            result = real(*arguments, **options)
+            if name == "open":
+                opened[result] = Path(arguments[0]).name
+            elif name == "rename":
+                calls.append((name, Path(arguments[1]).name))
+            else:
+                calls.append((name, opened.get(arguments[0], "")))
+            return result
+
+        return call
+
+    with monkeypatch.context() as watched:
+        for name in ("open", "write", "fsync", "rename"):
+            watched.setattr(os, name, watch(name, getattr(os, name)))
+        assert checkpoint.secure(paths, BEST_AND_LATEST, 1, 1).copied
+    renamed = calls.index(("rename", "00000001.g1"))
+    for file in ("rank-00000-of-00001.h5", "MANIFEST.json"):
+        assert calls.index(("write", file)) < calls.index(("fsync", file)) < renamed
+    assert ("fsync", ".partial-00000001.g1-1") in calls[:renamed]
+    assert ("fsync", "checkpoints") in calls[renamed:]
+
+
 def test_a_failure_keeps_the_older_copy_and_damage_is_found(tmp_path: Path) -> None:
     paths = split(tmp_path).paths
     trial = paths.trial(1)
@@ -255,6 +287,11 @@ def test_a_folder_that_is_not_ours_is_neither_written_nor_removed(tmp_path: Path
     for act in (scratch.prepare, scratch.refuse_foreign):
         with pytest.raises(ConfigError, match="x-0002"):
             act(one)
+
+    away = other.root.rename(tmp_path / "away")
+    with pytest.raises(ConfigError, match="x-0002"):  # moved by hand: it is still not ours
+        scratch.prepare(one)
+    away.rename(other.root)
 
     copy = ExperimentPaths(tmp_path / "copy")
     shutil.copytree(other.root, copy.root, symlinks=True)
