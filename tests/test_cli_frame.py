@@ -500,3 +500,19 @@ def test_what_of_a_budget_is_spent_is_said_wherever_one_looks(cli: Cli, tmp_path
     cli("init", work)
     [plan] = cli("plan", work / "random.yaml", "--set", "budget.wall_s=2h", "-o", "json").items
     assert plan["budget"] == {"slot_hours": None, "wall_s": 7200}
+
+
+def test_the_spare_tasks_of_a_site_are_in_the_script_that_is_shown(
+    cli: Cli, tmp_path: Path
+) -> None:
+    site = tmp_path / "strict.yaml"
+    nobody = "{submit_from_compute: false, login_daemon: forbidden}"
+    spares = "config: {worker: {spares: 3}}"
+    site.write_text(
+        f"schema: 1\nname: strict\nextends: generic-slurm\ncapabilities: {nobody}\n{spares}\n"
+    )
+    work = tmp_path / "work"
+    cli("init", work)
+    shown = ("submit", work / "random.yaml", "--site", site, "-n", "--offline")
+    assert "#SBATCH --array=0-4%2\n" in cli(*shown).out
+    assert "#SBATCH --array=0-7%2\n" in cli(*shown, "--set", "worker.spares=6").out

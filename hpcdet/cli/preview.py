@@ -14,6 +14,7 @@ from hpcdet.cli.output import Column, Output
 from hpcdet.cli.output import text as shown
 from hpcdet.cli.settings import settings
 from hpcdet.cli.waiting import Waiting
+from hpcdet.control import fleet
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs import create, lanes, submission
 from hpcdet.jobs.render import render
@@ -62,14 +63,17 @@ def _first_submission(wanted: Request, waiting: Waiting) -> tuple[ExperimentPath
     searcher = wanted.resolved.searcher
     name = f"{create.slug(wanted.resolved.name)}-0000"
     trials = max(1, min(searcher.max_trials, searcher.max_concurrent_trials or searcher.max_trials))
-    tasks = lanes.tasks(trials, wanted.resolved.lanes)
+    workers = lanes.tasks(trials, wanted.resolved.lanes)
+    most = wanted.site.limits.max_array
+    tasks = min(most, workers + fleet.spares(wanted.resolved, wanted.site, workers))
     intent = Intent(
         number=1,
         name=f"{name}-1",
         tag=f"hpcdet:{name}:1-dry",
         tasks=tasks,
-        throttle=tasks,
+        throttle=min(workers, tasks),
         term=0,
+        spares=max(0, tasks - workers),
         held=waiting.held,
         after=list(waiting.jobs),
     )

@@ -17,7 +17,9 @@ from hpcdet.control.watch import Place, Seen
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs import lanes
 from hpcdet.schedulers.base import PerHost, Prunes, Refusal, SubmissionRefused, TaskState
+from hpcdet.site.models import Site
 from hpcdet.store import files, overrides
+from hpcdet.store.config import Resolved
 from hpcdet.store.records import Claim, End, Intent, Submitted, WorkerClaim, WorkerEnd
 
 RETRY_S = 60.0
@@ -191,7 +193,7 @@ def _open_intents(holder: Holder) -> Iterator[Intent]:
 def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
     """Decide on a new submission, as wide as the scheduler takes it."""
     limits, able = holder.hands.site.limits, holder.hands.scheduler.capabilities()
-    spared = spares(holder, missing)
+    spared = spares(holder.resolved, holder.hands.site, missing)
     width = min(missing + spared, holder.width, limits.max_array, able.max_array_tasks)
     for most in (limits.max_submit, able.max_submit):
         if most is not None:
@@ -310,15 +312,14 @@ def later(holder: Holder, why: str) -> None:
     holder.actions.append(f"scheduler asked again later: {why}")
 
 
-def spares(holder: Holder, workers: int) -> int:
+def spares(resolved: Resolved, site: Site, workers: int) -> int:
     """How many tasks shall wait to replace some of so many workers.
 
     Only where nobody can submit others later. Unless the config says how many: enough for each
     worker to be replaced ``max_restarts`` times, and for a task of its own for each trial where
     that is how they run.
     """
-    resolved = holder.resolved
-    if not holder.hands.site.capabilities.nobody_submits:
+    if not site.capabilities.nobody_submits:
         return 0
     if resolved.worker.spares is not None:
         return resolved.worker.spares
