@@ -1,7 +1,8 @@
-"""Lengths of training in batches, records or epochs, as Determined names them."""
+"""Lengths of training in batches, records or epochs, as Determined names them; and of time."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -45,3 +46,24 @@ class Length:
         if isinstance(amount, bool) or not isinstance(amount, int):
             raise ValueError(f"{unit} is {amount!r}; a length is a whole number")
         return Length(unit, amount)
+
+
+def seconds(text: str) -> int:
+    """The time in ``5m``, ``2h``, or Slurm's ``[days-]hours:minutes:seconds``, in seconds.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    days, dash, clock = text.strip().rpartition("-")
+    if re.fullmatch(r"\d+(:\d+){0,2}" if dash else r"\d+(:\d+){1,2}", clock) and (
+        not dash or days.isdecimal()
+    ):
+        parts = [int(part) for part in clock.split(":")]
+        if dash:  # Slurm: days-hours[:minutes[:seconds]], but minutes:seconds
+            parts = [*parts, 0, 0][:3]
+        elif len(parts) == 2:
+            parts = [0, *parts]
+        return int(days or 0) * 86400 + parts[0] * 3600 + parts[1] * 60 + parts[2]
+    if match := re.fullmatch(r"(\d+)\s*([smhd])", text.strip()):
+        return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+    raise ValueError(f"{text!r} is no time; write seconds, '2h' or '12:00:00'")

@@ -14,6 +14,7 @@ import click
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import settings
+from hpcdet.cli.times import Seconds
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs import checks, errand, machine
 from hpcdet.jobs.checks import Finding
@@ -35,9 +36,9 @@ WALLTIME_S = 300
 @click.option("--partition", metavar="NAME", help="With --node: where [the site's default].")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=1),
+    type=Seconds(least=1),
     default=600,
-    metavar="SECONDS",
+    metavar="TIME",
     help="With --node: how long to wait for the job [600].",
 )
 @click.option("--strict", is_flag=True, help="Warnings count as failures.")

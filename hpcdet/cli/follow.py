@@ -13,6 +13,7 @@ import click
 from hpcdet.cli.ids import ids_argument, references
 from hpcdet.cli.progress import Progress, progress
 from hpcdet.cli.settings import settings
+from hpcdet.cli.times import Seconds
 from hpcdet.errors import StillPending, Unsuccessful
 from hpcdet.read import views
 from hpcdet.read.states import ENDED
@@ -131,12 +132,12 @@ _GOALS: dict[str, Done] = {
 @ids_argument()
 @click.option("--for", "goal", type=click.Choice(list(_GOALS)), default="done", show_default=True)
 @click.option("--any", "any_", is_flag=True, help="Until it holds for one of them.")
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="SEC", help="Exit 8 after SEC.")
+@click.option("--timeout", type=Seconds(), metavar="TIME", help="Exit 8 after so long.")
 def wait_command(ids: Sequence[str], goal: str, any_: bool, timeout: float | None) -> None:
     """Block until experiments end. Exit 6 if one of them ended badly, 8 when time is over.
 
     \b
-    Example: hpcdet wait digits-7f3a --timeout 3600
+    Example: hpcdet wait digits-7f3a --timeout 12h
     """
     found = [reference.paths for reference in references(ids)]
     with following([paths.id for paths in found]):

@@ -14,6 +14,7 @@ import click
 from hpcdet.cli.loading import Request, config_argument, request, setting_options
 from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import settings
+from hpcdet.cli.times import Seconds
 from hpcdet.errors import ConfigError, StillPending
 from hpcdet.jobs import create, errand
 from hpcdet.search import api, registry
@@ -30,8 +31,8 @@ _NODE_S = 1800.0
 @click.option("--node/--local", help="On a node, by a short job of one rank; or here [here].")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=1),
-    metavar="SECONDS",
+    type=Seconds(least=1),
+    metavar="TIME",
     help="Give up after so long, exit 8 [never here; 1800 with --node, the queue included].",
 )
 def test_command(

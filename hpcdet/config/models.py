@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
-from hpcdet.units import Length
+from hpcdet.units import Length, seconds
 
 
 def _length(value: Any) -> Any:
@@ -19,22 +19,7 @@ def _length(value: Any) -> Any:
 
 
 def _seconds(value: Any) -> Any:
-    """Seconds, or Slurm's ``[days-]hours:minutes:seconds``, or a number with s, m, h or d."""
-    if not isinstance(value, str):
-        return value
-    days, dash, clock = value.strip().rpartition("-")
-    if re.fullmatch(r"\d+(:\d+){0,2}" if dash else r"\d+(:\d+){1,2}", clock) and (
-        not dash or days.isdecimal()
-    ):
-        parts = [int(part) for part in clock.split(":")]
-        if dash:  # Slurm: days-hours[:minutes[:seconds]], but minutes:seconds
-            parts = [*parts, 0, 0][:3]
-        elif len(parts) == 2:
-            parts = [0, *parts]
-        return int(days or 0) * 86400 + parts[0] * 3600 + parts[1] * 60 + parts[2]
-    if match := re.fullmatch(r"(\d+)\s*([smhd])", value.strip()):
-        return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
-    raise ValueError(f"{value!r} is no time; write seconds, '2h' or '12:00:00'")
+    return seconds(value) if isinstance(value, str) else value
 
 
 def _bytes(value: Any) -> Any:
