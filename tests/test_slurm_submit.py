@@ -11,7 +11,7 @@ import yaml
 
 from hpcdet.read import views
 from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Intent, Submitted
+from hpcdet.store.records import End, Intent, Submitted
 from tests.cluster.configuration import Options
 from tests.experiments import config, strike, until, worker_pids
 from tests.slurm_runs import Lab, Run, hpcdet, undisturbed
@@ -219,4 +219,5 @@ def test_a_task_that_comes_back_leaves_its_siblings_alone(lab: Lab) -> None:
         index: "1" if index == leader["ArrayTaskId"] else "0" for index in ("0", "1", "2")
     }
     first = run.paths.trial(victim).attempt(1)
-    assert "closed_by" in first.end.read_text()
+    end = End.read(first.end)
+    assert end is not None and end.closed_by
