@@ -175,7 +175,6 @@ SAMPLES: dict[str, Any] = {
     "checkpoint_storage.type": "s3",
     "searcher.name": "adaptive_asha",
     "distributed.backend": "mpi",
-    "profiling.enabled": True,
     "optimizations.gradient_compression": True,
     "optimizations.average_training_metrics": False,
 }

@@ -158,13 +158,6 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
     "distributed.backend": (
         Foreign("later", "mpi is not in this version", lambda value: value == "mpi"),
     ),
-    "profiling.enabled": (
-        Foreign("later", "profiling is not in this version", lambda value: value is True),
-    ),
-    **{
-        f"profiling.{key}": (Foreign("harmless", "nothing is profiled"),)
-        for key in ("begin_on_batch", "end_after_batch", "sync_timings")
-    },
     "elastic": (Foreign("later", "a changing number of ranks is not in this version"),),
     "governance": (Foreign("later", "governance is not in this version"),),
     "policy": (Foreign("later", "governance is not in this version"),),

@@ -224,8 +224,16 @@ class Pbs(Section):
 
 
 class Profiling(Section):
-    enabled: Literal[False] = False
-    """Profiling: not in this version."""
+    measure: bool = True
+    """Tell where each step's time goes and what each rank uses; costs next to nothing."""
+    enabled: bool = False
+    """Also record some batches with torch's profiler, into attempts/K/profile/."""
+    begin_on_batch: int = Field(default=0, ge=0)
+    """The first batch to record, counted over the whole trial."""
+    end_after_batch: int | None = Field(default=None, ge=0)
+    """The last one; null: 20 are recorded."""
+    sync_timings: bool = True
+    """Wait for the accelerator at each phase of what is recorded, so that they do not overlap."""
 
 
 class Config(Section):

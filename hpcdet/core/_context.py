@@ -55,7 +55,7 @@ class Context:
         self.preempt = PreemptContext(session, self.train)
         self.checkpoint = CheckpointContext(session, self.train)
         self.searcher = SearcherContext(session, self.train)
-        self.profiler = ProfilerContext(self.train)
+        self.profiler = ProfilerContext(self.train, session.profile)
         self.preempt.each = self._each_step
         self._left = False
 

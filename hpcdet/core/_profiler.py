@@ -1,4 +1,4 @@
-"""``context.profiler``: a few numbers on what the process uses. Off unless turned on."""
+"""``context.profiler``: where the time goes, and a few numbers on what the process uses."""
 
 from __future__ import annotations
 
@@ -8,19 +8,40 @@ import time
 
 from hpcdet.core._train import TrainContext
 from hpcdet.train.clock import Every
+from hpcdet.train.phases import Within
+from hpcdet.train.profile import Profile
 
 GROUP = "profiling"
 
 
 class ProfilerContext:
-    """CPU use, memory and, where there is one, the accelerator's, of rank 0's process."""
+    """The phases of a loop of one's own; and Determined's ``on`` and ``off``: CPU use, memory and,
+    where there is one, the accelerator's, of rank 0's process, as metrics of a group."""
 
-    def __init__(self, train: TrainContext) -> None:
+    def __init__(self, train: TrainContext, profile: Profile) -> None:
         self._train = train
+        self._profile = profile
         self._every: Every | None = None
         self._samples: list[dict[str, float]] = []
         self._per_report = 10
         self._last = (0.0, 0.0)
+
+    def phase(self, name: str) -> Within:
+        """``with context.profiler.phase("data"): …``: what is done there counts as this phase.
+
+        The trainer's are ``data, forward, backward, communication, optimizer, validation`` and
+        ``checkpoint`` (which ``context.checkpoint`` tells by itself); any other name is shown as
+        it is. Blocks may lie inside each other: the innermost counts. What is in none is
+        ``other``.
+
+        Raises:
+            UsageError: a name that is no short word of small letters.
+        """
+        return self._profile.phase(name)
+
+    def count(self, samples: int) -> None:
+        """So many samples more have been trained on, over all ranks: for samples per second."""
+        self._profile.count(samples)
 
     def on(self, sampling_interval: float = 1, samples_per_report: int = 10) -> None:
         """Sample every so many seconds while training; report means of so many samples."""

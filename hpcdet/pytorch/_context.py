@@ -61,6 +61,7 @@ class PyTorchTrialContext:
         self._update_scaler = False
         self._stop_requested = False
         self._in_validation = False
+        self._phases = core.session.profile.phases
 
     # -- what the trial is -------------------------------------------------------------------
 
@@ -132,6 +133,7 @@ class PyTorchTrialContext:
         if self.distributed.size > 1 and any(one.requires_grad for one in model.parameters()):
             devices = [self.device] if self.device.type == "cuda" else None
             model = Parallel(model, self.core.session.generators, device_ids=devices)
+            model.phases = self._phases
         self.models.append(model)
         return model
 
@@ -209,6 +211,7 @@ class PyTorchTrialContext:
         Args:
             loss: mean over this rank's samples.
         """
+        before = self._phases.switch("backward")
         scale = self._current().scale
         if self._aggregation > 1 and self._average:
             scale /= self._aggregation
@@ -216,9 +219,24 @@ class PyTorchTrialContext:
             loss = loss * scale
         if self._amp:
             loss = self.scaler.scale(loss)
+        if self.distributed.size > 1 and self.steps_now and loss.requires_grad:
+            loss.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
         torch.autograd.backward(
             loss, gradient, retain_graph=retain_graph, create_graph=create_graph
         )
+        self._phases.switch(before)
+
+    def _backward_begins(self, _gradient: torch.Tensor) -> None:
+        """Asks to be called when this rank has computed its gradients.
+
+        That is right before the others' are waited for: callbacks run in the order in which
+        they were asked for, and those that wait are asked for with the last gradient.
+        """
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self._gradients_computed)
+
+    def _gradients_computed(self) -> None:
+        self._phases.switch("communication")
 
     def step_optimizer(
         self,
@@ -237,6 +255,7 @@ class PyTorchTrialContext:
         """
         if not self.steps_now:
             return
+        before = self._phases.switch("optimizer")
         if self._amp:
             scaler, self._update_scaler = self.scaler, True
         if clip_grads is not None:
@@ -249,6 +268,7 @@ class PyTorchTrialContext:
             optimizer.step()
         if auto_zero_grads:
             optimizer.zero_grad()
+        self._phases.switch(before)
 
     def autocast_forward_pass(self, to_wrap: torch.nn.Module) -> torch.nn.Module:
         """Run a wrapped model's forward in mixed precision, where the device has it."""

@@ -127,8 +127,11 @@ class Loop:
         if self._progress.owed and (cause := self._validate(())):
             return cause
         batches = self._batches()
+        phases = self._session.profile.phases
         while not self._reached():
+            phases.switch("data")
             part, batch = next(batches)
+            phases.switch("other")
             before = self._progress.units
             self._step(part, batch)
             if cause := self._boundary(before):
@@ -170,10 +173,16 @@ class Loop:
         context.begin_step(
             Step(units.batches, part.epoch, starts=starts, ends=part.last, scale=scale)
         )
+        profile = self._session.profile
+        profile.phases.switch("data")
         ready = context.to_device(batch)
+        profile.begin_batch()
+        profile.phases.switch("forward")
         with context.precision():
             metrics = self._trial.train_batch(ready, part.epoch, units.batches)
         context.end_step()
+        profile.phases.switch("other")
+        profile.end_batch()
         length = self._trial.get_batch_length(batch) if part.weight else 0
         weight = part.weight if length is None else length
         if weight:
@@ -216,8 +225,9 @@ class Loop:
     def _report_training(self) -> None:
         peers, units = self._session.peers, self._progress.units
         reducers = self._context.reducers_for(training=True)
-        metrics: dict[str, Any] = dict(self._tally.reduced(peers))
-        metrics |= across_ranks(reducers, peers)
+        with self._session.profile.phases.within("communication"):
+            metrics: dict[str, Any] = dict(self._tally.reduced(peers))
+            metrics |= across_ranks(reducers, peers)
         self._tally.clear()
         for reducer in reducers.values():
             reducer.reset()
@@ -234,8 +244,9 @@ class Loop:
             kept: reasons to keep a checkpoint of this step in any case.
         """
         units = self._progress.units
-        self._sync_buffers()
-        metrics = self._validator.run()
+        with self._session.profile.phases.within("validation"):
+            self._sync_buffers()
+            metrics = self._validator.run()
         if metrics is None:
             self._save(kept)
             return self._leave
@@ -301,6 +312,12 @@ class Loop:
         units = self._progress.units
         if self._saved_at == units.batches or not self._changed:
             return
+        with self._session.profile.phases.within("checkpoint"):
+            self._save_all(units, kept, metric, must)
+
+    def _save_all(
+        self, units: Units, kept: tuple[str, ...], metric: float | None, must: bool
+    ) -> None:
         self._sync_buffers()
         common, own = _gradients.waiting(_state.parameters(self._context), self._session.peers)
         state = _state.shared(self._context, self._callbacks, self._progress.encode(), common)

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hpcdet.train import rng
+from hpcdet.train.phases import Phases
 
 _WARM_UPS = 2
 
@@ -22,6 +23,7 @@ class Parallel(DistributedDataParallel):
 
     Attributes:
         bypass: call the module alone, without talking to other ranks: while validating.
+        phases: told that this rank waits for rank 0's buffers.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class Parallel(DistributedDataParallel):
     ) -> None:
         super().__init__(module, **options)
         self.bypass = False
+        self.phases = Phases()
         self._generators = generators
         self._settled = False
 
@@ -39,6 +42,10 @@ class Parallel(DistributedDataParallel):
             self._settle(inputs, kwargs)
             self._settled = True
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _sync_buffers(self) -> None:
+        with self.phases.within("communication"):
+            super()._sync_buffers()  # type: ignore[no-untyped-call]
 
     def _settle(self, inputs: Any, kwargs: Any) -> None:
         state = rng.capture(self._generators)

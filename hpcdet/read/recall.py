@@ -28,7 +28,7 @@ from hpcdet.store.trials import MANIFEST, Standing
 Plain = dict[str, Any]
 R = TypeVar("R", bound=Record)
 
-_PASSING = frozenset({"metrics", "progress", "fraction", "status"})
+_PASSING = frozenset({"metrics", "progress", "fraction", "status", "profile"})
 """Kinds of lines of which only the newest tells something beyond the table of metrics."""
 
 

@@ -146,7 +146,13 @@ class Pbs:
 
 @dataclass(frozen=True)
 class Profiling:
+    """``profiling``. ``end_after_batch``: None: so many batches as ``pytorch`` has by default."""
+
+    measure: bool = True
     enabled: bool = False
+    begin_on_batch: int = 0
+    end_after_batch: int | None = None
+    sync_timings: bool = True
 
 
 @dataclass(frozen=True)

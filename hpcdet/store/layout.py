@@ -48,8 +48,9 @@ def inodes_of_trial(ranks: int, checkpoints: int, attempts: int = 0) -> int:
     if not attempts:
         return 3 + of_checkpoints  # its folder, trial.json, the archive
     controls = 1 + attempts
-    # folder, claim, journal, verdict, end, rendezvous, logs, the launcher's and the ranks'
-    return 3 + controls + attempts * (8 + ranks) + of_checkpoints
+    # folder, claim, journal, verdict, end, rendezvous, logs, the launcher's and the ranks', and
+    # the profiles of those above 0
+    return 3 + controls + attempts * (7 + 2 * ranks) + of_checkpoints
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,18 @@ class AttemptPaths:
     def log(self, rank: int) -> Path:
         """What one rank printed."""
         return self.logs / f"rank-{rank}.log"
+
+    def profile(self, rank: int) -> Path:
+        """Where the time of a rank above 0 went, written by it; rank 0 tells it in ``journal``."""
+        return self.root / f"profile-{rank}.jsonl"
+
+    @property
+    def traces(self) -> Path:
+        """What torch's profiler recorded, a file for each rank, where the config asks for it."""
+        return (self.scratch or self.root) / "profile"
+
+    def trace(self, rank: int) -> Path:
+        return self.traces / f"rank-{rank}.json.gz"
 
     @property
     def launcher_log(self) -> Path:

@@ -28,6 +28,7 @@ from hpcdet.train.agreement import NOTHING, Agreement, Cause, Orders
 from hpcdet.train.clock import Deadline, Every
 from hpcdet.train.peers import Peers, is_peer_loss
 from hpcdet.train.place import Place
+from hpcdet.train.profile import Profile
 from hpcdet.train.ranks import PEER_LOST, Ranks
 from hpcdet.train.rendezvous import device_of
 from hpcdet.train.saving import Keeper
@@ -67,6 +68,7 @@ class Session:
         device: what to train on.
         until: length at which training ends, as far as anybody has said.
         says: the file of the verdict.
+        profile: where this rank's time goes.
     """
 
     def __init__(
@@ -87,6 +89,9 @@ class Session:
         self.peers = Peers(ranks)
         self.attached = place.experiment is not None
         self.tracker = Tracker(place.attempt.journal if self.attached and ranks.chief else None)
+        self.profile = Profile.of(
+            place, ranks, self.tracker, self.device, wanted=config.profiling.measure
+        )
         self.keeper = Keeper(place, self.peers, config, self.tracker, deadline)
         self.generators: dict[str, rng.Generator] = {}
         self.until: Length | None = None
@@ -136,6 +141,7 @@ class Session:
             fingerprint=fingerprint.digest(self._fingerprint) if self._fingerprint else "",
         )
         self._last_step = time.monotonic()
+        self.profile.begin()
 
     def _compare(self, origin: Manifest | None) -> None:
         """Rank 0 compares for all: it may be the only one that has begun by now."""
@@ -173,7 +179,10 @@ class Session:
             self.tracker.record("first_step")
         if self.ranks.chief and self._progress.take():
             self.tracker.record("progress", **dataclasses.asdict(units))
-        orders = self._agreement.exchange(self._mine(wish))
+        with self.profile.phases.within("communication"):
+            orders = self._agreement.exchange(self._mine(wish))
+        if stepped:
+            self.profile.step(units)
         if self._saved:  # what is heard now was said before that
             orders = dataclasses.replace(orders, save=False)
         self._saved = False
@@ -257,16 +266,17 @@ class Session:
             "trial": self.record.number,
             "fingerprint": self._fingerprint,
         }
-        saved = self.keeper.save(
-            units.batches,
-            shared,
-            private,
-            kept=kept,
-            metric=metric,
-            meta=described,
-            must=must,
-            alone=alone,
-        )
+        with self.profile.phases.within("checkpoint"):
+            saved = self.keeper.save(
+                units.batches,
+                shared,
+                private,
+                kept=kept,
+                metric=metric,
+                meta=described,
+                must=must,
+                alone=alone,
+            )
         self._save.restart()
         self._saved = self.ranks.world > 1 and not alone
         self._last_step = time.monotonic()
@@ -281,6 +291,7 @@ class Session:
         )
         reached = cause == "completed" and self.until and units.reached(self.until)
         self._agreement.settle()
+        self.profile.close(units)
         self.peers.barrier()
         if verdict == "done":
             self.keeper.sweep(resume=1)
@@ -308,6 +319,7 @@ class Session:
         killed there is nothing to say.
         """
         self.finished = True
+        self.profile.close(None)
         if is_peer_loss(error):
             self.tracker.close()
             return peers_lost(error)
