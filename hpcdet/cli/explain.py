@@ -12,7 +12,7 @@ from hpcdet.cli import words
 from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
-from hpcdet.read import changes, costs, find, gather, logs, states, views
+from hpcdet.read import changes, costs, find, gather, logs, states, timing, views
 
 Finding = dict[str, Any]
 
@@ -61,7 +61,7 @@ def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
 
 
 def _finding(
-    kind: Literal["state", "pending", "failure", "restart", "progress"],
+    kind: Literal["state", "pending", "failure", "restart", "progress", "slow"],
     about: str,
     finding: str,
     next: str = "",
@@ -84,6 +84,14 @@ def _explain(gathered: gather.Gathered, trial: int) -> Iterator[Finding]:
     for row in item["trials"]:
         if trial in (0, row["trial"]):
             yield from _trial(gathered, row)
+            yield from _slow(gathered, row)
+
+
+def _slow(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
+    """Where its steps take longer than they need."""
+    found = next((one for one in gathered.trials if one.number == row["trial"]), None)
+    for one in timing.findings(found) if found is not None else ():
+        yield _finding("slow", row["id"], f"slow: {one.finding}", one.next)
 
 
 def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]:

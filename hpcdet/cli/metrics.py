@@ -30,7 +30,9 @@ COLUMNS = (
 @click.command("metrics", short_help="Metrics as rows, last or best values, or a plot.")
 @ids_argument()
 @click.option("--name", default="*", metavar="GLOB", help="Only metrics of this name.")
-@click.option("--group", default="*", metavar="GLOB", help="training, validation, …")
+@click.option(
+    "--group", default="*", metavar="GLOB", help="training, validation, …, timing, system."
+)
 @click.option("--last", is_flag=True, help="The newest value of each metric.")
 @click.option("--best", is_flag=True, help="The best value of each metric.")
 @click.option("--larger", is_flag=True, help="With --best: larger is better.")
@@ -58,10 +60,12 @@ def metrics_command(
     all_: bool,
 ) -> None:
     """Metrics of experiments or trials. Where attempts overlap, the last one's values count.
+    Seconds of a step by phase (--group timing) and what was used (system) come when asked for.
 
     \b
     Examples: hpcdet metrics digits-7f3a --name 'val*' --best
               hpcdet metrics digits-7f3a/2 --plot
+              hpcdet metrics digits-7f3a --group timing --last
     """
     if last and best:
         raise UsageError("--last and --best are two questions", hint="ask one of them")

@@ -63,6 +63,13 @@ class GatheredAttempt:
         return (line for line in self.lines if line["kind"] in kinds)
 
     @cached_property
+    def profiles(self) -> list[Line]:
+        """Where the time of all its ranks went (``profile``), as far as they told."""
+        world = max((line["world"] for line in self.of_kind("start")), default=1)
+        others = (journal.read(self.paths.profile(rank)) for rank in range(1, world))
+        return [*self.of_kind("profile"), *(line for lines in others for line in lines)]
+
+    @cached_property
     def heard(self) -> str:
         """When its journal told something last; "" if never."""
         return str(self.lines[-1]["t"]) if self.lines else ""

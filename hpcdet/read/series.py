@@ -7,6 +7,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from hpcdet.read import timing
 from hpcdet.read.gather import Gathered, GatheredTrial, Line, gather
 from hpcdet.store import records
 from hpcdet.store.layout import ExperimentPaths
@@ -33,7 +34,8 @@ def metrics(
 
     Args:
         trial: only this one; 0 means all.
-        name: glob over the metric's name, as ``group`` over its group.
+        name: glob over the metric's name, as ``group`` over its group; ``*`` means all groups that
+            the code reported, and not those of ``timing``.
         superseded: hand out superseded rows, too.
 
     Returns:
@@ -43,7 +45,7 @@ def metrics(
     rows: list[Row] = []
     for each in gather(source).trials:
         if trial in (0, each.number):
-            rows.extend(_of_trial(each))
+            rows.extend(_of_trial(each, timing.wanted(group)))
     return [
         row
         for row in rows
@@ -53,8 +55,8 @@ def metrics(
     ]
 
 
-def _of_trial(trial: GatheredTrial) -> list[Row]:
-    rows = list(_written(trial))
+def _of_trial(trial: GatheredTrial, measured: bool) -> list[Row]:
+    rows = list(_written(trial, measured))
     line = Lineage(trial.control.rewinds if trial.control else [])
     counts = (i for i, row in enumerate(rows) if line.has(row["step"], row["attempt"]))
     last = {(rows[i]["group"], rows[i]["step"], rows[i]["name"]): i for i in counts}
@@ -63,8 +65,10 @@ def _of_trial(trial: GatheredTrial) -> list[Row]:
     return rows
 
 
-def _written(trial: GatheredTrial) -> Iterator[Row]:
+def _written(trial: GatheredTrial, measured: bool) -> Iterator[Row]:
     for attempt in trial.attempts:
+        if measured:
+            yield from timing.rows(trial.number, attempt)
         for line in attempt.of_kind("metrics"):
             yield from told(trial.number, attempt.number, line)
 

@@ -1,0 +1,116 @@
+"""``eff``: requested and used, and what to ask for the next time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from hpcdet.cli import words
+from hpcdet.cli.ids import ids_argument, references
+from hpcdet.cli.output import Column, Output, output
+from hpcdet.cli.settings import settings
+from hpcdet.errors import HpcdetError
+from hpcdet.read import efficiency, find
+
+Item = dict[str, Any]
+
+
+def _of(used: str, asked: str, word: Callable[[Any], str]) -> Callable[[Item], str]:
+    """``used/asked (percent)``; what is not known is left out."""
+
+    def text(item: Item) -> str:
+        if item[used] is None:
+            return ""
+        if not item[asked]:
+            return word(item[used])
+        percent = 100 * item[used] / item[asked]
+        return f"{word(item[used])}/{word(item[asked])} ({percent:.0f} %)"
+
+    return text
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f} %"
+
+
+def _main_phases(item: Item) -> str:
+    shares = sorted(item["phases"].items(), key=lambda pair: -pair[1])[:3]
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005)
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g} s"
+
+
+COLUMNS = (
+    Column("TRIAL", "id", cut=False),
+    Column("CORES", _of("cpu_cores", "cpus", "{:.3g}".format), right=True),
+    Column("MEMORY", _of("memory_peak_bytes", "memory_bytes", words.size), right=True),
+    Column("GPU", lambda item: _percent(item["gpu_percent"]), right=True),
+    Column("TIME", _of("longest_s", "walltime_s", words.duration), right=True),
+    Column("STEP", lambda item: _seconds(item["step_s"]), right=True),
+    Column("SAMPLES/S", lambda item: f"{item['samples_per_s'] or 0:.4g}", right=True),
+    Column("USEFUL", lambda item: _percent(100 * (item["useful"] or 0)), right=True),
+    Column("WHERE", _main_phases),
+    Column("STATE", "state", wide=True),
+    Column("SLOTS", "slots", wide=True, right=True),
+)
+WASTE = (
+    Column("TRIAL", "id", cut=False),
+    Column("SLOT HOURS", lambda item: f"{item['slot_hours']:.3g}", right=True),
+    Column("USEFUL", lambda item: _percent(100 * (item["useful"] or 0)), right=True),
+    Column("STARTING", lambda item: f"{item['waste']['starting']:.3g}", right=True),
+    Column("LOST", lambda item: f"{item['waste']['lost']:.3g}", right=True),
+    Column("WAITED", lambda item: f"{item['waste']['waiting']:.3g}", right=True),
+)
+
+
+@click.command("eff", short_help="Cores, memory and time: requested, used, and what to ask for.")
+@ids_argument(required=False)
+@click.option("--waste", is_flag=True, help="Slot hours that trained nothing, by their cause.")
+@click.option("--suggest", is_flag=True, help="Only what to change.")
+@output("eff")
+def eff_command(out: Output, ids: Sequence[str], waste: bool, suggest: bool) -> None:
+    """What trials asked for and used per slot, where their time went, and what to change.
+
+    \b
+    Examples: hpcdet eff digits-7f3a
+              hpcdet eff digits-7f3a --suggest
+    """
+    items, warnings = _items(ids)
+    if not out.for_people or out.fields:
+        out.emit(items, COLUMNS, warnings=warnings)
+        return
+    if not suggest:
+        columns = WASTE if waste else COLUMNS
+        out.emit(items, columns, warnings=warnings, empty="nothing has run yet")
+    lines = list(dict.fromkeys(line for item in items for line in _lines(item)))
+    for line in lines:
+        click.echo(line)
+    if suggest and not lines:
+        settings().note("nothing to suggest")
+
+
+def _items(ids: Sequence[str]) -> tuple[list[Item], list[str]]:
+    if ids:
+        found = [efficiency.efficiency(one.paths, one.trial) for one in references(ids)]
+        return [item for rows in found for item in rows], []
+    items: list[Item] = []
+    warnings: list[str] = []
+    for paths in find.experiments(settings().root):
+        try:
+            items += efficiency.efficiency(paths)
+        except HpcdetError as error:
+            warnings.append(f"{paths.id} is left out: {error.what}")
+    return items, warnings
+
+
+def _lines(item: Item) -> list[str]:
+    """``ID: why: key: value`` for people."""
+    lines = []
+    for one in item["suggestions"]:
+        what = f"{one['key']}: {one['value']}" if one["key"] else one["value"]
+        lines.append(f"{item['id']}: {one['why']}{f'; try {what}' if what else ''}")
+    return lines

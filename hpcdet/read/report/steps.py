@@ -1,0 +1,112 @@
+"""Where the time of training went: one stacked bar per trial, and who made the others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcdet.read import timing
+from hpcdet.read.gather import Gathered
+from hpcdet.read.report.scale import number
+
+WIDTH, LEFT, RIGHT, TOP = 960, 56, 20, 4
+LANE = 22
+LANES = 200
+COLOURS = 8
+
+
+@dataclass(frozen=True)
+class Part:
+    """A phase of a trial's bar."""
+
+    colour: int
+    x: float
+    width: float
+    title: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    trial: int
+    y: float
+    parts: list[Part]
+    step: str
+    samples: str
+    shares: list[str]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Everything a template needs.
+
+    Attributes:
+        phases: (colour, words) of each, in order.
+        stragglers: (trial and attempt, who, how much longer, phase).
+    """
+
+    bars: list[Bar]
+    left_out: int
+    phases: list[tuple[int, str]]
+    stragglers: list[tuple[str, str, str, str]]
+    width: int
+    height: int
+    left: int
+
+
+def steps(gathered: Gathered) -> Steps | None:
+    """The bars of all trials that told where their time went; None if none did."""
+    trials = timing.trials(gathered)
+    if not trials:
+        return None
+    names = [n for n in timing.PHASES if any(t.phases.get(n) for _, t in trials)]
+    names += sorted({n for _, t in trials for n in t.phases} - timing.PHASES.keys())
+    order = list(timing.PHASES)
+    colours = {n: (order.index(n) if n in order else i) % COLOURS for i, n in enumerate(names)}
+    shown = trials[:LANES]
+    return Steps(
+        bars=[
+            _bar(trial.number, TOP + row * LANE, times, timing.wall(trial), names, colours)
+            for row, (trial, times) in enumerate(shown)
+        ],
+        left_out=len(trials) - len(shown),
+        phases=[(colours[name], timing.PHASES.get(name, name)) for name in names],
+        stragglers=[
+            (
+                f"{one.trial}.{one.attempt}",
+                one.name,
+                f"{one.over:.0%}",
+                timing.PHASES.get(one.phase, one.phase),
+            )
+            for trial, _ in trials
+            for one in timing.stragglers(timing.ranks(trial))
+        ],
+        width=WIDTH,
+        height=TOP + LANE * len(shown),
+        left=LEFT,
+    )
+
+
+def _bar(
+    trial: int,
+    y: float,
+    times: timing.Times,
+    wall: timing.Times,
+    names: Sequence[str],
+    colours: dict[str, int],
+) -> Bar:
+    parts = []
+    x = float(LEFT)
+    for name in names:
+        width = (WIDTH - LEFT - RIGHT) * times.share(name)
+        if width:
+            title = f"trial {trial}, {timing.PHASES.get(name, name)}: {times.share(name):.1%}"
+            parts.append(Part(colours[name], round(x, 2), round(width, 2), title))
+        x += width
+    return Bar(
+        trial,
+        y,
+        parts,
+        f"{1000 * wall.step_s:.4g} ms" if wall.step_s else "",
+        number(wall.samples_per_s),
+        [f"{times.share(name):.1%}" for name in names],
+    )
