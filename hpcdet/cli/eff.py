@@ -18,15 +18,14 @@ Item = dict[str, Any]
 
 
 def _of(used: str, asked: str, word: Callable[[Any], str]) -> Callable[[Item], str]:
-    """``used/asked (percent)``; what is not known is left out."""
+    """``10 % of 8``, or what was used where nothing was asked for."""
 
     def text(item: Item) -> str:
         if item[used] is None:
             return ""
         if not item[asked]:
             return word(item[used])
-        percent = 100 * item[used] / item[asked]
-        return f"{word(item[used])}/{word(item[asked])} ({percent:.0f} %)"
+        return f"{100 * item[used] / item[asked]:.0f} % of {word(item[asked])}"
 
     return text
 
@@ -41,7 +40,17 @@ def _main_phases(item: Item) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g} s"
+    if value is None:
+        return ""
+    return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
+
+
+def _rate(item: Item) -> str:
+    return "" if item["samples_per_s"] is None else f"{item['samples_per_s']:.4g}"
+
+
+def _useful(item: Item) -> str:
+    return "" if item["useful"] is None else _percent(100 * item["useful"])
 
 
 COLUMNS = (
@@ -51,8 +60,8 @@ COLUMNS = (
     Column("GPU", lambda item: _percent(item["gpu_percent"]), right=True),
     Column("TIME", _of("longest_s", "walltime_s", words.duration), right=True),
     Column("STEP", lambda item: _seconds(item["step_s"]), right=True),
-    Column("SAMPLES/S", lambda item: f"{item['samples_per_s'] or 0:.4g}", right=True),
-    Column("USEFUL", lambda item: _percent(100 * (item["useful"] or 0)), right=True),
+    Column("SAMPLES/S", _rate, wide=True, right=True),
+    Column("USEFUL", _useful, wide=True, right=True),
     Column("WHERE", _main_phases),
     Column("STATE", "state", wide=True),
     Column("SLOTS", "slots", wide=True, right=True),
@@ -60,7 +69,7 @@ COLUMNS = (
 WASTE = (
     Column("TRIAL", "id", cut=False),
     Column("SLOT HOURS", lambda item: f"{item['slot_hours']:.3g}", right=True),
-    Column("USEFUL", lambda item: _percent(100 * (item["useful"] or 0)), right=True),
+    Column("USEFUL", _useful, right=True),
     Column("STARTING", lambda item: f"{item['waste']['starting']:.3g}", right=True),
     Column("LOST", lambda item: f"{item['waste']['lost']:.3g}", right=True),
     Column("WAITED", lambda item: f"{item['waste']['waiting']:.3g}", right=True),

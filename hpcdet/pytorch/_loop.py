@@ -21,6 +21,7 @@ from hpcdet.pytorch import _gradients, _state
 from hpcdet.pytorch._context import GLOBAL_BATCH, PyTorchTrialContext, Step
 from hpcdet.pytorch._metrics import Tally, across_ranks, named
 from hpcdet.pytorch._reducers import Reducer
+from hpcdet.pytorch._traces import Traces
 from hpcdet.pytorch._trial import PyTorchTrial
 from hpcdet.pytorch._units import TrainUnit
 from hpcdet.pytorch._validation import Validator
@@ -82,6 +83,7 @@ class Loop:
         self._validator = Validator(trial, context, self._callbacks, self._poll_validation)
         self._data = trial.build_training_data_loader()
         self._order = self._data.order(self._core.seed, self._global_batch())
+        self._traces = Traces(self._session)
         self._saved_at = -1
         self._changed = True
         self._save_due = False
@@ -99,6 +101,7 @@ class Loop:
             )
         self._begin()
         cause = self._train()
+        self._traces.close()
         self._core.preempt.cause = None if cause == "completed" else cause
         self._core.train.units = self._progress.units
         for callback in self._callbacks.values():
@@ -129,6 +132,7 @@ class Loop:
         batches = self._batches()
         phases = self._session.profile.phases
         while not self._reached():
+            self._traces.before(self._progress.units.batches)
             phases.switch("data")
             part, batch = next(batches)
             phases.switch("other")

@@ -177,7 +177,8 @@ def attempts(source: Source, trial: int = 0) -> list[View]:
     Returns:
         ``id, trial, attempt, job, worker, host, nodes, start, end, reason`` ("" while it runs),
         ``steps`` (batches of the trial at its end or now), ``from_step`` (where it began),
-        ``checkpoint`` (resumed from), ``exit_code, error, duration_s`` (so far, if it runs).
+        ``checkpoint`` (resumed from), ``exit_code, error, duration_s`` (so far, if it runs),
+        ``log`` (of rank 0), ``traces`` (what torch's profiler recorded, a file for each rank).
     """
     gathered = gather(source)
     return [
@@ -213,7 +214,15 @@ def _attempt(gathered: Gathered, attempt: GatheredAttempt) -> View:
         "duration_s": seconds(started, ended),
         "last_heard": attempt.heard,
         "log": packed.where(attempt.paths.log(0)),
+        "traces": _traces(gathered, attempt),
     }
+
+
+def _traces(gathered: Gathered, attempt: GatheredAttempt) -> list[str]:
+    if not gathered.config.profiling.enabled:
+        return []
+    folder = attempt.paths.traces
+    return [packed.where(folder / name) for name in sorted(packed.names(folder))]
 
 
 def show(source: Source) -> View:
@@ -233,14 +242,22 @@ def show(source: Source) -> View:
         "allocations": costs.allocations(gathered),
         "checkpoints": checkpoints(gathered),
         "provenance": gathered.provenance,
-        "files": _files(paths),
+        "files": _files(gathered),
     }
 
 
-def _files(paths: ExperimentPaths) -> dict[str, str]:
-    found = {"code": str(paths.code), "config": str(paths.config), "site": str(paths.site)}
+def _files(gathered: Gathered) -> dict[str, Any]:
+    paths = gathered.paths
+    traces = [file for row in attempts(gathered) for file in row["traces"]]
+    found: dict[str, Any] = {
+        "code": str(paths.code),
+        "config": str(paths.config),
+        "site": str(paths.site),
+    }
     folder = scratch.target(paths)
-    return found if folder is None else {**found, "scratch": str(folder)}
+    if folder is not None:
+        found["scratch"] = str(folder)
+    return {**found, "traces": traces} if traces else found
 
 
 def jobs(source: Source) -> list[View]:

@@ -47,6 +47,8 @@ class Profile:
 
     Attributes:
         phases: the time of this process; change the phase where it changes.
+        watch: told of each phase of a batch, and of "" at its end, instead of the accelerator's
+            clock; for who records batches.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Profile:
         **told: Any,
     ) -> None:
         self.phases = Phases(clock)
+        self.watch: Callable[[str], None] | None = None
         self._tracker = tracker
         self._sampler = sampler
         self._device = device
@@ -122,13 +125,17 @@ class Profile:
 
     def begin_batch(self) -> None:
         """What a step does begins, for who times the accelerator."""
-        if self._device is not None:
+        if self.watch is not None:
+            self.phases.mark = self.watch
+        elif self._device is not None:
             self.phases.mark = self._device.begin()
 
     def end_batch(self) -> None:
         """The inverse of ``begin_batch``."""
-        if self._device is not None and self.phases.mark is not None:
-            self.phases.mark = None
+        mark, self.phases.mark = self.phases.mark, None
+        if mark is not None and mark is self.watch:
+            mark("")
+        elif mark is not None and self._device is not None:
             self._device.end()
 
     def step(self, units: _Units) -> None:

@@ -1,0 +1,78 @@
+"""Some batches recorded by torch's profiler, where the config asks for it (``profiling``)."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from hpcdet.store import files
+from hpcdet.train.session import Session
+
+BATCHES = 20
+"""Recorded where nobody says how many; a trace has some ten thousand lines for each."""
+
+
+class Traces:
+    """Records one stretch of batches into a file of Chrome's trace format.
+
+    It carries the trainer's phases as ``hpcdet: forward`` and so on. What cannot be written ends
+    no training.
+    """
+
+    def __init__(self, session: Session) -> None:
+        wanted = session.config.profiling
+        last = wanted.end_after_batch
+        self._session = session
+        self._begin = wanted.begin_on_batch
+        self._end = wanted.begin_on_batch + BATCHES - 1 if last is None else last
+        self._sync = wanted.sync_timings and session.device.type == "cuda"
+        self._on = wanted.enabled and session.attached
+        self._profiler: Any = None
+        self._range: Any = None
+
+    def before(self, batch: int) -> None:
+        """A batch comes next, by its index over the whole trial."""
+        if not self._on:
+            return
+        if self._profiler is not None:
+            if batch > self._end:
+                self.close()
+            else:
+                self._profiler.step()
+        elif self._begin <= batch <= self._end:
+            self._start()
+
+    def close(self) -> None:
+        """Write what was recorded, if anything was; no more is."""
+        self._on = False
+        if self._profiler is None:
+            return
+        self._session.profile.watch = None
+        self._profiler.stop()
+        path = self._session.place.attempt.trace(self._session.ranks.rank)
+        try:
+            files.make_folder(path.parent)
+            self._profiler.export_chrome_trace(str(path))
+        except (OSError, RuntimeError) as error:
+            print(f"hpcdet: the trace cannot be written: {error}", file=sys.stderr)
+        self._profiler = None
+
+    def _start(self) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self._session.device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(activities=activities)
+        self._profiler.start()
+        self._session.profile.watch = self._phase
+
+    def _phase(self, phase: str) -> None:
+        if self._sync:
+            torch.cuda.synchronize(self._session.device)
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
+        if phase:
+            self._range = torch.profiler.record_function(f"hpcdet: {phase}")
+            self._range.__enter__()
