@@ -232,7 +232,6 @@ def show(source: Source) -> View:
     ``config`` is what holds now: what was submitted, with ``changes`` laid over it.
     """
     gathered = gather(source)
-    paths = gathered.paths
     return {
         **status(gathered),
         "config": dict(changes.effective(gathered).raw),
