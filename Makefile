@@ -6,7 +6,7 @@ WORKERS ?= 2
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test check packages setup wheel chaos bench-cli bench-index clean
+.PHONY: demo test check packages setup wheel chaos bench-cli bench-index bench-overhead clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -38,6 +38,9 @@ bench-cli: setup  ## start-up times of the command line
 
 bench-index: setup  ## the SQLite index: made from nothing, and brought up to date
 	$(PY) benchmarks/bench_index.py
+
+bench-overhead: setup  ## a step of ours against a hand-written loop, Lightning Fabric and Determined
+	$(PY) benchmarks/bench_overhead.py
 
 clean:
 	rm -rf .venv build dist report.html .demo

@@ -43,6 +43,11 @@ def publish(name: str, rows: Sequence[Row]) -> None:
             f"{row['what']:<{width}}{row['ours']:>7.3f} s{row['peer']:>7.3f} s{row['ratio']:>7.2f}"
             f"{row['goal']:>6.2f} s  {'yes' if row['met'] else 'no':<5}{row['peer_name']}"
         )
+    write(name, rows)
+
+
+def write(name: str, rows: Sequence[Row]) -> None:
+    """Write the rows, with machine and commit, to ``results/NAME.json``."""
     folder = TOP / "benchmarks" / "results"
     folder.mkdir(exist_ok=True)
     result = {"machine": _machine(), "commit": _commit(), "rows": list(rows)}

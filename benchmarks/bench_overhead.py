@@ -1,0 +1,319 @@
+"""``make bench-overhead``: what a step costs beyond the loop that one writes by hand.
+
+The same model and data in a hand-written loop (twice: the second one shows the noise), in
+hpcdet's PyTorchTrial and Core API with metrics, cursor, preemption check, profile and periodic
+checkpoints on, in Lightning Fabric, and in Determined's Trainer in local mode (both without any
+of these). All of them live at the same time and train blocks of steps in turn, in an order that
+changes by the round. A figure is the mean step of a block, a ratio that of medians over rounds,
+its bounds a bootstrap over rounds (95 %). Each rank has one thread.
+
+The peers are installed into ``benchmarks/.venv-overhead``, which shares torch with hpcdet's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import select
+import socket
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TOP = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
+
+import results  # noqa: E402
+
+from tests.ranks import experiment  # noqa: E402
+
+HERE = TOP / "benchmarks" / "overhead"
+VENV = TOP / "benchmarks" / ".venv-overhead"
+PATIENCE_S = 300.0
+GOAL = 1.02
+
+
+@dataclass(frozen=True)
+class Step:
+    """How long a step is, and how many make a block; ``checkpoint``: steps between two of ours."""
+
+    name: str
+    width: int
+    batch: int
+    block: int
+    checkpoint: int
+    goal: float | None
+
+
+LONG = Step("20 ms", 800, 64, 50, 300, GOAL)
+SHORT = Step("1 ms", 64, 16, 500, 3000, None)
+
+
+@dataclass
+class Loop:
+    """One method's ranks; ``blocks`` are mean steps in seconds."""
+
+    name: str
+    ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    pipes: list[tuple[int, int]] = field(default_factory=list)
+    blocks: list[float] = field(default_factory=list)
+
+    def turn(self) -> list[float]:
+        """Let it train one block; its steps by rank 0."""
+        for writer, _ in self.pipes:
+            os.write(writer, b"g")
+        return self.hear()
+
+    def hear(self) -> list[float]:
+        """Wait until all ranks have said what they had to say."""
+        said = [_line(reader, self) for _, reader in self.pipes]
+        return said[0]
+
+    def end(self) -> None:
+        for rank in self.ranks:
+            rank.kill()
+            rank.wait()
+        for pair in self.pipes:
+            for fd in pair:
+                os.close(fd)
+
+
+def _line(reader: int, loop: Loop) -> list[float]:
+    raw = b""
+    deadline = time.monotonic() + PATIENCE_S
+    while not raw.endswith(b"\n"):
+        ready, _, _ = select.select([reader], [], [], 1.0)
+        piece = os.read(reader, 1 << 16) if ready else b""
+        raw += piece
+        if (ready and not piece) or time.monotonic() > deadline:
+            raise SystemExit(f"{loop.name} ended or hangs")
+    times: list[float] = json.loads(raw)
+    return times
+
+
+# -- methods -----------------------------------------------------------------------------------
+
+Start = Callable[[Step, int, Path], list[tuple[list[str], dict[str, str]]]]
+"""Argv and environment of each rank."""
+
+
+def _peer(method: str) -> Start:
+    def start(step: Step, world: int, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
+        python = sys.executable if method == "bare" else str(VENV / "bin" / "python")
+        argv = [python, str(HERE / "peers.py"), method]
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        return [(argv, {**master, "BENCH_METHOD": method}) for _ in range(world)]
+
+    return start
+
+
+def _ours(**config: Any) -> Start:
+    def start(step: Step, world: int, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
+        trial = experiment(
+            folder / "EXP",
+            code=HERE,
+            ranks=world,
+            hparams={"global_batch_size": step.batch * world},
+            until=1_000_000,
+            min_checkpoint_period={"batches": step.checkpoint},
+            **config,
+        )
+        argv = [sys.executable, "-m", "hpcdet.attempt", str(folder / "EXP"), str(trial.number), "1"]
+        return [(argv, {}) for _ in range(world)]
+
+    return start
+
+
+METHODS: dict[str, Start] = {
+    "hand-written": _peer("bare"),
+    "hand-written again": _peer("bare"),
+    "PyTorchTrial": _ours(entrypoint="model_def:Trial"),
+    "Core API": _ours(entrypoint="python3 core_loop.py"),
+    "Lightning Fabric": _peer("fabric"),
+    "Determined": _peer("determined"),
+}
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _started(names: Sequence[str], step: Step, world: int, root: Path) -> Iterator[list[Loop]]:
+    loops: list[Loop] = []
+    size = {"width": step.width, "batch": step.batch, "block": step.block}
+    try:
+        for name in names:
+            loop = Loop(name)
+            loops.append(loop)
+            folder = root / f"{name} {step.name} {world}"
+            folder.mkdir()
+            for rank, (argv, own) in enumerate(METHODS[name](step, world, folder)):
+                to_rank, from_rank = os.pipe(), os.pipe()
+                environment = {
+                    **{k: v for k, v in os.environ.items() if not k.startswith("HPCDET_")},
+                    "PYTHONPATH": os.pathsep.join((str(TOP), str(HERE))),
+                    "OMP_NUM_THREADS": "1",
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": str(world),
+                    "LOCAL_WORLD_SIZE": str(world),
+                    "NODE_RANK": "0",
+                    "BENCH_SIZE": json.dumps({**size, "checkpoint": step.checkpoint}),
+                    "BENCH_PIPES": f"{to_rank[0]},{from_rank[1]}",
+                    **own,
+                }
+                with (folder / f"output-{rank}").open("wb") as output:
+                    loop.ranks.append(
+                        subprocess.Popen(
+                            argv,
+                            env=environment,
+                            cwd=folder,
+                            stdout=output,
+                            stderr=output,
+                            pass_fds=(to_rank[0], from_rank[1]),
+                        )
+                    )
+                os.close(to_rank[0])
+                os.close(from_rank[1])
+                loop.pipes.append((to_rank[1], from_rank[0]))
+            try:
+                loop.hear()  # it is ready for its first step
+            except SystemExit:
+                for file in sorted([*folder.glob("output-*"), *folder.rglob("rank-*.log")]):
+                    print(file.name, file.read_text(errors="replace")[-3000:], file=sys.stderr)
+                raise
+        yield loops
+    finally:
+        for loop in loops:
+            loop.end()
+
+
+def _measure(names: Sequence[str], step: Step, world: int, rounds: int) -> list[Loop]:
+    shuffled = random.Random(1)
+    with tempfile.TemporaryDirectory(prefix="overhead-") as root:  # noqa: SIM117
+        with _started(names, step, world, Path(root)) as loops:
+            for number in range(rounds + 1):
+                order = list(loops)
+                shuffled.shuffle(order)
+                for loop in order:
+                    steps = loop.turn()
+                    if number:  # the first block warms up
+                        loop.blocks.append(statistics.fmean(steps))
+            return loops
+
+
+# -- rows --------------------------------------------------------------------------------------
+
+
+def bounds(ours: Sequence[float], peer: Sequence[float], draws: int = 4000) -> tuple[float, float]:
+    """95 % of the ratio of medians, by drawing rounds anew; both were measured in the same ones."""
+    chance = random.Random(7)
+    pairs = list(zip(ours, peer, strict=True))
+    found = []
+    for _ in range(draws):
+        drawn = chance.choices(pairs, k=len(pairs))
+        found.append(
+            statistics.median(a for a, _ in drawn) / statistics.median(b for _, b in drawn)
+        )
+    found.sort()
+    return found[int(0.025 * draws)], found[int(0.975 * draws) - 1]
+
+
+def _row(loop: Loop, bare: Loop, step: Step, world: int) -> results.Row:
+    ours, peer = loop.blocks, bare.blocks
+    low, high = bounds(ours, peer)
+    own = loop.name in ("PyTorchTrial", "Core API")
+    goal = step.goal if own else None
+    return {
+        "what": f"{loop.name}, {step.name}, {world} rank{'s' if world > 1 else ''}",
+        "unit": "s",
+        "ours": statistics.median(ours),
+        "peer": statistics.median(peer),
+        "peer_name": bare.name,
+        "ratio": round(statistics.median(ours) / statistics.median(peer), 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "ratio_of_means": round(statistics.fmean(ours) / statistics.fmean(peer), 4),
+        "least": min(ours),
+        "peer_least": min(peer),
+        "goal": goal,
+        "met": None if goal is None else high <= goal,
+        "missed": None if goal is None else low > goal,
+        "runs": len(ours),
+    }
+
+
+def _print(rows: Sequence[results.Row]) -> None:
+    width = max(len(row["what"]) for row in rows) + 2
+    print(f"{'what':<{width}}{'step':>9}{'bare':>9}{'ratio':>8}{'95 %':>16}{'of means':>10}  goal")
+    for row in rows:
+        verdict = "" if row["goal"] is None else f"{row['goal']}: "
+        if row["goal"] is not None:
+            verdict += "met" if row["met"] else "missed" if row["missed"] else "not decided"
+        interval = f"{row['low']:.3f}-{row['high']:.3f}"
+        print(
+            f"{row['what']:<{width}}{1e3 * row['ours']:>6.2f} ms{1e3 * row['peer']:>6.2f} ms"
+            f"{row['ratio']:>8.3f}{interval:>16}{row['ratio_of_means']:>10.3f}  {verdict}"
+        )
+
+
+# -- the peers' environment --------------------------------------------------------------------
+
+
+def _prepare() -> list[str]:
+    """Install the peers, if they are not; the methods that can run."""
+    python = VENV / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
+        pip = [python, "-m", "pip", "install", "--quiet"]
+        alone = ["lightning-fabric", "lightning-utilities", "fsspec", "packaging"]
+        subprocess.run([*pip, "determined", "tensorboard"], check=False)
+        subprocess.run([*pip, "--no-deps", *alone, "typing-extensions"], check=False)
+        site = next((VENV / "lib").glob("python*")) / "site-packages"
+        # torch comes from here, behind all that the peers brought
+        paths = {sysconfig.get_paths()["purelib"], *(p for p in sys.path if "site-packages" in p)}
+        (site / "zz-torch.pth").write_text("\n".join(sorted(paths)) + "\n")
+    found = list(METHODS)
+    for method, module in (("Lightning Fabric", "lightning_fabric"), ("Determined", "determined")):
+        argv = [python, "-c", f"import {module}"]
+        if subprocess.run(argv, capture_output=True, check=False).returncode:
+            print(f"{method} cannot be installed here and is left out", file=sys.stderr)
+            found.remove(method)
+    return found
+
+
+def main() -> int:
+    """Measure, print, write; exit 0 also where a goal was missed (the table says so)."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few rounds of short blocks")
+    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--world", type=int, action="append", help="only so many ranks")
+    given = parser.parse_args()
+    names = _prepare()
+    rows: list[results.Row] = []
+    for step in (LONG, SHORT):
+        for world in given.world or (1, 2):
+            loops = _measure(names, step, world, 2 if given.quick else given.rounds)
+            bare = next(loop for loop in loops if loop.name == "hand-written")
+            made = [_row(loop, bare, step, world) for loop in loops if loop is not bare]
+            _print(made)
+            rows += made
+    results.write("overhead", rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""What every loop of ``bench_overhead`` trains, and how it takes turns with the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+RECORDS = 8192
+REPORT = 100
+"""Steps between two reports of the loss."""
+
+SIZE: dict[str, Any] = json.loads(os.environ.get("BENCH_SIZE", "{}"))
+
+
+def batch() -> int:
+    """Samples of one rank in a step."""
+    return int(SIZE["batch"])
+
+
+def network() -> nn.Module:
+    width = int(SIZE["width"])
+    return nn.Sequential(
+        nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
+    )
+
+
+def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+class Records(torch.utils.data.Dataset[Any]):
+    """Samples in memory, one by one, as most data sets hand them out."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self._inputs = torch.randn(RECORDS, 784, generator=generator)
+        self._labels = torch.randint(0, 10, (RECORDS,), generator=generator)
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, index: int) -> Any:
+        return self._inputs[index], self._labels[index]
+
+
+class Turns:
+    """Blocks of steps, one loop at a time: the others wait for a word on a pipe meanwhile.
+
+    ``step`` is called at the beginning of each step. The time from one call to the next is a
+    whole step, with everything that a loop does between two of them.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = map(int, os.environ["BENCH_PIPES"].split(","))
+        self._block = int(SIZE["block"])
+        self._times: list[float] = []
+        self._last = 0.0
+        self._begun = False
+
+    def step(self) -> None:
+        now = time.perf_counter()
+        if self._begun:
+            self._times.append(now - self._last)
+        if not self._begun or len(self._times) == self._block:
+            os.write(self._writer, json.dumps(self._times).encode() + b"\n")
+            self._times = []
+            self._begun = True
+            if not os.read(self._reader, 1):
+                os._exit(0)
+            now = time.perf_counter()
+        self._last = now
