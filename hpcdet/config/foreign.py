@@ -155,9 +155,6 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
         )
     },
     # ours, but not yet
-    "distributed.backend": (
-        Foreign("later", "mpi is not in this version", lambda value: value == "mpi"),
-    ),
     "elastic": (Foreign("later", "a changing number of ranks is not in this version"),),
     "governance": (Foreign("later", "governance is not in this version"),),
     "policy": (Foreign("later", "governance is not in this version"),),

@@ -167,8 +167,9 @@ class Resources(Section):
 
 
 class Distributed(Section):
-    backend: Literal["auto", "nccl", "gloo"] = "auto"
-    """How ranks exchange gradients; auto: nccl where there is a GPU for each rank."""
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
+    """How ranks exchange gradients; auto: nccl where there is a GPU for each rank, else gloo.
+    mpi: any MPI library, through mpi4py."""
 
 
 class Worker(Section):

@@ -90,7 +90,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Distributed:
-    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
 
 
 @dataclass(frozen=True)

@@ -67,5 +67,5 @@ def is_peer_loss(error: BaseException) -> bool:
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and any(
-        mark in text for mark in ("gloo/transport", "Connection closed by peer", "NCCL")
+        mark in text for mark in ("gloo/transport", "Connection closed by peer", "NCCL", "MPI ")
     )

@@ -22,6 +22,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.store import files
+from hpcdet.train import mpi
 from hpcdet.train.lifeline import NEVER, Lifeline, tie
 from hpcdet.train.ranks import Ranks
 
@@ -36,11 +37,11 @@ def meet(ranks: Ranks, meeting: Path | None, backend: str = "auto") -> None:
     Args:
         meeting: the attempt's ``rendezvous.json``, which rank 0 makes; None where another
             launcher (``torchrun``) has set ``MASTER_ADDR`` and ``MASTER_PORT``.
-        backend: ``nccl``, ``gloo`` or ``auto`` (NCCL where there is a CUDA device).
+        backend: ``nccl``, ``gloo``, ``mpi`` or ``auto`` (NCCL where there is a CUDA device).
 
     Raises:
-        ConfigError: NCCL is asked for where it cannot work (no device, or fewer than ranks), or
-            there is no place to meet.
+        ConfigError: NCCL or MPI is asked for where it cannot work (no device, fewer than ranks, no
+            MPI, another idea of who is there), or there is no place to meet.
         Unavailable: the others did not come within ``PATIENCE_S``.
     """
     if ranks.world == 1:
@@ -53,6 +54,9 @@ def meet(ranks: Ranks, meeting: Path | None, backend: str = "auto") -> None:
             hint="ask for accelerators, or use backend auto",
         )
     kind = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    if backend == "mpi":
+        mpi.prepare(ranks)
+        kind = mpi.NAME
     if meeting is None:
         if "MASTER_ADDR" not in os.environ:
             raise ConfigError(

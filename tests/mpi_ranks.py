@@ -1,0 +1,170 @@
+"""Programs for the ranks of ``mpirun``: what the MPI backend does, beside what gloo does.
+
+``python -m tests.mpi_ranks PROGRAM STORE``; a failed assertion ends a rank with exit code 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from hpcdet.train import mpi
+from hpcdet.train.ranks import Ranks
+
+KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32)
+OPERATIONS = (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT)
+
+
+def meet(store: str) -> tuple[int, int]:
+    ranks = Ranks.from_environment()
+    mpi.prepare(ranks)
+    dist.init_process_group(
+        mpi.NAME,
+        store=dist.FileStore(store, ranks.world),
+        rank=ranks.rank,
+        world_size=ranks.world,
+        timeout=timedelta(seconds=60),
+    )
+    return ranks.rank, ranks.world
+
+
+def numbers(rank: int, kind: torch.dtype, *shape: int) -> torch.Tensor:
+    """Small whole numbers: every order of summing them gives the same."""
+    made = torch.Generator().manual_seed(100 + rank)
+    return torch.randint(1, 4, shape, generator=made).to(kind)
+
+
+def collectives(rank: int, world: int) -> None:
+    """Every collective, on several kinds of numbers and on views, as gloo does it."""
+    gloo = dist.new_group(backend="gloo")
+    for kind in KINDS:
+        for operation in OPERATIONS:
+            ours, theirs = (numbers(rank, kind, 3, 5).t() for _ in range(2))
+            dist.all_reduce(ours, operation)
+            dist.all_reduce(theirs.contiguous(), operation, group=gloo)
+            expected = torch.stack([numbers(r, kind, 3, 5).t() for r in range(world)])
+            assert torch.equal(ours, _reduced(expected, operation)), (kind, operation)
+        mine = numbers(rank, kind, 4)
+        rows = [torch.empty(4, dtype=kind) for _ in range(world)]
+        dist.all_gather(rows, mine)
+        assert all(torch.equal(row, numbers(r, kind, 4)) for r, row in enumerate(rows))
+        flat = torch.empty(4 * world, dtype=kind)
+        dist.all_gather_into_tensor(flat, mine)
+        assert torch.equal(flat, torch.cat(rows))
+        sent = torch.cat([numbers(rank, kind, 4) + r for r in range(world)])
+        got = torch.empty(4, dtype=kind)
+        dist.reduce_scatter_tensor(got, sent.clone())
+        assert torch.equal(got, sum(numbers(r, kind, 4) + rank for r in range(world)))
+        dist.reduce_scatter(got, [one.clone() for one in sent.chunk(world)])
+        assert torch.equal(got, sum(numbers(r, kind, 4) + rank for r in range(world)))
+        swapped = torch.empty_like(sent)
+        dist.all_to_all_single(swapped, sent)
+        assert torch.equal(swapped, torch.cat([numbers(r, kind, 4) + rank for r in range(world)]))
+        for root in range(world):
+            value = mine.clone()
+            dist.broadcast(value, root)
+            assert torch.equal(value, numbers(root, kind, 4))
+            dist.reduce(total := mine.clone(), root)
+            if rank == root:
+                assert torch.equal(total, sum(numbers(r, kind, 4) for r in range(world)))
+            gathered = [torch.empty(4, dtype=kind) for _ in range(world)]
+            dist.gather(mine, gathered if rank == root else None, root)
+            if rank == root:
+                assert all(torch.equal(a, b) for a, b in zip(gathered, rows, strict=True))
+            share = torch.empty(4, dtype=kind)
+            dist.scatter(share, [row + 1 for row in rows] if rank == root else None, root)
+            assert torch.equal(share, mine + 1)
+    mean = torch.tensor([float(rank)])
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    assert mean.item() == (world - 1) / 2
+    flag = torch.tensor([rank == 1])
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    assert flag.item() is True
+    boxes: list[object] = [None] * world
+    dist.all_gather_object(boxes, {"rank": rank})
+    assert boxes == [{"rank": r} for r in range(world)]
+    # several at once, waited for in another order; sends from each to the next
+    works = [dist.all_reduce(torch.ones(1000 * n), async_op=True) for n in range(1, 9)]
+    token = torch.tensor([rank])
+    send = dist.isend(token, (rank + 1) % world)
+    came = torch.empty_like(token)
+    dist.recv(came, (rank - 1) % world)
+    assert came.item() == (rank - 1) % world
+    send.wait()
+    for work in reversed(works):
+        work.wait()
+    pair = dist.new_group([0, world - 1])
+    if rank in (0, world - 1):
+        both = torch.tensor([rank])
+        dist.all_reduce(both, group=pair)
+        assert both.item() == world - 1
+    dist.barrier()
+    assert dist.get_backend() == mpi.NAME
+
+
+def training(rank: int, world: int) -> None:
+    """DDP with several buckets: as gloo's to rounding; prints the parameters' digest."""
+    found = []
+    for group in (None, dist.new_group(backend="gloo")):
+        torch.manual_seed(0)
+        layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()) for _ in range(6)]
+        model = DistributedDataParallel(
+            torch.nn.Sequential(*layers), process_group=group, bucket_cap_mb=0.02
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        data = torch.Generator().manual_seed(rank)
+        for _ in range(12):
+            loss = model(torch.randn(8, 64, generator=data)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        found.append(torch.cat([one.detach().flatten() for one in model.parameters()]))
+    ours, gloos = found
+    assert torch.allclose(ours, gloos, rtol=1e-4, atol=1e-6)
+    copies = [torch.empty_like(ours) for _ in range(world)]
+    dist.all_gather(copies, ours)
+    assert all(torch.equal(copy, ours) for copy in copies)
+    if rank == 0:
+        print("digest", hashlib.sha256(ours.numpy().tobytes()).hexdigest(), flush=True)
+    hooked = DistributedDataParallel(torch.nn.Linear(8, 8))
+    hooked.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    hooked(torch.ones(2, 8)).sum().backward()
+
+
+def missing(rank: int, world: int) -> None:
+    """A collective to which one rank does not come fails, and says so."""
+    assert world > 1
+    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    if rank == 0:
+        try:
+            dist.all_reduce(torch.ones(1), group=group)
+        except RuntimeError as error:
+            print("missed:", error, flush=True)
+        # let the others go, too
+        Path(sys.argv[2] + ".told").touch()
+    dist.barrier()
+
+
+def _reduced(rows: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Tensor:
+    wide = rows.float() if rows.dtype.is_floating_point and rows.element_size() == 2 else rows
+    results = {
+        dist.ReduceOp.SUM: lambda: wide.sum(0),
+        dist.ReduceOp.MAX: lambda: wide.amax(0),
+        dist.ReduceOp.MIN: lambda: wide.amin(0),
+        dist.ReduceOp.PRODUCT: lambda: wide.prod(0),
+    }
+    return results[operation]().to(rows.dtype)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    rank, world = meet(sys.argv[2])
+    {"collectives": collectives, "training": training, "missing": missing}[sys.argv[1]](rank, world)
+    dist.destroy_process_group()
