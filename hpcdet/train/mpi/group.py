@@ -10,23 +10,43 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import (
     AllreduceOptions,
     BroadcastOptions,
     GatherOptions,
     ReduceOptions,
     ReduceScatterOptions,
     ScatterOptions,
-    _create_work_from_future,
 )
 
 from hpcdet.train.mpi.memory import Part, Reduction, counts, in_place
-from hpcdet.train.mpi.progress import Operation, Progress, nothing
+from hpcdet.train.mpi.progress import Devices, Operation, Progress, nothing
 
 NAME = "mpi4py"
 """What the backend is called in ``torch.distributed``, whose own ``mpi`` needs another build."""
 
 Tensors: TypeAlias = list[torch.Tensor]
+
+
+class Work(dist.Work):
+    """What a collective returns: waits for it, and raises what went wrong."""
+
+    def __init__(self, future: torch.futures.Future[Tensors]) -> None:
+        super().__init__()
+        self._future = future
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._future.wait()
+        return True
+
+    def get_future(self) -> Any:
+        return self._future
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> Tensors:
+        return self._future.wait()
 
 
 # torch calls each of these methods with one of its several signatures only
@@ -324,13 +344,11 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record(torch.cuda.current_stream(device))
             start = _after(ready, start)
-        future: torch.futures.Future[Tensors] = torch.futures.Future(
-            devices=[device] if device is not None else None
-        )
         until = time.monotonic() + self._timeout_s
-        operation = Operation(name, start, finish, until, future, result=result)
+        devices: Devices = None if device is None else [device]
+        operation = Operation(name, start, finish, until, result, devices)
         self._progress.ask(operation)
-        return _create_work_from_future(future)
+        return Work(operation.future)
 
 
 def _after(ready: Any, start: Callable[[], Sequence[Any]]) -> Callable[[], Sequence[Any]]:

@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
+Devices: TypeAlias = list[int | str | torch.device] | None
+
 _SPINS = 50  # looks without sleep after something was asked for: small messages are that quick
-_SLEEP_S = (0.00005, 0.001)  # between looks: at first, and at most
+_SLEEP_S = (0.00002, 0.0002)  # between looks: at first, and at most
 
 
 @dataclass
@@ -29,15 +31,33 @@ class Operation:
         start: starts it; gives MPI's requests.
         finish: called when they are done, before ``future`` is.
         until: when it has failed, on the monotonic clock.
+        result: what ``future`` gives.
     """
 
     name: str
     start: Callable[[], Sequence[Any]]
     finish: Callable[[], None]
     until: float
-    future: Any = field(default_factory=torch.futures.Future)
-    requests: list[Any] = field(default_factory=list)
     result: Any = None
+    devices: Devices = None
+    requests: list[Any] = field(default_factory=list)
+    error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.ended: torch.futures.Future[None] = torch.futures.Future(devices=self.devices)
+        # an exception raised here is seen by those who wait in C++, too, as DDP does; one that is
+        # set on a future from Python is not
+        self.future = self.ended.then(self._outcome)
+
+    def end(self, error: Exception | None = None) -> None:
+        """Complete the future."""
+        self.error = error
+        self.ended.set_result(None)
+
+    def _outcome(self, _ended: object) -> Any:
+        if self.error is not None:
+            raise RuntimeError(f"MPI {self.name}: {self.error}")
+        return self.result
 
 
 class Progress(threading.Thread):
@@ -112,7 +132,7 @@ def _started(operation: Operation) -> bool:
     try:
         operation.requests = list(operation.start())
     except Exception as error:
-        operation.future.set_exception(_named(operation, error))
+        operation.end(error)
         return False
     return not _done(operation)
 
@@ -127,14 +147,10 @@ def _done(operation: Operation) -> bool:
             raise TimeoutError("the other ranks did not come")
         operation.finish()
     except Exception as error:
-        operation.future.set_exception(_named(operation, error))
+        operation.end(error)
     else:
-        operation.future.set_result(operation.result)
+        operation.end()
     return True
-
-
-def _named(operation: Operation, error: Exception) -> RuntimeError:
-    return RuntimeError(f"MPI {operation.name}: {error}")
 
 
 def nothing() -> None:
