@@ -18,7 +18,7 @@ import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from hpcdet.store import config, files, scratch  # noqa: E402
-from hpcdet.train import elsewhere  # noqa: E402
+from hpcdet.train import elsewhere, launcher  # noqa: E402
 from hpcdet.train.entrypoint import parse  # noqa: E402
 from hpcdet.train.place import Place  # noqa: E402
 from hpcdet.train.ranks import Ranks  # noqa: E402
@@ -37,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         from hpcdet.pytorch.rehearsal import rehearse
 
         return rehearse(given.experiment, given.trial)
+    launcher.end_with_it()
     place = Place.of(given.experiment, given.trial, given.attempt)
     ranks = Ranks.from_environment()
     if place.experiment is not None:
@@ -91,5 +92,7 @@ if __name__ == "__main__":
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
+    if code == 0:
+        launcher.say_goodbye()
     # threads of communication libraries may still wait for ranks that are gone
     os._exit(code)

@@ -1,50 +1,61 @@
-"""MPI as a backend of torch.distributed, on the machine's own MPI."""
+"""MPI as a backend of torch.distributed, on the machine's own MPI: programs and whole trials."""
 
 from __future__ import annotations
 
+import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from hpcdet import checkpoint
 from hpcdet.errors import ConfigError
+from hpcdet.schedulers import processes
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import End
+from hpcdet.store.trials import latest_checkpoint
 from hpcdet.train import mpi
 from hpcdet.train.ranks import Ranks
+from tests import experiments as x
 
-MPIRUN = (
-    *("mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "btl", "self,tcp"),
-    *("--mca", "mpi_yield_when_idle", "1"),
-)
+pytestmark = [
+    pytest.mark.xdist_group("mpi"),
+    pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine"),
+]
+ARGS = ("--allow-run-as-root", "--mca", "btl", "self,vader,tcp")
 
 
-def run(program: str, folder: Path, ranks: int = 3) -> str:
-    """What rank 0 of a program printed; all ranks must have ended well."""
-    command = (*MPIRUN, "-np", str(ranks), sys.executable, "-m", "tests.mpi_ranks", program)
-    store = folder / f"{program}-{len(list(folder.iterdir()))}"
-    done = subprocess.run(
-        (*command, str(store)),
+def run(program: str, folder: Path, ranks: int = 3) -> subprocess.CompletedProcess[str]:
+    """A program of ``tests/mpi_ranks.py``."""
+    return subprocess.run(
+        (
+            *("mpirun", *ARGS, "--oversubscribe", "-np", str(ranks)),
+            *(sys.executable, "-m", "tests.mpi_ranks", program, str(folder / program)),
+        ),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=300,
     )
+
+
+def test_every_collective_does_what_torch_means_by_it_and_ddp_what_it_does_over_gloo(
+    tmp_path: Path,
+) -> None:
+    done = run("everything", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert "missed: MPI allreduce failed: the other ranks did not come" in done.stdout
 
 
-def test_every_collective_does_what_torch_means_by_it(tmp_path: Path) -> None:
-    run("collectives", tmp_path)
-
-
-def test_ddp_over_mpi_is_that_over_gloo_and_the_same_bits_from_run_to_run(tmp_path: Path) -> None:
-    first, second = run("training", tmp_path), run("training", tmp_path)
-    assert first.startswith("digest ") and first == second
-
-
-def test_a_rank_that_does_not_come_is_an_error_and_no_hang(tmp_path: Path) -> None:
-    said = run("missing", tmp_path, 2)
-    assert "missed: " in said and "MPI allreduce: the other ranks did not come" in said
+def test_a_script_that_raises_on_one_rank_ends_all(tmp_path: Path) -> None:
+    """Without hpcdet around it: MPI's own end would wait for ranks that wait for this one."""
+    done = run("raising", tmp_path)
+    assert done.returncode != 0
+    assert "ValueError: on rank 1" in done.stderr
 
 
 def test_processes_that_mpi_does_not_know_as_ranks_are_told_how_to_start() -> None:
@@ -64,3 +75,89 @@ def test_without_mpi4py_the_way_to_get_it_is_said(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match="MPI cannot be loaded") as caught:
         mpi.prepare(Ranks(0, 2))
     assert "hpcdet[mpi]" in caught.value.hint
+
+
+# -- trials on the local backend ------------------------------------------------------------
+
+RANKS = 3
+BATCHES = 40
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with x.local_jobs(tmp_path / "state"):
+        yield tmp_path
+
+
+def submit(folder: Path, backend: str, name: str, **model: object) -> ExperimentPaths:
+    """A trial of three ranks, over MPI by mpirun, over gloo without."""
+    launcher = {"kind": "mpirun", "args": list(ARGS)} if backend == "mpi" else {"kind": "local"}
+    values = x.config(
+        BATCHES,
+        ranks=RANKS,
+        name=name,
+        distributed={"backend": backend},
+        min_validation_period={"batches": 20},
+        max_restarts=3,
+        checkpoint_every_s=0.2,
+        scheduling_unit=1,
+    )
+    source = x.write_model(folder / f"model-{name}", loaders=1, **model)  # type: ignore[arg-type]
+    return x.submit(values, folder / "root", x.local_site(launcher=launcher), source)
+
+
+def weights(paths: ExperimentPaths) -> dict[str, torch.Tensor]:
+    trial = paths.trial(1)
+    name = latest_checkpoint(trial)
+    assert name is not None
+    found: dict[str, torch.Tensor] = checkpoint.load(trial.checkpoints / name).shared["models"][0]
+    return found
+
+
+def pids(paths: ExperimentPaths, program: str) -> list[int]:
+    """Processes of an experiment whose command begins with a program's name."""
+    named = []
+    for pid in (*x.rank_pids(paths),):
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if Path(argv[0].decode()).name.startswith(program):
+            named.append(pid)
+    return named
+
+
+def test_a_trial_over_mpi_ends_as_over_gloo_however_it_is_disturbed(folder: Path) -> None:
+    gloo = submit(folder, "gloo", "gloo")
+    assert x.run_to_end(gloo).state == "COMPLETED"
+    once = submit(folder, "mpi", "once")
+    assert x.run_to_end(once).state == "COMPLETED", x.story(once)
+    assert x.ends(once, 1) == ["completed"], x.story(once)
+    for name, value in weights(gloo).items():
+        assert torch.allclose(value, weights(once)[name], rtol=1e-4, atol=1e-6), name
+
+    paths = submit(folder, "mpi", "often", pace_s=0.1, crash_at=6)
+
+    def at_work(attempt: int) -> None:
+        """Wait until an attempt is some steps further than what it began with."""
+        begun = x.progress(paths)
+        x.until(
+            lambda: len(x.ends(paths, 1)) == attempt and x.progress(paths) > begun,
+            lambda: x.story(paths),
+        )
+
+    x.until(lambda: len(x.ends(paths, 1)) == 2, lambda: x.story(paths))
+    at_work(2)
+    x.strike(x.worker_pids(paths), signal.SIGUSR2)
+    x.until(lambda: len(x.ends(paths, 1)) == 3, lambda: x.story(paths))
+    at_work(3)
+    x.strike(pids(paths, "python")[-1:])
+    x.until(lambda: len(x.ends(paths, 1)) == 4, lambda: x.story(paths))
+    at_work(4)
+    orphans = pids(paths, "python")
+    x.strike(pids(paths, "mpirun"))
+    x.until(lambda: len(x.ends(paths, 1)) == 5, lambda: x.story(paths))
+    x.until(lambda: not any(processes.started(pid) for pid in orphans), lambda: x.story(paths))
+    assert x.run_to_end(paths).state == "COMPLETED"
+    ends = ["user_error", "preempted", "lost", "lost", "completed"]
+    assert x.ends(paths, 1) == ends, x.story(paths)
+    first = End.read(paths.trial(1).attempt(1).end)
+    assert first is not None and first.error == "RuntimeError: crash at batch 6"
+    x.same_bits(x.final_digest(paths, 1), x.final_digest(once, 1), x.story(paths))

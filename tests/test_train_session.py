@@ -77,9 +77,16 @@ SRUN = {"SLURM_STEP_ID": "3", "SLURM_PROCID": "5", "SLURM_NTASKS": "9", "SLURM_L
                 "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
                 "OMPI_COMM_WORLD_NODE_RANK": "0",
             },
-            Ranks(2, 4, 0, 2, 0),
+            Ranks(2, 4, 0, 2, 1),
         ),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Ranks(1, 2, 1, 2, 0)),
+        # srun --mpi=pmi2: Slurm knows the nodes; mpirun of MPICH in a step of Slurm does, too
+        (SRUN | {"PMI_RANK": "5", "PMI_SIZE": "6"}, Ranks.from_environment(SRUN)),
+        (
+            SRUN
+            | {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+            Ranks(3, 4, 1, 2, 1),
+        ),
     ],
 )
 def test_ranks_come_from_the_launcher(env: dict[str, str], expected: Ranks) -> None:

@@ -26,6 +26,14 @@ def seen(cause: str = "", verdict: str = "resume", said: str = "", /, **facts: A
     return Evidence(**{"verdict": word, "control": RUN, "exit_code": 1, **facts})
 
 
+MPI_CRASHED = (
+    "mpirun detected that one or more processes exited with non-zero status, thus causing\n"
+    "the job to be terminated. The first process to do so was:\n\n"
+    "  Process name: [[8187,1],2]\n  Exit code:    1\n"
+)
+MPI_DIED = "mpirun noticed that process rank 1 with PID 0 on node n1 exited on signal {} ({}).\n"
+
+
 VERDICTS = [
     (seen("completed", "done"), "completed"),
     (seen("completed", "done", noticed=True, died_of="SIGUSR2"), "completed"),
@@ -55,6 +63,8 @@ NO_FAULT_OF_CODE = [
     (seen(launcher=SLURM.format("DUE TO NODE FAILURE"), exit_code=0), "node_fail"),
     (seen(launcher="slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0"), "oom"),
     (seen(launcher=KILLED, first_step=True), "lost"),
+    (seen(launcher=MPI_DIED.format(9, "Killed"), first_step=True, exit_code=137), "lost"),
+    (seen(launcher="ORTE has lost communication with a remote daemon.", exit_code=1), "node_fail"),
     (seen("error", "fail", LOADER.format("Killed"), first_step=True), "lost"),
     (seen("error", "fail", LOADER.format("Killed"), oom=True), "oom"),
     (seen("error", "fail", LOADER.format("User defined signal 2")), "preempted"),
@@ -77,6 +87,11 @@ FAILURES = [
     (seen(error="ModuleNotFoundError: No module named 'torch'"), None),
     (seen(exit_code=139, died_of="SIGSEGV", first_step=True), ("user_error", None)),
     (seen(exit_code=139, died_of="SIGSEGV"), None),
+    (
+        seen(exit_code=139, launcher=MPI_DIED.format(11, "Segmentation fault"), first_step=True),
+        ("user_error", "a rank died of SIGSEGV"),
+    ),
+    (seen(launcher=MPI_CRASHED, error=OURS, first_step=True), ("user_error", OURS)),
     (seen(exit_code=3, first_step=True), ("user_error", "exit code 3")),
     (seen(exit_code=3), None),
     (seen(error=ECHO), None),
@@ -98,7 +113,9 @@ def test_failures_of_code_are_told_from_failures_of_the_place(
     assert error == expected[1] if expected and expected[1] else error
 
 
-def test_the_first_failing_task_is_found_in_what_srun_says() -> None:
+def test_the_first_failing_rank_is_found_in_what_launchers_say() -> None:
+    assert first_failed_rank(MPI_CRASHED) == 2
+    assert first_failed_rank("  Process name: [prterun-n1-4242@1,3]\n  Exit code:    1\n") == 3
     assert first_failed_rank(CRASHED) == 1
     assert first_failed_rank("srun: error: n2: tasks 2-3: Exited with exit code 1") == 2
     assert first_failed_rank("nothing of the kind") is None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import math
 import os
 import re
 import shutil
 import socket
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,6 +23,7 @@ from hpcdet.jobs.render import render
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.schedulers.slurm_text import PartitionInfo
 from hpcdet.site import PartitionView, Site, places
+from hpcdet.site.models import Launcher
 from hpcdet.store.config import Resolved, Resources
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Intent
@@ -63,7 +66,7 @@ def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = T
     Raises:
         ConfigError: it can never run here: no such partition, or one that suspends jobs, a
             walltime over its limit, more slots than a node has, no backend, options that sbatch
-            cannot take; or ``local`` on a login node, unasked.
+            cannot take, MPI from a launcher that has none; or ``local`` on a login node, unasked.
         Unavailable: the scheduler does not answer. Said now, not after the experiment is made.
     """
     if site.fallback and (sign := login_node()):
@@ -88,6 +91,7 @@ def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = T
     if partition is not None and not partition.up:
         said.append(f"partition {partition.name} is down: jobs wait there until it is up")
     _refuse_impossible(experiment.resources, experiment.lanes, view, partition)
+    said += _fabric(experiment, site, view.launcher)
     size = room.former(root, experiment.name)
     stores = [place for place in (root, places.scratch(site, root)) if place]
     fits = [text for place in stores for text in room.warnings(experiment, site, place, size)]
@@ -252,6 +256,29 @@ def _refuse_impossible(
         raise ConfigError(
             f"{need.nodes} nodes; partition {name} has {partition.nodes}", where="resources.nodes"
         )
+
+
+def _fabric(experiment: Resolved, site: Site, launcher: Launcher) -> list[str]:
+    """Whether ranks that speak MPI can be started, as far as can be seen from here."""
+    if experiment.distributed.backend != "mpi" or experiment.resources.slots_per_trial == 1:
+        return []
+    where = "distributed.backend: mpi"
+    if launcher.kind == "local":
+        raise ConfigError(
+            "the launcher here starts processes that MPI knows nothing of",
+            where=where,
+            hint="in the site file, launcher: {kind: mpirun} (see docs/sites.md); or backend: auto",
+        )
+    if launcher.kind == "srun" and "--mpi=none" in launcher.args:
+        raise ConfigError(
+            "the site's launcher has --mpi=none, which keeps MPI from srun's ranks",
+            where=where,
+            hint="--mpi=pmix or --mpi=pmi2 (`srun --mpi=list` names what there is)",
+        )
+    python = experiment.environment.python or site.python or sys.executable
+    if python == sys.executable and importlib.util.find_spec("mpi4py") is None:
+        return ["mpi4py is not installed here; ranks need it: python -m pip install 'hpcdet[mpi]'"]
+    return []
 
 
 def _keeps(experiment: Resolved, site: Site, root: Path) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -54,12 +55,15 @@ class Launch:
         environment: complete, without what belongs to another step.
         processes: what each process has in its environment on top.
         by_launcher: the process is a launcher that starts the ranks elsewhere.
+        end_signal: makes a launcher end its ranks everywhere. Where it is not SIGTERM, that is
+            kept from the launcher: schedulers send it as a notice, to whatever they find.
     """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     processes: tuple[Mapping[str, str], ...]
     by_launcher: bool
+    end_signal: signal.Signals = signal.SIGTERM
 
 
 def launch(
@@ -94,12 +98,15 @@ def launch(
         return Launch(rank, given, ranks, by_launcher=False)
     if launcher.kind == "mpirun":
         argv = (*_mpirun(launcher, experiment.resources), *rank)
-        return Launch(argv, given, ({},), by_launcher=True)
+        given.update(_for_daemons(python, allocation))
+        return Launch(argv, given, ({},), by_launcher=True, end_signal=signal.SIGINT)
     name = f"{attempt.trial}-{attempt.number}"
     part: Iterable[str] = ()
     if side_by_side > 1:
         part = list(_part_of(given, experiment.resources, gpus, side_by_side))
         given = {n: value for n, value in given.items() if not n.startswith(_SLURM_SIZE)}
+    fabric = () if experiment.distributed.backend == "mpi" else ("--mpi=none",)
+    part = (*fabric, *part)  # what the site says of it comes later, and wins
     argv = (*_srun(launcher, experiment.resources, name, part), *rank)
     return Launch(argv, given, ({},), by_launcher=True)
 
@@ -135,7 +142,6 @@ def _srun(
 ) -> tuple[str, ...]:
     per_node = resources.slots_per_node or resources.slots_per_trial // resources.nodes
     options = [
-        "--mpi=none",
         f"--nodes={resources.nodes}",
         f"--ntasks={resources.slots_per_trial}",
         f"--ntasks-per-node={per_node}",
@@ -183,9 +189,24 @@ def _mpirun(launcher: Launcher, resources: Resources) -> tuple[str, ...]:
     per_node = resources.slots_per_node or resources.slots_per_trial // resources.nodes
     return (
         *("mpirun", "-np", str(resources.slots_per_trial)),
-        *("--map-by", f"ppr:{per_node}:node", "--bind-to", "none"),
+        # what is free has been counted by the scheduler, or by the local backend
+        *("--map-by", f"ppr:{per_node}:node:OVERSUBSCRIBE", "--bind-to", "none"),
         *launcher.args,
     )
+
+
+def _for_daemons(python: str, allocation: Allocation) -> dict[str, str]:
+    """What Open MPI needs to start its daemons on the other nodes of a Slurm job, by ``srun``."""
+    if not allocation.slurm:
+        return {}
+    daemon = f"{python} -m hpcdet.worker.remote"
+    return {
+        "OMPI_MCA_orte_launch_agent": f"{daemon} orted",
+        "PRTE_MCA_prte_launch_agent": f"{daemon} prted",
+        "SRUN_EXPORT_ENV": "ALL",  # the job itself was submitted with an empty environment
+        "SLURM_CPU_BIND": "none",
+        "SLURM_OVERLAP": "1",  # a step beside the listener, and beside other lanes
+    }
 
 
 def _mebibytes(amount: int) -> int:

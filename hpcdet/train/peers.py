@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from hpcdet.train.lifeline import NEVER
 from hpcdet.train.ranks import Ranks
 
 T = TypeVar("T")
+_ECHO = re.compile(r"gloo/transport|Connection closed by peer|NCCL|MPI \w+ failed: ")
 
 
 class Peers:
@@ -66,6 +68,4 @@ def is_peer_loss(error: BaseException) -> bool:
     if isinstance(error, dist.DistError):
         return True
     text = str(error)
-    return isinstance(error, RuntimeError) and any(
-        mark in text for mark in ("gloo/transport", "Connection closed by peer", "NCCL", "MPI ")
-    )
+    return isinstance(error, RuntimeError) and bool(_ECHO.search(text))

@@ -12,7 +12,8 @@ from hpcdet.errors import ConfigError
 PEER_LOST = os.EX_TEMPFAIL
 """Exit code of a rank whose peers are gone: nobody's fault here."""
 
-# variable names of rank, world, local rank, local world, node; tried from top to bottom
+# variable names of rank, world, local rank, local world, node; tried from top to bottom. Open MPI
+# numbers no nodes: its NODE_RANK counts the processes of all jobs on one
 _LAUNCHERS: tuple[tuple[str, str, str, str, str], ...] = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"),
     (
@@ -20,10 +21,12 @@ _LAUNCHERS: tuple[tuple[str, str, str, str, str], ...] = (
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "OMPI_COMM_WORLD_NODE_RANK",
+        "",
     ),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_NODE_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),
 )
+# what `srun --mpi=pmi2` sets, too: it does not know nodes, and Slurm's own variables do
+_PLAIN_PMI = ("PMI_RANK", "PMI_SIZE", "", "", "")
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class Ranks:
         Raises:
             ConfigError: a rank that is not below the number of ranks.
         """
-        found = _named(env) or _slurm(env) or Ranks()
+        named = (_named(env, names) for names in _LAUNCHERS)
+        found = next(filter(None, named), None) or _slurm(env) or _named(env, _PLAIN_PMI) or Ranks()
         if not 0 <= found.rank < found.world:
             raise ConfigError(
                 f"rank {found.rank} of {found.world} cannot be",
@@ -61,19 +65,20 @@ class Ranks:
         return found
 
 
-def _named(env: Mapping[str, str]) -> Ranks | None:
-    for rank, world, local, local_world, node in _LAUNCHERS:
-        if rank in env and world in env:
-            size = int(env[world])
-            # where the launcher says nothing about nodes, all ranks are taken to share one
-            return Ranks(
-                rank=int(env[rank]),
-                world=size,
-                local=int(env.get(local, env[rank])),
-                local_world=int(env.get(local_world, env[world])),
-                node=int(env.get(node, "0")),
-            )
-    return None
+def _named(env: Mapping[str, str], names: tuple[str, str, str, str, str]) -> Ranks | None:
+    rank, world, local, local_world, node = names
+    if rank not in env or world not in env or (names in _LAUNCHERS[1:] and local not in env):
+        return None
+    # where the launcher says nothing about nodes, all ranks are taken to share one
+    number, here = int(env[rank]), int(env.get(local_world, env[world]))
+    return Ranks(
+        rank=number,
+        world=int(env[world]),
+        local=int(env.get(local, env[rank])),
+        local_world=here,
+        # nodes are filled one after the other
+        node=int(env[node]) if node in env else number // here,
+    )
 
 
 def _slurm(env: Mapping[str, str]) -> Ranks | None:

@@ -19,7 +19,7 @@ _SLURM_SAYS: tuple[tuple[str, Reason], ...] = (
 # What a rank says when another one is gone: never the cause, only its echo.
 _ECHO = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|gloo|DistBackendError|DistNetworkError"
-    r"|DistStoreError|NCCL",
+    r"|DistStoreError|NCCL|MPI \w+ failed: ",
 )
 # What PyTorch says in a rank one of whose loader processes was killed from outside.
 _LOADER_KILLED = re.compile(
@@ -28,6 +28,11 @@ _LOADER_KILLED = re.compile(
 _KILLED = re.compile(r"srun: error: \S+ tasks? \S+: Killed")
 _DIED_OF = {128 + n: n.name for n in (Signals.SIGKILL, Signals.SIGTERM, Signals.SIGUSR2)}
 _EXITED = re.compile(r"srun: error: \S+ tasks? (\d+)\S*: Exited with exit code")
+# What Open MPI's mpirun (up to 4: orterun, from 5: prterun) says of the rank that failed first; by
+# the time it says so it has ended all others.
+_MPI_EXITED = re.compile(r"Process name: \[.*,\s*(\d+)\]\s+Exit code:")
+_MPI_DIED = re.compile(r"run noticed that process rank \d+ .* exited on signal\s+(\d+)")
+_MPI_LOST = re.compile(r"has lost communication with a remote daemon")
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ def _killed(seen: Evidence) -> tuple[Reason, str] | None:
     for pattern, reason in _SLURM_SAYS:
         if re.search(pattern, seen.launcher):
             return reason, _last_line(seen.launcher) if reason == "oom" else ""
-    died_of = seen.died_of or _launcher_killed(seen.launcher) or _loader_killed(seen)
+    died_of = _died_of(seen) or _loader_killed(seen)
     if not died_of and not seen.error and seen.verdict is None:
         died_of = _DIED_OF.get(seen.exit_code, "")  # a launcher that was killed says nothing
     if died_of == "SIGKILL":
@@ -111,6 +116,8 @@ def _killed(seen: Evidence) -> tuple[Reason, str] | None:
         return (told, "") if seen.noticed or not seen.stands else ("lost", "a rank was killed")
     if died_of in ("SIGTERM", "SIGUSR2"):
         return told, ""
+    if _MPI_LOST.search(seen.launcher) and not seen.error:
+        return "node_fail", "mpirun lost a node"
     if not seen.stands:
         return told, ""
     if seen.noticed and seen.verdict is None and not seen.error:
@@ -128,16 +135,23 @@ def _failed(seen: Evidence) -> tuple[Reason, str]:
         return "user_error", error
     if not seen.first_step:
         return "launch_failed", error or seen.error or said or _last_line(seen.launcher)
-    if seen.died_of:
-        return "user_error", f"a rank died of {seen.died_of}"
+    if died_of := _died_of(seen):
+        return "user_error", f"a rank died of {died_of}"
     if seen.error or said or seen.exit_code in (0, PEER_LOST):
         # only echoes of a loss that nobody else reported, or an end without a word
         return "lost", seen.error or said
     return "user_error", f"exit code {seen.exit_code}"
 
 
+def _died_of(seen: Evidence) -> str:
+    """The signal that ended the rank that failed first; "" if none did."""
+    return seen.died_of or _launcher_killed(seen.launcher)
+
+
 def _launcher_killed(text: str) -> str:
-    """SIGKILL if the first failure srun reports is a killed task; later ones are its own doing."""
+    """Of the first failure the launcher reports; of srun SIGKILL only, later ones are its doing."""
+    if died := _MPI_DIED.search(text):
+        return Signals(int(died[1])).name
     killed, exited = _KILLED.search(text), _EXITED.search(text)
     if killed and (not exited or killed.start() < exited.start()):
         return "SIGKILL"
@@ -151,8 +165,8 @@ def _loader_killed(seen: Evidence) -> str:
 
 
 def first_failed_rank(launcher: str) -> int | None:
-    """The rank that srun saw fail first."""
-    found = _EXITED.search(launcher)
+    """The rank that the launcher saw fail first."""
+    found = _EXITED.search(launcher) or _MPI_EXITED.search(launcher)
     return int(found[1]) if found else None
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,13 +63,14 @@ class RunningStep:
 
     def __init__(self, launch: Launch, log: Path, cwd: Path) -> None:
         self._by_launcher = launch.by_launcher
+        self._end_signal = launch.end_signal
         self._processes: list[subprocess.Popen[bytes]] = []
         self._failed: list[_Failure] = []  # in order of detection
         self._seen: set[int] = set()
         self._kill_at: float | None = None
         self._killed = False
         self._notified = False
-        parent = os.getpid()
+        prepare = _preparation(launch)
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             with open(log, "ab") as output:
@@ -84,7 +86,7 @@ class RunningStep:
                             env={**launch.environment, **extra},
                             cwd=cwd,
                             process_group=group,
-                            preexec_fn=None if launch.by_launcher else lambda: _begin(parent),
+                            preexec_fn=prepare,
                         )
                     )
         except BaseException:
@@ -117,18 +119,18 @@ class RunningStep:
     def notify(self) -> None:
         """Tell the ranks to save and leave.
 
-        Only SIGUSR2 is safe with every launcher: srun answers SIGTERM by killing its ranks.
+        Only SIGUSR2 is safe with every launcher: they answer SIGTERM by killing their ranks.
         """
         self._signal(signal.SIGUSR2)
 
     def end(self) -> None:
-        """End it at once, without a save. srun answers SIGTERM by killing its ranks everywhere."""
+        """End it at once, without a save; a launcher ends its ranks everywhere."""
         if not self._by_launcher:
             self.kill()
         elif self._kill_at is None:
             self._killed = True
             self._kill_at = time.monotonic() + _PEERS_GRACE_S
-            self._signal(signal.SIGTERM)
+            self._signal(self._end_signal)
 
     def kill(self) -> None:
         """End it at once."""
@@ -171,9 +173,22 @@ class RunningStep:
             os.killpg(self._processes[0].pid, number)
 
 
-def _begin(parent: int) -> None:
-    """In the child: die with the worker, and keep notices until the rank can hear them."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _preparation(launch: Launch) -> Callable[[], None] | None:
+    """What the child does before it becomes the rank, or the launcher.
+
+    Either ends with the worker; of launchers, srun is ended by Slurm. A rank keeps notices until
+    it can hear them; a launcher that dies of SIGTERM does not hear it (it unblocks it for ranks).
+    """
+    parent = os.getpid()
+    if not launch.by_launcher:
+        return lambda: _begin(parent, _NOTICES, signal.SIGKILL)
+    if launch.end_signal is signal.SIGTERM:
+        return None
+    return lambda: _begin(parent, (signal.SIGTERM,), launch.end_signal)
+
+
+def _begin(parent: int, blocked: Collection[signal.Signals], death: signal.Signals) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    _prctl(_PR_SET_PDEATHSIG, death)
     if os.getppid() != parent:
         os._exit(1)

@@ -10,6 +10,8 @@ Open MPI built so); elsewhere they go through host memory.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -19,7 +21,7 @@ from hpcdet.train.mpi.group import NAME, MPIProcessGroup
 from hpcdet.train.mpi.progress import Progress
 from hpcdet.train.ranks import Ranks
 
-__all__ = ["NAME", "prepare"]
+__all__ = ["NAME", "leave", "prepare"]
 
 
 def _missing() -> str:
@@ -63,6 +65,26 @@ def prepare(ranks: Ranks) -> None:
         )
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        sys.excepthook = _Abort(comm, sys.excepthook)
+
+
+def leave() -> None:
+    """MPI is nobody's any more but the main thread's, to finalize it at the end."""
+    Progress.stop()
+
+
+class _Abort:
+    """Ends all ranks when a script of one ends by an exception: at its exit MPI would wait for the
+    others, who wait for it."""
+
+    def __init__(self, comm: Any, shown: Callable[..., object]) -> None:
+        self._comm = comm
+        self._shown = shown
+
+    def __call__(self, *error: Any) -> None:
+        self._shown(*error)
+        sys.stderr.flush()
+        self._comm.Abort(1)
 
 
 def _create(options: Any, _backend_options: Any) -> MPIProcessGroup:

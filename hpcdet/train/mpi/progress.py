@@ -8,7 +8,9 @@ spins in MPI is a core that does not train. ``MPI_THREAD_SERIALIZED`` is enough.
 from __future__ import annotations
 
 import atexit
+import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -56,12 +58,12 @@ class Operation:
 
     def _outcome(self, _ended: object) -> Any:
         if self.error is not None:
-            raise RuntimeError(f"MPI {self.name}: {self.error}")
+            raise RuntimeError(f"MPI {self.name} failed: {self.error}")
         return self.result
 
 
 class Progress(threading.Thread):
-    """The one thread that calls MPI."""
+    """The one thread that calls MPI, from the first group to the end of the last."""
 
     _instance: Progress | None = None
 
@@ -75,14 +77,20 @@ class Progress(threading.Thread):
         if cls._instance is None:
             cls._instance = cls()
             cls._instance.start()
-            # a thread that wakes up while the interpreter goes down would bring it down with noise
-            atexit.register(cls._instance.stop)
         return cls._instance
 
-    def stop(self) -> None:
-        """End it, whatever is under way."""
-        self._asked.put(None)
-        self.join()
+    @classmethod
+    def stop(cls) -> None:
+        """End it, whatever is under way: MPI is the main thread's again, to finalize it."""
+        thread, cls._instance = cls._instance, None
+        if thread is not None:
+            thread._asked.put(None)
+            thread.join()
+
+    @classmethod
+    def forget(cls) -> None:
+        """In a child process, which has neither the thread nor a place among the ranks."""
+        cls._instance = None
 
     def ask(self, operation: Operation) -> None:
         """Have an operation done, after those asked for before have been started."""
@@ -102,6 +110,7 @@ class Progress(threading.Thread):
         return box[0]
 
     def run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the main thread
         active: list[Operation] = []
         idle = 0
         while True:
@@ -154,4 +163,10 @@ def _done(operation: Operation) -> bool:
 
 
 def nothing() -> None:
-    pass
+    """An operation's end where nothing has to be done."""
+
+
+# a thread that wakes up while the interpreter goes down would bring it down with noise, and one
+# that is in MPI while another finalizes it is not allowed
+atexit.register(Progress.stop)
+os.register_at_fork(after_in_child=Progress.forget)
