@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powerSG
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcdet.train import mpi
+from hpcdet.train import mpi, rendezvous
 from hpcdet.train.ranks import Ranks
 
 KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32)
@@ -121,6 +121,14 @@ def training(rank: int, world: int) -> None:
         assert all(torch.equal(copy, ours) for copy in copies)
 
 
+def one_after_the_other(state, bucket):
+    """PowerSGD, which talks again when it hears: over buckets side by side each rank would do that
+    in an order of its own, where nothing else orders it as a CUDA stream does."""
+    future = powerSGD_hook(state, bucket)
+    future.wait()
+    return future
+
+
 def trained(rank: int, hook: Any, group: Any) -> torch.Tensor:
     """The parameters after a dozen steps."""
     torch.manual_seed(0)
@@ -132,7 +140,7 @@ def trained(rank: int, hook: Any, group: Any) -> torch.Tensor:
         state = powerSGD.PowerSGDState(
             group, matrix_approximation_rank=2, start_powerSGD_iter=3, min_compression_rate=1
         )
-        model.register_comm_hook(state, hook)
+        model.register_comm_hook(state, one_after_the_other)
     elif hook is not None:
         model.register_comm_hook(group, hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -181,4 +189,4 @@ if __name__ == "__main__":
     programs = {"everything": (collectives, training, missing), "raising": (raising,)}
     for program in programs[sys.argv[1]]:
         program(rank, world)
-    dist.destroy_process_group()
+    rendezvous.leave()

@@ -90,7 +90,7 @@ def leave() -> None:
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
-    mpi.leave()
+        mpi.leave()
 
 
 def _host(ranks: Ranks, meeting: Path) -> tuple[TCPStore, str]:

@@ -10,13 +10,13 @@ Open MPI built so); elsewhere they go through host memory.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+import atexit
 from typing import Any
 
 import torch.distributed as dist
 
 from hpcdet.errors import ConfigError
+from hpcdet.train.launcher import say_goodbye
 from hpcdet.train.mpi.group import NAME, MPIProcessGroup
 from hpcdet.train.mpi.progress import Progress
 from hpcdet.train.ranks import Ranks
@@ -27,6 +27,9 @@ __all__ = ["NAME", "leave", "prepare"]
 def _missing() -> str:
     """Why MPI cannot be used here; "" if it can."""
     try:
+        import mpi4py
+
+        mpi4py.rc.finalize = False  # it would wait for the others, too, when this rank has failed
         from mpi4py import MPI  # noqa: F401
     except (ImportError, RuntimeError) as error:
         return str(error)
@@ -65,26 +68,13 @@ def prepare(ranks: Ranks) -> None:
         )
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-        sys.excepthook = _Abort(comm, sys.excepthook)
 
 
 def leave() -> None:
-    """MPI is nobody's any more but the main thread's, to finalize it at the end."""
+    """The ranks part. What is MPI's is given back at the end of a process that has come to here;
+    one that ends otherwise is a crash for the launcher, which ends the others."""
     Progress.stop()
-
-
-class _Abort:
-    """Ends all ranks when a script of one ends by an exception: at its exit MPI would wait for the
-    others, who wait for it."""
-
-    def __init__(self, comm: Any, shown: Callable[..., object]) -> None:
-        self._comm = comm
-        self._shown = shown
-
-    def __call__(self, *error: Any) -> None:
-        self._shown(*error)
-        sys.stderr.flush()
-        self._comm.Abort(1)
+    atexit.register(say_goodbye)
 
 
 def _create(options: Any, _backend_options: Any) -> MPIProcessGroup:

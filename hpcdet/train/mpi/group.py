@@ -31,22 +31,25 @@ Tensors: TypeAlias = list[torch.Tensor]
 class Work(dist.Work):
     """What a collective returns: waits for it, and raises what went wrong."""
 
-    def __init__(self, future: torch.futures.Future[Tensors]) -> None:
+    def __init__(self, operation: Operation, progress: Progress) -> None:
         super().__init__()
-        self._future = future
+        self._operation = operation
+        self._progress = progress
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self._future.wait()
+        self.get_future().wait()
         return True
 
     def get_future(self) -> Any:
-        return self._future
+        self._progress.drive(self._operation)  # in a callback: nobody else would
+        return self._operation.future
 
     def is_completed(self) -> bool:
-        return self._future.done()
+        return bool(self._operation.future.done())
 
     def result(self) -> Tensors:
-        return self._future.wait()
+        found: Tensors = self.get_future().wait()
+        return found
 
 
 # torch calls each of these methods with one of its several signatures only
@@ -348,7 +351,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         devices: Devices = None if device is None else [device]
         operation = Operation(name, start, finish, until, result, devices)
         self._progress.ask(operation)
-        return Work(operation.future)
+        return Work(operation, self._progress)
 
 
 def _after(ready: Any, start: Callable[[], Sequence[Any]]) -> Callable[[], Sequence[Any]]:

@@ -25,7 +25,7 @@ _SPINS = 50  # looks without sleep after something was asked for: small messages
 _SLEEP_S = (0.00002, 0.0002)  # between looks: at first, and at most
 
 
-@dataclass
+@dataclass(eq=False)
 class Operation:
     """A collective under way.
 
@@ -34,6 +34,7 @@ class Operation:
         finish: called when they are done, before ``future`` is.
         until: when it has failed, on the monotonic clock.
         result: what ``future`` gives.
+        error: what went wrong; ``future`` raises it.
     """
 
     name: str
@@ -51,9 +52,8 @@ class Operation:
         # set on a future from Python is not
         self.future = self.ended.then(self._outcome)
 
-    def end(self, error: Exception | None = None) -> None:
-        """Complete the future."""
-        self.error = error
+    def end(self) -> None:
+        """Complete the future, and run what waits for it."""
         self.ended.set_result(None)
 
     def _outcome(self, _ended: object) -> Any:
@@ -70,6 +70,8 @@ class Progress(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="mpi", daemon=True)
         self._asked: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
+        self._active: list[Operation] = []
+        self._idle = 0  # looks since something happened
 
     @classmethod
     def of_process(cls) -> Progress:
@@ -111,54 +113,68 @@ class Progress(threading.Thread):
 
     def run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the main thread
-        active: list[Operation] = []
-        idle = 0
-        while True:
-            try:
-                asked = self._asked.get(block=idle > _SPINS, timeout=_pause(idle, active))
-            except queue.Empty:
-                idle += 1
-            else:
-                if asked is None:
-                    return
-                idle = 0
-                if _started(asked):
-                    active.append(asked)
-            if active:
-                left = [one for one in active if not _done(one)]
-                idle = 0 if len(left) < len(active) else idle
-                active = left
+        while self._turn():
+            pass
+
+    def drive(self, operation: Operation) -> None:
+        """From a callback, which runs in this thread: go on until an operation is complete.
+
+        A callback may ask for another operation and wait for it, as PowerSGD's does.
+        """
+        if threading.current_thread() is self:
+            while not operation.future.done() and self._turn():
+                pass
+
+    def _turn(self) -> bool:
+        """Start what has been asked for, if anything, and complete what is done; False at the end.
+
+        Callbacks run in here, and may call it again.
+        """
+        try:
+            asked = self._asked.get(block=self._idle > _SPINS, timeout=self._pause())
+        except queue.Empty:
+            self._idle += 1
+        else:
+            if asked is None:
+                self._asked.put(None)  # for the turns around this one
+                return False
+            self._idle = 0
+            self._active.append(asked)
+            _start(asked)
+        for one in tuple(self._active):
+            if one in self._active and _is_over(one):
+                self._active.remove(one)
+                self._idle = 0
+                one.end()
+        return True
+
+    def _pause(self) -> float | None:
+        """Seconds to wait for something to be asked for before the next look at what is active."""
+        if not self._active:
+            return None
+        least, most = _SLEEP_S
+        return min(least * (1 + (self._idle - _SPINS) // 8), most)
 
 
-def _pause(idle: int, active: list[Operation]) -> float | None:
-    if not active:
-        return None
-    least, most = _SLEEP_S
-    return min(least * (1 + (idle - _SPINS) // 8), most)
-
-
-def _started(operation: Operation) -> bool:
+def _start(operation: Operation) -> None:
     try:
         operation.requests = list(operation.start())
     except Exception as error:
-        operation.end(error)
-        return False
-    return not _done(operation)
+        operation.error = error
 
 
-def _done(operation: Operation) -> bool:
+def _is_over(operation: Operation) -> bool:
     from mpi4py import MPI
 
     try:
-        if operation.requests and not MPI.Request.Testall(operation.requests):
-            if time.monotonic() < operation.until:
-                return False
-            raise TimeoutError("the other ranks did not come")
-        operation.finish()
+        if operation.error is None:
+            if operation.requests and not MPI.Request.Testall(operation.requests):
+                if time.monotonic() < operation.until:
+                    return False
+                raise TimeoutError("the other ranks did not come")
+            operation.finish()
     except Exception as error:
-        operation.end(error)
-    else:
-        operation.end()
+        operation.error = error
     return True
 
 
