@@ -24,19 +24,25 @@ from tests import experiments as x
 RESOURCES = {"slots_per_trial": 4, "nodes": 2, "slots_per_node": 2, "cpus_per_slot": 3}
 
 
-def planned(launcher: dict[str, object], lane: int | None = None, **resources: object) -> Launch:
+def planned(
+    launcher: dict[str, object],
+    backend: str = "gloo",
+    lane: int | None = None,
+    slurm: bool = False,
+    **resources: object,
+) -> Launch:
     """The step of an attempt; with ``lane``, as one of two side by side."""
     values = x.config(
         trials=1 if lane is None else 4,
         worker={"lanes": 1 if lane is None else 2},
         resources={**RESOURCES, **resources},
-        distributed={"backend": "gloo"},
+        distributed={"backend": backend},
         environment={"environment_variables": {"MINE": "1"}},
     )
     paths = ExperimentPaths(Path("/scratch/exp-0001"))
     site = x.local_site(launcher=launcher, python="/opt/python")
     attempt = paths.trial(7).attempt(2)
-    allocation = Allocation("5_1", ("n1",), 0, 99.5)
+    allocation = Allocation("5_1", ("n1",), 0, 99.5, slurm)
     return launch(config.resolve(values), site, paths, attempt, allocation, lane or 0)
 
 
@@ -66,12 +72,23 @@ def test_srun_gets_all_it_must_not_guess(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_other_launchers() -> None:
     mpirun = shlex.join(planned({"kind": "mpirun", "args": ["--mca", "btl", "self,tcp"]}).argv)
-    assert mpirun.startswith("mpirun -np 4 --map-by ppr:2:node")
+    assert mpirun.startswith("mpirun -np 4 --map-by ppr:2:node:OVERSUBSCRIBE --bind-to none")
     assert mpirun.endswith(f"--mca btl self,tcp {RANK}")
+    assert "SRUN_EXPORT_ENV" not in planned({"kind": "mpirun"}).environment
+    daemons = planned({"kind": "mpirun"}, slurm=True).environment
+    assert daemons["OMPI_MCA_orte_launch_agent"] == "/opt/python -m hpcdet.worker.remote orted"
+    assert (daemons["SRUN_EXPORT_ENV"], daemons["SLURM_CPU_BIND"]) == ("ALL", "none")
     local = planned({"kind": "local"}, nodes=1, slots_per_node=4)
     assert shlex.join(local.argv) == RANK
     assert [ranks["RANK"] for ranks in local.processes] == ["0", "1", "2", "3"]
     assert {ranks["WORLD_SIZE"] for ranks in local.processes} == {"4"}
+
+
+def test_srun_leaves_mpi_to_those_who_use_it_and_to_the_site() -> None:
+    assert "--mpi=none" in planned({"kind": "srun"}).argv
+    assert not any(word.startswith("--mpi") for word in planned({"kind": "srun"}, "mpi").argv)
+    said = planned({"kind": "srun", "args": ["--mpi=pmi2"]}).argv
+    assert said.index("--mpi=pmi2") > said.index("--mpi=none"), "srun takes the last"
 
 
 @pytest.mark.parametrize(
@@ -217,6 +234,38 @@ def test_ranks_die_with_their_worker(tmp_path: Path) -> None:
             assert len(pids) == 2 and all(processes.started(pid) for pid in pids)
             worker.kill()
             x.until(lambda: not any(processes.started(pid) for pid in pids))
+        finally:
+            worker.kill()
+            x.strike(pids)
+
+
+def test_a_launcher_is_spared_the_notice_and_ends_its_ranks_with_the_worker(
+    tmp_path: Path,
+) -> None:
+    """As mpirun: SIGTERM does not reach it, SIGINT ends it; so it is when the worker is killed."""
+    launcher = (
+        "trap 'touch ended; exit' INT; echo $$ > pid; mv pid up; while :; do sleep 0.05; done"
+    )
+    code = (
+        "import os, pathlib, signal, sys, time\n"
+        "from hpcdet.jobs.launch import Launch\n"
+        "from hpcdet.worker.step import RunningStep\n"
+        "here = pathlib.Path(sys.argv[1])\n"
+        "argv = ('/bin/bash', '-c', sys.argv[2])\n"
+        "plan = Launch(argv, os.environ, ({},), True, signal.SIGINT)\n"
+        "step = RunningStep(plan, here / 'log', here)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path), launcher]) as worker:
+        pids: list[int] = []
+        try:
+            x.until((tmp_path / "up").exists)
+            pids.append(int((tmp_path / "up").read_text()))
+            os.kill(pids[0], signal.SIGTERM)
+            assert processes.started(pids[0])
+            worker.kill()
+            x.until(lambda: not processes.started(pids[0]))
+            assert (tmp_path / "ended").exists(), "it died of what it must not hear"
         finally:
             worker.kill()
             x.strike(pids)
