@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import stat
@@ -21,7 +22,7 @@ from hpcdet.jobs import checks, create, provenance, render, snapshot, submission
 from hpcdet.read import find
 from hpcdet.site import Site, trust
 from hpcdet.store import config
-from hpcdet.store.config import Resolved, Resources, Worker
+from hpcdet.store.config import Distributed, Resolved, Resources, Worker
 from hpcdet.store.config import Searcher as SearcherConfig
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Intent
@@ -422,6 +423,28 @@ def test_more_lanes_than_fit_into_a_node_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="12 cores on one node") as caught:
         checks.preflight(wide, site, tmp_path)
     assert caught.value.where == "worker.lanes"
+
+
+def test_mpi_is_refused_where_the_launcher_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def site(**launcher: object) -> Site:
+        return Site.model_validate({**sites.load("local").plain(), "launcher": launcher})
+
+    two = Resources(slots_per_trial=2, slots_per_node=2)
+    wanted = Resolved(resources=two, distributed=Distributed("mpi"))
+    assert checks.preflight(wanted, site(kind="mpirun"), tmp_path) == []
+    assert (
+        checks.preflight(Resolved(distributed=Distributed("mpi")), sites.load("local"), tmp_path)
+        == []
+    )
+    for launcher in ({"kind": "local"}, {"kind": "srun", "args": ["--mpi=none"]}):
+        with pytest.raises(ConfigError) as caught:
+            checks.preflight(wanted, site(**launcher), tmp_path)
+        assert caught.value.where == "distributed.backend: mpi" and "mpi" in caught.value.hint
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    [warning] = checks.preflight(wanted, site(kind="mpirun"), tmp_path)
+    assert "hpcdet[mpi]" in warning
 
 
 def test_a_partition_that_a_local_site_does_not_name_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -114,14 +115,10 @@ def weights(paths: ExperimentPaths) -> dict[str, torch.Tensor]:
     return found
 
 
-def pids(paths: ExperimentPaths, program: str) -> list[int]:
-    """Processes of an experiment whose command begins with a program's name."""
-    named = []
-    for pid in (*x.rank_pids(paths),):
-        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if Path(argv[0].decode()).name.startswith(program):
-            named.append(pid)
-    return named
+def launchers(paths: ExperimentPaths) -> list[psutil.Process]:
+    """What started the ranks of an experiment: its children are ranks, theirs are loaders."""
+    found = [psutil.Process(pid) for pid in x.rank_pids(paths)]
+    return [one for one in found if one.name() == "mpirun"]
 
 
 def test_a_trial_over_mpi_ends_as_over_gloo_however_it_is_disturbed(folder: Path) -> None:
@@ -148,11 +145,12 @@ def test_a_trial_over_mpi_ends_as_over_gloo_however_it_is_disturbed(folder: Path
     x.strike(x.worker_pids(paths), signal.SIGUSR2)
     x.until(lambda: len(x.ends(paths, 1)) == 3, lambda: x.story(paths))
     at_work(3)
-    x.strike(pids(paths, "python")[-1:])
+    x.strike([launchers(paths)[0].children()[-1].pid])
     x.until(lambda: len(x.ends(paths, 1)) == 4, lambda: x.story(paths))
     at_work(4)
-    orphans = pids(paths, "python")
-    x.strike(pids(paths, "mpirun"))
+    [mpirun] = launchers(paths)
+    orphans = [one.pid for one in mpirun.children(recursive=True)]
+    x.strike([mpirun.pid])
     x.until(lambda: len(x.ends(paths, 1)) == 5, lambda: x.story(paths))
     x.until(lambda: not any(processes.started(pid) for pid in orphans), lambda: x.story(paths))
     assert x.run_to_end(paths).state == "COMPLETED"
