@@ -6,11 +6,13 @@ However they are told, the trial goes on by itself and ends with the bits of an 
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from typing import Any
 
 import pytest
 
 from hpcdet.store import journal
+from hpcdet.store.records import Verdict
 from tests.experiments import same_bits
 from tests.slurm_runs import Lab, Run, config, urgent
 
@@ -75,3 +77,30 @@ def test_ranks_preempted_with_grace_save_and_come_back(
     assert run.reasons() == ["preempted", "completed"], run.story()
     assert notices(run, 1)[:1] == [heard]
     same_bits(run.digest(), wanted, run.story())
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine")
+def test_ranks_of_mpirun_on_two_nodes_save_and_come_back(lab_b: Lab) -> None:
+    """TERM reaches the daemons of mpirun on the nodes, which would answer by killing the ranks."""
+    site = {
+        # both nodes are this host, where the ranks of one must not take those of the other's memory
+        "launcher": {"kind": "mpirun", "args": ["--allow-run-as-root", "--mca", "btl", "self,tcp"]}
+    }
+    values = config(
+        searcher={"max_length": {"batches": 60}},
+        resources={"slots_per_trial": 4, "slots_per_node": 2, "resource_pool": "patient"},
+        distributed={"backend": "mpi"},
+    )
+    once = lab_b.submit(values, site=site)
+    once.wait()
+    assert once.reasons() == ["completed"], once.story()
+    run = lab_b.submit(values, site=site, pace=0.5)
+    run.until_batches(8)
+    with urgent(lab_b.cluster, run.claim().nodes):
+        run.until_ended(1)
+    run.faster()
+    run.wait()
+    assert run.reasons() == ["preempted", "completed"], run.story()
+    verdict = Verdict.read(run.paths.trial(1).attempt(1).verdict)
+    assert verdict is not None and verdict.cause == "signal", "they were not spared\n" + run.story()
+    same_bits(run.digest(), once.digest(), run.story())
