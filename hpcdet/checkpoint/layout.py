@@ -68,23 +68,30 @@ class Layout:
 
     def table_text(self, digests: Sequence[str]) -> bytes:
         """Contents of ``/table``, given the leaves' digests in their order."""
-        return _table_text(self.frame, self.extents, digests)
+        return _table_text(self.frame, self._rows, digests)
+
+    @functools.cached_property
+    def ascending(self) -> tuple[int, ...]:
+        """Numbers of the leaves in the order in which they lie in the file."""
+        places = [(each.offset, each.end) for each in self.extents]
+        return tuple(sorted(range(len(places)), key=places.__getitem__))
+
+    @functools.cached_property
+    def _rows(self) -> tuple[str, ...]:
+        return tuple(map(_row, self.extents))
 
 
-def _table_text(frame: str, extents: Sequence[Extent], digests: Sequence[str]) -> bytes:
-    rows = [
-        [
-            e.leaf.name,
-            e.leaf.kind,
-            e.leaf.dtype,
-            list(e.leaf.shape),
-            e.offset,
-            e.leaf.nbytes,
-            digest,
-        ]
-        for e, digest in zip(extents, digests, strict=True)
-    ]
-    return files.canonical({"frame": frame, "leaves": rows})
+def _row(extent: Extent) -> str:
+    """A leaf's line in the table up to its digest, which is all that differs between saves."""
+    leaf = extent.leaf
+    row = [leaf.name, leaf.kind, leaf.dtype, list(leaf.shape), extent.offset, leaf.nbytes]
+    return files.canonical(row).decode().removesuffix("]") + ',"'
+
+
+def _table_text(frame: str, rows: Sequence[str], digests: Sequence[str]) -> bytes:
+    """As ``files.canonical({"frame": frame, "leaves": [row + [digest], …]})``."""
+    lines = ",".join([f'{row}{digest}"]' for row, digest in zip(rows, digests, strict=True)])
+    return f'{{"frame":"{frame}","leaves":[{lines}]}}'.encode()
 
 
 @functools.lru_cache(maxsize=8)
@@ -103,7 +110,8 @@ def layout(leaves: tuple[Leaf, ...], rank: int, world: int) -> Layout:
         extents = tuple(
             Extent(leaf, _dataset(file, leaf.name, _h5_type(leaf), leaf.shape)) for leaf in leaves
         )
-        length = len(_table_text(NO_DIGEST, extents, [NO_DIGEST] * len(leaves)))
+        rows = tuple(map(_row, extents))
+        length = len(_table_text(NO_DIGEST, rows, [NO_DIGEST] * len(leaves)))
         table = (_dataset(file, TABLE, np.dtype("u1"), (length,)), length)
         for leaf in leaves:
             if not _is_number(leaf):

@@ -10,14 +10,8 @@ from typing import Any
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint import remove, shard, tree
 from hpcdet.checkpoint.manifest import Manifest, NewerFormat
-from hpcdet.checkpoint.saving import (
-    SKELETON,
-    Exchange,
-    alone,
-    private_digest,
-    shared_digest,
-    state_digest,
-)
+from hpcdet.checkpoint.parts import SKELETON, private_digest, shared_digest
+from hpcdet.checkpoint.saving import Exchange, alone, state_digest
 from hpcdet.checkpoint.shard import Entry
 from hpcdet.errors import IntegrityError
 

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
-
 from hpcdet.checkpoint import manifest as manifests
-from hpcdet.checkpoint import remove, shard, tree
+from hpcdet.checkpoint import parts, remove, reports, shard
+from hpcdet.checkpoint.image import Filled, Image, NoRoom
 from hpcdet.checkpoint.manifest import Manifest
-from hpcdet.checkpoint.partition import partition
+from hpcdet.checkpoint.parts import Part, Report, digest, shared_digest
+from hpcdet.checkpoint.reports import PATIENCE_S
 from hpcdet.checkpoint.shard import Shard
-from hpcdet.checkpoint.tree import Encoded, Leaf, StateError
+from hpcdet.checkpoint.task import Task
+from hpcdet.checkpoint.tree import StateError
 from hpcdet.errors import Unavailable
 from hpcdet.store import files, records
 from hpcdet.store.trials import MANIFEST
 
 Exchange = Callable[[Any], list[Any]]
 """Gives a plain JSON value to all ranks and returns everyone's, in order of rank."""
-
-SKELETON = "skeleton"
-_PAGE = 4096
 
 
 class CheckpointFailed(Unavailable):
@@ -67,6 +66,7 @@ def save(
     exchange: Exchange = alone,
     meta: Mapping[str, Any] | None = None,
     previous: str = "",
+    image: Image | None = None,
 ) -> Saved:
     """Write a checkpoint; called by all ranks together, returns on all when it is durable.
 
@@ -77,6 +77,8 @@ def save(
         exchange: see ``Exchange``; called twice.
         meta: what rank 0 wants to remember beside the state; plain JSON.
         previous: root of the checkpoint before.
+        image: memory to copy the state into, written while it is copied; by default some that
+            is given back. Where there is none, the state is written from where it lies.
 
     Raises:
         StateError: the state cannot be saved (on each rank that has such a state).
@@ -86,18 +88,19 @@ def save(
     start = time.monotonic()
     taken = manifests.is_committed(folder)
     failure: Exception | None = None
-    report: dict[str, Any] = {}
+    report: Report = {}
     try:
-        if taken:
-            raise FileExistsError("a checkpoint of this name exists")
-        report = _write(folder, shared, private, rank, world)
+        _refuse(taken)
+        part = parts.take_apart(shared, private, rank, world)
+        files.make_folder(folder)
+        report = _written_at_once(folder, part, Image() if image is None else image)
     except Exception as error:  # the others must not wait for a rank that has failed
         failure, report = error, {"error": _say(error)}
-    reports = exchange(report)
+    everyone = exchange(report)
     commit: dict[str, Any] = {}
     if rank == 0:
         try:
-            commit = _commit(folder, reports, meta or {}, previous)
+            commit = _commit(folder, everyone, meta or {}, previous)
         except Exception as error:
             if not taken:
                 remove.folder(folder)
@@ -106,57 +109,183 @@ def save(
     if isinstance(failure, StateError):
         raise failure
     if "error" in commit:
-        raise CheckpointFailed(
-            commit["error"], where=str(folder), hint="the checkpoints before it are kept"
-        ) from failure
+        raise _failed(folder, commit["error"]) from failure
     seconds = time.monotonic() - start
     return Saved(folder.name, commit["digest"], commit["bytes"], commit["root"], seconds)
 
 
-def _write(folder: Path, shared: Any, private: Any, rank: int, world: int) -> dict[str, Any]:
-    """Write this rank's file; returns what rank 0 needs to know of it."""
-    common = tree.encode(shared, "shared")
-    own = tree.encode({} if private is None else private, "private")
-    leaves = partition(common.leaves, world)[rank]
-    leaves += [*own.leaves, _text_leaf("private", own)]
-    if rank == 0:
-        leaves.append(_text_leaf("shared", common))
-    files.make_folder(folder)
-    written, digests = shard.write(folder, leaves, rank, world)
-    return {
-        "shard": written.encode(),
-        "structure": _digest(files.canonical([list(row) for row in tree.structure(common.leaves)])),
-        "shared": {name: digests[name] for name in digests if name.startswith("shared")},
-        "private": private_digest(own.skeleton, digests.__getitem__),
-        "skeleton": common.skeleton if rank == 0 else None,
-    }
+def _refuse(taken: bool) -> None:
+    if taken:
+        raise FileExistsError("a checkpoint of this name exists")
+
+
+def _failed(folder: Path, what: str) -> CheckpointFailed:
+    hint = "the checkpoints before it are kept"
+    return CheckpointFailed(what, where=str(folder), hint=hint)
+
+
+def _written_at_once(folder: Path, part: Part, image: Image) -> Report:
+    """Write this rank's file while its state is being copied."""
+    plan = part.plan
+    try:
+        image.arrange(plan)
+    except NoRoom:
+        return part.report(shard.write(folder, part.leaves, plan, part.rank, part.world))
+    filled = Filled()
+    writing = Task(
+        lambda: shard.persist(folder, image, filled, plan, part.rank, part.world), "checkpoint"
+    )
+    try:
+        image.fill(part.leaves, filled)
+    finally:
+        writing.wait()
+    return part.report(writing.result())
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A checkpoint that is being written beside the training.
+
+    Attributes:
+        name: of its folder.
+        copied: this rank's state was copied; else there was no memory for that, and its file
+            was written at once.
+    """
+
+    name: str
+    copied: bool
+    _folder: Path
+    _task: Task[Saved | None]
+
+    def done(self) -> bool:
+        """Whether this rank is through with it: rank 0 once it is committed or has failed."""
+        return self._task.done()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until ``done``, so long at most; whether it is."""
+        return self._task.wait(seconds)
+
+    def result(self) -> Saved | None:
+        """Wait until ``done``; what rank 0 has committed, None on the other ranks.
+
+        Raises:
+            StateError: rank 0: the ranks' states do not fit together.
+            CheckpointFailed: rank 0: the disk is full or failed on some rank; the folder was
+                removed. Other ranks: here it did.
+        """
+        try:
+            return self._task.result()
+        except StateError:
+            raise
+        except Exception as error:
+            raise _failed(self._folder, _say(error)) from error
+
+
+def begin(
+    folder: Path,
+    shared: Any,
+    private: Any = None,
+    *,
+    rank: int = 0,
+    world: int = 1,
+    meta: Mapping[str, Any] | None = None,
+    previous: str = "",
+    image: Image,
+    patience_s: float = PATIENCE_S,
+) -> Saving:
+    """Copy the state and return; it is written and committed by threads, one on each rank.
+
+    Called by all ranks, which need not talk: each leaves a report in the folder, for rank 0.
+    None may begin another checkpoint before this one is ``done`` on all.
+
+    Args:
+        folder, shared, private, meta, previous: as for ``save``.
+        image: memory to copy the state into; not to be used before this one is ``done``.
+        patience_s: how long rank 0 waits for the others after its own file is written.
+
+    Raises:
+        StateError: the state cannot be saved.
+    """
+    start = time.monotonic()
+    taken = manifests.is_committed(folder)
+    try:
+        part = parts.take_apart(shared, private, rank, world)
+    except StateError as error:
+        with contextlib.suppress(OSError):
+            files.make_folder(folder)
+            reports.leave(folder, rank, world, {"error": _say(error)})
+        raise
+    own = _begun(folder, part, image, taken)
+
+    def work() -> Saved | None:
+        report: Report = {}
+        failure: Exception | None = None
+        try:
+            report = own() if callable(own) else own
+        except Exception as error:
+            failure, report = error, {"error": _say(error)}
+        if rank:
+            reports.leave(folder, rank, world, report)
+            if failure is not None:
+                raise failure
+            return None
+        everyone = reports.collect(folder, report, world, patience_s)
+        try:
+            commit = _commit(folder, everyone, meta or {}, previous)
+        except Exception:
+            if not taken:
+                remove.folder(folder)
+            raise
+        reports.clear(folder, world)
+        seconds = time.monotonic() - start
+        return Saved(folder.name, commit["digest"], commit["bytes"], commit["root"], seconds)
+
+    return Saving(folder.name, callable(own), folder, Task(work, "checkpoint"))
+
+
+def _begun(folder: Path, part: Part, image: Image, taken: bool) -> Callable[[], Report] | Report:
+    """What is left to be done once this rank's state may change again: its file, or only to say
+    what came of that."""
+    plan, filled = part.plan, Filled()
+    try:
+        _refuse(taken)
+        files.make_folder(folder)
+        try:
+            image.arrange(plan)
+        except NoRoom:
+            return part.report(shard.write(folder, part.leaves, plan, part.rank, part.world))
+        image.fill(part.leaves, filled)
+    except Exception as error:  # rank 0 waits for a word of all
+        return {"error": _say(error)}
+    rest = part.without_data()
+    return lambda: rest.report(shard.persist(folder, image, filled, plan, rest.rank, rest.world))
 
 
 def _commit(
-    folder: Path, reports: list[dict[str, Any]], meta: Mapping[str, Any], previous: str
+    folder: Path, everyone: Sequence[Report], meta: Mapping[str, Any], previous: str
 ) -> dict[str, Any]:
     """Rank 0: make the folder a checkpoint."""
-    for rank, report in enumerate(reports):
+    for rank, report in enumerate(everyone):
         if "error" in report:
             raise CheckpointFailed(f"rank {rank}: {report['error']}")
-        if report["structure"] != reports[0]["structure"]:
+        if report["structure"] != everyone[0]["structure"]:
             raise StateError(
                 f"ranks 0 and {rank} have tensors of different names, types or shapes",
                 where="shared state",
                 hint="state that differs between ranks belongs into the private part",
             )
-    shards = tuple(Shard.decode(report["shard"]) for report in reports)
+    shards = tuple(Shard.decode(report["shard"]) for report in everyone)
     for each in shards:
         with (folder / each.file).open("rb") as file:
             file.seek(0, 2)
             if file.tell() != each.bytes:
                 raise CheckpointFailed(f"{each.file} has {file.tell()} bytes, not {each.bytes}")
-    digests = {name: digest for report in reports for name, digest in report["shared"].items()}
-    shared = shared_digest(reports[0]["skeleton"], digests.__getitem__)
-    private = tuple(report["private"] for report in reports)
+    digests = {name: digest for report in everyone for name, digest in report["shared"].items()}
+    shared = shared_digest(everyone[0]["skeleton"], digests.__getitem__)
+    private = tuple(report["private"] for report in everyone)
     made = Manifest(
         name=folder.name,
-        world=len(reports),
+        world=len(everyone),
         digest=state_digest(shared, private),
         shared=shared,
         private=private,
@@ -169,38 +298,15 @@ def _commit(
     return {"digest": made.digest, "bytes": made.bytes, "root": made.root}
 
 
-def _text_leaf(name: str, encoded: Encoded) -> Leaf:
-    """A skeleton as a leaf; padded, so that the file's layout stays the same from save to save."""
-    text = tree.to_text(encoded.skeleton)
-    text += b" " * (-len(text) % _PAGE)
-    return Leaf(f"{SKELETON}/{name}", "bytes", "bytes", (len(text),), len(text), text)
-
-
-def shared_digest(skeleton: Any, leaf: Callable[[str], str]) -> str:
-    """Digest of the shared state, given the digests of its leaves by name."""
-    return _digest(tree.content(skeleton, leaf))
-
-
-def private_digest(skeleton: Any, leaf: Callable[[str], str]) -> str:
-    """Digest of one rank's private state; "" for an empty one."""
-    if skeleton == {"dict": []}:
-        return ""
-    return _digest(tree.content(skeleton, leaf))
-
-
 def state_digest(shared: str, private: tuple[str, ...]) -> str:
     """Digest of a whole state. Ranks without private state do not count."""
     filled = [[rank, digest] for rank, digest in enumerate(private) if digest]
-    return _digest(files.canonical({"shared": shared, "private": filled}))
+    return digest(files.canonical({"shared": shared, "private": filled}))
 
 
 def _json(value: Any) -> Any:
     """A metric may be NaN, which JSON cannot say."""
     return records.number(value) if isinstance(value, float) else value
-
-
-def _digest(data: bytes) -> str:
-    return str(blake3(data).hexdigest())
 
 
 def _say(error: Exception) -> str:

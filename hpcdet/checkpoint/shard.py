@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from blake3 import blake3
 
-from hpcdet.checkpoint.layout import gaps, layout
+from hpcdet.checkpoint.image import PAGE, Filled, Image
+from hpcdet.checkpoint.layout import Layout, gaps
+from hpcdet.checkpoint.output import DIRECT, PIECE, Output, open_direct
+from hpcdet.checkpoint.task import Task
 from hpcdet.checkpoint.tree import Leaf, from_bytes
 from hpcdet.errors import IntegrityError
 from hpcdet.store import files
@@ -54,40 +58,102 @@ def file_name(rank: int, world: int) -> str:
     return f"rank-{rank:05d}-of-{world:05d}.h5"
 
 
+@dataclass(frozen=True)
+class Written:
+    """A rank's file that is durable, and the digest of each of its leaves by name."""
+
+    shard: Shard
+    digests: Mapping[str, str]
+
+
 def leaf_digest(leaf: Leaf, data: memoryview | bytes) -> str:
     """BLAKE3 of type, shape and bytes: what the leaf holds, wherever it lies."""
-    head = files.canonical([leaf.kind, leaf.dtype, list(leaf.shape)])
-    return str(blake3(head + b"\n").update(data).hexdigest())
+    return str(blake3(_head(leaf.kind, leaf.dtype, leaf.shape)).update(data).hexdigest())
 
 
-def write(
-    folder: Path, leaves: Sequence[Leaf], rank: int, world: int
-) -> tuple[Shard, dict[str, str]]:
-    """Write a rank's file; it has its name only once it is whole and durable.
+@functools.lru_cache(maxsize=1 << 14)
+def _head(kind: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    return files.canonical([kind, dtype, list(shape)]) + b"\n"
 
-    Returns:
-        The shard, and the digest of each leaf by name.
+
+def write(folder: Path, leaves: Sequence[Leaf], plan: Layout, rank: int, world: int) -> Written:
+    """Write a rank's file straight from the memory of its leaves.
+
+    For states that there is no memory for a copy of; else ``persist`` is faster.
 
     Raises:
         OSError: the disk is full or fails; nothing is left behind.
     """
-    # the layouts that are remembered must not keep the tensors of this save alive
-    plan = layout(tuple(replace(leaf, source=None) for leaf in leaves), rank, world)
-    path = folder / file_name(rank, world)
-    temporary = folder / f".{path.name}.{os.getpid()}.tmp"
+    digests: list[str] = []
+
+    def content(fd: int) -> bytes:
+        os.ftruncate(fd, plan.size)
+        for offset, piece in plan.pieces:
+            _write_at(fd, memoryview(piece), offset)
+        for leaf, extent in zip(leaves, plan.extents, strict=True):
+            data = leaf.data()
+            digests.append(leaf_digest(leaf, data))
+            _write_at(fd, data, extent.offset)
+        table = plan.table_text(digests)
+        _write_at(fd, memoryview(table), plan.table[0])
+        return table
+
+    table = _make(folder / file_name(rank, world), content, 0)
+    return _written(plan, rank, world, table, digests)
+
+
+def persist(
+    folder: Path, image: Image, filled: Filled, plan: Layout, rank: int, world: int
+) -> Written:
+    """Write a rank's file from an image, past the page cache where the file system can.
+
+    A second thread makes the digests meanwhile; both may begin before the image is filled.
+
+    Raises:
+        OSError: the disk is full or fails; nothing is left behind.
+    """
+    hashing = Task(lambda: _digests(image, filled, plan), "checkpoint digests")
+    last = plan.table[0] // PAGE * PAGE
+    digests: list[str] = []
+
+    def content(fd: int) -> bytes:
+        output = Output(fd)
+        for start in range(0, last, PIECE):
+            end = min(start + PIECE, last)
+            filled.wait(end)
+            output.write(image.take(start, end), start)
+        filled.wait(plan.size)
+        digests.extend(hashing.result())
+        table = plan.table_text(digests)
+        image.put(plan.table[0], table)
+        output.write(image.take(last, -(-plan.size // PAGE) * PAGE), last)
+        os.ftruncate(fd, plan.size)
+        return table
+
     try:
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, files.FILE_MODE)
+        table = _make(folder / file_name(rank, world), content, DIRECT)
+    finally:
+        hashing.wait()  # the image belongs to the next save
+    return _written(plan, rank, world, table, digests)
+
+
+def _digests(image: Image, filled: Filled, plan: Layout) -> list[str]:
+    """Of all leaves, in their order; made in that in which the image is filled."""
+    found = [""] * len(plan.extents)
+    for number in plan.ascending:
+        extent = plan.extents[number]
+        filled.wait(extent.end)
+        found[number] = leaf_digest(extent.leaf, image.take(extent.offset, extent.end))
+    return found
+
+
+def _make(path: Path, content: Callable[[int], bytes], flags: int) -> bytes:
+    """Make a file that has its name only once it is whole and durable."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        fd = open_direct(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, flags)
         try:
-            os.ftruncate(fd, plan.size)
-            for offset, piece in plan.pieces:
-                _write_at(fd, memoryview(piece), offset)
-            digests = []
-            for leaf, extent in zip(leaves, plan.extents, strict=True):
-                data = leaf.data()
-                digests.append(leaf_digest(leaf, data))
-                _write_at(fd, data, extent.offset)
-            table = plan.table_text(digests)
-            _write_at(fd, memoryview(table), plan.table[0])
+            result = content(fd)
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -96,9 +162,14 @@ def write(
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    files.sync_folder(folder)
-    shard = Shard(path.name, plan.size, plan.table, blake3(table).hexdigest())
-    return shard, {leaf.name: digest for leaf, digest in zip(leaves, digests, strict=True)}
+    files.sync_folder(path.parent)
+    return result
+
+
+def _written(plan: Layout, rank: int, world: int, table: bytes, digests: Sequence[str]) -> Written:
+    shard = Shard(file_name(rank, world), plan.size, plan.table, blake3(table).hexdigest())
+    names = (extent.leaf.name for extent in plan.extents)
+    return Written(shard, dict(zip(names, digests, strict=True)))
 
 
 def _write_at(fd: int, data: memoryview, offset: int) -> None:

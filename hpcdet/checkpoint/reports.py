@@ -1,0 +1,78 @@
+"""How the ranks' writers tell rank 0's that their files are there: by small files beside them.
+
+The training group has nothing to do with it: its collectives belong to the training, which goes
+on meanwhile. The manifest remains the only sign of a checkpoint; reports go once it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcdet.store import files
+
+PATIENCE_S = 600.0
+_IF_FAILED_S = 30.0
+_FIRST_LOOK_S = 0.002
+_LOOK_S = 0.05
+
+
+def _name(rank: int, world: int) -> str:
+    return f".report-{rank:05d}-of-{world:05d}.json"
+
+
+def leave(folder: Path, rank: int, world: int, report: Mapping[str, Any]) -> None:
+    """Say what has become of a rank's file. Where even that fails, rank 0 gives up waiting.
+
+    It need not be durable: it says nothing to anybody after a crash.
+    """
+    path = folder / _name(rank, world)
+    temporary = path.with_name(f"{path.name}.tmp")
+    with contextlib.suppress(OSError):  # a folder that is gone is not made again
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, files.FILE_MODE)
+        try:
+            files.write_all(fd, files.canonical(report))
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+
+
+def collect(
+    folder: Path, own: Mapping[str, Any], world: int, patience_s: float
+) -> list[Mapping[str, Any]]:
+    """Rank 0: wait for all reports, in order of rank; what never comes is an ``error``.
+
+    If this rank's file is not there anyway, the others are only waited for so that none still
+    writes into a folder that goes.
+    """
+    limit = time.monotonic() + (min(patience_s, _IF_FAILED_S) if "error" in own else patience_s)
+    found: dict[int, Mapping[str, Any]] = {0: own}
+    pause = _FIRST_LOOK_S
+    while True:
+        for rank in range(1, world):
+            if rank not in found:
+                report = files.read_json(folder / _name(rank, world))
+                if report is not None:
+                    found[rank] = report
+        if len(found) == world:
+            break
+        if time.monotonic() >= limit:
+            missing: Mapping[str, Any] = {"error": f"nothing heard for {patience_s:.0f} s"}
+            return [found.get(rank, missing) for rank in range(world)]
+        time.sleep(pause)
+        if pause >= _LOOK_S:
+            with contextlib.suppress(OSError):  # NFS: asks the server, which forgets no name
+                os.utime(folder)
+        pause = min(2 * pause, _LOOK_S)
+    return [found[rank] for rank in range(world)]
+
+
+def clear(folder: Path, world: int) -> None:
+    """Take the reports away."""
+    for rank in range(1, world):
+        with contextlib.suppress(OSError):
+            os.unlink(folder / _name(rank, world))
