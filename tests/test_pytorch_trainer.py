@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from hpcdet import checkpoint, pytorch
-from hpcdet.checkpoint import load
+from hpcdet import pytorch
+from hpcdet.checkpoint import load, shard
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.pytorch._metrics import Tally, across_ranks
 from hpcdet.pytorch._units import TrainUnit
@@ -280,17 +283,54 @@ def test_periods(unit: TrainUnit, before: Units, after: Units, due: bool) -> Non
 def test_a_full_disk_does_not_stop_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = checkpoint.save
+    real = shard.persist
 
-    def full_at_two(folder: Path, *args: Any, **kwargs: Any) -> Any:
+    def full_at_two(folder: Path, *args: Any) -> Any:
         if folder.name.startswith("00000002"):
-            raise checkpoint.CheckpointFailed("No space left on device", where=str(folder))
-        return real(folder, *args, **kwargs)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(folder, *args)
 
-    monkeypatch.setattr(checkpoint, "save", full_at_two)
+    monkeypatch.setattr(shard, "persist", full_at_two)
     alone.train(Line, tmp_path, 4, validation_period=pytorch.Batch(2))
     assert [one.step for one in alone.checkpoints(tmp_path)] == [0, 4]
     assert "no checkpoint at step 2" in capsys.readouterr().err
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its callbacks hear of it at the next boundary; the next save waits for it."""
+    go = threading.Event()
+    calls: list[str] = []
+    real = shard.persist
+
+    def held_at_two(folder: Path, *args: Any) -> Any:
+        assert not folder.name.startswith("00000002") or go.wait(120)
+        return real(folder, *args)
+
+    class Told(pytorch.PyTorchCallback):
+        def on_checkpoint_write_end(self, checkpoint_dir: Path) -> None:
+            assert (checkpoint_dir / "MANIFEST.json").exists()
+            calls.append(checkpoint_dir.name)
+
+    class Watched(Line):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"told": Told()}
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            calls.append(f"batch {batch_idx}{' behind' if go.is_set() else ''}")
+            if batch_idx == 3:
+                go.set()
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    monkeypatch.setattr(shard, "persist", held_at_two)
+    alone.train(Watched, tmp_path, 6, checkpoint_period=pytorch.Batch([2, 4]))
+    assert [one.step for one in alone.checkpoints(tmp_path)] == [0, 2, 4, 6]
+    assert calls.index("00000002.g1") > calls.index("batch 3")
+    assert [call for call in calls if "." in call] == [f"0000000{step}.g1" for step in (0, 2, 4, 6)]
+    assert [call for call in calls if "batch" in call] == [
+        *("batch 0", "batch 1", "batch 2", "batch 3", "batch 4 behind", "batch 5 behind")
+    ]
 
 
 def test_a_stop_that_was_asked_for_ends_well(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcdet.checkpoint import shard
 from hpcdet.errors import ConfigError
 from hpcdet.store import config as configs
 from hpcdet.store import journal
@@ -120,7 +122,11 @@ def test_held_notices_are_heard_by_the_next_program() -> None:
 
 
 @pytest.mark.parametrize(
-    "orders", [Orders(), Orders("paused"), Orders(None, Length("epochs", 3), True)]
+    "orders",
+    [
+        *(Orders(), Orders("paused"), Orders(None, Length("epochs", 3), save=True)),
+        *(Orders("signal", busy=True), Orders(lost=True)),
+    ],
 )
 def test_orders_survive_their_encoding(orders: Orders) -> None:
     assert Orders.decode(orders.encode()) == orders
@@ -142,6 +148,67 @@ def test_saving_begins_in_time() -> None:
     now[0] += 0.02
     assert deadline.over()
     assert not Deadline(None).over()
+
+
+def test_a_save_under_way_needs_its_time_too() -> None:
+    now = [0.0]
+    deadline = Deadline(100.0, wall=lambda: now[0])
+    deadline.learn_save(30.0)
+    now[0] = 40.0
+    assert not deadline.over()
+    assert deadline.over(busy=True)
+    assert deadline.fits(2)
+    now[0] = 60.0
+    assert deadline.fits(1)
+    assert not deadline.fits(2)
+    assert Deadline(None).fits(100)
+
+
+def test_in_haste_the_save_under_way_counts_and_no_other_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, go = shard.persist, threading.Event()
+
+    def held(*arguments: Any) -> Any:
+        assert go.wait(120)
+        return real(*arguments)
+
+    now = [0.0]
+    deadline = Deadline(100.0, wall=lambda: now[0])
+    session = Session(Ranks(), Place.alone(tmp_path), Trial(1, {}, 7), Resolved(), deadline)
+    keeper, state = session.keeper, {"w": torch.ones(3)}
+    keeper._tracker = Tracker(tmp_path / "journal.jsonl")
+    assert keeper.save(1, state, None)
+    deadline.learn_save(30.0)
+    monkeypatch.setattr(shard, "persist", held)
+    assert keeper.save(2, state, None, wait=False)
+    assert keeper.busy
+    assert not keeper.skips(3)
+    now[0] = 60.0
+    assert keeper.skips(3)
+    assert [line["kind"] for line in journal.read(tmp_path / "journal.jsonl")] == [
+        "checkpoint",
+        "checkpoint_skipped",
+    ]
+    go.set()
+    assert keeper.drain()
+    assert keeper.latest == "00000002.g1"
+    last = journal.read(tmp_path / "journal.jsonl")[-1]
+    assert (last["kind"], last["step"]) == ("checkpoint", 2)
+
+
+def test_what_could_not_be_written_beside_can_be_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(Ranks(), Place.alone(tmp_path), Trial(1, {}, 7), Resolved(), Deadline(None))
+    keeper, state = session.keeper, {"w": torch.ones(3)}
+    with monkeypatch.context() as patch:
+        patch.setattr(shard, "persist", lambda *_: (_ for _ in ()).throw(OSError("no luck")))
+        assert keeper.save(1, state, None, wait=False)
+        assert not keeper.drain()
+    assert keeper.latest == ""
+    assert keeper.save(1, state, None)
+    assert keeper.latest == "00000001.g1"
 
 
 def test_the_first_step_which_compiles_says_nothing_of_the_others(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ writes a share; and ``private``, of each rank alone. All ranks call together::
 
 ``exchange(value) -> [value of rank 0, of rank 1, …]`` gathers plain values on all ranks; the
 default is that of a single rank. ``private`` is None after a change of the number of ranks.
+``begin`` copies the state into an ``Image`` and returns; threads write and commit it.
 
 ``load(folder)`` reads one given checkpoint, ``verify`` and ``content_digest`` check every byte
 of it, ``sweep`` removes what the rules of retention do not keep, ``secure`` copies what they do
@@ -20,24 +21,36 @@ are untouched, go on training), ``hpcdet.errors.IntegrityError`` (damaged), of w
 ``NewerFormat`` is one that is not: a newer hpcdet made the checkpoint, and it is left alone.
 """
 
+from hpcdet.checkpoint.image import Image
 from hpcdet.checkpoint.loading import Loaded, content_digest, load, newest, restore, verify
 from hpcdet.checkpoint.manifest import Manifest, NewerFormat, committed
 from hpcdet.checkpoint.retention import Policy, sweep
 from hpcdet.checkpoint.safekeeping import Secured, secure
-from hpcdet.checkpoint.saving import CheckpointFailed, Exchange, Saved, alone, save
+from hpcdet.checkpoint.saving import (
+    CheckpointFailed,
+    Exchange,
+    Saved,
+    Saving,
+    alone,
+    begin,
+    save,
+)
 from hpcdet.checkpoint.tree import StateError
 
 __all__ = [
     "CheckpointFailed",
     "Exchange",
+    "Image",
     "Loaded",
     "Manifest",
     "NewerFormat",
     "Policy",
     "Saved",
+    "Saving",
     "Secured",
     "StateError",
     "alone",
+    "begin",
     "committed",
     "content_digest",
     "load",

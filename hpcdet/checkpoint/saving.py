@@ -42,6 +42,7 @@ class Saved:
         bytes: size of all its files.
         root: to be handed to the next ``save`` as ``previous``.
         seconds: how long this rank was busy with it.
+        blocked_s: how much of that its caller had to wait for.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Saved:
     bytes: int
     root: str
     seconds: float
+    blocked_s: float
 
 
 def alone(value: Any) -> list[Any]:
@@ -111,7 +113,7 @@ def save(
     if "error" in commit:
         raise _failed(folder, commit["error"]) from failure
     seconds = time.monotonic() - start
-    return Saved(folder.name, commit["digest"], commit["bytes"], commit["root"], seconds)
+    return Saved(folder.name, **commit, seconds=seconds, blocked_s=seconds)
 
 
 def _refuse(taken: bool) -> None:
@@ -188,9 +190,10 @@ def begin(
     *,
     rank: int = 0,
     world: int = 1,
-    meta: Mapping[str, Any] | None = None,
+    meta: Callable[[], Mapping[str, Any]] = dict,
     previous: str = "",
     image: Image,
+    committed: Callable[[Saved], None] = lambda _: None,
     patience_s: float = PATIENCE_S,
 ) -> Saving:
     """Copy the state and return; it is written and committed by threads, one on each rank.
@@ -199,7 +202,9 @@ def begin(
     None may begin another checkpoint before this one is ``done`` on all.
 
     Args:
-        folder, shared, private, meta, previous: as for ``save``.
+        folder, shared, private, previous: as for ``save``.
+        meta: gives what rank 0 wants to remember, when all but the manifest is there.
+        committed: called on rank 0, by its thread, before the checkpoint is ``done``.
         image: memory to copy the state into; not to be used before this one is ``done``.
         patience_s: how long rank 0 waits for the others after its own file is written.
 
@@ -217,6 +222,8 @@ def begin(
         raise
     own = _begun(folder, part, image, taken)
 
+    blocked_s = time.monotonic() - start
+
     def work() -> Saved | None:
         report: Report = {}
         failure: Exception | None = None
@@ -231,14 +238,16 @@ def begin(
             return None
         everyone = reports.collect(folder, report, world, patience_s)
         try:
-            commit = _commit(folder, everyone, meta or {}, previous)
+            commit = _commit(folder, everyone, meta(), previous)
         except Exception:
             if not taken:
                 remove.folder(folder)
             raise
         reports.clear(folder, world)
         seconds = time.monotonic() - start
-        return Saved(folder.name, commit["digest"], commit["bytes"], commit["root"], seconds)
+        saved = Saved(folder.name, **commit, seconds=seconds, blocked_s=blocked_s)
+        committed(saved)
+        return saved
 
     return Saving(folder.name, callable(own), folder, Task(work, "checkpoint"))
 

@@ -70,12 +70,15 @@ class CheckpointContext:
         *,
         private: Any = None,
         metadata: Mapping[str, Any] | None = None,
+        wait: bool = True,
     ) -> str:
         """Save a tree of plain values, arrays and tensors; equal on all ranks.
 
         Args:
             steps_completed: batches trained; must grow.
             private: what this rank has for itself. Its random generators are added.
+            wait: until it is durable. Else the state is copied, and written while training goes
+                on; the next save, and leaving the ``with`` block, wait for it.
 
         Returns:
             The checkpoint's name; the newest older one's if the disk would not take it.
@@ -83,8 +86,8 @@ class CheckpointContext:
         Raises:
             StateError: the state holds something that cannot be saved.
         """
-        self._save(state, steps_completed, private, metadata)
-        return self._session.keeper.latest
+        self._save(state, steps_completed, private, metadata, wait=wait)
+        return self._session.keeper.under_way or self._session.keeper.latest
 
     def _save(
         self,
@@ -93,6 +96,7 @@ class CheckpointContext:
         private: Any,
         metadata: Mapping[str, Any] | None,
         *,
+        wait: bool = True,
         alone: bool = False,
     ) -> None:
         self.begin()
@@ -104,6 +108,7 @@ class CheckpointContext:
             kept=("user",),
             metric=self._train.searcher_metric(steps_completed),
             meta={"metadata": dict(metadata or {})},
+            wait=wait,
             alone=alone,
         )
 

@@ -102,6 +102,8 @@ class Loop:
         self._begin()
         cause = self._train()
         self._traces.close()
+        self._session.keeper.drain()
+        self._announce()
         self._core.preempt.cause = None if cause == "completed" else cause
         self._core.train.units = self._progress.units
         for callback in self._callbacks.values():
@@ -211,6 +213,7 @@ class Loop:
             self._report_training()
         stop: Cause | None = "stopped" if self._context.get_stop_requested() else None
         orders = self._session.poll(units, wish=stop)
+        self._announce()
         period = plan.validation_period
         self._progress.owed = self._reached() or bool(period and period.due(before, units))
         self._save_due = orders.save
@@ -218,7 +221,7 @@ class Loop:
         if plan.checkpoint_period and plan.checkpoint_period.due(before, units):
             kept = ("period",)
         if orders.leave is not None:
-            self._save(kept)
+            self._save_last(kept, orders.leave)
             return orders.leave
         if self._progress.owed:
             return self._validate(kept)
@@ -252,7 +255,8 @@ class Loop:
             self._sync_buffers()
             metrics = self._validator.run()
         if metrics is None:
-            self._save(kept)
+            assert self._leave is not None
+            self._save_last(kept, self._leave)
             return self._leave
         self._progress.owed = False
         self._changed = True
@@ -310,17 +314,35 @@ class Loop:
     # -- state -------------------------------------------------------------------------------
 
     def _save(
-        self, kept: tuple[str, ...], *, metric: float | None = None, must: bool = False
+        self,
+        kept: tuple[str, ...],
+        *,
+        metric: float | None = None,
+        must: bool = False,
+        wait: bool = False,
     ) -> None:
-        """A checkpoint of this step, unless this attempt has one or went on from this state."""
+        """A checkpoint of this step, unless this attempt has one or went on from this state.
+
+        Args:
+            wait: it is durable when this returns; else training goes on while it is written.
+        """
         units = self._progress.units
-        if self._saved_at == units.batches or not self._changed:
+        wait = wait or must
+        if (self._saved_at == units.batches or not self._changed) and (
+            not wait or self._session.keeper.drain()
+        ):
             return
         with self._session.profile.phases.within("checkpoint"):
-            self._save_all(units, kept, metric, must)
+            self._save_all(units, kept, metric, must=must, wait=wait)
 
     def _save_all(
-        self, units: Units, kept: tuple[str, ...], metric: float | None, must: bool
+        self,
+        units: Units,
+        kept: tuple[str, ...],
+        metric: float | None,
+        *,
+        must: bool,
+        wait: bool,
     ) -> None:
         self._sync_buffers()
         common, own = _gradients.waiting(_state.parameters(self._context), self._session.peers)
@@ -328,10 +350,27 @@ class Loop:
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(state)
         private = _state.private(self._context, self._callbacks, self._tally.state(), own)
-        if not self._session.save(units, state, private, kept=kept, metric=metric, must=must):
+        if not self._session.save(
+            units, state, private, kept=kept, metric=metric, must=must, wait=wait
+        ):
             return
         self._saved_at, self._changed = units.batches, False
-        name = self._session.keeper.latest
+        self._announce()
+        if wait:
+            self._tell(self._session.keeper.latest)
+
+    def _save_last(self, kept: tuple[str, ...], cause: Cause) -> None:
+        """Before leaving: a checkpoint of this step, unless there is only time for the last."""
+        in_haste = cause in ("signal", "walltime")
+        if not (in_haste and self._session.keeper.skips(self._progress.units.batches)):
+            self._save(kept, wait=True)
+
+    def _announce(self) -> None:
+        """Tell callbacks of what was written beside the training."""
+        for name in self._session.keeper.take_written():
+            self._tell(name)
+
+    def _tell(self, name: str) -> None:
         for callback in self._callbacks.values():
             callback.on_checkpoint_write_end(self._session.place.trial.checkpoints / name)
             callback.on_checkpoint_upload_end(name)

@@ -29,23 +29,28 @@ class Orders:
         leave: why to save and leave now; None to go on.
         until: new length at which training ends; None for no change.
         save: a resume checkpoint is due.
+        busy: a checkpoint is still being written.
+        lost: the one that was written last could not be committed.
     """
 
     leave: Cause | None = None
     until: Length | None = None
     save: bool = False
+    busy: bool = False
+    lost: bool = False
 
     def encode(self) -> list[int]:
         unit, value = (-1, -1)
         if self.until is not None:
             unit, value = UNITS.index(self.until.unit), self.until.value
-        return [_CAUSES.index(self.leave), unit, value, int(self.save)]
+        flags = [int(flag) for flag in (self.save, self.busy, self.lost)]
+        return [_CAUSES.index(self.leave), unit, value, *flags]
 
     @staticmethod
     def decode(vector: list[int]) -> Orders:
-        leave, unit, value, save = vector
+        leave, unit, value, *flags = vector
         until = Length(UNITS[unit], value) if unit >= 0 else None
-        return Orders(_CAUSES[leave], until, bool(save))
+        return Orders(_CAUSES[leave], until, *map(bool, flags))
 
 
 NOTHING = Orders()

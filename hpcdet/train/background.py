@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -46,9 +47,10 @@ class Background(Generic[T]):
 
     def results(self) -> list[T]:
         """What has come of it since this was asked last."""
-        found = []
-        while not self._done.empty():
-            found.append(self._done.get())
+        found: list[T] = []
+        with contextlib.suppress(queue.Empty):  # two threads may ask
+            while True:
+                found.append(self._done.get_nowait())
         return found
 
     def wait(self, seconds: float) -> bool:

@@ -49,11 +49,32 @@ class Deadline:
     @property
     def needed_s(self) -> float:
         """How long before the end the last save must begin, in seconds."""
-        return _MARGIN_S + _SAFETY * (self._save_s + 2 * self._step_s)
+        return self._needed(saves=1)
 
-    def over(self) -> bool:
-        """Time to save and leave."""
-        return self._end is not None and self._wall() + self.needed_s >= self._end
+    def over(self, busy: bool = False) -> bool:
+        """Time to save and leave.
+
+        Args:
+            busy: a checkpoint is being written, which the last one will have to wait for.
+        """
+        left = self.left_s
+        return left is not None and left <= self._needed(saves=2 if busy else 1)
+
+    def _needed(self, saves: int) -> float:
+        return _MARGIN_S + _SAFETY * (saves * self._save_s + 2 * self._step_s)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the end; None if nobody knows."""
+        return None if self._end is None else self._end - self._wall()
+
+    def fits(self, saves: int) -> bool:
+        """Whether so many saves, one after the other, will be through before the end.
+
+        As far as can be told from those before: not if each takes what the slowest did.
+        """
+        left = self.left_s
+        return left is None or saves * self._save_s <= left
 
 
 class Every:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import CheckpointFailed, Loaded, Manifest, Saved, Secured, retention
+from hpcdet.checkpoint import (
+    CheckpointFailed,
+    Image,
+    Loaded,
+    Manifest,
+    Saved,
+    Saving,
+    Secured,
+    StateError,
+    retention,
+)
 from hpcdet.errors import HpcdetError, UsageError
 from hpcdet.store import scratch
 from hpcdet.store.config import Resolved
@@ -21,6 +33,29 @@ from hpcdet.train.tracking import Tracker
 
 _LOOK_S = 0.2
 _GIVE_UP_S = 2.0
+_ABANDON_S = 60.0
+
+
+class _About(NamedTuple):
+    """What the journal says of a checkpoint beside what it is."""
+
+    step: int
+    kept: tuple[str, ...]
+    metric: float | str | None
+
+
+class _UnderWay(NamedTuple):
+    """A checkpoint that is being written."""
+
+    step: int
+    saving: Saving
+
+    def outcome(self) -> Saved | None:
+        """What rank 0 has committed; None if it has not."""
+        try:
+            return self.saving.result()
+        except (CheckpointFailed, StateError):
+            return None
 
 
 class Keeper:
@@ -38,6 +73,10 @@ class Keeper:
         self.digest = ""
         self._step = -1
         self._root = ""
+        self._image = Image()
+        self._under_way: _UnderWay | None = None
+        self._written: list[str] = []
+        self._complained = False
         self._place = place
         self._peers = peers
         self._config = config
@@ -84,74 +123,213 @@ class Keeper:
         metric: float | None = None,
         meta: dict[str, Any] | None = None,
         must: bool = False,
+        wait: bool = True,
         alone: bool = False,
-    ) -> Saved | None:
-        """Make a checkpoint after ``step`` batches; durable and verified when this returns.
+    ) -> bool:
+        """Make a checkpoint after ``step`` batches.
 
         Args:
             kept: reasons why the rules of retention see it (``policy``, ``period``, ``end``);
                 none for a resume checkpoint, which rotates.
             metric: the searcher's metric at this step, if it was validated here.
             must: raise if it cannot be written; else complain and go on with the older ones.
+            wait: it is durable and verified when this returns; else the state is copied, and
+                what comes of it is heard of later (``conclude``, ``drain``).
             alone: rank 0 saves, and no other rank calls.
 
         Returns:
-            None if it could not be written.
+            Whether it was written, or is being written.
 
         Raises:
             StateError: the state holds something that cannot be saved.
             UsageError: this attempt has saved at this step or a later one.
         """
+        self.drain(together=not alone)
         if step <= self._step:
             raise UsageError(
                 f"a checkpoint of step {step} would not be newer than that of step {self._step}",
                 hint="save each step once, with steps_completed growing",
             )
-        ranks = Ranks() if alone else self._peers.ranks
-        journal_bytes = self._tracker.flush(sync=True)
+        about = _About(step, tuple(kept), None if metric is None else number(metric))
+        length = self._tracker.flush(sync=wait)
+        described = {
+            **(meta or {}),
+            "kind": "kept" if kept else "resume",
+            "kept": list(kept),
+            "metric": about.metric,
+            "save_s": round(self._deadline.save_s, 3),
+            "journal_bytes": length,
+        }
+        folder = self._place.trial.checkpoint(step, self._place.attempt.number)
         try:
             if alone:
                 self.prepare()
             else:
                 self._prepare_together()
+            if not wait and not alone:
+                self._begin(folder, shared, private, described, about)
+                return True
+            ranks = Ranks() if alone else self._peers.ranks
             saved = checkpoint.save(
-                self._place.trial.checkpoint(step, self._place.attempt.number),
+                folder,
                 shared,
                 private,
                 rank=ranks.rank,
                 world=ranks.world,
                 exchange=checkpoint.alone if alone else self._peers.allgather,
-                meta={
-                    **(meta or {}),
-                    "kind": "kept" if kept else "resume",
-                    "kept": list(kept),
-                    "metric": None if metric is None else number(metric),
-                    "save_s": round(self._deadline.save_s, 3),
-                    "journal_bytes": journal_bytes,
-                },
+                meta=described,
                 previous=self._root,
+                image=self._image,
             )
         except CheckpointFailed as error:
-            self._tracker.record("checkpoint_failed", step=step, error=str(error))
+            self._failed(step, error)
             if must:
                 raise
-            print(f"hpcdet: no checkpoint at step {step}: {error}", file=sys.stderr)
-            return None
+            return False
         self._deadline.learn_save(saved.seconds)
-        self._step = step
+        self._committed(about, saved)
+        return True
+
+    def _begin(
+        self, folder: Path, shared: Any, private: Any, described: dict[str, Any], about: _About
+    ) -> None:
+        def meta() -> dict[str, Any]:
+            self._tracker.flush(sync=True)  # what was told before this step stays told
+            return described
+
+        ranks = self._peers.ranks
+        saving = checkpoint.begin(
+            folder,
+            shared,
+            private,
+            rank=ranks.rank,
+            world=ranks.world,
+            meta=meta,
+            previous=self._root,
+            image=self._image,
+            committed=lambda saved: self._committed(about, saved),
+        )
+        self._under_way = _UnderWay(about.step, saving)
+        if not saving.copied and not self._complained:
+            self._complained = True
+            print(
+                "hpcdet: there is no memory for a copy of the state: training waits while "
+                "checkpoints are written",
+                file=sys.stderr,
+            )
+
+    def _committed(self, about: _About, saved: Saved) -> None:
+        """There is a checkpoint; called by the thread that has written it."""
+        self._step = about.step
         self.latest, self.digest, self._root = saved.name, saved.digest, saved.root
         self._tracker.record(
             "checkpoint",
             sync=True,
             name=saved.name,
-            step=step,
+            step=about.step,
             digest=saved.digest,
             bytes=saved.bytes,
-            metric=None if metric is None else number(metric),
-            kept=list(kept),
+            metric=about.metric,
+            kept=list(about.kept),
+            save_s=round(saved.seconds, 3),
+            blocked_s=round(saved.blocked_s, 3),
         )
         self.sweep()
-        return saved
+
+    def _failed(self, step: int, error: CheckpointFailed) -> None:
+        self._tracker.record("checkpoint_failed", step=step, error=str(error))
+        print(f"hpcdet: no checkpoint at step {step}: {error}", file=sys.stderr)
+
+    # -- beside the training -----------------------------------------------------------------
+
+    @property
+    def under_way(self) -> str:
+        """Name of the checkpoint that is being written, as far as all have agreed; "" if none."""
+        return self._under_way.saving.name if self._under_way is not None else ""
+
+    @property
+    def busy(self) -> bool:
+        """Whether this rank is not through with the checkpoint under way."""
+        return self._under_way is not None and not self._under_way.saving.done()
+
+    @property
+    def lost(self) -> bool:
+        """Rank 0: the checkpoint under way has come to nothing."""
+        under_way = self._under_way
+        if under_way is None or not self._peers.ranks.chief or not under_way.saving.done():
+            return False
+        return under_way.outcome() is None
+
+    def conclude(self, lost: bool) -> None:
+        """The checkpoint under way is over, on all ranks; ``lost``: what rank 0 says of it.
+
+        Raises:
+            StateError: on rank 0: the ranks' states do not fit together.
+        """
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return
+        step, saving = under_way
+        if lost:
+            try:
+                saving.result()
+            except CheckpointFailed as error:
+                self._failed(step, error)
+            return
+        if self._peers.ranks.chief:
+            saved = saving.result()
+            assert saved is not None
+            self._deadline.learn_save(saved.seconds)
+        self._step, self.latest = step, saving.name
+        self._written.append(saving.name)
+
+    def drain(self, together: bool = True) -> bool:
+        """Wait for the checkpoint under way; False if it has come to nothing.
+
+        Args:
+            together: all ranks call; else this one waits for its own part, and it stays under
+                way for the others.
+        """
+        if self._under_way is None:
+            return True
+        self._under_way.saving.wait()
+        if not together:
+            return not self.lost
+        lost = self._peers.broadcast(self.lost)
+        self.conclude(lost)
+        return not lost
+
+    def give_up(self, hurry: Callable[[], bool]) -> None:
+        """One rank, which fails: give what is under way the time it needs, within reason."""
+        limit = time.monotonic() + _ABANDON_S
+        while self.busy and not hurry() and time.monotonic() < limit:
+            assert self._under_way is not None
+            self._under_way.saving.wait(_LOOK_S)
+
+    def take_written(self) -> list[str]:
+        """Names of checkpoints that were written beside the training and not asked for yet."""
+        written, self._written = self._written, []
+        return written
+
+    def skips(self, step: int) -> bool:
+        """All ranks leave in haste: whether to keep to what is under way, and save no more.
+
+        So if the end of the allocation is known, and a save after the one under way would not
+        be through before it.
+        """
+        if self._under_way is None:
+            return False
+        saves = 2 if self.busy else 1
+        skips = self._peers.broadcast(not self._deadline.fits(saves))
+        if skips:
+            self._tracker.record(
+                "checkpoint_skipped",
+                step=step,
+                needed_s=round(saves * self._deadline.save_s, 3),
+                left_s=round(self._deadline.left_s or 0.0, 3),
+                instead=self.under_way,
+            )
+        return skips
 
     def sweep(self, resume: int = retention.RESUME) -> None:
         """Rank 0 removes what the rules of retention do not keep.

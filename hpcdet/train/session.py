@@ -184,8 +184,12 @@ class Session:
         if stepped:
             self.profile.step(units)
         if self._saved:  # what is heard now was said before that
-            orders = dataclasses.replace(orders, save=False)
+            orders = dataclasses.replace(orders, save=False, busy=True)
         self._saved = False
+        if not orders.busy:
+            self.keeper.conclude(orders.lost)
+        if self.keeper.under_way:  # the next one is due once this one is there
+            orders = dataclasses.replace(orders, save=False)
         if orders.until is not None:
             self.until = orders.until
         if orders.leave and not self._noticed:
@@ -195,14 +199,15 @@ class Session:
 
     def _mine(self, wish: Cause | None) -> Orders:
         leave: Cause | None = wish or ("signal" if notice.heard() else None)
+        busy = self.keeper.busy
         if not self.ranks.chief:
-            return Orders(leave=leave) if leave else NOTHING
+            return Orders(leave, busy=busy)
         if self.attached and (self._control.take() or leave):
             with contextlib.suppress(OSError):  # storage that is away for a moment ends nothing
                 self.read_control()
         told = self._wish
-        leave = told.leave or leave or ("walltime" if self._deadline.over() else None)
-        return Orders(leave, told.until, self._save.due())
+        leave = told.leave or leave or ("walltime" if self._deadline.over(busy) else None)
+        return Orders(leave, told.until, self._save.due(), busy, not busy and self.keeper.lost)
 
     def read_control(self) -> None:
         """Rank 0: look what the searcher or a user wants of this trial now.
@@ -256,10 +261,11 @@ class Session:
         kept: tuple[str, ...] = (),
         metric: float | None = None,
         must: bool = False,
+        wait: bool = True,
         meta: Mapping[str, Any] | None = None,
         alone: bool = False,
     ) -> bool:
-        """Make a checkpoint (``saving.Keeper.save``); returns whether there is one now."""
+        """Make a checkpoint (``saving.Keeper.save``); whether there is one now, or will be."""
         described = {
             **(meta or {}),
             **dataclasses.asdict(units),
@@ -275,12 +281,13 @@ class Session:
                 metric=metric,
                 meta=described,
                 must=must,
+                wait=wait,
                 alone=alone,
             )
         self._save.restart()
         self._saved = self.ranks.world > 1 and not alone
         self._last_step = time.monotonic()
-        return saved is not None
+        return saved
 
     # -- end ---------------------------------------------------------------------------------
 
@@ -324,6 +331,7 @@ class Session:
             self.tracker.close()
             return peers_lost(error)
         traceback.print_exception(error)
+        self.keeper.give_up(lambda: bool(notice.heard()))
         norestart = isinstance(error, InvalidHP)
         verdict = Verdict(
             "norestart" if norestart else "fail",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,25 +20,33 @@ _MOST_WAITING = 100_000
 
 
 class Tracker:
-    """Appends records to a journal. Without a path, nothing is written anywhere."""
+    """Appends records to a journal. Without a path, nothing is written anywhere.
+
+    Threads may share one.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._writer: journal.Writer | None = None
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         self._complained = False
+        self._lock = threading.RLock()
 
     def record(self, kind: str, *, sync: bool = False, **fields: Any) -> None:
         """Add a record; with ``sync``, it is durable on return if the disk allows it."""
         if self._path is None:
             return
-        self._waiting.append((kind, fields))
-        self.flush(sync=sync)
+        with self._lock:
+            self._waiting.append((kind, fields))
+            self.flush(sync=sync)
 
     def flush(self, *, sync: bool = False) -> int:
         """Write what waits. Returns the journal's length in bytes."""
-        if self._path is None:
-            return 0
+        with self._lock:
+            return self._flush(sync) if self._path is not None else 0
+
+    def _flush(self, sync: bool) -> int:
+        assert self._path is not None
         try:
             if self._writer is None:
                 self._writer = journal.Writer(self._path)
@@ -55,11 +64,12 @@ class Tracker:
 
     def close(self) -> None:
         """Write what waits, durably, and close the file."""
-        self.flush(sync=True)
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-            self._path = None
+        with self._lock:
+            self.flush(sync=True)
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+                self._path = None
 
 
 def plain(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,312 @@
+"""Checkpoints that are written beside the training: what was copied is what is committed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hpcdet import checkpoint
+from hpcdet.checkpoint import CheckpointFailed, Image, Saved, memory, output, remove, shard
+from tests.test_checkpoint_faults import Fault, is_whole, state
+from tests.trees import TORCH_TYPES, ranks, same, tensor
+
+GENEROUS_S = 120.0
+
+
+def written(folder: Path, shared: Any, image: Image, **more: Any) -> Saved:
+    saved = checkpoint.begin(folder, shared, image=image, **more).result()
+    assert saved is not None
+    return saved
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """While this is cleared, nothing is written."""
+    event = threading.Event()
+    event.set()
+    real = shard.persist
+
+    def persist(*arguments: Any) -> Any:
+        assert event.wait(GENEROUS_S)
+        return real(*arguments)
+
+    monkeypatch.setattr(shard, "persist", persist)
+    yield event
+    event.set()
+
+
+def test_what_is_changed_after_the_copy_does_not_count(
+    tmp_path: Path, held: threading.Event
+) -> None:
+    base = torch.arange(24.0).reshape(2, 3, 4)
+    tied = torch.randn(10)
+    live: dict[str, Any] = {
+        str(dtype): [tensor(dtype, shape, 3) for shape in [(), (0, 2), (7,), (3, 2)]]
+        for dtype in TORCH_TYPES
+    }
+    live["views"] = [base.permute(2, 0, 1), base[:, 1], base[..., ::2], base.expand(2, 2, 3, 4)]
+    live["tied"] = [tied, tied]
+    live["numpy"] = [np.arange(5.0), np.arange(6).reshape(2, 3).T, np.float32(2)]
+    live["conj"] = torch.tensor([1 + 2j]).conj()
+    before = checkpoint.save(tmp_path / "00000001.g1", live)
+    as_it_was = checkpoint.load(tmp_path / "00000001.g1").shared
+
+    held.clear()
+    saving = checkpoint.begin(tmp_path / "00000002.g1", live, image=Image())
+    assert saving.copied
+    assert not saving.done()
+    del live["views"]  # of base
+    for one in (base, live["conj"], *(one for dtype in TORCH_TYPES for one in live[str(dtype)])):
+        one.zero_()
+    tied.zero_()
+    for one in live["numpy"][:2]:
+        one[...] = 0
+    live.clear()
+    assert checkpoint.restore(tmp_path).manifest.name == "00000001.g1"  # type: ignore[union-attr]
+    held.set()
+    after = saving.result()
+    assert after is not None
+    assert after.digest == before.digest
+    assert same(checkpoint.load(tmp_path / "00000002.g1").shared, as_it_was)
+
+
+def test_an_image_is_used_again_whatever_the_structure(tmp_path: Path) -> None:
+    image = Image()
+    states = [
+        {"a": torch.randn(30_000), "b": b"x" * 9000},
+        {"a": torch.randn(30_000), "b": b"y" * 9000},
+        {"c": [torch.randn(3) for _ in range(50)], "d": torch.ones(5, dtype=torch.bfloat16)},
+        {"a": torch.randn(90_000)},
+        {},
+        {"a": torch.randn(30_000), "b": b"z" * 9000},
+    ]
+    for step, one in enumerate(states):
+        saved = written(tmp_path / f"{step:08d}.g1", one, image)
+        assert saved.digest == checkpoint.save(tmp_path / f"{step:08d}.g2", one).digest
+        names = [tmp_path / f"{step:08d}.g{attempt}" / shard.file_name(0, 1) for attempt in (1, 2)]
+        assert names[0].read_bytes() == names[1].read_bytes()  # no rest of what was there before
+        assert same(checkpoint.load(names[0].parent).shared, one)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize(("world", "room"), [(1, 1 << 40), (2, 1 << 40), (1, 0)])
+def test_each_system_call_may_fail(tmp_path: Path, number: int, world: int, room: int) -> None:
+    images = [Image(lambda: room) for _ in range(world)]
+    old = checkpoint.save(tmp_path / "00000001.g1", state(1))
+    folder = tmp_path / "00000002.g1"
+    reached = nth = 0
+    outcomes = set()
+    while reached >= nth:
+        nth += 1
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            fault = Fault(monkeypatch, nth, OSError(number, os.strerror(number)))
+            savings = [
+                checkpoint.begin(
+                    folder,
+                    state(2),
+                    rank=rank,
+                    world=world,
+                    previous=old.root,
+                    image=images[rank],
+                    patience_s=0.3,
+                )
+                for rank in range(world)
+            ]
+            assert all(saving.wait(GENEROUS_S) for saving in savings)
+            failure: CheckpointFailed | None = None
+            try:
+                savings[0].result()
+            except CheckpointFailed as error:
+                failure = error
+        reached = fault.count
+        outcomes.add(failure is None)
+        if failure is not None:
+            assert os.strerror(number) in failure.what or "nothing heard" in failure.what
+            assert not checkpoint.committed(folder.parent)[1:]
+        assert is_whole(checkpoint.restore(tmp_path)) == (1 if failure else 2)
+        assert not [path for path in tmp_path.rglob("*.tmp") if failure is None]
+        remove.folder(folder)
+    assert nth > 15  # the loop went through a whole save
+    assert outcomes == {True, False}
+
+
+KILLED_AT_EACH_CALL = """
+import os, shutil, signal, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from hpcdet import checkpoint
+from tests.test_checkpoint_faults import CALLS, is_whole, state
+folder = Path(sys.argv[1])
+old = checkpoint.save(folder / "00000001.g1", state(1))
+
+def save(nth, asynchronous):
+    count = 0
+    def wrap(real):
+        def call(*arguments, **options):
+            nonlocal count
+            count += 1
+            result = real(*arguments, **options)
+            if count == nth:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+        return call
+    for name in (*CALLS, "unlink"):
+        setattr(os, name, wrap(getattr(os, name)))
+    target, image = folder / "00000002.g1", checkpoint.Image()
+    if asynchronous:
+        checkpoint.begin(target, state(2), image=image, previous=old.root).result()
+    else:
+        checkpoint.save(target, state(2), image=image, previous=old.root)
+
+for asynchronous in (False, True):
+    nth, status, found = 0, 1, []
+    while status:
+        nth += 1
+        child = os.fork()
+        if child == 0:
+            try:
+                save(nth, asynchronous)
+            finally:
+                os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        found.append(is_whole(checkpoint.restore(folder)))
+        shutil.rmtree(folder / "00000002.g1", ignore_errors=True)
+    print(*found)
+assert not list(folder.glob(".bad-*"))
+"""
+
+
+def test_kill_after_each_system_call_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", KILLED_AT_EACH_CALL, str(tmp_path)]
+    top = Path(__file__).parent.parent
+    done = subprocess.run(argv, cwd=top, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    both = [list(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert len(both) == 2
+    for found in both:
+        assert len(found) > 15
+        assert found == sorted(found)  # the old one, and from its commit on the new one
+        assert set(found) == {1, 2}
+
+
+@pytest.mark.parametrize("how", ["save", "begin"])
+def test_without_memory_for_a_copy_it_is_written_from_where_it_lies(
+    tmp_path: Path, how: str
+) -> None:
+    image = Image(room=lambda: 1000)
+    if how == "save":
+        saved = checkpoint.save(tmp_path / "00000001.g1", state(3), image=image)
+    else:
+        saving = checkpoint.begin(tmp_path / "00000001.g1", state(3), image=image)
+        assert not saving.copied
+        saved = saving.result()  # type: ignore[assignment]
+    assert is_whole(checkpoint.restore(tmp_path)) == 3
+    assert saved.digest == checkpoint.save(tmp_path / "00000002.g1", state(3)).digest
+
+
+def test_a_file_system_without_direct_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces go through the page cache, are sent on, and a failure of the disk is not missed."""
+    real, direct, sent = os.pwrite, [], []
+
+    def pwrite(fd: int, data: Any, offset: int) -> int:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            direct.append(offset)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    for module in (output, shard):
+        monkeypatch.setattr(module, "PIECE", 1 << 14)
+    monkeypatch.setattr(output, "_BEHIND", 1 << 16)
+    monkeypatch.setattr(output, "_library", lambda: lambda *call: sent.append(call) or 0)
+    written(tmp_path / "00000001.g1", state(1, 100_000), Image())
+    assert len(direct) == 1
+    assert {call[3] for call in sent} == {2, 7}
+    assert is_whole(checkpoint.restore(tmp_path)) == 1
+
+    def broken(*_: Any) -> int:
+        output.ctypes.set_errno(errno.EIO)
+        return -1
+
+    monkeypatch.setattr(output, "_library", lambda: broken)
+    with pytest.raises(CheckpointFailed, match="Input/output error"):
+        written(tmp_path / "00000002.g1", state(2, 100_000), Image())
+    assert is_whole(checkpoint.restore(tmp_path)) == 1
+
+
+def test_ranks_commit_without_talking(tmp_path: Path, held: threading.Event) -> None:
+    images = [Image() for _ in range(3)]
+
+    def work(rank: int, _: Any) -> checkpoint.Saving:
+        return checkpoint.begin(
+            tmp_path / "00000001.g1",
+            {"w": [torch.full((100,), float(n)) for n in range(9)]},
+            {"rank": rank},
+            rank=rank,
+            world=3,
+            meta=lambda: {"metric": 0.5},
+            image=images[rank],
+        )
+
+    held.clear()
+    savings = ranks(3, work)
+    assert not checkpoint.committed(tmp_path)
+    held.set()
+    assert [saving.wait(GENEROUS_S) for saving in savings] == [True] * 3
+    saved = savings[0].result()
+    assert [saving.result() for saving in savings[1:]] == [None, None]
+    loaded = checkpoint.load(tmp_path / "00000001.g1", 2, 3)
+    assert loaded.private == {"rank": 2}
+    assert loaded.manifest.meta["metric"] == 0.5
+    assert saved is not None
+    assert loaded.manifest.root == saved.root
+    there = sorted(os.listdir(tmp_path / "00000001.g1"))
+    assert there == ["MANIFEST.json", *(shard.file_name(rank, 3) for rank in range(3))]
+
+
+def test_a_rank_that_never_reports_costs_the_checkpoint(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "00000001.g1", state(1))
+    folder = tmp_path / "00000002.g1"
+    saving = checkpoint.begin(folder, state(2), world=2, image=Image(), patience_s=0.1)
+    with pytest.raises(CheckpointFailed, match="rank 1: nothing heard for"):
+        saving.result()
+    assert not folder.exists()
+    late = checkpoint.begin(folder, state(2), rank=1, world=2, image=Image())
+    assert late.result() is None  # nobody is there to commit what it writes
+    assert is_whole(checkpoint.restore(tmp_path)) == 1
+
+
+def test_what_memory_is_left(tmp_path: Path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 900 kB\nMemAvailable:    500 kB\n")
+    assert memory.available(proc, groups) == 500 << 10
+    (proc / "self" / "cgroup").write_text("0::/job/step\n")
+    step = groups / "job" / "step"
+    step.mkdir(parents=True)
+    (step / "memory.max").write_text("max\n")
+    (step / "memory.current").write_text("10000\n")
+    (step.parent / "memory.max").write_text("60000\n")
+    (step.parent / "memory.current").write_text("50000\n")
+    (step.parent / "memory.stat").write_text("anon 1\ninactive_file 30000\n")
+    assert memory.available(proc, groups) == 40_000
+    (proc / "self" / "cgroup").write_text("4:cpu:/\n3:memory:/old\n")
+    old = groups / "memory" / "old"
+    old.mkdir(parents=True)
+    (old / "memory.limit_in_bytes").write_text("2000")
+    (old / "memory.usage_in_bytes").write_text("9000")
+    assert memory.available(proc, groups) == 0
