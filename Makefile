@@ -6,7 +6,7 @@ WORKERS ?= 2
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test check packages setup wheel chaos bench-cli bench-index bench-overhead clean
+.PHONY: demo test check packages setup wheel chaos bench-cli bench-index bench-overhead bench-checkpoint clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -41,6 +41,9 @@ bench-index: setup  ## the SQLite index: made from nothing, and brought up to da
 
 bench-overhead: setup  ## a step of ours against a hand-written loop, Lightning Fabric and Determined
 	$(PY) benchmarks/bench_overhead.py
+
+bench-checkpoint: setup  ## saves and stalls beside the disk itself and what others use (15 minutes)
+	$(PY) benchmarks/bench_checkpoint.py
 
 clean:
 	rm -rf .venv build dist report.html .demo

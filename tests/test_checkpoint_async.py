@@ -18,6 +18,7 @@ import torch
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import CheckpointFailed, Image, Saved, memory, output, remove, shard
+from hpcdet.errors import IntegrityError, UsageError
 from tests.test_checkpoint_faults import Fault, is_whole, state
 from tests.trees import TORCH_TYPES, ranks, same, tensor
 
@@ -310,3 +311,38 @@ def test_what_memory_is_left(tmp_path: Path) -> None:
     (old / "memory.limit_in_bytes").write_text("2000")
     (old / "memory.usage_in_bytes").write_text("9000")
     assert memory.available(proc, groups) == 0
+
+
+def test_another_trials_checkpoint_is_taken_by_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "a" / "00000003.g2"
+    saved = checkpoint.save(source, state(3), {"rng": 1}, meta={"metric": 0.5, "kind": "kept"})
+    targets = [tmp_path / "b" / f"00000003.g{attempt}" for attempt in (1, 2)]
+    linked = checkpoint.link(source, targets[0], meta={"kind": "resume"}, previous="before")
+    file = shard.file_name(0, 1)
+    assert (source / file).samefile(targets[0] / file)
+
+    def refused(*_: Any) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", refused)
+    checkpoint.link(source, targets[1])
+    remove.folder(source)
+    for target in targets:
+        assert checkpoint.verify(target).digest == saved.digest
+        assert checkpoint.load(target).private == {"rng": 1}
+    assert linked.prev_root == "before"
+    assert linked.meta["metric"] == 0.5
+    assert linked.meta["kind"] == "resume"
+    assert linked.meta["linked"] == {"name": "00000003.g2", "root": saved.root}
+    with pytest.raises(UsageError, match="not of the step"):
+        checkpoint.link(targets[0], tmp_path / "b" / "00000004.g1")
+    with pytest.raises(UsageError, match="exists"):
+        checkpoint.link(targets[0], targets[1])
+    with (targets[0] / file).open("r+b") as damaged:
+        damaged.seek(5000)
+        damaged.write(b"!")
+    with pytest.raises(IntegrityError):
+        checkpoint.link(targets[0], tmp_path / "c" / "00000003.g1")
+    assert not (tmp_path / "c").exists()

@@ -10,7 +10,7 @@ from typing import Any
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint import remove, shard, tree
 from hpcdet.checkpoint.manifest import Manifest, NewerFormat
-from hpcdet.checkpoint.parts import SKELETON, private_digest, shared_digest
+from hpcdet.checkpoint.outline import SKELETON, private_digest, shared_digest
 from hpcdet.checkpoint.saving import Exchange, alone, state_digest
 from hpcdet.checkpoint.shard import Entry
 from hpcdet.errors import IntegrityError

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.checkpoint import manifest as manifests
-from hpcdet.checkpoint import parts, remove, reports, shard
+from hpcdet.checkpoint import outline, remove, reports, shard
 from hpcdet.checkpoint.image import Filled, Image, NoRoom
 from hpcdet.checkpoint.manifest import Manifest
-from hpcdet.checkpoint.parts import Part, Report, digest, shared_digest
+from hpcdet.checkpoint.outline import Part, Report, digest, shared_digest
 from hpcdet.checkpoint.reports import PATIENCE_S
 from hpcdet.checkpoint.shard import Shard
 from hpcdet.checkpoint.task import Task
@@ -93,7 +93,7 @@ def save(
     report: Report = {}
     try:
         _refuse(taken)
-        part = parts.take_apart(shared, private, rank, world)
+        part = outline.take_apart(shared, private, rank, world)
         files.make_folder(folder)
         report = _written_at_once(folder, part, Image() if image is None else image)
     except Exception as error:  # the others must not wait for a rank that has failed
@@ -214,7 +214,7 @@ def begin(
     start = time.monotonic()
     taken = manifests.is_committed(folder)
     try:
-        part = parts.take_apart(shared, private, rank, world)
+        part = outline.take_apart(shared, private, rank, world)
     except StateError as error:
         with contextlib.suppress(OSError):
             files.make_folder(folder)

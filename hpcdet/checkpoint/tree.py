@@ -14,8 +14,10 @@ at two places (tied weights) is one leaf, and one tensor again after loading.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ from hpcdet.errors import HpcdetError
 
 _SCALARS = (type(None), bool, int, str)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _NUMPY_KINDS = "biufcSUMm"
 
 
@@ -135,6 +138,8 @@ class _Encoder:
         return {"ordered": pairs, "metadata": extra}
 
     def key(self, key: Any, path: str) -> Any:
+        if type(key) is str:
+            return key
         parts = key if type(key) is tuple else (key,)
         if all(type(part) in (*_SCALARS, float) for part in parts):
             return self.value(key, path)
@@ -151,14 +156,13 @@ class _Encoder:
                 where=path,
                 hint="use a dense tensor that has data: .to_dense(), .dequantize()",
             )
-        place = (value.device, value.data_ptr(), value.shape, value.stride())
+        shape, nbytes = tuple(value.shape), value.nbytes
+        place = (value.device, value.data_ptr(), shape, value.stride())
         how = (value.dtype, value.is_conj(), value.is_neg())
-        same = (place, how) if value.numel() else id(value)
+        same = (place, how) if nbytes else id(value)
         if same not in self.tensors:
             self.tensors[same] = path
-            shape = tuple(value.shape)
-            dtype = str(value.dtype).removeprefix("torch.")
-            nbytes = value.numel() * value.element_size()
+            dtype = _dtype_name(value.dtype)
             self.leaves.append(Leaf(path, "tensor", dtype, shape, nbytes, value))
         return self.tensors[same]
 
@@ -167,8 +171,22 @@ class _Encoder:
         return path
 
 
+@functools.cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _component(key: Any) -> str:
     """A key as one component of a path: no slash, not empty, different for different keys."""
+    return _text_component(key) if type(key) is str else _quoted(key)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _text_component(key: str) -> str:
+    return key if _PLAIN.fullmatch(key) else _quoted(key)
+
+
+def _quoted(key: Any) -> str:
     text = quote(str(key), safe=" !$&'()*+,:;<=>?@[]^`{|}~", errors="surrogatepass")
     return {"": "%", ".": "%2E"}.get(text, text) if isinstance(key, str) else f"#{text}"
 

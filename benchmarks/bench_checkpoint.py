@@ -1,0 +1,408 @@
+"""``make bench-checkpoint``: what checkpoints cost, beside the disk itself and what others use.
+
+The state is that of a transformer under Adam: 1.1 GB in 2,312 tensors, most of them small, equal on
+all ranks. Every method ends with the data on the disk (``fsync``). The floor of a save is a raw
+``O_DIRECT`` write and ``fsync`` of the same bytes, shared among the ranks; that of a stall is a
+copy of the tensors into memory that is there already. All methods take turns in one run.
+
+Peers: torch.save, safetensors, torch.distributed.checkpoint (synchronous, thread, process), h5py
+as everybody uses it. Of several ranks, the first writes for all where a peer knows no better.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import logging
+import mmap
+import os
+import random
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+TOP = Path(__file__).resolve().parent.parent
+PEERS = TOP / "benchmarks" / ".venv-checkpoint"
+sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
+sys.path.append(str(PEERS))
+
+import h5py  # noqa: E402
+import results  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: E402
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions  # noqa: E402
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType  # noqa: E402
+
+from hpcdet import checkpoint  # noqa: E402
+
+PIECE = 32 << 20
+PAGE = 4096
+FLOOR, MEMCPY = "raw O_DIRECT write", "memcpy"
+STAGED, SYNC = "hpcdet beside training", "hpcdet"
+DCP_PROCESS, DCP_THREAD = "DCP async, process", "DCP async, thread"
+SYNC_PEERS = ("torch.save", "safetensors", "DCP", "h5py")
+
+State = dict[str, torch.Tensor]
+Done = Callable[[], bool]
+"""Whether what was begun is on the disk."""
+
+
+def state(quick: bool) -> State:
+    """Parameters, two moments of each, and its step."""
+    generator = torch.Generator().manual_seed(0)
+    width, layers = (64, 2) if quick else (512, 24)
+    shapes: dict[str, tuple[int, ...]] = {
+        "emb.weight": (32 * width, width),
+        "head.weight": (32 * width, width),
+    }
+    for layer in range(layers):
+        block = f"blocks.{layer}"
+        for name, rows, columns in (
+            ("attn.qkv", 3 * width, width),
+            ("attn.proj", width, width),
+            ("mlp.fc1", 4 * width, width),
+            ("mlp.fc2", width, 4 * width),
+        ):
+            shapes |= {f"{block}.{name}.weight": (rows, columns), f"{block}.{name}.bias": (rows,)}
+        for name in ("ln1", "ln2"):
+            shapes |= {f"{block}.{name}.weight": (width,), f"{block}.{name}.bias": (width,)}
+        shapes |= {f"{block}.lora.{n}.scale": (17 + n,) for n in range(12)}
+    made = {
+        f"{kind}/{name}": torch.randn(shape, generator=generator)
+        for kind in ("model", "exp_avg", "exp_avg_sq")
+        for name, shape in shapes.items()
+    }
+    return made | {f"step/{name}": torch.tensor(1000.0) for name in shapes}
+
+
+def size_of(tensors: State) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors.values())
+
+
+# -- methods: each begins a save in a folder and says when it is done ------------------------------
+
+
+class Methods:
+    """All ways to save, of one rank among several. Every rank calls the same one."""
+
+    def __init__(self, tensors: State, rank: int, world: int) -> None:
+        self.tensors, self.rank, self.world = tensors, rank, world
+        share = -(-size_of(tensors) // world // PAGE) * PAGE
+        self.bytes = mmap.mmap(-1, share)
+        for at in range(0, share, 8):
+            self.bytes[at : at + 8] = at.to_bytes(8, "little") if at % PAGE == 0 else b"notzeros"
+        self.images = {STAGED: checkpoint.Image(), SYNC: checkpoint.Image()}
+        self.copies = [torch.zeros_like(one) for one in self.share()]
+        self.stager: DefaultStager | None = None
+        self.saves = {
+            FLOOR: self.raw,
+            SYNC: self.hpcdet,
+            STAGED: self.beside,
+            "torch.save": lambda folder: self.first(folder, _torch),
+            "safetensors": lambda folder: self.first(folder, _safetensors),
+            "h5py": lambda folder: self.first(folder, _h5py),
+            "DCP": self.dcp,
+            DCP_THREAD: self.dcp_thread,
+            DCP_PROCESS: self.dcp_process,
+            MEMCPY: self.memcpy,
+        }
+
+    def share(self) -> list[torch.Tensor]:
+        """The tensors that this rank writes: as many bytes as any other."""
+        shares: list[tuple[int, list[torch.Tensor]]] = [(0, []) for _ in range(self.world)]
+        for one in sorted(self.tensors.values(), key=lambda tensor: -tensor.numel()):
+            least = min(range(self.world), key=lambda rank: shares[rank][0])
+            shares[least] = (shares[least][0] + one.nbytes, [*shares[least][1], one])
+        return shares[self.rank][1]
+
+    def raw(self, folder: Path) -> Done:
+        fd = os.open(folder / f"raw-{self.rank}", os.O_CREAT | os.O_WRONLY | os.O_DIRECT, 0o600)
+        view = memoryview(self.bytes)
+        for start in range(0, len(view), PIECE):
+            os.pwrite(fd, view[start : start + PIECE], start)
+        os.fsync(fd)
+        os.close(fd)
+        return _now
+
+    def memcpy(self, folder: Path) -> Done:
+        torch._foreach_copy_(self.copies, self.share())
+        return _now
+
+    def hpcdet(self, folder: Path) -> Done:
+        checkpoint.save(
+            folder / "00000001.g1",
+            self.tensors,
+            rank=self.rank,
+            world=self.world,
+            exchange=_exchange,
+            image=self.images[SYNC],
+        )
+        return _now
+
+    def beside(self, folder: Path) -> Done:
+        return checkpoint.begin(
+            folder / "00000001.g1",
+            self.tensors,
+            rank=self.rank,
+            world=self.world,
+            image=self.images[STAGED],
+        ).done
+
+    def first(self, folder: Path, save: Callable[[State, Path], None]) -> Done:
+        if self.rank == 0:
+            save(self.tensors, folder / "state")
+            _sync(folder / "state")
+        dist.barrier()
+        return _now
+
+    def dcp(self, folder: Path) -> Done:
+        dcp.save({"s": self.tensors}, storage_writer=FileSystemWriter(folder, sync_files=True))
+        return _now
+
+    def dcp_thread(self, folder: Path) -> Done:
+        writer = FileSystemWriter(folder, sync_files=True)
+        future: Any = dcp.async_save({"s": self.tensors}, storage_writer=writer)
+        return lambda: bool(future.done())
+
+    def dcp_process(self, folder: Path) -> Done:
+        if self.stager is None:
+            self.stager = DefaultStager(StagingOptions(False, True, False, False))
+        response: Any = dcp.async_save(
+            {"s": self.tensors},
+            storage_writer=FileSystemWriter(folder, sync_files=True),
+            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+            async_stager=self.stager,
+        )
+        future = getattr(response, "upload_completion", response)
+        return lambda: bool(future.done())
+
+
+def _now() -> bool:
+    return True
+
+
+def _exchange(value: Any) -> list[Any]:
+    box: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(box, value)
+    return box
+
+
+def _torch(tensors: State, path: Path) -> None:
+    torch.save(tensors, path)
+
+
+def _safetensors(tensors: State, path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(tensors, path)
+
+
+def _h5py(tensors: State, path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        for name, tensor in tensors.items():
+            file.create_dataset(name, data=tensor.numpy())
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+
+
+# -- one rank --------------------------------------------------------------------------------------
+
+
+class Step:
+    """A step of training: many small products, and what else Python does."""
+
+    def __init__(self) -> None:
+        self.x = torch.randn(192, 192)
+        self.layers = [torch.randn(192, 192) for _ in range(24)]
+        self.base = 0.0
+
+    def __call__(self) -> float:
+        start = time.perf_counter()
+        y = self.x
+        for layer in self.layers:
+            y = torch.relu(y @ layer) * 0.01
+        return time.perf_counter() - start
+
+    def learn(self) -> None:
+        """What a step takes while nothing is saved."""
+        times = [self() for _ in range(100)]
+        self.base = statistics.median(times[20:])
+
+
+@contextmanager
+def emptied(folder: Path, rank: int) -> Iterator[Path]:
+    """The same folder for all ranks, empty before, gone afterwards; nothing waits to go out."""
+    if rank == 0:
+        folder.mkdir()
+        os.sync()
+    dist.barrier()
+    yield folder
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(folder)
+
+
+def rank_main(rank: int, world: int, rounds: int, quick: bool, folder: Path) -> None:
+    """Measure everything, in turn; rank 0 writes what it saw as JSON."""
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    methods, step = Methods(state(quick), rank, world), Step()
+    seen: dict[str, list[dict[str, float]]] = {name: [] for name in methods.saves}
+    for turn in range(rounds + 1):
+        order = list(methods.saves)
+        random.Random(turn).shuffle(order)
+        for name in order:
+            one = measure(methods.saves[name], step, folder / "save", rank)
+            if turn:  # the first is to warm up
+                seen[name].append(one)
+    if rank == 0:
+        (folder / "seen.json").write_text(json.dumps(seen))
+    dist.barrier()
+    os._exit(0)  # what peers leave running is not waited for
+
+
+def measure(save: Callable[[Path], Done], step: Step, at: Path, rank: int) -> dict[str, float]:
+    """Once while nothing else happens, once while training goes on."""
+    with emptied(at, rank) as folder:
+        start = time.perf_counter()
+        done = save(folder)
+        begun = time.perf_counter()
+        while not done():
+            time.sleep(0.0005)
+        dist.barrier()
+        end = time.perf_counter()
+    step.learn()
+    with emptied(at, rank) as folder:
+        first = time.perf_counter()
+        done = save(folder)
+        stall = time.perf_counter() - first
+        slower = 0.0
+        while not done():
+            slower += max(0.0, step() - step.base)
+    return {
+        "whole": end - start,
+        "blocked": min(begun - start, stall),
+        "behind": end - begun,
+        "effective": stall + slower,
+    }
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+
+def run(world: int, rounds: int, quick: bool) -> dict[str, list[dict[str, float]]]:
+    """Start the ranks; what the first of them saw."""
+    with tempfile.TemporaryDirectory(prefix="hpcdet-bench-") as name, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        arguments = ["--rounds", str(rounds), "--folder", name, "--world", str(world)]
+        arguments += ["--quick"] if quick else []
+        log = Path(name) / "log"  # peers talk much
+        with log.open("wb") as output:
+            ranks = [
+                subprocess.Popen(
+                    [sys.executable, __file__, *arguments, "--rank", str(rank)],
+                    env=environment,
+                    stdout=output,
+                    stderr=output,
+                )
+                for rank in range(world)
+            ]
+            try:
+                codes = [each.wait() for each in ranks]
+            finally:
+                for each in ranks:
+                    each.kill()
+                    each.wait()
+        if any(codes):
+            raise SystemExit(f"ranks ended with {codes}:\n{log.read_text()[-5000:]}")
+        found: dict[str, list[dict[str, float]]] = json.loads(
+            (Path(name) / "seen.json").read_text()
+        )
+        return found
+
+
+def table(seen: dict[str, list[dict[str, float]]], ranks: str) -> list[results.Row]:
+    """Rows of ours against floors and peers."""
+
+    def row(what: str, ours: str, part: str, peer: str, peer_part: str, goal: float) -> results.Row:
+        own = [one[part] for one in seen[ours]]
+        other = [one[peer_part] for one in seen[peer]]
+        made = results.row(f"{ranks}: {what}", own, peer, other, goal * statistics.median(other))
+        return made | {
+            "goal": round(made["goal"], 4),
+            "ours_min": round(min(own), 4),
+            "peer_min": round(min(other), 4),
+            "ratio_min": round(min(own) / min(other), 3),
+        }
+
+    rows = [
+        row("staged to committed", STAGED, "behind", FLOOR, "whole", 1.05),
+        row("synchronous save", SYNC, "whole", FLOOR, "whole", 1.10),
+    ]
+    rows += [row("synchronous save", SYNC, "whole", peer, "whole", 1.0) for peer in SYNC_PEERS]
+    rows += [row("until durable", STAGED, "whole", DCP_THREAD, "whole", 1.0)]
+    rows += [row("until durable", STAGED, "whole", DCP_PROCESS, "whole", 1.0)]
+    rows += [row("blocking stall", STAGED, "blocked", MEMCPY, "blocked", 1.1)]
+    rows += [row("blocking stall", STAGED, "blocked", DCP_THREAD, "blocked", 1.0)]
+    rows += [row("blocking stall", STAGED, "blocked", DCP_PROCESS, "blocked", 1.0)]
+    rows += [row("effective stall", STAGED, "effective", DCP_PROCESS, "effective", 0.25)]
+    rows += [row("effective stall", STAGED, "effective", DCP_THREAD, "effective", 0.25)]
+    return rows + [
+        row("effective stall", STAGED, "effective", peer, "effective", 1.0) for peer in SYNC_PEERS
+    ]
+
+
+def install() -> None:
+    """The peer that is not here already, into a folder of its own."""
+    if importlib.util.find_spec("safetensors") is None:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+        subprocess.run([*pip, "--target", str(PEERS), "safetensors"], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a small state, one round")
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--world", type=int, default=0, help="only so many ranks")
+    parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    rounds = given.rounds or (1 if given.quick else 7)
+    if given.rank >= 0:
+        rank_main(given.rank, given.world, rounds, given.quick, given.folder)
+        return
+    install()
+    rows: list[results.Row] = []
+    for world in (given.world,) if given.world else (1, 2):
+        rows += table(run(world, rounds, given.quick), f"{world} rank{'s' * (world > 1)}")
+    results.publish("checkpoint", rows)
+    print(
+        "minima:",
+        *(f"{row['what']} / {row['peer_name']}: {row['ratio_min']}" for row in rows),
+        sep="\n  ",
+    )
+
+
+if __name__ == "__main__":
+    main()
