@@ -16,9 +16,10 @@ default is that of a single rank. ``private`` is None after a change of the numb
 ``load(folder)`` reads one given checkpoint, ``verify`` and ``content_digest`` check every byte
 of it, ``sweep`` removes what the rules of retention do not keep, ``secure`` copies what they do
 to project storage, where the site has that; ``link`` takes another trial's over. Errors:
-``StateError`` (a value that cannot be saved, by its path), ``CheckpointFailed`` (disk full and the like: the older ones
-are untouched, go on training), ``hpcdet.errors.IntegrityError`` (damaged), of which
-``NewerFormat`` is one that is not: a newer hpcdet made the checkpoint, and it is left alone.
+``StateError`` (a value that cannot be saved, by its path), ``CheckpointFailed`` (disk full and
+the like: the older ones are untouched, go on training), ``hpcdet.errors.IntegrityError``
+(damaged), of which ``NewerFormat`` is one that is not: a newer hpcdet made the checkpoint, and it
+is left alone.
 """
 
 from hpcdet.checkpoint.image import Image
