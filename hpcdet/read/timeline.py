@@ -96,6 +96,10 @@ def _journal_text(line: Line) -> str:
             return "first step done"
         case "checkpoint":
             return f"{line['name']} saved, {line['bytes']} bytes"
+        case "checkpoint_failed":
+            return f"no checkpoint at step {line['step']}: {line['error']}"
+        case "checkpoint_skipped":
+            return f"no time for one more save at step {line['step']}; {line['instead']} counts"
         case "checkpoint_copied":
             return f"{line['name']} copied to project storage"
         case "copy_failed":

@@ -18,6 +18,7 @@ from hpcdet.checkpoint import (
     Saving,
     Secured,
     StateError,
+    memory,
     retention,
 )
 from hpcdet.errors import HpcdetError, UsageError
@@ -73,7 +74,8 @@ class Keeper:
         self.digest = ""
         self._step = -1
         self._root = ""
-        self._image = Image()
+        # ranks of a node take their memory at the same time
+        self._image = Image(lambda: memory.available() // peers.ranks.local_world)
         self._under_way: _UnderWay | None = None
         self._written: list[str] = []
         self._complained = False
@@ -179,7 +181,8 @@ class Keeper:
                 exchange=checkpoint.alone if alone else self._peers.allgather,
                 meta=described,
                 previous=self._root,
-                image=self._image,
+                # alone are folders of files, which lie on a disk already: no copy of them is kept
+                image=Image(lambda: 0) if alone else self._image,
             )
         except CheckpointFailed as error:
             self._failed(step, error)
