@@ -426,18 +426,18 @@ def test_an_attempt_goes_on_whatever_becomes_of_scratch_and_of_copies(
     (apart(other) / SCRATCH_MARK).unlink()
     scratch.prepare(other)
     trial, own = paths.trial(1), keeper(paths)
-    assert own.save(1, {"step": 1}, None, kept=["best"]) is not None
+    assert own.save(1, {"step": 1}, None, kept=["best"])
     own.settle(never)
     assert steps(trial.kept) == [1] and ("checkpoint_copied", "00000001.g1") in kinds(paths)
 
     shutil.rmtree(apart(paths))
-    assert own.save(2, {"step": 2}, None, kept=["best"]) is not None
+    assert own.save(2, {"step": 2}, None, kept=["best"])
     own.settle(never)
     assert steps(trial.checkpoints) == [2] and steps(trial.kept) == [2]
 
     mine = apart(paths)
     scratch.link(paths, apart(other))
-    assert own.save(3, {"step": 3}, None, kept=["best"]) is None
+    assert not own.save(3, {"step": 3}, None, kept=["best"])
     assert not (apart(other) / "trials").exists()
     assert kinds(paths)[-1] == ("checkpoint_failed", "")
     scratch.link(paths, mine)
@@ -445,7 +445,7 @@ def test_an_attempt_goes_on_whatever_becomes_of_scratch_and_of_copies(
     with monkeypatch.context() as broken:
         full = OSError(errno.ENOSPC, "No space left on device")
         broken.setattr(safekeeping, "_copy_file", lambda *_: (_ for _ in ()).throw(full))
-        assert own.save(4, {"step": 4}, None, kept=["best"]) is not None
+        assert own.save(4, {"step": 4}, None, kept=["best"])
         own.settle(never)
     assert steps(trial.kept) == [2] and ("copy_failed", "00000004.g1") in kinds(paths)
     assert "no copy of 00000004.g1" in capsys.readouterr().err
@@ -472,7 +472,7 @@ def test_a_notice_does_not_wait_for_a_copy_and_the_next_attempt_makes_it(
         delayed.setattr(safekeeping, "_copy_file", slow)
         delayed.setattr("hpcdet.train.saving._GIVE_UP_S", 0.0)
         own = keeper(paths)
-        assert own.save(1, {"step": 1}, None, kept=["best"]) is not None
+        assert own.save(1, {"step": 1}, None, kept=["best"])
         assert busy.wait(120)
         own.settle(lambda: True)
         go.set()

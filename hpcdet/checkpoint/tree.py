@@ -99,6 +99,8 @@ class _Encoder:
 
     def value(self, value: Any, path: str) -> Any:
         kind = type(value)
+        if kind in _TENSORS:
+            return {"tensor": self.tensor(value, path)}
         if kind in _SCALARS:
             return value
         if kind is float:
@@ -109,8 +111,6 @@ class _Encoder:
             return [self.value(item, f"{path}/#{n}") for n, item in enumerate(value)]
         if kind is tuple:
             return {"tuple": [self.value(item, f"{path}/#{n}") for n, item in enumerate(value)]}
-        if kind in _TENSORS:
-            return {"tensor": self.tensor(value, path)}
         if kind is np.ndarray and value.dtype.kind in _NUMPY_KINDS and not value.dtype.fields:
             return {"array": self.numpy(value, path, "array")}
         if isinstance(value, np.generic) and value.dtype.kind in _NUMPY_KINDS:
@@ -126,10 +126,12 @@ class _Encoder:
         )
 
     def mapping(self, value: Mapping[Any, Any], path: str) -> Any:
-        pairs = [
-            [self.key(key, path), self.value(item, f"{path}/{_component(key)}")]
-            for key, item in value.items()
-        ]
+        pairs = []
+        for key, item in value.items():  # training waits for this: the usual case is short
+            if type(key) is str:
+                pairs.append([key, self.value(item, f"{path}/{_text_component(key)}")])
+            else:
+                pairs.append([self.key(key, path), self.value(item, f"{path}/{_component(key)}")])
         if type(value) is dict:
             return {"dict": pairs}
         # torch keeps the versions of modules here; their loading code asks for them
@@ -138,8 +140,6 @@ class _Encoder:
         return {"ordered": pairs, "metadata": extra}
 
     def key(self, key: Any, path: str) -> Any:
-        if type(key) is str:
-            return key
         parts = key if type(key) is tuple else (key,)
         if all(type(part) in (*_SCALARS, float) for part in parts):
             return self.value(key, path)
