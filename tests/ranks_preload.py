@@ -1,7 +1,7 @@
 """What the fork server of ``tests.ranks`` imports once for all ranks."""
 
 import sklearn.datasets
-import torch.distributed
+import torch.distributed.fsdp
 
 import hpcdet.attempt
 import hpcdet.pytorch.rehearsal

@@ -9,6 +9,7 @@ import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -31,7 +32,8 @@ pytestmark = pytest.mark.xdist_group("bits")
 
 
 def make(root: Path, world: int = RANKS, **changes: object) -> TrialPaths:
-    settings = {
+    settings: dict[str, Any] = {
+        "code": MODEL,
         "entrypoint": "model_def:BitsTrial",
         "hparams": HPARAMS,
         "until": UNTIL,
@@ -39,7 +41,7 @@ def make(root: Path, world: int = RANKS, **changes: object) -> TrialPaths:
         "min_validation_period": {"batches": 8},
         "optimizations": {"aggregation_frequency": 2},
     }
-    return ranks.experiment(root, code=MODEL, ranks=world, **{**settings, **changes})
+    return ranks.experiment(root, ranks=world, **{**settings, **changes})
 
 
 def interrupt(

@@ -133,10 +133,10 @@ def test_damage_that_one_rank_alone_sees_is_told_to_all(
 
     real = loading.load
 
-    def load(folder: Path, rank: int, world: int) -> checkpoint.Loaded:
+    def load(folder: Path, rank: int, world: int, **how: bool) -> checkpoint.Loaded:
         if rank == 1 and folder.name == "00000002.g1":
             raise OSError(5, "Input/output error")
-        return real(folder, rank, world)
+        return real(folder, rank, world, **how)
 
     monkeypatch.setattr(loading, "load", load)
     restored = ranks(2, lambda rank, exchange: checkpoint.restore(trial, rank, 2, exchange))
@@ -172,7 +172,7 @@ def test_nothing_usable_is_an_error_and_nothing_at_all_is_not(trial: Path) -> No
 def of_the_future(folder: Path) -> None:
     """What a newer hpcdet may write: another version, and a root of its own making."""
     path = folder / "MANIFEST.json"
-    made = json.loads(path.read_text()) | {"schema": 2, "writer": "hpcdet 9.1", "root": "of v2"}
+    made = json.loads(path.read_text()) | {"schema": 3, "writer": "hpcdet 9.1", "root": "of v3"}
     path.write_text(json.dumps(made))
 
 
@@ -181,7 +181,7 @@ def test_a_checkpoint_of_a_newer_hpcdet_is_refused_and_left_alone(trial: Path) -
     of_the_future(folder)
 
     def refused(rank: int, exchange: checkpoint.Exchange) -> str:
-        with pytest.raises(checkpoint.NewerFormat, match=r"newer hpcdet \(hpcdet 9.1, format 2"):
+        with pytest.raises(checkpoint.NewerFormat, match=r"newer hpcdet \(hpcdet 9.1, format 3"):
             checkpoint.restore(trial, rank, 2, exchange)
         return "refused"
 

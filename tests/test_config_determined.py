@@ -174,7 +174,6 @@ SAMPLES: dict[str, Any] = {
     "optimizations.mixed_precision": "O2",
     "checkpoint_storage.type": "s3",
     "searcher.name": "adaptive_asha",
-    "optimizations.gradient_compression": True,
     "optimizations.average_training_metrics": False,
 }
 

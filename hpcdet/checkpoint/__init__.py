@@ -37,7 +37,8 @@ from hpcdet.checkpoint.saving import (
     begin,
     save,
 )
-from hpcdet.checkpoint.tree import StateError
+from hpcdet.checkpoint.spreading import spread
+from hpcdet.checkpoint.tree import Sharded, StateError
 
 __all__ = [
     "CheckpointFailed",
@@ -50,6 +51,7 @@ __all__ = [
     "Saved",
     "Saving",
     "Secured",
+    "Sharded",
     "StateError",
     "alone",
     "begin",
@@ -61,6 +63,7 @@ __all__ = [
     "restore",
     "save",
     "secure",
+    "spread",
     "sweep",
     "verify",
 ]

@@ -85,6 +85,8 @@ def _row(extent: Extent) -> str:
     """A leaf's line in the table up to its digest, which is all that differs between saves."""
     leaf = extent.leaf
     row = [leaf.name, leaf.kind, leaf.dtype, list(leaf.shape), extent.offset, leaf.nbytes]
+    if leaf.part:
+        row.append({"shape": list(leaf.part.shape), "start": leaf.part.start})
     return files.canonical(row).decode().removesuffix("]") + ',"'
 
 
@@ -116,6 +118,8 @@ def layout(leaves: tuple[Leaf, ...], rank: int, world: int) -> Layout:
         for leaf in leaves:
             if not _is_number(leaf):
                 file[leaf.name].attrs["dtype"] = leaf.dtype
+            if leaf.part:
+                file[leaf.name].attrs.update(whole_shape=leaf.part.shape, start=leaf.part.start)
     ranges = [(e.offset, e.end) for e in extents] + [(table[0], sum(table))]
     frame = [(start, memory.take(start, end)) for start, end in gaps(ranges, memory.size)]
     digest = blake3(b"".join(data for _, data in frame)).hexdigest()

@@ -11,6 +11,7 @@ from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint import remove, shard, tree
 from hpcdet.checkpoint.manifest import Manifest, NewerFormat
 from hpcdet.checkpoint.outline import SKELETON, private_digest, shared_digest
+from hpcdet.checkpoint.parts import PartDigests, Parts
 from hpcdet.checkpoint.saving import Exchange, alone, state_digest
 from hpcdet.checkpoint.shard import Entry
 from hpcdet.errors import IntegrityError
@@ -31,8 +32,12 @@ class Loaded:
     manifest: Manifest
 
 
-def load(folder: Path, rank: int = 0, world: int = 1) -> Loaded:
+def load(folder: Path, rank: int = 0, world: int = 1, *, sharded: bool = False) -> Loaded:
     """The state in a checkpoint.
+
+    Args:
+        sharded: of tensors that lie in parts, give only the rows that this rank has among
+            ``world`` (as ``tree.Sharded``); else they are put together.
 
     Raises:
         IntegrityError: something in it is not what was written; names file and dataset.
@@ -41,14 +46,18 @@ def load(folder: Path, rank: int = 0, world: int = 1) -> Loaded:
     mine = rank if world == manifest.world else -1
     shared: dict[str, Entry] = {}
     private: dict[str, Entry] = {}
-    for number, part in enumerate(manifest.shards):
-        for entry in shard.read(folder, part, _wanted(own=number == mine)):
+    parts = Parts((rank, world) if sharded else None)
+    for number, file in enumerate(manifest.shards):
+        for entry in shard.read(folder, file, _wanted(own=number == mine)):
+            if entry.leaf.part is not None:
+                parts.add(entry)
+                continue
             kept = private if _is_private(entry.leaf.name) else shared
             kept[entry.leaf.name] = entry
     return Loaded(
         folder,
-        _decode(shared, "shared"),
-        _decode(private, "private") if mine >= 0 else None,
+        _decode(shared, "shared", parts),
+        _decode(private, "private", parts) if mine >= 0 else None,
         manifest,
     )
 
@@ -61,13 +70,13 @@ def _wanted(own: bool) -> Callable[[str], bool]:
     return lambda name: own or not _is_private(name)
 
 
-def _decode(entries: dict[str, Entry], name: str) -> Any:
+def _decode(entries: dict[str, Entry], name: str, parts: Parts) -> Any:
     skeleton = _skeleton(entries, name)
     values: dict[str, Any] = {}
 
     def leaf(name: str) -> Any:
         if name not in values:
-            values[name] = entries[name].value()
+            values[name] = parts.value(name) if name in parts else entries[name].value()
         return values[name]
 
     return tree.decode(skeleton, leaf)
@@ -101,9 +110,13 @@ def content_digest(folder: Path) -> str:
     digests: dict[str, str] = {}
     shared: Any = None
     private = []
+    parts = PartDigests()
     for part in manifest.shards:
         own: dict[str, str] = {}
         for entry in shard.read(folder, part):
+            if entry.leaf.part is not None:
+                parts.add(entry)
+                continue
             own[entry.leaf.name] = entry.digest
             if entry.leaf.name == f"{SKELETON}/shared":
                 shared = tree.from_text(entry.value())
@@ -111,6 +124,7 @@ def content_digest(folder: Path) -> str:
                 skeleton = tree.from_text(entry.value())
         private.append(private_digest(skeleton, own.__getitem__))
         digests |= own
+    digests |= parts.whole()
     return state_digest(shared_digest(shared, digests.__getitem__), tuple(private))
 
 
@@ -137,6 +151,8 @@ def restore(
     world: int = 1,
     exchange: Exchange = alone,
     kept: Path | None = None,
+    *,
+    sharded: bool = False,
 ) -> Loaded | None:
     """The newest valid state of a trial; called by all ranks together, all get the same one.
 
@@ -149,6 +165,7 @@ def restore(
         kept: ``TrialPaths.kept``: where copies may be, if ``checkpoints`` can be purged. Of two
             copies the one in ``checkpoints`` is tried first; and that files are missing or
             damaged there alone, where purges leave halves behind, is no error then.
+        sharded: as for ``load``.
 
     Returns:
         None if the trial has no checkpoint yet, or none that a purge has left.
@@ -172,7 +189,7 @@ def restore(
         loaded: Loaded | None = None
         problem, bad = "", False
         try:
-            loaded = load(folder, rank, world)
+            loaded = load(folder, rank, world, sharded=sharded)
         except (IntegrityError, OSError) as error:
             problem, bad = str(error), isinstance(error, IntegrityError)
         found = [(text, is_bad) for text, is_bad in exchange([problem, bad]) if text]

@@ -24,8 +24,9 @@ from hpcdet.store import files, trials
 from hpcdet.store.layout import CHECKPOINT_NAME, TrialPaths
 from hpcdet.store.trials import MANIFEST
 
-SCHEMA = 1
-"""Version of the format: names of leaves, partition, digests. Every version stays readable."""
+SCHEMAS = (1, 2)
+"""Versions of the format, every one of which stays readable. Two is one with tensors that lie in
+parts in the files of several ranks; what has none is written as version one."""
 
 
 class NewerFormat(IntegrityError):
@@ -52,6 +53,7 @@ class Manifest:
         prev_root: root of the checkpoint before, or "".
         root: BLAKE3 of everything else in the manifest; ``sealed`` sets it.
         writer: program and version that wrote it.
+        schema: version of the format, one of ``SCHEMAS``.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Manifest:
     prev_root: str = ""
     root: str = ""
     writer: str = f"hpcdet {__version__}"
+    schema: int = 1
 
     @property
     def bytes(self) -> int:
@@ -91,7 +94,7 @@ class Manifest:
     def _plain(self) -> dict[str, Any]:
         return {
             "format": "hpcdet-checkpoint",
-            "schema": SCHEMA,
+            "schema": self.schema,
             "writer": self.writer,
             "name": self.name,
             "world": self.world,
@@ -136,14 +139,16 @@ def read(folder: Path) -> Manifest:
     if not isinstance(raw, dict) or raw.get("format") != "hpcdet-checkpoint":
         raise IntegrityError("it is not a checkpoint's manifest", where=str(path), hint=HINT)
     plain = {key: value for key, value in raw.items() if key != "root"}
-    if _is_newer(raw.get("schema")) and _root(plain | {"schema": SCHEMA}) != raw.get("root"):
+    schema = raw.get("schema")
+    flipped = any(_root(plain | {"schema": known}) == raw.get("root") for known in SCHEMAS)
+    if isinstance(schema, int) and schema > SCHEMAS[-1] and not flipped:
         raise NewerFormat(
             f"it was made by a newer hpcdet ({raw.get('writer')}, format {raw['schema']}; "
-            f"this one reads up to {SCHEMA})",
+            f"this one reads up to {SCHEMAS[-1]})",
             where=str(path),
             hint="use that version of hpcdet or a later one; nothing of it was changed",
         )
-    if raw.get("schema") != SCHEMA or _text(raw) != text or _root(plain) != raw.get("root"):
+    if schema not in SCHEMAS or _text(raw) != text or _root(plain) != raw.get("root"):
         raise IntegrityError("it is not what was written", where=str(path), hint=HINT)
     return Manifest(
         name=raw["name"],
@@ -156,11 +161,8 @@ def read(folder: Path) -> Manifest:
         prev_root=raw["prev_root"],
         root=raw["root"],
         writer=raw["writer"],
+        schema=schema,
     )
-
-
-def _is_newer(schema: object) -> bool:
-    return isinstance(schema, int) and schema > SCHEMA
 
 
 def is_committed(folder: Path) -> bool:

@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from hpcdet.checkpoint import tree
 from hpcdet.checkpoint.layout import Layout, layout
-from hpcdet.checkpoint.partition import partition
+from hpcdet.checkpoint.partition import share
 from hpcdet.checkpoint.shard import Written
 from hpcdet.checkpoint.tree import Encoded, Leaf
 from hpcdet.store import files
@@ -49,12 +49,19 @@ class Outline:
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's part of a state; ``leaves`` are those of its file, with their data."""
+    """One rank's part of a state.
+
+    Attributes:
+        leaves: those of its file, with their data.
+        shared, private: skeletons.
+        whole: digests of the leaves of which this rank has parts, by name.
+    """
 
     outline: Outline
     leaves: Sequence[Leaf]
     shared: Any
     private: Any
+    whole: Mapping[str, str]
 
     @property
     def rank(self) -> int:
@@ -78,7 +85,12 @@ class Part:
         return {
             "shard": written.shard.encode(),
             "structure": self.outline.structure,
-            "shared": {name: digests[name] for name in digests if name.startswith("shared")},
+            "shared": {
+                name: self.whole.get(name, digests[name])
+                for name in digests
+                if name.startswith("shared")
+            },
+            "parts": any(leaf.part for leaf in self.outline.leaves),
             "private": private_digest(self.private, digests.__getitem__),
             "skeleton": self.shared if self.rank == 0 else None,
         }
@@ -97,7 +109,8 @@ def take_apart(shared: Any, private: Any, rank: int, world: int) -> Part:
         leaves = (*leaves, _text("shared", common))
     outline = _outline(leaves, len(common.leaves), rank, world)
     chosen = [leaves[number] for number in outline.chosen]
-    return Part(outline, chosen, common.skeleton, own.skeleton)
+    whole = {leaf.name: leaf.whole for leaf in chosen if leaf.part}
+    return Part(outline, chosen, common.skeleton, own.skeleton, whole)
 
 
 _outlines: deque[Outline] = deque(maxlen=8)
@@ -111,9 +124,9 @@ def _outline(leaves: tuple[Leaf, ...], common: int, rank: int, world: int) -> Ou
             if (known.rank, known.world) == (rank, world) and known.leaves == leaves:
                 return known
     # what is remembered must not keep the tensors of this save alive
-    plain = tuple(replace(leaf, source=None) for leaf in leaves)
+    plain = tuple(replace(leaf, source=None, whole="") for leaf in leaves)
     numbers = {id(leaf): number for number, leaf in enumerate(plain)}
-    chosen = [numbers[id(leaf)] for leaf in partition(plain[:common], world)[rank]]
+    chosen = [numbers[id(leaf)] for leaf in share(plain[:common], rank, world)]
     chosen += range(common, len(plain))
     made = Outline(
         rank=rank,

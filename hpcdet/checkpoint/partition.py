@@ -13,8 +13,9 @@ def partition(leaves: Sequence[Leaf], world: int) -> list[list[Leaf]]:
 
     A pure function of the structure and the number of ranks: every rank computes the same
     answer without asking the others. The largest leaf goes first, each to the rank that has
-    the least so far.
+    the least so far. Leaves that are parts already are not dealt out: each is its rank's.
     """
+    leaves = [leaf for leaf in leaves if leaf.part is None]
     loads = [(0, rank) for rank in range(world)]
     owner: dict[str, int] = {}
     for leaf in sorted(leaves, key=lambda leaf: (-leaf.nbytes, leaf.name)):
@@ -22,3 +23,9 @@ def partition(leaves: Sequence[Leaf], world: int) -> list[list[Leaf]]:
         owner[leaf.name] = rank
         heapq.heappush(loads, (load + leaf.nbytes, rank))
     return [[leaf for leaf in leaves if owner[leaf.name] == rank] for rank in range(world)]
+
+
+def share(leaves: Sequence[Leaf], rank: int, world: int) -> list[Leaf]:
+    """What a rank writes: its share of the leaves that all have, and its parts of the others."""
+    mine = {leaf.name for leaf in partition(leaves, world)[rank]}
+    return [leaf for leaf in leaves if leaf.name in mine or (leaf.part and leaf.shape[0])]

@@ -301,6 +301,7 @@ def _commit(
         shards=shards,
         meta={key: _json(value) for key, value in meta.items()},
         prev_root=previous,
+        schema=2 if everyone[0]["parts"] else 1,
     ).sealed()
     files.replace(folder / MANIFEST, made.encode())
     files.sync_folder(folder.parent)

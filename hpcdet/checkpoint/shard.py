@@ -18,7 +18,7 @@ from hpcdet.checkpoint.image import PAGE, Filled, Image
 from hpcdet.checkpoint.layout import Layout, gaps
 from hpcdet.checkpoint.output import DIRECT, PIECE, Output, open_direct
 from hpcdet.checkpoint.task import Task
-from hpcdet.checkpoint.tree import Leaf, from_bytes
+from hpcdet.checkpoint.tree import Leaf, Part, from_bytes
 from hpcdet.errors import IntegrityError
 from hpcdet.store import files
 
@@ -68,7 +68,12 @@ class Written:
 
 def leaf_digest(leaf: Leaf, data: memoryview | bytes) -> str:
     """BLAKE3 of type, shape and bytes: what the leaf holds, wherever it lies."""
-    return str(blake3(_head(leaf.kind, leaf.dtype, leaf.shape)).update(data).hexdigest())
+    return str(begin_digest(leaf.kind, leaf.dtype, leaf.shape).update(data).hexdigest())
+
+
+def begin_digest(kind: str, dtype: str, shape: tuple[int, ...]) -> blake3:
+    """The digest of a leaf before its bytes, which may then be added piece by piece."""
+    return blake3(_head(kind, dtype, shape))
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -221,8 +226,9 @@ def read(
         for start, end in gaps([*extents, (shard.table[0], sum(shard.table))], size):
             frame.update(_read_at(fd, start, end - start).numpy().data)
         _check(frame.hexdigest(), table["frame"], path, "HDF5 header")
-        for name, kind, dtype, shape, offset, nbytes, digest in table["leaves"]:
-            leaf = Leaf(name, kind, dtype, tuple(shape), nbytes)
+        for name, kind, dtype, shape, offset, nbytes, *of, digest in table["leaves"]:
+            part = Part(tuple(of[0]["shape"]), of[0]["start"]) if of else None
+            leaf = Leaf(name, kind, dtype, tuple(shape), nbytes, part=part)
             data = _read_at(fd, offset, nbytes)
             _check(leaf_digest(leaf, data.numpy().data), digest, path, name)
             if wanted(name):

@@ -41,6 +41,41 @@ class StateError(HpcdetError):
     code = "STATE"
 
 
+@dataclass(frozen=True, eq=False)
+class Sharded:
+    """This rank's rows of a tensor of which every rank has some; none of them has it whole.
+
+    Rows are along the first axis. Which rank has which is a function of their number and the
+    number of ranks (``rows``).
+
+    Attributes:
+        local: the rows, on whatever device.
+        shape: of the whole tensor.
+        start: number of the first row.
+        digest: of the whole tensor as a leaf, which ``spreading.spread`` found out; "" if it
+            was loaded.
+    """
+
+    local: torch.Tensor
+    shape: tuple[int, ...]
+    start: int
+    digest: str = ""
+
+
+def rows(count: int, rank: int, world: int) -> tuple[int, int]:
+    """First and last row (exclusive) of a rank's part of ``count`` rows: as torch shards them."""
+    each = -(-count // world)
+    return min(rank * each, count), min((rank + 1) * each, count)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of what a leaf is a part: the ``shape`` of the whole, and the leaf's first row in it."""
+
+    shape: tuple[int, ...]
+    start: int
+
+
 @dataclass(frozen=True)
 class Leaf:
     """Bytes with a type and a shape.
@@ -51,6 +86,8 @@ class Leaf:
         dtype: ``float32``, ``bfloat16`` … of torch; ``<f4``, ``>i8``, ``|S3`` … of numpy.
         shape: lengths of the axes; ``()`` for a single value.
         nbytes: size of the data in bytes.
+        part: of what it is a part; None for a leaf that is whole.
+        whole: digest of the whole leaf it is a part of; "" if it is not, or was loaded.
         source: what the bytes are taken from; None where only the structure is meant.
     """
 
@@ -60,6 +97,8 @@ class Leaf:
     shape: tuple[int, ...]
     nbytes: int
     source: Any = field(default=None, compare=False, repr=False)
+    part: Part | None = None
+    whole: str = field(default="", compare=False, repr=False)
 
     def data(self) -> memoryview:
         """The bytes, in C order; without a copy where the source lies so in main memory."""
@@ -96,6 +135,7 @@ class _Encoder:
     def __init__(self) -> None:
         self.leaves: list[Leaf] = []
         self.tensors: dict[Any, str] = {}
+        self.sharded: list[Sharded] = []  # kept alive: they are known by their ids
 
     def value(self, value: Any, path: str) -> Any:
         kind = type(value)
@@ -111,6 +151,8 @@ class _Encoder:
             return [self.value(item, f"{path}/#{n}") for n, item in enumerate(value)]
         if kind is tuple:
             return {"tuple": [self.value(item, f"{path}/#{n}") for n, item in enumerate(value)]}
+        if kind is Sharded:
+            return {"tensor": self.part(value, path)}
         if kind is np.ndarray and value.dtype.kind in _NUMPY_KINDS and not value.dtype.fields:
             return {"array": self.numpy(value, path, "array")}
         if isinstance(value, np.generic) and value.dtype.kind in _NUMPY_KINDS:
@@ -164,6 +206,20 @@ class _Encoder:
             self.tensors[same] = path
             dtype = _dtype_name(value.dtype)
             self.leaves.append(Leaf(path, "tensor", dtype, shape, nbytes, value))
+        return self.tensors[same]
+
+    def part(self, value: Sharded, path: str) -> str:
+        same = id(value)
+        if same not in self.tensors:
+            self.tensors[same] = path
+            self.sharded.append(value)
+            local = value.local
+            shape, dtype = tuple(local.shape), str(local.dtype).removeprefix("torch.")
+            nbytes = local.numel() * local.element_size()
+            part = Part(value.shape, value.start)
+            self.leaves.append(
+                Leaf(path, "tensor", dtype, shape, nbytes, local, part, value.digest)
+            )
         return self.tensors[same]
 
     def numpy(self, value: Any, path: str, kind: str) -> str:
@@ -263,4 +319,4 @@ def _content(skeleton: Any, digest: Callable[[str], str]) -> Any:
 def structure(leaves: tuple[Leaf, ...]) -> Iterator[tuple[str, str, str, tuple[int, ...]]]:
     """What all ranks must agree on: names, types and shapes of the leaves."""
     for leaf in leaves:
-        yield leaf.name, leaf.kind, leaf.dtype, leaf.shape
+        yield leaf.name, leaf.kind, leaf.dtype, leaf.part.shape if leaf.part else leaf.shape

@@ -13,12 +13,14 @@ from hpcdet.space.space import Space
 from hpcdet.units import Length
 
 _SECRET = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)(?:$|_)", re.I)
+_COMPILE = ("backend", "dynamic", "fullgraph", "mode")
 
 
 def errors(config: Config) -> Iterator[Problem]:
     """Everything that makes the config impossible."""
     yield from _resources(config)
     yield from _lanes(config)
+    yield from _strategy(config)
     yield from _searcher(config)
     yield from _space(config)
     yield from _data(config.data, "data")
@@ -80,6 +82,24 @@ def _lanes(config: Config) -> Iterator[Problem]:
     if config.worker.mode == "per_trial":
         what = "a worker that takes one trial has no use for several lanes"
         yield Problem("worker.lanes", what, "leave it out, or make worker.mode shared")
+
+
+def _strategy(config: Config) -> Iterator[Problem]:
+    wanted, slots = config.optimizations, config.resources.slots_per_trial
+    if config.distributed.strategy == "fsdp2":
+        if slots == 1:
+            what = "fsdp2 shards a model over ranks, and a trial has one"
+            yield Problem(
+                "distributed.strategy", what, "use ddp, or more resources.slots_per_trial"
+            )
+        if wanted.gradient_compression:
+            what = "it is done by DDP, and distributed.strategy is fsdp2"
+            hint = "use distributed.fsdp2.reduce_dtype"
+            yield Problem("optimizations.gradient_compression", what, hint)
+    for name in wanted.compile if isinstance(wanted.compile, dict) else ():
+        if name not in _COMPILE:
+            what = f"torch.compile has no option {name!r}"
+            yield Problem("optimizations.compile", what, f"there are: {', '.join(_COMPILE)}")
 
 
 def _least(spec: Any) -> float | None:

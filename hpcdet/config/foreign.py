@@ -108,11 +108,6 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
             lambda value: value in ("O1", "O2", "O3"),
         ),
     ),
-    "optimizations.gradient_compression": (
-        Foreign(
-            "later", "compressing gradients is not in this version", lambda value: value is True
-        ),
-    ),
     "optimizations.average_training_metrics": (
         Foreign(
             "refused",

@@ -128,6 +128,13 @@ class CheckpointStorage(Section):
     """Warn when checkpoints of paused trials hold more than this, in bytes or as '500G'."""
 
 
+class PowerSGD(Section):
+    rank: int = Field(default=1, ge=1)
+    """Rank of the matrices that stand for each gradient."""
+    start_step: int = Field(default=1000, ge=2)
+    """Steps of the optimizer before which gradients are sent as they are."""
+
+
 class Optimizations(Section):
     aggregation_frequency: int = Field(default=1, ge=1)
     """Gradients of this many batches are added up before each step of the optimizer."""
@@ -137,8 +144,13 @@ class Optimizations(Section):
     """Training metrics are averaged over all ranks."""
     mixed_precision: Literal["O0"] = "O0"
     """O0: no Apex. Automatic mixed precision is asked for in the code."""
-    gradient_compression: Literal[False] = False
-    """Sending gradients as 16-bit floats: not in this version."""
+    gradient_compression: bool | Literal["fp16", "bf16", "powersgd"] = False
+    """How DDP sends gradients: false: as they are; true or fp16, bf16: as such; powersgd."""
+    powersgd: PowerSGD = PowerSGD()
+    activation_checkpointing: Literal["none", "full"] | list[str] = "none"
+    """What forward computes again in backward: nothing, each block, or modules of these classes."""
+    compile: bool | dict[str, bool | str] = False
+    """torch.compile: false, true, or its options: mode, backend, fullgraph, dynamic."""
 
 
 class Resources(Section):
@@ -166,10 +178,29 @@ class Resources(Section):
     """Names of nodes not to use."""
 
 
+Precision = Literal["float32", "bf16", "fp16"]
+
+
+class Fsdp2(Section):
+    units: list[str] | Annotated[int, Field(ge=1)] | None = None
+    """What is gathered at once: modules of classes, or of so many parameters; null: layers."""
+    reshard_after_forward: bool = True
+    """Give a unit's rows of others back after forward, and gather them again for backward."""
+    param_dtype: Precision | None = None
+    """Type in which forward and backward compute; null: the parameters' own."""
+    reduce_dtype: Precision | None = None
+    """Type in which gradients are summed; null: that of forward and backward."""
+    output_dtype: Precision | None = None
+    """Type of what forward returns; null: as it comes."""
+
+
 class Distributed(Section):
     backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
     """How ranks exchange gradients; auto: nccl where there is a GPU for each rank, else gloo.
     mpi: any MPI library, through mpi4py."""
+    strategy: Literal["ddp", "fsdp2"] = "ddp"
+    """ddp: each rank has the whole model; fsdp2: each has its rows of every tensor."""
+    fsdp2: Fsdp2 = Fsdp2()
 
 
 class Worker(Section):

@@ -34,12 +34,16 @@ class CheckpointContext:
         self._begun = False
         self._loaded: Manifest | None = None  # what the code has asked for, before it began
 
-    def latest(self) -> Any:
+    def latest(self, *, sharded: bool = False) -> Any:
         """The newest valid state of this trial, or None at its beginning.
 
         Random generators are put back to where they were when it was saved.
+
+        Args:
+            sharded: give of tensors that were saved as DTensors only the rows that this rank has
+                in such a tensor (``hpcdet.checkpoint.Sharded``), and not the whole.
         """
-        loaded = self._session.keeper.restore()
+        loaded = self._session.keeper.restore(sharded=sharded)
         if loaded is not None:
             self._go_on_from(loaded.manifest)
         self.begin()
@@ -101,6 +105,9 @@ class CheckpointContext:
     ) -> None:
         self.begin()
         self._train.advance(steps_completed)
+        ranks, exchange = self._session.ranks, self._session.peers.allgather
+        if not alone:
+            state = checkpoint.spread(state, ranks.rank, ranks.world, exchange)
         self._session.save(
             self._train.units,
             {"state": state},

@@ -10,10 +10,12 @@ import torch
 
 from hpcdet.core import Context, DistributedContext
 from hpcdet.errors import ConfigError, UsageError
+from hpcdet.pytorch import _sharding
 from hpcdet.pytorch._data import TorchData, to_device
 from hpcdet.pytorch._lr import LRScheduler
 from hpcdet.pytorch._parallel import Parallel
 from hpcdet.pytorch._reducers import FunctionReducer, MetricReducer
+from hpcdet.pytorch._wrap import wrap
 from hpcdet.train import rng
 
 GLOBAL_BATCH = "global_batch_size"
@@ -128,14 +130,19 @@ class PyTorchTrialContext:
     # -- wrapping ----------------------------------------------------------------------------
 
     def wrap_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model on this rank's device, its gradients averaged over all ranks."""
-        model = model.to(self.device)
-        if self.distributed.size > 1 and any(one.requires_grad for one in model.parameters()):
-            devices = [self.device] if self.device.type == "cuda" else None
-            model = Parallel(model, self.core.session.generators, device_ids=devices)
-            model.phases = self._phases
-        self.models.append(model)
-        return model
+        """The model on this rank's device, its gradients averaged over all ranks.
+
+        With ``distributed.strategy: fsdp2`` each rank keeps its rows of every parameter only;
+        make optimizers from the parameters of what this returns.
+
+        Raises:
+            ConfigError: what the config asks for does not go with this model or this machine.
+        """
+        wrapped = wrap(model, self.core.session)
+        if isinstance(wrapped, Parallel):
+            wrapped.phases = self._phases
+        self.models.append(wrapped)
+        return wrapped
 
     def wrap_optimizer(
         self, optimizer: torch.optim.Optimizer, backward_passes_per_step: int = 1
@@ -318,7 +325,8 @@ class PyTorchTrialContext:
     def begin_step(self, step: Step) -> None:
         """A batch begins: gradients travel only if the optimizers step after it.
 
-        Buffers always do. DDP would leave each rank its own while gradients are aggregated;
+        Buffers always do, and with FSDP2 gradients, too, which are summed up where they are kept:
+        each rank's rows. DDP would leave each rank its own while gradients are aggregated;
         then a checkpoint, which has one for all, would not be what training went on with.
         """
         self.step = step
@@ -326,12 +334,19 @@ class PyTorchTrialContext:
             if isinstance(model, Parallel):
                 model.require_backward_grad_sync = self.steps_now
                 model.require_forward_param_sync = True
+            elif _sharding.is_sharded(model):
+                _sharding.sync_buffers(model)
 
     def end_step(self) -> None:
         """A batch has been trained: the scaler learns once what all optimizers saw."""
         if self._update_scaler:
             self.scaler.update()
             self._update_scaler = False
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the ranks share some model's parameters, so that none can run it alone."""
+        return any(_sharding.is_sharded(model) for model in self.models)
 
     def plain_models(self) -> list[torch.nn.Module]:
         """The models as the user made them."""

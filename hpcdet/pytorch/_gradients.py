@@ -6,7 +6,8 @@ right after a step that forgets the gradients there is nothing.
 
 Gradients that were already summed over the ranks are equal everywhere, and shared. Else each
 rank has its own, and their mean is shared as well: that is what another number of ranks begins
-with, since the next exchange takes the mean over all of them again.
+with, since the next exchange takes the mean over all of them again. Where the ranks share the
+parameters (FSDP2) they share the gradients: each has its rows of their mean.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import torch
 import torch.distributed as dist
 from blake3 import blake3
 
-from hpcdet.checkpoint.tree import encode
+from hpcdet.checkpoint.tree import Sharded, encode
+from hpcdet.pytorch import _sharding
 from hpcdet.train.peers import Peers
 
 Parameters = Mapping[str, torch.nn.Parameter]
@@ -30,20 +32,24 @@ def waiting(parameters: Parameters, peers: Peers) -> tuple[Gradients, Gradients]
 
     All ranks call together.
     """
-    own = {name: _encode(one.grad) for name, one in parameters.items() if one.grad is not None}
+    there = {name: one.grad for name, one in parameters.items() if one.grad is not None}
+    cut = {name: one for name, one in there.items() if hasattr(one, "device_mesh")}
+    own = {name: _encode(one) for name, one in there.items() if name not in cut}
     everyone = peers.allgather([_digest(own), [*own]] if own else None)
     if not any(everyone):
-        return {}, {}
+        return cut, {}
     if all(one == everyone[0] for one in everyone):
-        return own, {}
+        return cut | own, {}
     names = {name for one in everyone if one for name in one[1]}
-    return {name: _mean(parameters[name]) for name in parameters if name in names}, own
+    return cut | {name: _mean(parameters[name]) for name in parameters if name in names}, own
 
 
 def restore(parameters: Parameters, shared: Gradients, own: Gradients) -> None:
     """Put gradients back; this rank's own go first."""
-    for name, saved in (own or shared).items():
-        parameters[name].grad = _decode(saved).to(parameters[name].device)
+    for name, saved in (shared | own).items():
+        if name in own or not own or hasattr(parameters[name], "device_mesh"):
+            gradient = _sharding.place(_decode(saved), parameters[name])
+            parameters[name].grad = gradient.to(parameters[name].device)
 
 
 def _mean(parameter: torch.nn.Parameter) -> torch.Tensor:
@@ -67,8 +73,8 @@ def _encode(gradient: torch.Tensor) -> Any:
     }
 
 
-def _decode(saved: Any) -> torch.Tensor:
-    if isinstance(saved, torch.Tensor):
+def _decode(saved: Any) -> Any:
+    if isinstance(saved, torch.Tensor | Sharded):
         return saved
     return torch.sparse_coo_tensor(
         saved["indices"], saved["values"], saved["shape"], is_coalesced=saved["coalesced"]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from hpcdet.checkpoint import Loaded
+from hpcdet.checkpoint import Loaded, spread
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch import _gradients, _state
 from hpcdet.pytorch._context import GLOBAL_BATCH, PyTorchTrialContext, Step
@@ -111,7 +111,7 @@ class Loop:
         self._session.finish(cause, self._progress.units)
 
     def _begin(self) -> None:
-        loaded = self._session.keeper.restore()
+        loaded = self._session.keeper.restore(sharded=self._context.sharded)
         if loaded is not None:
             self._load_shared(loaded)
         units = self._progress.units
@@ -349,6 +349,9 @@ class Loop:
         state = _state.shared(self._context, self._callbacks, self._progress.encode(), common)
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(state)
+        if self._context.sharded:
+            ranks = self._session.ranks
+            state = spread(state, ranks.rank, ranks.world, self._session.peers.allgather)
         private = _state.private(self._context, self._callbacks, self._tally.state(), own)
         if not self._session.save(
             units, state, private, kept=kept, metric=metric, must=must, wait=wait

@@ -9,6 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from hpcdet.pytorch._compression import Compression
 from hpcdet.train import rng
 from hpcdet.train.phases import Phases
 
@@ -22,6 +23,7 @@ class Parallel(DistributedDataParallel):
     changed: from its first step on, every attempt has the final buckets.
 
     Attributes:
+        compression: how gradients travel.
         bypass: call the module alone, without talking to other ranks: while validating.
         phases: told that this rank waits for rank 0's buffers.
     """
@@ -30,6 +32,7 @@ class Parallel(DistributedDataParallel):
         self, module: torch.nn.Module, generators: Mapping[str, rng.Generator], **options: Any
     ) -> None:
         super().__init__(module, **options)
+        self.compression: Compression | None = None
         self.bypass = False
         self.phases = Phases()
         self._generators = generators
@@ -49,6 +52,7 @@ class Parallel(DistributedDataParallel):
 
     def _settle(self, inputs: Any, kwargs: Any) -> None:
         state = rng.capture(self._generators)
+        compression = self.compression.begin_anew() if self.compression else {}
         buffers = [buffer.detach().clone() for buffer in self.module.buffers()]
         parameters = list(self.module.parameters())
         gradients = [parameter.grad for parameter in parameters]
@@ -68,6 +72,8 @@ class Parallel(DistributedDataParallel):
         with torch.no_grad():
             for buffer, before in zip(self.module.buffers(), buffers, strict=True):
                 buffer.copy_(before)
+        if self.compression:
+            self.compression.load(compression, next(iter(parameters)).device)
         rng.restore(state, self._generators)
 
 

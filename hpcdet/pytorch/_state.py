@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from hpcdet.errors import ConfigError, IntegrityError
-from hpcdet.pytorch import _gradients
+from hpcdet.pytorch import _gradients, _sharding
 from hpcdet.pytorch._callback import PyTorchCallback
+from hpcdet.pytorch._compression import Compression
 from hpcdet.pytorch._context import PyTorchTrialContext
 from hpcdet.pytorch._gradients import Gradients
+from hpcdet.pytorch._parallel import Parallel
 from hpcdet.pytorch._reducers import load_state, state_of
 from hpcdet.train import rng
 
@@ -51,13 +54,15 @@ def private(
 ) -> State:
     """What each rank has for itself."""
     reducers = context.reducers_for(training=True)
-    return {
+    state = {
         "rng": rng.capture(context.core.session.generators),
         "gradients": gradients,
         "training_metrics": tally,
         "reducers": {name: state_of(one) for name, one in reducers.items()},
         "callbacks": {name: one.state_dict() for name, one in callbacks.items()},
     }
+    compression = [one.state() for one in _compressions(context)]
+    return state | {"compression": compression} if any(compression) else state
 
 
 def load_shared(context: PyTorchTrialContext, state: State) -> None:
@@ -69,7 +74,7 @@ def load_shared(context: PyTorchTrialContext, state: State) -> None:
     names = _names(context)
     try:
         for model, saved in zip(context.plain_models(), state["models"], strict=True):
-            model.load_state_dict(saved)
+            model.load_state_dict(_placed(model, saved))
         for model, others in zip(context.plain_models(), state["other_buffers"], strict=True):
             _load_other_buffers(model, others)
         for optimizer, saved in zip(context.optimizers, state["optimizers"], strict=True):
@@ -84,6 +89,13 @@ def load_shared(context: PyTorchTrialContext, state: State) -> None:
             where="checkpoint",
             hint="has the code changed since it was saved?",
         ) from error
+
+
+def _placed(model: torch.nn.Module, saved: State) -> State:
+    """A model's saved state in the form that the model has: whole, or this rank's rows."""
+    placed = copy.copy(saved)  # torch keeps versions of modules in an attribute of it
+    placed.update(_sharding.place_all(saved, model.state_dict()))
+    return placed
 
 
 def load_gradients(context: PyTorchTrialContext, shared: State, private: State | None) -> None:
@@ -107,6 +119,14 @@ def load_private(
         if name in state["reducers"]:
             load_state(reducer, state["reducers"][name])
     load_callbacks(callbacks, state["callbacks"])
+    saved = state.get("compression", [])
+    for compression, one in zip(_compressions(context), saved, strict=False):
+        compression.load(one, context.device)
+
+
+def _compressions(context: PyTorchTrialContext) -> list[Compression]:
+    found = (one.compression for one in context.models if isinstance(one, Parallel))
+    return [one for one in found if one is not None]
 
 
 def _other_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -126,6 +146,7 @@ def _load_other_buffers(model: torch.nn.Module, saved: Mapping[str, torch.Tensor
 
 def parameters(context: PyTorchTrialContext) -> dict[str, torch.nn.Parameter]:
     """All parameters by fully qualified name, the model's number in front."""
+    _sharding.settle(context.models)
     return {
         f"{number}.{name}": parameter
         for number, model in enumerate(context.plain_models())
@@ -153,10 +174,16 @@ def _optimizer(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> St
 def _load_optimizer(
     optimizer: torch.optim.Optimizer, saved: State, names: Mapping[int, str]
 ) -> None:
+    own = [one for group in optimizer.param_groups for one in group["params"]]
     index = {name: number for number, name in enumerate(_ordered(optimizer, names))}
     optimizer.load_state_dict(
         {
-            "state": {index[name]: slots for name, slots in saved["state"].items()},
+            "state": {
+                index[name]: {
+                    key: _sharding.place(one, own[index[name]]) for key, one in slots.items()
+                }
+                for name, slots in saved["state"].items()
+            },
             "param_groups": [
                 {**group, "params": [index[name] for name in group["params"]]}
                 for group in saved["param_groups"]

@@ -97,10 +97,12 @@ class Validator:
 
         tally = Tally(kind)
         for index, (part, batch) in enumerate(data.validation(context.core.seed, session.ranks)):
-            if part.weight:
+            # where ranks share the parameters, one without samples must take part all the same
+            if part.weight or context.sharded:
                 ready = context.to_device(batch)
                 position = (index,) if self._numbered else ()
                 found = named(self._trial.evaluate_batch(ready, *position))
+            if part.weight:
                 length = self._trial.get_batch_length(batch)
                 tally.add(found, part.weight if length is None else length)
                 outputs.append(found)
@@ -111,7 +113,7 @@ class Validator:
     def _whole(self, data: DataLoader) -> dict[str, Any]:
         context = self._context
         metrics: dict[str, Any] = {}
-        if context.core.session.ranks.chief:
+        if context.core.session.ranks.chief or context.sharded:
             whole = data.whole(context.core.seed)
             metrics = named(self._trial.evaluate_full_dataset(whole))
         return context.core.session.peers.broadcast(metrics)

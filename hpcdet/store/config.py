@@ -60,12 +60,23 @@ class CheckpointStorage:
 
 
 @dataclass(frozen=True)
+class PowerSGD:
+    """``optimizations.powersgd``. ``start_step`` counts steps of the optimizer."""
+
+    rank: int = 1
+    start_step: int = 1000
+
+
+@dataclass(frozen=True)
 class Optimizations:
     aggregation_frequency: int = 1
     average_aggregated_gradients: bool = True
     average_training_metrics: bool = True
     mixed_precision: str = "O0"
-    gradient_compression: bool = False
+    gradient_compression: bool | Literal["fp16", "bf16", "powersgd"] = False
+    powersgd: PowerSGD = PowerSGD()
+    activation_checkpointing: Literal["none", "full"] | list[str] = "none"
+    compile: bool | dict[str, Any] = False
 
 
 @dataclass(frozen=True)
@@ -89,8 +100,21 @@ class Resources:
 
 
 @dataclass(frozen=True)
+class Fsdp2:
+    """``distributed.fsdp2``. ``units``: names of classes, a number of parameters, or None."""
+
+    units: list[str] | int | None = None
+    reshard_after_forward: bool = True
+    param_dtype: str | None = None
+    reduce_dtype: str | None = None
+    output_dtype: str | None = None
+
+
+@dataclass(frozen=True)
 class Distributed:
     backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
+    strategy: Literal["ddp", "fsdp2"] = "ddp"
+    fsdp2: Fsdp2 = Fsdp2()
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,11 @@ class Keeper:
         split = place.experiment is not None and place.trial.kept is not None
         self._safe = Background(self._secure) if split and peers.ranks.chief else None
 
-    def restore(self) -> Loaded | None:
+    def restore(self, *, sharded: bool = False) -> Loaded | None:
         """The newest valid state of the trial; None if it has none yet.
+
+        Args:
+            sharded: of tensors that lie in parts, only this rank's rows (``checkpoint.load``).
 
         Raises:
             IntegrityError: there are checkpoints and none can be used.
@@ -96,7 +99,12 @@ class Keeper:
         ranks = self._peers.ranks
         trial = self._place.trial
         loaded = checkpoint.restore(
-            trial.checkpoints, ranks.rank, ranks.world, self._peers.allgather, trial.kept
+            trial.checkpoints,
+            ranks.rank,
+            ranks.world,
+            self._peers.allgather,
+            trial.kept,
+            sharded=sharded,
         )
         if loaded is not None:
             self.begin_from(loaded.manifest)

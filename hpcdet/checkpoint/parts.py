@@ -1,0 +1,96 @@
+"""Tensors that lie in parts, each rank's rows in its own file: put together again, or hashed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from hpcdet.checkpoint.shard import HINT, Entry, begin_digest
+from hpcdet.checkpoint.tree import Sharded, rows
+from hpcdet.errors import IntegrityError
+
+
+class Parts:
+    """Collects of every tensor the rows that are wanted, and keeps no others.
+
+    Args:
+        whose: the rank and the number of ranks whose rows they are; None: all rows.
+    """
+
+    def __init__(self, whose: tuple[int, int] | None) -> None:
+        self._whose = whose
+        self._found: dict[str, Sharded] = {}
+        self._filled: dict[str, int] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._found
+
+    def add(self, entry: Entry) -> None:
+        """Take what is wanted of a part that was read."""
+        leaf = entry.leaf
+        assert leaf.part is not None
+        if leaf.name not in self._found:
+            self._found[leaf.name] = self._empty(leaf.part.shape, leaf.dtype)
+            self._filled[leaf.name] = 0
+        target = self._found[leaf.name]
+        first = max(target.start, leaf.part.start)
+        last = min(target.start + len(target.local), leaf.part.start + leaf.shape[0])
+        if first < last:
+            own = entry.value()[first - leaf.part.start : last - leaf.part.start]
+            target.local[first - target.start : last - target.start] = own
+            self._filled[leaf.name] += last - first
+
+    def value(self, name: str) -> Any:
+        """The tensor, or that rank's rows of it.
+
+        Raises:
+            IntegrityError: rows are missing.
+        """
+        found = self._found[name]
+        if self._filled[name] != len(found.local):
+            raise IntegrityError(f"rows of {name} are missing", where="checkpoint", hint=HINT)
+        return found.local if self._whose is None else found
+
+    def _empty(self, shape: tuple[int, ...], dtype: str) -> Sharded:
+        start, stop = rows(shape[0], *(self._whose or (0, 1)))
+        local = torch.empty((stop - start, *shape[1:]), dtype=getattr(torch, dtype))
+        return Sharded(local, shape, start)
+
+
+class PartDigests:
+    """Digests of whole tensors, from their parts as they come in the order of ranks."""
+
+    def __init__(self) -> None:
+        self._hashers: dict[str, blake3] = {}
+        self._next: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
+
+    def add(self, entry: Entry) -> None:
+        """Hash a part.
+
+        Raises:
+            IntegrityError: it does not begin where the one before it ended.
+        """
+        leaf = entry.leaf
+        assert leaf.part is not None
+        if leaf.name not in self._hashers:
+            self._hashers[leaf.name] = begin_digest(leaf.kind, leaf.dtype, leaf.part.shape)
+            self._next[leaf.name] = 0
+            self._rows[leaf.name] = leaf.part.shape[0]
+        if leaf.part.start != self._next[leaf.name]:
+            raise IntegrityError(f"rows of {leaf.name} are missing", where="checkpoint", hint=HINT)
+        self._hashers[leaf.name].update(entry.data.numpy().data)
+        self._next[leaf.name] += leaf.shape[0]
+
+    def whole(self) -> dict[str, str]:
+        """The digest of each tensor by name.
+
+        Raises:
+            IntegrityError: the last rows of one are missing.
+        """
+        for name, count in self._rows.items():
+            if self._next[name] != count:
+                raise IntegrityError(f"rows of {name} are missing", where="checkpoint", hint=HINT)
+        return {name: str(each.hexdigest()) for name, each in self._hashers.items()}

@@ -1,0 +1,77 @@
+"""Activation checkpointing: what forward computed is computed again in backward, not kept.
+
+The second run sees the buffers (running means) that the first one saw, and leaves them as they
+are, so that results are those of a model that keeps everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from hpcdet.pytorch import _blocks
+
+_WHERE = "optimizations.activation_checkpointing"
+
+
+def recompute(model: nn.Module, what: Literal["none", "full"] | list[str]) -> None:
+    """Make modules of a model compute their forward again; names of parameters stay.
+
+    Args:
+        what: ``none``, ``full`` (every layer, the model as a whole where it has none) or names of
+            classes.
+
+    Raises:
+        ConfigError: there is no module of such a class.
+    """
+    if what == "none":
+        return
+    found = (
+        _blocks.layers(model) or [model]
+        if isinstance(what, str)
+        else _blocks.of_classes(model, what, _WHERE)
+    )
+    for module in found:
+        _recompute(module)
+
+
+def _recompute(module: nn.Module) -> None:
+    original = module.forward
+    buffers = list(module.buffers())
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return original(*args, **kwargs)
+        if not buffers:
+            return checkpoint(original, *args, use_reentrant=False, **kwargs)
+        before = [buffer.detach().clone() for buffer in buffers]
+        return checkpoint(
+            original,
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (contextlib.nullcontext(), _as_before(buffers, before)),
+            **kwargs,
+        )
+
+    module.forward = forward
+
+
+@contextlib.contextmanager
+def _as_before(buffers: list[torch.Tensor], before: list[torch.Tensor]) -> Iterator[None]:
+    now = [buffer.detach().clone() for buffer in buffers]
+    _put(buffers, before)
+    try:
+        yield
+    finally:
+        _put(buffers, now)
+
+
+def _put(buffers: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    """Autograd is not told: it would refuse what backward needs no longer as it was."""
+    for buffer, value in zip(buffers, values, strict=True):
+        buffer.data.copy_(value)

@@ -1,0 +1,76 @@
+"""What becomes of a trial's model: computed again, compiled, and spread over the ranks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpcdet.errors import ConfigError
+from hpcdet.pytorch import _recompute, _sharding
+from hpcdet.pytorch._compression import Compression
+from hpcdet.pytorch._parallel import Parallel
+from hpcdet.store.config import Fsdp2
+from hpcdet.train.session import Session
+
+
+def wrap(model: nn.Module, session: Session) -> nn.Module:
+    """A model on this rank's device, as the config wants it.
+
+    Raises:
+        ConfigError: what the config asks for does not go with this model or this machine.
+    """
+    wanted, how = session.config.optimizations, session.config.distributed
+    learns = any(one.requires_grad for one in model.parameters())
+    shards = how.strategy == "fsdp2" and learns and _can_shard(session)
+    _recompute.recompute(model, wanted.activation_checkpointing)
+    if wanted.compile:
+        options = wanted.compile if isinstance(wanted.compile, dict) else {}
+        _compile(model, options, how.fsdp2 if shards else None)
+    if shards:
+        return _sharding.shard(model, how.fsdp2, session.device)
+    model = model.to(session.device)
+    if session.ranks.world == 1 or not learns:
+        return model
+    devices = [session.device] if session.device.type == "cuda" else None
+    parallel = Parallel(model, session.generators, device_ids=devices)
+    parallel.compression = Compression(parallel, wanted)
+    return parallel
+
+
+def _can_shard(session: Session) -> bool:
+    if session.ranks.world > 1:
+        return True
+    if session.config.resources.slots_per_trial == 1:
+        raise ConfigError(
+            "fsdp2 shards a model over ranks, and there is one",
+            where="distributed.strategy",
+            hint="use ddp, or more resources.slots_per_trial",
+        )
+    print("hpcdet: one rank is tried alone: the model is not sharded here", file=sys.stderr)
+    return False
+
+
+def _compile(model: nn.Module, options: dict[str, Any], sharded: Fsdp2 | None) -> None:
+    """Compile forward, in place: names of parameters stay as they are.
+
+    What gathers parameters stays outside: of a sharded model, each unit is compiled by itself.
+    """
+    if options.get("backend", "inductor") == "inductor":
+        _need_compiler()
+    for module in (sharded and _sharding.find_units(model, sharded)) or [model]:
+        module.forward = torch.compile(module.forward, **options)
+
+
+def _need_compiler() -> None:
+    names = [os.environ.get("CXX", "g++"), "clang++", "c++"]
+    if not any(shutil.which(name) for name in names):
+        raise ConfigError(
+            "torch.compile needs a C++ compiler, and this node has none",
+            where="optimizations.compile",
+            hint="load a module with gcc in the site's setup, or set CXX",
+        )

@@ -1,0 +1,131 @@
+"""What is done to large models, on one process: which modules, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hpcdet import config
+from hpcdet.errors import ConfigError
+from hpcdet.pytorch import _blocks, _recompute, _sharding, _wrap
+from hpcdet.store.config import Fsdp2
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+        self.linear = nn.Linear(width, width)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(torch.relu(self.linear(self.norm(x))))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inlet = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList([nn.ModuleList([Block(), Block()]), Block(), nn.ReLU()])
+        self.outlet = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inlet(x)
+        for one in (*self.blocks[0], *self.blocks[1:]):
+            x = one(x)
+        result: torch.Tensor = self.outlet(x)
+        return result
+
+
+def test_units_are_found_by_place_class_and_size() -> None:
+    model = Model()
+    outer = [model.blocks[0][0], model.blocks[0][1], model.blocks[1]]
+    assert _blocks.layers(model) == outer
+    assert set(_sharding.find_units(model, Fsdp2(["Block"]))) == set(outer)
+    by_size = _sharding.find_units(model, Fsdp2(80))
+    assert set(by_size) == set(outer)  # of 88 each; what is left is too small but for the whole
+    nested = _sharding.find_units(model, Fsdp2(["Block", "Linear"]))
+    assert nested.index(outer[0].linear) < nested.index(outer[0])
+    with pytest.raises(ConfigError, match="no module of class 'Blok'"):
+        _sharding.find_units(model, Fsdp2(["Blok"]))
+    with pytest.raises(ConfigError, match="never called"):
+        _sharding.find_units(model, Fsdp2(["ModuleList"]))
+
+
+def test_a_parameter_of_two_units_is_refused() -> None:
+    model = Model()
+    model.blocks[1].linear.weight = model.blocks[0][0].linear.weight
+    with pytest.raises(ConfigError, match=r"blocks\.0\.0\.linear\.weight and blocks\.1\.linear"):
+        _sharding._refuse_ties(model, _blocks.layers(model))
+
+
+@pytest.mark.parametrize("what", ["full", ["Model"]])
+def test_what_is_computed_again_is_the_same(what: str | list[str]) -> None:
+    """Gradients, running means and random numbers, with normalisation and dropout."""
+
+    def train(again: bool) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model = Model()
+        names = list(model.state_dict())
+        if again:
+            _recompute.recompute(model, what)  # type: ignore[arg-type]
+        for _ in range(2):
+            model(torch.randn(5, 4)).square().sum().backward()
+        assert list(model.state_dict()) == names
+        gradients = [one.grad for one in model.parameters() if one.grad is not None]
+        return [*gradients, *model.buffers(), torch.get_rng_state()]
+
+    state = torch.get_rng_state()
+    once, again = train(False), train(True)
+    torch.set_rng_state(state)
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+
+
+def test_a_node_without_a_compiler_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ConfigError, match=r"C\+\+ compiler"):
+        _wrap._compile(nn.Linear(1, 1), {}, None)
+    _wrap._compile(nn.Linear(1, 1), {"backend": "aot_eager"}, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("distributed: {strategy: fsdp2}", "a trial has one"),
+        (
+            "distributed: {strategy: fsdp2}\nresources: {slots_per_trial: 2}\n"
+            "optimizations: {gradient_compression: fp16}",
+            "reduce_dtype",
+        ),
+        ("optimizations: {compile: {mod: default}}", "no option 'mod'"),
+        ("optimizations: {gradient_compression: zip}", "optimizations.gradient_compression"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path: Path, text: str, match: str) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(f"entrypoint: m:T\nsearcher: {{max_length: 5}}\n{text}\n")
+    with pytest.raises(ConfigError, match=match):
+        config.load(file)
+
+
+def test_both_sides_read_the_same_config(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        "entrypoint: m:T\nsearcher: {max_length: 5}\nresources: {slots_per_trial: 2}\n"
+        "distributed: {strategy: fsdp2, fsdp2: {units: [Block], param_dtype: bf16}}\n"
+        "optimizations: {compile: {mode: max-autotune}, activation_checkpointing: [Block]}\n"
+    )
+    made = config.load(file).typed()
+    assert made.distributed.fsdp2 == Fsdp2(["Block"], param_dtype="bf16")
+    assert made.optimizations.compile == {"mode": "max-autotune"}
+    assert made.optimizations.activation_checkpointing == ["Block"]
+    file.write_text(
+        "entrypoint: m:T\nsearcher: {max_length: 5}\noptimizations: {gradient_compression: true}\n"
+    )
+    assert config.load(file).typed().optimizations.gradient_compression is True
