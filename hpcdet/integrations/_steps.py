@@ -34,12 +34,18 @@ class Steps:
         self._saved = -1
 
     def restore(self) -> Any:
-        """The state to go on from, or None; keeps the random numbers for the first step."""
+        """The state to go on from, or None.
+
+        Its random numbers wait for the first step; until then all is drawn as at the beginning,
+        since frameworks take seeds of samplers from there.
+        """
         context = self.context
+        beginning = rng.capture_cpu()
         self.state = context.checkpoint.latest()
         if self.state is not None:
             self._random = rng.capture(context.session.generators)
             self._saved = context.train.units.batches
+            rng.restore_cpu(beginning)
         return self.state
 
     @property

@@ -54,6 +54,7 @@ def arguments(context: core.Context, **own: Any) -> transformers.TrainingArgumen
         "report_to": [],
         "disable_tqdm": True,
         "seed": context.seed % 2**32,
+        "data_seed": context.seed % 2**32,
         "use_cpu": context.session.device.type == "cpu",
     }
     batch = context.hparams.get("global_batch_size")
@@ -115,6 +116,9 @@ class Callback(transformers.TrainerCallback):
             known.save_to_json(str(Path(folder) / "trainer_state.json"))
             # without a file of weights the trainer refuses; an empty one it complains about
             safetensors.torch.save_file({}, str(Path(folder) / "model.safetensors"))
+            model = self._trainer.model
+            if not hasattr(model, "_keys_to_ignore_on_save"):  # only the library's own have it,
+                model._keys_to_ignore_on_save = None  # and it asks all of them
             with _no_word_of_missing_weights():
                 yield folder
 
