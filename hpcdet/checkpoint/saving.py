@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +221,7 @@ def begin(
             files.make_folder(folder)
             reports.leave(folder, rank, world, {"error": _say(error)})
         raise
-    own = _begun(folder, part, image, taken)
+    own, copied = _begun(folder, part, image, taken)
 
     blocked_s = time.monotonic() - start
 
@@ -228,9 +229,12 @@ def begin(
         report: Report = {}
         failure: Exception | None = None
         try:
-            report = own() if callable(own) else own
+            report = own()
         except Exception as error:
             failure, report = error, {"error": _say(error)}
+            if rank:
+                with contextlib.suppress(OSError):
+                    files.make_folder(folder)
         if rank:
             reports.leave(folder, rank, world, report)
             if failure is not None:
@@ -249,25 +253,39 @@ def begin(
         committed(saved)
         return saved
 
-    return Saving(folder.name, callable(own), folder, Task(work, "checkpoint"))
+    return Saving(folder.name, copied, folder, Task(work, "checkpoint"))
 
 
-def _begun(folder: Path, part: Part, image: Image, taken: bool) -> Callable[[], Report] | Report:
-    """What is left to be done once this rank's state may change again: its file, or only to say
-    what came of that."""
+def _begun(
+    folder: Path, part: Part, image: Image, taken: bool
+) -> tuple[Callable[[], Report], bool]:
+    """What is left to be done once this rank's state may change again, and whether it was copied.
+
+    No more than the copy is done here: even to make the folder durable takes its time.
+    """
     plan, filled = part.plan, Filled()
     try:
         _refuse(taken)
-        files.make_folder(folder)
         try:
             image.arrange(plan)
         except NoRoom:
-            return part.report(shard.write(folder, part.leaves, plan, part.rank, part.world))
+            files.make_folder(folder)
+            written = part.report(shard.write(folder, part.leaves, plan, part.rank, part.world))
+            return (lambda: written), False
         image.fill(part.leaves, filled)
     except Exception as error:  # rank 0 waits for a word of all
-        return {"error": _say(error)}
+        return partial(_raise, error), True
     rest = part.without_data()
-    return lambda: rest.report(shard.persist(folder, image, filled, plan, rest.rank, rest.world))
+
+    def write() -> Report:
+        files.make_folder(folder)
+        return rest.report(shard.persist(folder, image, filled, plan, rest.rank, rest.world))
+
+    return write, True
+
+
+def _raise(error: Exception) -> Report:
+    raise error
 
 
 def _commit(

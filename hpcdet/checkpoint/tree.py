@@ -312,8 +312,17 @@ def _content(skeleton: Any, digest: Callable[[str], str]) -> Any:
         return {"tuple": _content(value, digest)}
     if kind in ("dict", "ordered"):
         pairs = [[_content(key, digest), _content(item, digest)] for key, item in value]
-        return {"dict": sorted(pairs, key=lambda pair: to_text(pair[0]))}
+        return {"dict": sorted(pairs, key=lambda pair: _key_text(pair[0]))}
     return {kind: digest(value)}
+
+
+def _key_text(key: Any) -> bytes:
+    return _name_text(key) if type(key) is str else to_text(key)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _name_text(key: str) -> bytes:
+    return to_text(key)
 
 
 def structure(leaves: tuple[Leaf, ...]) -> Iterator[tuple[str, str, str, tuple[int, ...]]]:
