@@ -6,7 +6,7 @@ WORKERS ?= 2
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test check packages setup wheel chaos bench-cli bench-index bench-overhead bench-checkpoint clean
+.PHONY: demo test check packages setup wheel chaos bench-cli bench-index bench-overhead bench-checkpoint bench-mpi clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -44,6 +44,9 @@ bench-overhead: setup  ## a step of ours against a hand-written loop, Lightning 
 
 bench-checkpoint: setup  ## saves and stalls beside the disk itself and what others use (15 minutes)
 	$(PY) benchmarks/bench_checkpoint.py
+
+bench-mpi: setup  ## the MPI backend against raw mpi4py and gloo; overlap on and off
+	$(PY) benchmarks/bench_mpi.py
 
 clean:
 	rm -rf .venv build dist report.html .demo
