@@ -16,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powerSG
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcdet.pytorch._compression import in_turn
 from hpcdet.train import mpi, rendezvous
 from hpcdet.train.ranks import Ranks
 
@@ -121,14 +122,6 @@ def training(rank: int, world: int) -> None:
         assert all(torch.equal(copy, ours) for copy in copies)
 
 
-def one_after_the_other(state, bucket):
-    """PowerSGD, which talks again when it hears: over buckets side by side each rank would do that
-    in an order of its own, where nothing else orders it as a CUDA stream does."""
-    future = powerSGD_hook(state, bucket)
-    future.wait()
-    return future
-
-
 def trained(rank: int, hook: Any, group: Any) -> torch.Tensor:
     """The parameters after a dozen steps."""
     torch.manual_seed(0)
@@ -140,7 +133,7 @@ def trained(rank: int, hook: Any, group: Any) -> torch.Tensor:
         state = powerSGD.PowerSGDState(
             group, matrix_approximation_rank=2, start_powerSGD_iter=3, min_compression_rate=1
         )
-        model.register_comm_hook(state, one_after_the_other)
+        model.register_comm_hook(state, lambda state, bucket: in_turn(state, bucket))
     elif hook is not None:
         model.register_comm_hook(group, hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

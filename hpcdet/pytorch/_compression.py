@@ -16,6 +16,18 @@ _MEMORIES = ("error_dict", "p_memory_dict", "q_memory_dict")
 State = dict[str, Any]
 
 
+def in_turn(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """PowerSGD of one bucket after the other, where no CUDA stream keeps them in order.
+
+    It sends again once it has heard. Over gloo and MPI, with several buckets under way, each rank
+    would do so in an order of its own, and take one bucket's numbers for another's.
+    """
+    future = powerSGD_hook.powerSGD_hook(state, bucket)
+    if not bucket.buffer().is_cuda:
+        future.wait()
+    return future
+
+
 class Compression:
     """The communication hook of one model.
 
@@ -33,7 +45,8 @@ class Compression:
                 matrix_approximation_rank=wanted.powersgd.rank,
                 start_powerSGD_iter=wanted.powersgd.start_step,
             )
-            model.register_comm_hook(self._powersgd, powerSGD_hook.powerSGD_hook)
+            # a lambda, since torch reads a function's types and cannot read ours
+            model.register_comm_hook(self._powersgd, lambda state, bucket: in_turn(state, bucket))
         elif kind == "bf16":
             model.register_comm_hook(None, default_hooks.bf16_compress_hook)
         elif kind:  # Determined's word for fp16 is true
