@@ -21,6 +21,7 @@ def errors(config: Config) -> Iterator[Problem]:
     yield from _resources(config)
     yield from _lanes(config)
     yield from _strategy(config)
+    yield from _elastic(config)
     yield from _searcher(config)
     yield from _space(config)
     yield from _data(config.data, "data")
@@ -71,6 +72,37 @@ def _resources(config: Config) -> Iterator[Problem]:
     if size is not None and size < slots:
         what = f"a batch of {size:g} cannot be shared by {slots} ranks"
         yield Problem("hyperparameters.global_batch_size", what, f"at least {slots}")
+
+
+def _elastic(config: Config) -> Iterator[Problem]:
+    wanted, slots = config.reproducibility, config.resources.slots_per_trial
+    count, key = wanted.virtual_ranks, "reproducibility.virtual_ranks"
+    if wanted.elastic is not None:
+        yield from _inexact(config)
+    if count is None:
+        return
+    if wanted.elastic is None:
+        yield Problem(
+            key, "it means nothing without elastic", "add elastic: exact, or leave it out"
+        )
+    if slots > count:
+        what = f"{slots} slots cannot share {count} virtual ranks"
+        yield Problem(key, what, f"at least {slots}: the most slots that a trial will ever have")
+    size = _least(config.hyperparameters.get("global_batch_size"))
+    if size is not None and slots <= size < count:
+        what = f"a batch of {size:g} cannot be cut into {count} virtual ranks"
+        yield Problem("hyperparameters.global_batch_size", what, f"at least {count}")
+
+
+def _inexact(config: Config) -> Iterator[Problem]:
+    """What has another order of sums, or other kernels, for another number of ranks."""
+    asked, why = config.optimizations, "reproducibility.elastic: exact cannot vouch for its bits"
+    hint = "leave one of them out"
+    if config.distributed.strategy != "ddp":
+        yield Problem("distributed.strategy", why, hint)
+    for name in ("gradient_compression", "compile"):
+        if getattr(asked, name):
+            yield Problem(f"optimizations.{name}", why, hint)
 
 
 def _lanes(config: Config) -> Iterator[Problem]:

@@ -176,8 +176,12 @@ def _fill(config: Config, origins: dict[str, str], name: str, site: str | None) 
         trials = 1 if searcher.name == "single" else len(Space(config.hyperparameters).grid())
         filled["searcher"] = searcher.model_copy(update={"max_trials": trials})
         origins["searcher.max_trials"] = "derived"
-    if config.reproducibility.experiment_seed is None:
-        seed = {"experiment_seed": randomness.randbelow(2**31)}
-        filled["reproducibility"] = config.reproducibility.model_copy(update=seed)
+    wanted = config.reproducibility
+    if wanted.experiment_seed is None:
+        wanted = wanted.model_copy(update={"experiment_seed": randomness.randbelow(2**31)})
         origins["reproducibility.experiment_seed"] = "generated"
+    if wanted.elastic is not None and wanted.virtual_ranks is None:
+        wanted = wanted.model_copy(update={"virtual_ranks": need.slots_per_trial})
+        origins["reproducibility.virtual_ranks"] = "derived"
+    filled["reproducibility"] = wanted
     return config.model_copy(update=filled)

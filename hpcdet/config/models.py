@@ -109,6 +109,12 @@ class Reproducibility(Section):
     """Seed of everything random; generated at submission and recorded if absent."""
     deterministic: bool = False
     """Ask torch for deterministic algorithms; an operation without one is an error."""
+    elastic: Literal["exact"] | None = None
+    """exact: the same bits with any number of slots, changed at any time (implies deterministic);
+    null: then equal to rounding."""
+    virtual_ranks: int | None = Field(default=None, ge=1)
+    """Shares that elastic: exact cuts each global batch into, the most slots that a trial can
+    have; slots_per_trial if absent."""
 
 
 class CheckpointStorage(Section):

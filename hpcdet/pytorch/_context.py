@@ -12,11 +12,14 @@ from hpcdet.core import Context, DistributedContext
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.pytorch import _sharding
 from hpcdet.pytorch._data import TorchData, to_device
+from hpcdet.pytorch._elastic import Elastic
 from hpcdet.pytorch._lr import LRScheduler
+from hpcdet.pytorch._metrics import across_ranks
 from hpcdet.pytorch._parallel import Parallel
 from hpcdet.pytorch._reducers import FunctionReducer, MetricReducer
 from hpcdet.pytorch._wrap import wrap
 from hpcdet.train import rng
+from hpcdet.train.virtual import WHERE
 
 GLOBAL_BATCH = "global_batch_size"
 
@@ -46,6 +49,7 @@ class PyTorchTrialContext:
         core: the Core API's context below.
         models, optimizers, lr_schedulers, scaler: what was wrapped, in order.
         reducers: wrapped metric reducers by name.
+        elastic: the virtual ranks of this rank, with ``reproducibility.elastic: exact``.
     """
 
     def __init__(self, core: Context, aggregation: int = 1, average: bool = True) -> None:
@@ -64,6 +68,18 @@ class PyTorchTrialContext:
         self._stop_requested = False
         self._in_validation = False
         self._phases = core.session.profile.phases
+        session = core.session
+        self.elastic: Elastic | None = None
+        if session.virtual is not None:
+            self.elastic = Elastic(
+                session.virtual,
+                session.peers,
+                lambda: self.models,
+                lambda: {name: one for name, (one, _, _) in self.reducers.items()},
+                session.generators,
+                self._phases,
+            )
+            self.elastic.reducers.shared += [self, core, session, self.models]
 
     # -- what the trial is -------------------------------------------------------------------
 
@@ -99,8 +115,29 @@ class PyTorchTrialContext:
         return int(self.get_hparam(GLOBAL_BATCH))
 
     def get_per_slot_batch_size(self) -> int:
-        """Samples per step of one rank (rounded down; the first ranks take the remainder)."""
-        return max(1, self.get_global_batch_size() // self.distributed.size)
+        """Samples per step of one rank (rounded down; the first ranks take the remainder).
+
+        With ``reproducibility.elastic: exact``, of one virtual rank.
+        """
+        return max(1, self.get_global_batch_size() // self.shares)
+
+    @property
+    def shares(self) -> int:
+        """Shares that a global batch is cut into: as many as ranks, or virtual ranks."""
+        virtual = self.core.session.virtual
+        return virtual.count if virtual is not None else self.distributed.size
+
+    @property
+    def mine(self) -> range:
+        """Which of the shares are this rank's."""
+        virtual, rank = self.core.session.virtual, self.distributed.rank
+        return virtual.mine if virtual is not None else range(rank, rank + 1)
+
+    @property
+    def virtual_rank(self) -> int:
+        """Whose share of a batch is trained or evaluated now: this rank's, or a virtual rank's."""
+        turn = self.elastic.current if self.elastic is not None else None
+        return self.distributed.rank if turn is None else turn
 
     def get_trial_seed(self) -> int:
         return self.core.seed
@@ -151,6 +188,8 @@ class PyTorchTrialContext:
 
         ``backward_passes_per_step`` was Horovod's and changes nothing here.
         """
+        if self.elastic is not None:
+            optimizer.register_step_pre_hook(self.elastic.guard)
         self.optimizers.append(optimizer)
         return optimizer
 
@@ -166,6 +205,8 @@ class PyTorchTrialContext:
             if isinstance(lr_scheduler, LRScheduler)
             else LRScheduler(lr_scheduler, step_mode, frequency)
         )
+        if self.elastic is not None:
+            wrapped.later = self.elastic.later
         self.lr_schedulers.append(wrapped)
         return wrapped
 
@@ -226,11 +267,13 @@ class PyTorchTrialContext:
             loss = loss * scale
         if self._amp:
             loss = self.scaler.scale(loss)
-        if self.distributed.size > 1 and self.steps_now and loss.requires_grad:
+        waits = self.distributed.size > 1 and self.elastic is None
+        if waits and self.steps_now and loss.requires_grad:
             loss.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
-        torch.autograd.backward(
-            loss, gradient, retain_graph=retain_graph, create_graph=create_graph
-        )
+        with self.elastic.apart() if self.elastic is not None else contextlib.nullcontext():
+            torch.autograd.backward(
+                loss, gradient, retain_graph=retain_graph, create_graph=create_graph
+            )
         self._phases.switch(before)
 
     def _backward_begins(self, _gradient: torch.Tensor) -> None:
@@ -262,9 +305,29 @@ class PyTorchTrialContext:
         """
         if not self.steps_now:
             return
-        before = self._phases.switch("optimizer")
         if self._amp:
             scaler, self._update_scaler = self.scaler, True
+        if self.elastic is None:
+            self._step_optimizer(optimizer, clip_grads, auto_zero_grads, scaler)
+            return
+        if scaler is not None and not self._amp:
+            raise ConfigError(
+                "a scaler of one's own is updated before all virtual ranks have had their turn",
+                where=WHERE,
+                hint="use context.experimental.use_amp()",
+            )
+        self.elastic.later(
+            lambda: self._step_optimizer(optimizer, clip_grads, auto_zero_grads, scaler)
+        )
+
+    def _step_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        clip_grads: Callable[[Any], Any] | None,
+        auto_zero_grads: bool,
+        scaler: Any,
+    ) -> None:
+        before = self._phases.switch("optimizer")
         if clip_grads is not None:
             if scaler is not None:
                 scaler.unscale_(optimizer)
@@ -388,6 +451,22 @@ class PyTorchTrialContext:
             for name, (reducer, in_training, in_validation) in self.reducers.items()
             if (in_training if training else in_validation)
         }
+
+    def reset_reducers(self, *, training: bool) -> None:
+        """Reducers of training or of validation begin anew."""
+        found = self.reducers_for(training=training)
+        if self.elastic is not None:
+            self.elastic.reducers.reset(list(found))
+            return
+        for reducer in found.values():
+            reducer.reset()
+
+    def reduced(self, *, training: bool) -> dict[str, Any]:
+        """Values of the reducers of training or of validation over all ranks, on all ranks."""
+        found = self.reducers_for(training=training)
+        if self.elastic is not None:
+            return self.elastic.reducers.reduce(list(found))
+        return across_ranks(found, self.core.session.peers)
 
     def _current(self) -> Step:
         if self.step is None:

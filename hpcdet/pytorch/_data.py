@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -15,7 +16,6 @@ from hpcdet.errors import ConfigError
 from hpcdet.train import rng
 from hpcdet.train.loading import Seeded, loader
 from hpcdet.train.order import Order, Slice, shuffled, subseed
-from hpcdet.train.ranks import Ranks
 
 TorchData = Any
 """A batch: tensors in any nest of dicts, lists and tuples."""
@@ -122,29 +122,28 @@ class DataLoader:
             rng.restore_cpu(before)
 
     def training(
-        self, order: Order, seed: int, records: int, ranks: Ranks
+        self, order: Order, seed: int, records: int, mine: range, shares: int
     ) -> Iterator[tuple[Slice, TorchData]]:
-        """This rank's batches behind ``records`` samples, without end."""
+        """This rank's batches behind ``records`` samples, without end.
+
+        Args:
+            mine: which of the ``shares`` of each global batch are this rank's.
+        """
         return loader(
-            self.dataset,
-            lambda: order.slices(records, ranks.rank, ranks.world),
-            (seed,),
-            **self._options,
+            self.dataset, lambda: order.shares(records, mine, shares), (seed,), **self._options
         )
 
-    def validation(self, seed: int, ranks: Ranks) -> Iterator[tuple[Slice, TorchData]]:
-        """This rank's batches of one pass in order.
+    def validation(self, seed: int, mine: range, shares: int) -> Iterator[tuple[Slice, TorchData]]:
+        """This rank's batches of one pass in order; arguments as of ``training``.
 
-        Where the last global batch has fewer samples than there are ranks, some ranks get one
-        with weight 0, so that all have the same number of batches.
+        Where the last global batch has fewer samples than there are shares, some are one sample
+        with weight 0, so that all ranks have the same number of batches.
         """
-        order = self.order(seed, self.batch_size * ranks.world)
+        order = self.order(seed, self.batch_size * shares)
 
         def once() -> Iterator[Slice]:
-            for one in order.slices(0, ranks.rank, ranks.world):
-                yield one
-                if one.last:
-                    return
+            one_pass = order.epoch_batches * len(mine)
+            yield from itertools.islice(order.shares(0, mine, shares), one_pass)
 
         return loader(self.dataset, once, ("validation", seed), **self._options)
 

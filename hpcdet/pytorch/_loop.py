@@ -19,7 +19,7 @@ from hpcdet.checkpoint import Loaded, spread
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch import _gradients, _state
 from hpcdet.pytorch._context import GLOBAL_BATCH, PyTorchTrialContext, Step
-from hpcdet.pytorch._metrics import Tally, across_ranks, named
+from hpcdet.pytorch._metrics import Tally, named
 from hpcdet.pytorch._reducers import Reducer
 from hpcdet.pytorch._traces import Traces
 from hpcdet.pytorch._trial import PyTorchTrial
@@ -115,14 +115,14 @@ class Loop:
         if loaded is not None:
             self._load_shared(loaded)
         units = self._progress.units
-        self._core.first_batch = units.batches
+        self._core.first_batch, self._core.train.units = units.batches, units
         self._session.begin(loaded.manifest if loaded else None, units)
         name = loaded.manifest.name if loaded else None
         for callback in self._callbacks.values():
             callback.on_trial_startup(units.batches, name)
             callback.on_training_start()
         if loaded is None:
-            self._session.seed(self._session.ranks.rank, 0)
+            self._seed(0)
             self._progress.owed = self._plan.step_zero_validation
             self._save((), must=True)
         else:
@@ -139,14 +139,15 @@ class Loop:
             part, batch = next(batches)
             phases.switch("other")
             before = self._progress.units
-            self._step(part, batch)
+            self._step(part, batch, batches)
             if cause := self._boundary(before):
                 return cause
         return "completed"
 
     def _batches(self) -> Iterator[tuple[Slice, Any]]:
-        records = self._progress.units.records
-        return self._data.training(self._order, self._core.seed, records, self._session.ranks)
+        records, context = self._progress.units.records, self._context
+        seed = self._core.seed
+        return self._data.training(self._order, seed, records, context.mine, context.shares)
 
     def _until(self) -> Length | None:
         if self._plan.test_mode:
@@ -163,36 +164,34 @@ class Loop:
         context, size = self._context, self._data.batch_size
         if GLOBAL_BATCH in self._core.hparams and size == context.get_per_slot_batch_size():
             return context.get_global_batch_size()
-        return size * self._session.ranks.world
+        return size * context.shares
 
     # -- one batch ---------------------------------------------------------------------------
 
-    def _step(self, part: Slice, batch: Any) -> None:
+    def _step(self, part: Slice, batch: Any, more: Iterator[tuple[Slice, Any]]) -> None:
+        """Train one global batch.
+
+        Args:
+            part, batch: this rank's share of it; of virtual ranks the first one's.
+            more: where those of its other virtual ranks come from.
+        """
         units, context = self._progress.units, self._context
-        world = self._session.ranks.world
-        starts = units.records % self._order.epoch_records == 0
-        if starts:
+        if units.records % self._order.epoch_records == 0:
             for callback in self._callbacks.values():
                 callback.on_training_epoch_start(part.epoch)
-        # all ranks' gradients are averaged; shares of different size must count by their size
-        scale = part.weight * world / part.records
-        context.begin_step(
-            Step(units.batches, part.epoch, starts=starts, ends=part.last, scale=scale)
-        )
-        profile = self._session.profile
-        profile.phases.switch("data")
-        ready = context.to_device(batch)
-        profile.begin_batch()
-        profile.phases.switch("forward")
-        with context.precision():
-            metrics = self._trial.train_batch(ready, part.epoch, units.batches)
-        context.end_step()
-        profile.phases.switch("other")
-        profile.end_batch()
-        length = self._trial.get_batch_length(batch) if part.weight else 0
-        weight = part.weight if length is None else length
-        if weight:
-            self._tally.add(named(metrics), weight)
+        if context.elastic is None:
+            # all ranks' gradients are averaged; shares of different size must count by their size
+            scale = part.weight * self._session.ranks.world / part.records
+            self._learn(part, batch, scale, self._tally)
+        else:
+
+            def learn(v: int, tally: Tally) -> None:
+                self._session.profile.phases.switch("data")
+                own = (part, batch) if v == context.mine[0] else next(more)
+                self._learn(*own, own[0].weight / part.records, tally)
+
+            context.elastic.step(units.batches, learn)
+            context.end_step()
         epochs = part.epoch + part.last
         self._changed = True
         self._progress.units = Units(units.batches + 1, units.records + part.records, epochs)
@@ -203,6 +202,29 @@ class Loop:
         if part.last:
             for callback in self._callbacks.values():
                 callback.on_training_epoch_end(part.epoch)
+
+    def _learn(self, part: Slice, batch: Any, scale: float, tally: Tally) -> None:
+        """Let the trial train a share of a global batch, and count its metrics."""
+        units, context = self._progress.units, self._context
+        starts = units.records % self._order.epoch_records == 0
+        context.begin_step(
+            Step(units.batches, part.epoch, starts=starts, ends=part.last, scale=scale)
+        )
+        profile = self._session.profile
+        profile.phases.switch("data")
+        ready = context.to_device(batch)
+        profile.begin_batch()
+        profile.phases.switch("forward")
+        with context.precision():
+            metrics = self._trial.train_batch(ready, part.epoch, units.batches)
+        if context.elastic is None:
+            context.end_step()
+        profile.phases.switch("other")
+        profile.end_batch()
+        length = self._trial.get_batch_length(batch) if part.weight else 0
+        weight = part.weight if length is None else length
+        if weight:
+            tally.add(named(metrics), weight)
 
     def _boundary(self, before: Units) -> Cause | None:
         """What is due after a batch; why to leave, if that is so."""
@@ -230,14 +252,16 @@ class Loop:
         return None
 
     def _report_training(self) -> None:
-        peers, units = self._session.peers, self._progress.units
-        reducers = self._context.reducers_for(training=True)
+        context, units = self._context, self._progress.units
+        metrics: dict[str, Any] = {}
         with self._session.profile.phases.within("communication"):
-            metrics: dict[str, Any] = dict(self._tally.reduced(peers))
-            metrics |= across_ranks(reducers, peers)
+            if context.elastic is None:
+                metrics |= self._tally.reduced(self._session.peers)
+            else:
+                metrics |= context.elastic.report()
+            metrics |= context.reduced(training=True)
         self._tally.clear()
-        for reducer in reducers.values():
-            reducer.reset()
+        context.reset_reducers(training=True)
         self._session.report("training", units, metrics)
         for callback in self._callbacks.values():
             callback.on_training_workload_end(metrics, [])
@@ -352,7 +376,9 @@ class Loop:
         if self._context.sharded:
             ranks = self._session.ranks
             state = spread(state, ranks.rank, ranks.world, self._session.peers.allgather)
-        private = _state.private(self._context, self._callbacks, self._tally.state(), own)
+        private = {}
+        if self._context.elastic is None:
+            private = _state.private(self._context, self._callbacks, self._tally.state(), own)
         if not self._session.save(
             units, state, private, kept=kept, metric=metric, must=must, wait=wait
         ):
@@ -380,7 +406,7 @@ class Loop:
 
     def _sync_buffers(self) -> None:
         """Rank 0's buffers are everybody's, as they will be at the next step in any case."""
-        if self._session.ranks.world == 1:
+        if self._session.ranks.world == 1 or self._context.elastic is not None:
             return
         for model in self._context.plain_models():
             for buffer in model.buffers():
@@ -395,12 +421,22 @@ class Loop:
 
     def _load_private(self, loaded: Loaded) -> None:
         """Random numbers last: nothing may draw between here and the first batch."""
-        ranks, units = self._session.ranks, self._progress.units
-        _state.load_gradients(self._context, loaded.shared, loaded.private)
-        if loaded.private is None:  # another number of ranks: new streams, the same at each resume
+        _state.load_gradients(self._context, loaded.shared, loaded.private or None)
+        if self._context.elastic is not None and "virtual" in loaded.shared:
             _state.load_callbacks(self._callbacks, loaded.shared["callbacks"])
-            self._session.seed(ranks.rank, units.batches)
+            self._context.elastic.load(loaded.shared["virtual"], self._session.device)
+            return
+        if not loaded.private:  # another number of ranks: new streams, the same at each resume
+            _state.load_callbacks(self._callbacks, loaded.shared["callbacks"])
+            self._seed(self._progress.units.batches)
             return
         _state.load_private(self._context, self._callbacks, loaded.private)
         self._tally.load(loaded.private["training_metrics"], self._session.device)
         rng.restore(loaded.private["rng"], self._session.generators)
+
+    def _seed(self, batches: int) -> None:
+        """New streams of random numbers for a trial that is so far."""
+        if self._context.elastic is not None:
+            self._context.elastic.common("begin", batches)
+        else:
+            self._session.seed(self._session.ranks.rank, batches)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ class LRScheduler:
         scheduler: any of ``torch.optim.lr_scheduler``.
         step_mode: when it is stepped by the trainer.
         frequency: every how many of these it is.
+
+    Attributes:
+        later: does what virtual ranks do once, after all; None where there are none.
     """
 
     class StepMode(enum.Enum):
@@ -37,10 +41,14 @@ class LRScheduler:
         self._scheduler = scheduler
         self._mode = step_mode
         self._frequency = frequency
+        self.later: Callable[[Callable[[], None]], None] | None = None
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step it now: for ``MANUAL_STEP``."""
-        self._scheduler.step(*args, **kwargs)
+        """Step it now: for ``MANUAL_STEP``. In ``train_batch``, virtual ranks do so together."""
+        if self.later is not None:
+            self.later(lambda: self._scheduler.step(*args, **kwargs))
+        else:
+            self._scheduler.step(*args, **kwargs)
 
     def get_last_lr(self) -> list[float]:
         """Rates of all parameter groups, as last set."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,7 +66,10 @@ class Tally:
 
     def reduced(self, peers: Peers) -> dict[str, float]:
         """Over all ranks, in order of rank, on all ranks."""
-        everyone = peers.allgather(self.plain())
+        return self.combined(peers.allgather(self.plain()))
+
+    def combined(self, everyone: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
+        """One value of each metric from several tallies' ``plain``, in their order."""
         names = dict.fromkeys(name for one in everyone for name in one)
         return {
             name: _combine(self._kind(name), [one[name] for one in everyone if name in one])
@@ -98,13 +101,14 @@ def across_ranks(reducers: Mapping[str, MetricReducer], peers: Peers) -> dict[st
     """The values of custom reducers over all ranks, on all ranks."""
     found: dict[str, Any] = {}
     for name, reducer in reducers.items():
-        parts = peers.gather(reducer.per_slot_reduce())
-        value = peers.broadcast(reducer.cross_slot_reduce(parts) if peers.ranks.chief else None)
-        if isinstance(value, Mapping):
-            found.update(value)
-        else:
-            found[name] = value
+        found |= over_all(name, reducer, peers.gather(reducer.per_slot_reduce()), peers)
     return found
+
+
+def over_all(name: str, reducer: MetricReducer, parts: list[Any], peers: Peers) -> dict[str, Any]:
+    """The value or values of a reducer from its parts, which rank 0 has, on all ranks."""
+    value = peers.broadcast(reducer.cross_slot_reduce(parts) if peers.ranks.chief else None)
+    return dict(value) if isinstance(value, Mapping) else {name: value}
 
 
 def named(metrics: Any) -> dict[str, Any]:

@@ -32,7 +32,11 @@ def shared(
     Of callbacks it has rank 0's state, for a resume with another number of ranks.
     """
     names = _names(context)
+    of_all: State = {}
+    if context.elastic is not None:
+        of_all["virtual"] = context.elastic.state(list(context.reducers_for(training=True)))
     return {
+        **of_all,
         "models": [model.state_dict() for model in context.plain_models()],
         "other_buffers": [_other_buffers(model) for model in context.plain_models()],
         "optimizers": [_optimizer(one, names) for one in context.optimizers],

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch._callback import PyTorchCallback
 from hpcdet.pytorch._context import PyTorchTrialContext
 from hpcdet.pytorch._data import DataLoader
-from hpcdet.pytorch._metrics import Tally, across_ranks, named
+from hpcdet.pytorch._metrics import Tally, named
 from hpcdet.pytorch._reducers import Reducer
 from hpcdet.pytorch._trial import PyTorchTrial
 from hpcdet.train import rng
@@ -68,9 +69,7 @@ class Validator:
 
     def _validate(self, data: DataLoader) -> dict[str, Any] | None:
         context, callbacks = self._context, self._callbacks.values()
-        reducers = context.reducers_for(training=False)
-        for reducer in reducers.values():
-            reducer.reset()
+        context.reset_reducers(training=False)
         for callback in callbacks:
             callback.on_validation_start()
             callback.on_validation_epoch_start()
@@ -79,9 +78,8 @@ class Validator:
             metrics = self._whole(data) if self._full else self._batches(data, outputs)
         if metrics is None:
             return None
-        metrics |= across_ranks(reducers, context.core.session.peers)
-        for reducer in reducers.values():
-            reducer.reset()
+        metrics |= context.reduced(training=False)
+        context.reset_reducers(training=False)
         for callback in callbacks:
             callback.on_validation_epoch_end(outputs)
             callback.on_validation_end(metrics)
@@ -95,20 +93,29 @@ class Validator:
         def kind(name: str) -> Reducer:
             return kinds.get(name, Reducer.AVG) if isinstance(kinds, dict) else kinds
 
-        tally = Tally(kind)
-        for index, (part, batch) in enumerate(data.validation(context.core.seed, session.ranks)):
+        mine, elastic = context.mine, context.elastic
+        batches = context.core.train.units.batches
+        tallies = {share: Tally(kind) for share in mine}
+        parts = data.validation(context.core.seed, mine, context.shares)
+        for number, (part, batch) in enumerate(parts):
+            index, place = divmod(number, len(mine))
+            share = mine[place]
             # where ranks share the parameters, one without samples must take part all the same
             if part.weight or context.sharded:
-                ready = context.to_device(batch)
-                position = (index,) if self._numbered else ()
-                found = named(self._trial.evaluate_batch(ready, *position))
+                with elastic.evaluating(share, batches, index) if elastic else nullcontext():
+                    ready = context.to_device(batch)
+                    position = (index,) if self._numbered else ()
+                    found = named(self._trial.evaluate_batch(ready, *position))
             if part.weight:
                 length = self._trial.get_batch_length(batch)
-                tally.add(found, part.weight if length is None else length)
+                tallies[share].add(found, part.weight if length is None else length)
                 outputs.append(found)
-            if self._interrupted():
+            if share == mine[-1] and self._interrupted():
                 return None
-        return dict(tally.reduced(session.peers))
+        if elastic is None:
+            return dict(tallies[mine[0]].reduced(session.peers))
+        elastic.common("validation", batches)
+        return dict(elastic.reduced(tallies))
 
     def _whole(self, data: DataLoader) -> dict[str, Any]:
         context = self._context

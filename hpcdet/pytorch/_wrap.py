@@ -34,7 +34,7 @@ def wrap(model: nn.Module, session: Session) -> nn.Module:
     if shards:
         return _sharding.shard(model, how.fsdp2, session.device)
     model = model.to(session.device)
-    if session.ranks.world == 1 or not learns:
+    if session.ranks.world == 1 or session.virtual is not None or not learns:
         return model
     devices = [session.device] if session.device.type == "cuda" else None
     parallel = Parallel(model, session.generators, device_ids=devices)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hpcdet.read.gather import Gathered, gather
-from hpcdet.store import limits, spending
+from hpcdet.store import limits, overrides, spending
 from hpcdet.store.budget import HOUR_S, Account, Budget, account
 from hpcdet.store.layout import ExperimentPaths
 
@@ -73,8 +73,7 @@ def _budget(gathered: Gathered) -> Budget:
 
 
 def _account(gathered: Gathered) -> Account:
-    config = gathered.config
-    slots = config.resources.slots_per_trial
+    slots, lanes = overrides.Slots(gathered.paths, gathered.config), gathered.config.lanes
     stretches = [
         found
         for trial in gathered.trials
@@ -84,7 +83,8 @@ def _account(gathered: Gathered) -> Account:
     held = [
         allocation
         for w in gathered.workers
-        if (allocation := spending.held(w.paths.name, w.claim, w.end, config)) is not None
+        for of_worker in [slots.of(w.paths.name) * lanes]
+        if (allocation := spending.held(w.paths.name, w.claim, w.end, of_worker)) is not None
     ]
     return account(stretches, held, _until(gathered))
 

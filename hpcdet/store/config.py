@@ -44,8 +44,12 @@ class Searcher:
 
 @dataclass(frozen=True)
 class Reproducibility:
+    """``virtual_ranks``: None, as of experiments made without it, means ``slots_per_trial``."""
+
     experiment_seed: int = 0
     deterministic: bool = False
+    elastic: Literal["exact"] | None = None
+    virtual_ranks: int | None = None
 
 
 @dataclass(frozen=True)

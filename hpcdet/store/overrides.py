@@ -4,15 +4,18 @@ The file itself is write-once. A change is asked for by a command, decided by th
 lease, and from then on part of every later submission's intent; whoever runs in an allocation
 reads it from there, so that a script, its worker and its ranks never disagree. Only keys that
 leave the result as it is can be changed: where, how long and how often a trial runs, not what it
-computes.
+computes. (On another number of slots the order of samples is the same, the numbers to rounding, or
+to the bit with ``reproducibility.elastic: exact``.)
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
+from hpcdet.errors import ConfigError
 from hpcdet.store import config
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths
@@ -36,7 +39,10 @@ LATER = (
     "resources.cpus_per_slot",
     "resources.exclude_nodes",
     "resources.memory_per_slot",
+    "resources.nodes",
     "resources.resource_pool",
+    "resources.slots_per_node",
+    "resources.slots_per_trial",
     "resources.walltime_s",
     "slurm.sbatch_args",
     *(
@@ -46,6 +52,9 @@ LATER = (
     ),
 )
 """Keys of an allocation and what runs in it: a change is felt in those submitted later."""
+
+_SLOTS, _NODES = "resources.slots_per_trial", "resources.nodes"
+_PER_NODE = "resources.slots_per_node"
 
 _SHORT = {
     "budget": "budget.slot_hours",
@@ -71,7 +80,15 @@ def asked(verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lay(resolved: Resolved, changes: Mapping[str, Any]) -> Resolved:
-    """The config with changes (dotted key to value) laid over it; unknown keys change nothing."""
+    """The config with changes (dotted key to value) laid over it; unknown keys change nothing.
+
+    A new number of slots or nodes is one of slots per node, too, unless that is changed as well.
+    """
+    if changes.keys() & {_SLOTS, _NODES} and _PER_NODE not in changes:
+        need = resolved.resources
+        slots, nodes = changes.get(_SLOTS, need.slots_per_trial), changes.get(_NODES, need.nodes)
+        if isinstance(slots, int) and isinstance(nodes, int):
+            changes = {**changes, _PER_NODE: slots // nodes}
     for key, value in changes.items():
         parts = key.split(".")
         raw = _put(resolved.raw, parts, value)
@@ -88,8 +105,39 @@ def of_submission(paths: ExperimentPaths, number: int) -> Resolved:
 def of_attempt(paths: ExperimentPaths, attempt: AttemptPaths) -> Resolved:
     """The config as it holds for an attempt: that of its worker's submission."""
     claim = Claim.read(attempt.claim)
-    number = claim.worker.partition("-")[0] if claim else ""
-    return of_submission(paths, int(number) if number.isdigit() else 0)
+    return of_submission(paths, _submission(claim.worker) if claim else 0)
+
+
+class Slots:
+    """Slots of a trial in each worker's allocation, as that was submitted."""
+
+    def __init__(self, paths: ExperimentPaths, resolved: Resolved) -> None:
+        """``resolved``: for workers whose submission nobody knows."""
+        self._paths = paths
+        self._resolved = resolved
+        self._known: dict[int, int] = {}
+
+    def of(self, worker: str) -> int:
+        """For a worker's name."""
+        number = _submission(worker)
+        if number not in self._known:
+            intent = Intent.read(self._paths.intent(number))
+            if intent is None:
+                return self._resolved.resources.slots_per_trial
+            self._known[number] = intent.overrides.get(_SLOTS, self._written)
+        return self._known[number]
+
+    @cached_property
+    def _written(self) -> int:
+        try:
+            return config.load(self._paths.config).resources.slots_per_trial
+        except ConfigError:
+            return self._resolved.resources.slots_per_trial
+
+
+def _submission(worker: str) -> int:
+    number = worker.partition("-")[0]
+    return int(number) if number.isdigit() else 0
 
 
 def _replace(node: Any, parts: Sequence[str], value: Any) -> Any:

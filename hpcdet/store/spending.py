@@ -17,6 +17,7 @@ from hpcdet.store import files, limits, trials
 from hpcdet.store.budget import Account, Budget, Held, Stretch, Terms, account
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths, numbers
+from hpcdet.store.overrides import Slots
 from hpcdet.store.records import Claim, End, Limits, Reservation, WorkerClaim, WorkerEnd
 
 Key = tuple[int, int]
@@ -31,6 +32,10 @@ class Spending:
     _ended: dict[Key, Stretch] = field(default_factory=dict)
     _left: dict[str, Held] = field(default_factory=dict)
     _reserved: dict[int, Reservation] = field(default_factory=dict)
+    _slots: Slots = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._slots = Slots(self.paths, self.resolved)
 
     @property
     def limits(self) -> Limits:
@@ -139,7 +144,7 @@ class Spending:
 
     def _stretch(self, attempt: AttemptPaths) -> Stretch | None:
         claim, end = Claim.read(attempt.claim), End.read(attempt.end)
-        return stretch(claim, end, self.resolved.resources.slots_per_trial)
+        return stretch(claim, end, self._slots)
 
     def _allocations(self) -> list[Held]:
         found = []
@@ -154,28 +159,26 @@ class Spending:
 
     def _held(self, worker: WorkerPaths) -> Held | None:
         claim, end = WorkerClaim.read(worker.claim), WorkerEnd.read(worker.end)
-        return held(worker.name, claim, end, self.resolved)
+        return held(worker.name, claim, end, self._slots.of(worker.name) * self.resolved.lanes)
 
     def _waiting(self) -> int:
         return sum(trials.standing(one).state == "runnable" for one in self.paths.trials())
 
 
-def stretch(claim: Claim | None, end: End | None, slots: int) -> Stretch | None:
+def stretch(claim: Claim | None, end: End | None, slots: Slots) -> Stretch | None:
     """What an attempt cost by its records; None if it never ran."""
     if claim is None or not claim.at or (end is not None and end.reason == "released"):
         return None
     ended = epoch(end.at) if end is not None and end.at else None
-    return Stretch(claim.worker, slots, epoch(claim.at), ended, claim.reserved_slot_s)
+    number = slots.of(claim.worker)
+    return Stretch(claim.worker, number, epoch(claim.at), ended, claim.reserved_slot_s)
 
 
-def held(
-    name: str, claim: WorkerClaim | None, end: WorkerEnd | None, resolved: Resolved
-) -> Held | None:
-    """What a worker held by its records."""
+def held(name: str, claim: WorkerClaim | None, end: WorkerEnd | None, slots: int) -> Held | None:
+    """What a worker with so many slots held, by its records."""
     if claim is None or not claim.at:
         return None
     ended = epoch(end.at) if end is not None and end.at else None
-    slots = resolved.resources.slots_per_trial * resolved.lanes
     return Held(name, slots, epoch(claim.at), ended)
 
 

@@ -16,7 +16,7 @@ from hpcdet.errors import NotFound
 from hpcdet.store import overrides
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import Trial
-from hpcdet.train import notice, rendezvous
+from hpcdet.train import deterministic, notice, rendezvous
 from hpcdet.train.clock import Deadline
 from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place
@@ -61,10 +61,9 @@ def _attached(ranks: Ranks, place: Place) -> Session:
     if record is None:
         raise NotFound("there is no such trial", where=str(place.trial.record))
     torch.set_num_threads(config.resources.cpus_per_slot)
-    if config.reproducibility.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
+    if config.reproducibility.deterministic or config.reproducibility.elastic is not None:
+        deterministic.demand()
     backend = os.environ.get("HPCDET_BACKEND") or config.distributed.backend
     rendezvous.meet(ranks, place.attempt.rendezvous, backend)
     session = Session(ranks, place, record, config, Deadline.from_environment())

@@ -96,19 +96,24 @@ class Order:
 
     def slices(self, records: int, rank: int, world: int) -> Iterator[Slice]:
         """This rank's shares of the global batches behind ``records`` samples, without end."""
+        return self.shares(records, (rank,), world)
+
+    def shares(self, records: int, ranks: Sequence[int], world: int) -> Iterator[Slice]:
+        """The shares of several ranks, one after the other for each global batch, without end."""
         epoch, start = divmod(records, self.epoch_records)
         while True:
             order = np.asarray(self.epoch_order(epoch), dtype=np.int64)
             while start < self.epoch_records:
                 stop = min(start + self.batch, self.epoch_records)
                 whole = order[start:stop]
-                mine = share(whole, rank, world)
-                yield Slice(
-                    epoch=epoch,
-                    records=len(whole),
-                    indices=mine if len(mine) else whole[:1],
-                    weight=len(mine),
-                    last=stop == self.epoch_records,
-                )
+                for rank in ranks:
+                    mine = share(whole, rank, world)
+                    yield Slice(
+                        epoch=epoch,
+                        records=len(whole),
+                        indices=mine if len(mine) else whole[:1],
+                        weight=len(mine),
+                        last=stop == self.epoch_records,
+                    )
                 start = stop
             epoch, start = epoch + 1, 0

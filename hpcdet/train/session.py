@@ -23,7 +23,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.store import files
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import Best, Trial, Verdict, in_force
-from hpcdet.train import fingerprint, notice, rng
+from hpcdet.train import deterministic, fingerprint, notice, rng
 from hpcdet.train.agreement import NOTHING, Agreement, Cause, Orders
 from hpcdet.train.clock import Deadline, Every
 from hpcdet.train.peers import Peers, is_peer_loss
@@ -34,6 +34,7 @@ from hpcdet.train.rendezvous import device_of
 from hpcdet.train.saving import Keeper
 from hpcdet.train.tracking import Tracker, plain
 from hpcdet.train.verdicts import last_line, peers_lost
+from hpcdet.train.virtual import Virtual
 from hpcdet.units import Length
 
 _CONTROL_EVERY_S = 2.0
@@ -66,6 +67,7 @@ class Session:
         config: the experiment's config; all defaults where a script runs alone.
         place: where its files are.
         device: what to train on.
+        virtual: the ranks that the run is cut into, whatever their number; None: as many.
         until: length at which training ends, as far as anybody has said.
         says: the file of the verdict.
         profile: where this rank's time goes.
@@ -94,6 +96,7 @@ class Session:
         )
         self.keeper = Keeper(place, self.peers, config, self.tracker, deadline)
         self.generators: dict[str, rng.Generator] = {}
+        self.virtual = Virtual.of(config, ranks, record.seed)
         self.until: Length | None = None
         self._deadline = deadline
         self._agreement = Agreement(self.peers)
@@ -129,7 +132,9 @@ class Session:
         """Say that this attempt goes on from a checkpoint (None: from the beginning)."""
         code = self.place.experiment.code if self.place.experiment else None
         if self.ranks.chief:
-            self._fingerprint = fingerprint.take(code, self.ranks.world, torch.get_num_threads())
+            # with virtual ranks the number of real ones has no say in the bits
+            world = self.virtual.count if self.virtual else self.ranks.world
+            self._fingerprint = fingerprint.take(code, world, torch.get_num_threads())
         self._compare(origin)
         self.tracker.record(
             "start",
@@ -330,6 +335,8 @@ class Session:
         if is_peer_loss(error):
             self.tracker.close()
             return peers_lost(error)
+        if (refusal := deterministic.refusal(error)) is not None:
+            refusal.__cause__, error = error, refusal
         traceback.print_exception(error)
         self.keeper.give_up(lambda: bool(notice.heard()))
         norestart = isinstance(error, InvalidHP)

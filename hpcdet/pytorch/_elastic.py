@@ -1,0 +1,412 @@
+"""One step of training as several virtual ranks: ``reproducibility.elastic: exact``.
+
+What a virtual rank sees of a step depends on its number and the step alone: its share of the
+batch, its random numbers, the buffers that all had before. What it leaves behind is kept apart
+until all have had their turn: its gradients are folded in the tree's order (``train.virtual``),
+its metrics and reducers are its own, and of the buffers those of virtual rank 0 are everybody's,
+as rank 0's are with DDP. Optimizers step once, after all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpcdet.errors import ConfigError
+from hpcdet.pytorch._metrics import Tally, over_all
+from hpcdet.pytorch._reducers import MetricReducer, Reducer, load_state, state_of
+from hpcdet.train import rng
+from hpcdet.train.peers import Peers
+from hpcdet.train.phases import Phases
+from hpcdet.train.virtual import WHERE, Fold, TreeSum, Virtual
+
+Parameters = Mapping[str, torch.nn.Parameter]
+State = dict[str, Any]
+_Group = tuple[torch.device, torch.dtype]
+
+
+class Elastic:
+    """The virtual ranks of this rank, while they train and validate.
+
+    Args:
+        models: wrapped so far, as the user made them; parameters by name, and buffers, are theirs.
+        reducers: the user's, by name.
+        generators: registered by the user.
+        phases: told what time is spent on.
+    """
+
+    def __init__(
+        self,
+        virtual: Virtual,
+        peers: Peers,
+        models: Callable[[], Sequence[torch.nn.Module]],
+        reducers: Callable[[], Mapping[str, MetricReducer]],
+        generators: Mapping[str, rng.Generator],
+        phases: Phases,
+    ) -> None:
+        self.virtual = virtual
+        self._phases = phases
+        self.current: int | None = None
+        self._peers = peers
+        self._models = models
+        self._generators = generators
+        self._sum = TreeSum(virtual)
+        self._tallies = {v: Tally(lambda _name: Reducer.AVG) for v in virtual.mine}
+        self.reducers = Apart(virtual, peers, reducers)
+        self._asked: list[Callable[[], None]] = []
+        self._own: dict[str, torch.Tensor] = {}
+        self._known: tuple[int, Parameters] = (0, {})
+        self._trained: Parameters = {}
+
+    # -- a step ------------------------------------------------------------------------------
+
+    def step(self, batches: int, learn: Callable[[int, Tally], None]) -> None:
+        """Train one global batch on all ranks.
+
+        Args:
+            batches: trained before it.
+            learn: trains the share of a virtual rank and counts its metrics.
+        """
+        buffers = _Buffers(self._models())
+        self._trained = {name: p for name, p in self._all().items() if p.requires_grad}
+        folds: dict[_Group, Fold[torch.Tensor]] = defaultdict(lambda: Fold(torch.Tensor.add_))
+        waiting = {name: one.grad for name, one in self._all().items()}
+        asked = None
+        for v in self.virtual.mine:
+            buffers.begin()
+            with self._turn(v, "step", batches):
+                learn(v, self._tallies[v])
+            buffers.end(v)
+            self._refuse_strangers(waiting)
+            for group, leaf in self._flat().items():
+                folds[group].push(v, leaf)
+            if asked is not None and asked != len(self._asked):
+                raise ConfigError(
+                    f"train_batch of virtual rank {v} asked for {len(self._asked)} steps of "
+                    f"optimizers, the one before for {asked}",
+                    where=WHERE,
+                    hint="whether to step must not depend on the share of the batch",
+                )
+            asked = len(self._asked)
+        with self._phases.within("communication"):
+            buffers.settle(self.virtual)
+            self._give(folds)
+        self.common("step", batches)
+        for one in self._asked:
+            one()
+        self._asked = []
+
+    @contextlib.contextmanager
+    def _turn(self, v: int, *where: int | str) -> Iterator[None]:
+        """The turn of a virtual rank: its random numbers and reducers are in place."""
+        self.virtual.plant(self._generators, *where, v)
+        self._asked, self._own, self.current = [], {}, v
+        try:
+            with self.reducers.of(v):
+                yield
+        finally:
+            self.current = None
+
+    def common(self, *where: int | str) -> None:
+        """Random numbers that are nobody's own: the same on all ranks, wherever they are drawn."""
+        self.virtual.plant(self._generators, *where, "common")
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Do something once all virtual ranks have had their turn: a step of an optimizer.
+
+        Outside of a turn: now.
+        """
+        if self.current is None:
+            action()
+        else:
+            self._asked.append(action)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Around a backward pass: its gradients are this virtual rank's, not yet everybody's.
+
+        Raises:
+            ConfigError: an optimizer was to step before it.
+        """
+        if self._asked:
+            raise ConfigError(
+                "train_batch calls backward after step_optimizer, whose step comes only after all "
+                "virtual ranks have had their turn",
+                where=WHERE,
+                hint="call step_optimizer at the end, or train without elastic: exact",
+            )
+        parameters = self._all()
+        before = {name: one.grad for name, one in parameters.items()}
+        for name, one in parameters.items():
+            one.grad = self._own.get(name)
+        try:
+            yield
+        finally:
+            for name, one in parameters.items():
+                if one.grad is not None:
+                    self._own[name] = one.grad
+                one.grad = before[name]
+
+    def guard(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """A hook of optimizers: nobody steps them within a virtual rank's turn.
+
+        Raises:
+            ConfigError: the code does.
+        """
+        if self.current is not None:
+            raise ConfigError(
+                f"{type(optimizer).__name__}.step was called in train_batch",
+                where=WHERE,
+                hint="call context.step_optimizer, which waits for all virtual ranks",
+            )
+
+    # -- gradients ---------------------------------------------------------------------------
+
+    def _all(self) -> Parameters:
+        """By name, the model's number in front."""
+        models = self._models()
+        if self._known[0] != len(models):
+            named = {
+                f"{number}.{name}": one
+                for number, model in enumerate(models)
+                for name, one in model.named_parameters()
+            }
+            self._known = (len(models), named)
+        return self._known[1]
+
+    def _groups(self) -> dict[_Group, Parameters]:
+        groups: dict[_Group, dict[str, torch.nn.Parameter]] = defaultdict(dict)
+        for name, one in self._trained.items():
+            groups[one.device, one.dtype][name] = one
+        return dict(groups)
+
+    def _flat(self) -> dict[_Group, torch.Tensor]:
+        """This virtual rank's gradients, and behind them which parameters had any, as 1 and 0."""
+        for name in self._own.keys() - self._trained.keys():
+            raise ConfigError(
+                f"parameter {name} was frozen when the batch began, and now has a gradient",
+                where=WHERE,
+                hint="set requires_grad between batches, in a callback",
+            )
+        return {group: self._leaf(parameters) for group, parameters in self._groups().items()}
+
+    def _leaf(self, parameters: Parameters) -> torch.Tensor:
+        pieces, had = [], []
+        for name, one in parameters.items():
+            own = self._own.get(name)
+            if own is not None and own.layout is not torch.strided:
+                raise ConfigError(
+                    f"parameter {name} has sparse gradients",
+                    where=WHERE,
+                    hint="use sparse=False, or train without elastic: exact",
+                )
+            had.append(float(own is not None))
+            pieces.append(one.new_zeros(one.numel()) if own is None else own.reshape(-1))
+        size = sum(piece.numel() for piece in pieces) + len(had)
+        rest = [0.0] * (self._sum.padded(size) - size)
+        return torch.cat([*pieces, pieces[0].new_tensor(had + rest)])
+
+    def _give(self, folds: Mapping[_Group, Fold[torch.Tensor]]) -> None:
+        """Add the sums over all virtual ranks to the gradients that wait for an optimizer."""
+        for group, parameters in self._groups().items():
+            flat = self._sum(folds[group])
+            place = sum(one.numel() for one in parameters.values())
+            had = (flat[place : place + len(parameters)] > 0).tolist()
+            start = 0
+            for one, present in zip(parameters.values(), had, strict=True):
+                stop = start + one.numel()
+                if present:
+                    summed = flat[start:stop].view_as(one)
+                    one.grad = summed if one.grad is None else one.grad.add_(summed)
+                start = stop
+
+    def _refuse_strangers(self, waiting: Mapping[str, torch.Tensor | None]) -> None:
+        """Gradients that are there without ``context.backward`` would not be exact."""
+        for name, one in self._all().items():
+            if one.grad is not None and one.grad is not waiting.get(name):
+                raise ConfigError(
+                    f"the gradient of {name} was computed without context.backward",
+                    where=WHERE,
+                    hint="call context.backward(loss) in train_batch, not loss.backward()",
+                )
+
+    # -- metrics -----------------------------------------------------------------------------
+
+    def report(self) -> dict[str, float]:
+        """Training metrics over all virtual ranks since the last report; they begin anew."""
+        found = self.reduced(self._tallies)
+        for tally in self._tallies.values():
+            tally.clear()
+        return found
+
+    def reduced(self, tallies: Mapping[int, Tally]) -> dict[str, float]:
+        """Metrics that each virtual rank of this one has counted, over all of them."""
+        everyone = self._everyone([tallies[v].plain() for v in self.virtual.mine])
+        return tallies[self.virtual.mine[0]].combined(everyone)
+
+    def _everyone(self, mine: list[Any]) -> list[Any]:
+        """What all virtual ranks have, in their order, on all ranks."""
+        return [value for of_rank in self._peers.allgather(mine) for value in of_rank]
+
+    @contextlib.contextmanager
+    def evaluating(self, v: int, batches: int, index: int) -> Iterator[None]:
+        """The turn of a virtual rank at a batch of the validation after so many batches."""
+        with self._turn(v, "validation", batches, index):
+            yield
+
+    # -- state -------------------------------------------------------------------------------
+
+    def state(self, reducers: Iterable[str]) -> State:
+        """What all virtual ranks have for themselves, and the common random numbers; shared.
+
+        Args:
+            reducers: names of those that count in training.
+        """
+        mine = [self._tallies[v].state() for v in self.virtual.mine]
+        return {
+            "ranks": self.virtual.count,
+            "training_metrics": self._everyone(mine),
+            "reducers": self.reducers.state(reducers),
+            "rng": self._peers.broadcast(rng.capture(self._generators)),
+        }
+
+    def load(self, state: State, device: torch.device) -> None:
+        """The inverse of ``state``, whichever rank now has which virtual ranks.
+
+        Raises:
+            ConfigError: the state is of another number of virtual ranks.
+        """
+        if state["ranks"] != self.virtual.count:
+            raise ConfigError(
+                f"the checkpoint is of {state['ranks']} virtual ranks, not {self.virtual.count}",
+                where="reproducibility.virtual_ranks",
+                hint=f"go on with {state['ranks']}",
+            )
+        for v, tally in self._tallies.items():
+            tally.load(state["training_metrics"][v], device)
+        self.reducers.load(state["reducers"])
+        rng.restore(state["rng"], self._generators)
+
+
+class Apart:
+    """Reducers of which each virtual rank has its own state, while the user's code has one object.
+
+    Attributes:
+        shared: objects that reducers may refer to and that are not theirs: never copied.
+    """
+
+    def __init__(
+        self, virtual: Virtual, peers: Peers, reducers: Callable[[], Mapping[str, MetricReducer]]
+    ) -> None:
+        """``reducers``: all that there are, by name."""
+        self.shared: list[Any] = []
+        self._virtual = virtual
+        self._peers = peers
+        self._reducers = reducers
+        self._states: dict[str, dict[int, State]] = {}
+
+    @contextlib.contextmanager
+    def of(self, v: int) -> Iterator[None]:
+        """The objects hold what belongs to a virtual rank."""
+        reducers = self._reducers()
+        for name, one in reducers.items():
+            if name not in self._states:
+                self._divide(name, one)
+            _put(one, self._states[name][v])
+        try:
+            yield
+        finally:
+            for name, one in reducers.items():
+                self._states[name][v] = dict(vars(one))
+
+    def _divide(self, name: str, reducer: MetricReducer) -> None:
+        memo = {id(one): one for one in self.shared}
+        begun = vars(reducer)
+        self._states[name] = {v: copy.deepcopy(begun, dict(memo)) for v in self._virtual.mine}
+
+    def reset(self, names: Iterable[str]) -> None:
+        """Some of them begin anew, for all virtual ranks."""
+        for v in self._virtual.mine:
+            with self.of(v):
+                for name in names:
+                    self._reducers()[name].reset()
+
+    def reduce(self, names: Iterable[str]) -> dict[str, Any]:
+        """The values of some of them over all virtual ranks, on all ranks."""
+        found: dict[str, Any] = {}
+        for name in names:
+            one, mine = self._reducers()[name], []
+            for v in self._virtual.mine:
+                with self.of(v):
+                    mine.append(one.per_slot_reduce())
+            parts = [part for of_rank in self._peers.gather(mine) for part in of_rank]
+            found |= over_all(name, one, parts, self._peers)
+        return found
+
+    def state(self, names: Iterable[str]) -> list[State]:
+        """Of some of them, for all virtual ranks in their order, on all ranks."""
+        mine = []
+        for v in self._virtual.mine:
+            with self.of(v):
+                mine.append({name: state_of(self._reducers()[name]) for name in names})
+        return [state for of_rank in self._peers.allgather(mine) for state in of_rank]
+
+    def load(self, states: Sequence[State]) -> None:
+        """The inverse of ``state``; a reducer that the code has got since then begins anew."""
+        for v in self._virtual.mine:
+            with self.of(v):
+                for name, one in self._reducers().items():
+                    if name in states[v]:
+                        load_state(one, states[v][name])
+
+
+def _put(reducer: MetricReducer, state: State) -> None:
+    vars(reducer).clear()
+    vars(reducer).update(state)
+
+
+class _Buffers:
+    """Buffers of models during one step: alike for all virtual ranks, then those of the first."""
+
+    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+        self._models = models
+        self._before = [one.detach().clone() for one in self._now()]
+        self._after: list[torch.Tensor] = []
+
+    def _now(self) -> list[torch.Tensor]:
+        return [one for model in self._models for one in model.buffers()]
+
+    def begin(self) -> None:
+        """A virtual rank's turn begins."""
+        self._put(self._before)
+
+    def end(self, v: int) -> None:
+        """It is over."""
+        if v == 0:
+            self._after = [one.detach().clone() for one in self._now()]
+
+    def settle(self, virtual: Virtual) -> None:
+        """All have had their turn; every rank calls."""
+        if virtual.ranks.chief:
+            self._put(self._after)
+        if virtual.ranks.world == 1:
+            return
+        groups: dict[_Group, list[torch.Tensor]] = defaultdict(list)
+        for one in self._now():
+            groups[one.device, one.dtype].append(one)
+        for buffers in groups.values():
+            flat = torch.cat([one.detach().reshape(-1) for one in buffers])
+            dist.broadcast(flat.view(torch.uint8), src=0)
+            pieces = torch.split(flat, [one.numel() for one in buffers])
+            for one, piece in zip(buffers, pieces, strict=True):
+                one.detach().copy_(piece.view_as(one))
+
+    def _put(self, values: Sequence[torch.Tensor]) -> None:
+        for one, value in zip(self._now(), values, strict=True):
+            one.detach().copy_(value)
