@@ -4,6 +4,7 @@
 is there; ``GATE=validate:8:1`` inside the validation after eight batches. ``LEAVE=5`` makes
 a rank notify itself then. The hyperparameter ``own_accumulation`` makes the code itself, and not
 the trainer, sum up the gradients of so many batches, each rank for itself (``no_sync``).
+``SEEN=FILE`` takes down which samples were trained: lines of epoch, batch and their numbers.
 """
 
 import contextlib
@@ -135,7 +136,10 @@ class BitsTrial(pytorch.PyTorchTrial):
 
     def train_batch(self, batch, epoch_idx, batch_idx):
         gate(f"train:{batch_idx}")
-        x, y, _ = batch
+        x, y, indices = batch
+        if "SEEN" in os.environ and self.context.step.scale:
+            with open(f"{os.environ['SEEN']}-{os.environ['RANK']}", "a") as seen:
+                print(epoch_idx, batch_idx, *indices.tolist(), file=seen)
         x = x + 0.1 * torch.randn(()) + 0.1 * np.random.randn() + 0.1 * random.random()
         x = x + 0.1 * float(self.noise.standard_normal())
         penalty = 0.01 * self.counter.epochs + 0.01 * self.counter.validations

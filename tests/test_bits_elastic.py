@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hpcdet.store.layout import TrialPaths
+from hpcdet.train.order import shuffled
 from tests import ranks
 from tests.experiments import same_bits
 from tests.ranks import Result
@@ -49,6 +50,24 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return trained(tmp_path_factory.mktemp("alone") / "EXP", (1, ""))
 
 
+def test_on_any_number_of_ranks_every_sample_comes_once(tmp_path: Path) -> None:
+    """Four ranks, then two, then three, with other numbers of loader workers."""
+    trial = make(tmp_path / "EXP", reproducibility={}, until=14)
+    for world, leave, workers in ((4, "train:2", "0"), (2, "train:7", "2"), (3, "", "0")):
+        attempt = ranks.run(
+            trial, world, LEAVE=leave, WORKERS=workers, SEEN=str(tmp_path / f"seen-{world}")
+        )
+        assert attempt.verdict() is not None, attempt.log()
+    batches: dict[tuple[int, int], list[int]] = {}
+    files = sorted(tmp_path.glob("seen-*"), key=lambda path: path.name.split("-")[-1])
+    for line in [line for path in files for line in path.read_text().splitlines()]:
+        epoch, batch, *indices = map(int, line.split())
+        batches.setdefault((epoch, batch), []).extend(indices)
+    assert sorted(batches) == [(batch // 6, batch) for batch in range(14)]
+    for (epoch, batch), indices in batches.items():
+        assert indices == shuffled(82, 7, epoch)[batch % 6 * 16 :][:16].tolist()
+
+
 PLANS = {
     "2": [(2, "")],
     "3": [(3, "")],
@@ -64,3 +83,111 @@ def test_with_virtual_ranks_the_number_of_ranks_does_not_matter(
     alone: Result, tmp_path: Path, plan: str
 ) -> None:
     same_bits(trained(tmp_path / "EXP", *PLANS[plan]), alone)
+
+
+OWN_LOOP = """
+import numpy as np, torch
+from hpcdet import core
+
+with core.init() as context:
+    torch.manual_seed(0)
+    weights = [torch.randn(50), torch.randn(7)]
+    state = context.checkpoint.latest() or {"weights": weights, "records": 0, "step": 0}
+    weights, records, step = state["weights"], state["records"], state["step"]
+    virtual = context.virtual
+    parts = context.order(82, 16).shares(records, virtual.mine, virtual.count)
+    while step < context.searcher.length(10):
+        def compute(v):
+            global records
+            part = next(parts)
+            records += part.records if v == virtual.mine[0] else 0
+            drop = torch.rand(50) + float(np.random.rand())
+            x = torch.from_numpy(part.indices).float().sin()
+            return [weights[0] * drop * x.mean(), x.sum() * torch.randn(7)]
+        sums = virtual.sum(step, compute)
+        for weight, one in zip(weights, sums):
+            weight -= 0.1 * one + 0.01 * torch.rand(())
+        step += 1
+        context.train.report_training_metrics(step, {"first": float(weights[0][0])})
+        if step == int(PAUSE) or context.preempt.should_preempt():
+            break
+    context.checkpoint.save({"weights": weights, "records": records, "step": step}, step)
+    if step == int(PAUSE):
+        context.preempt.cause = "signal"
+"""
+
+
+def test_a_loop_of_ones_own_has_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> None:
+    def trained(name: str, *plan: tuple[int, int]) -> str:
+        code = OWN_LOOP.replace("PAUSE", "__import__('os').environ['PAUSE']")
+        entrypoint = "python3 model_def.py"
+        trial = ranks.experiment(
+            tmp_path / name, code=code, entrypoint=entrypoint, until=10, reproducibility=EXACT
+        )
+        for world, pause in plan:
+            attempt = ranks.run(trial, world, PAUSE=str(pause))
+            assert attempt.verdict() is not None, attempt.log()
+        return ranks.result(trial).digest
+
+    assert trained("alone", (1, 0)) == trained("many", (2, 4), (3, 0))
+
+
+def test_a_loop_that_knows_no_virtual_ranks_is_refused(tmp_path: Path) -> None:
+    code = "from hpcdet import core\nwith core.init() as c: c.checkpoint.save({'a': 1}, 1)"
+    trial = ranks.experiment(
+        tmp_path / "EXP", code=code, entrypoint="python3 model_def.py", reproducibility=EXACT
+    )
+    verdict = ranks.run(trial).verdict()
+    assert verdict is not None and verdict.verdict == "fail"
+    assert "does not train by virtual ranks" in verdict.error
+
+
+REFUSED = {
+    "a step of ones own": ("optimizer.step()", "SGD.step was called in train_batch"),
+    "a backward of ones own": ("loss.backward()", "computed without context.backward"),
+    "training on after the step": (
+        "context.step_optimizer(self.optimizer); context.backward(self.model(x).sum())",
+        "calls backward after step_optimizer",
+    ),
+    "not deterministic": (
+        "torch.zeros(4).put_(torch.tensor([0, 0]), torch.ones(2))",
+        "put_ has no deterministic implementation on this device: torch.zeros(4).put_",
+    ),
+}
+TRIAL = """
+import torch
+from hpcdet import pytorch
+
+class Trial(pytorch.PyTorchTrial):
+    def __init__(self, context):
+        self.context = context
+        self.model = context.wrap_model(torch.nn.Linear(2, 1))
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+
+    def build_training_data_loader(self):
+        return pytorch.DataLoader(list(torch.randn(8, 2)), batch_size=2)
+
+    build_validation_data_loader = build_training_data_loader
+
+    def train_batch(self, x, epoch_idx, batch_idx):
+        context, optimizer, loss = self.context, self.optimizer, self.model(x).sum()
+        DO
+
+    def evaluate_batch(self, x, batch_idx):
+        return {"validation_loss": self.model(x).sum()}
+"""
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_exact_is_refused_by_name(tmp_path: Path, what: str) -> None:
+    code, why = REFUSED[what]
+    trial = ranks.experiment(
+        tmp_path / "EXP",
+        code=TRIAL.replace("DO", code),
+        entrypoint="model_def:Trial",
+        reproducibility=EXACT,
+    )
+    attempt = ranks.run(trial)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.verdict == "fail", attempt.log()
+    assert why in verdict.error and "reproducibility." in verdict.error

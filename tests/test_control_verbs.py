@@ -14,7 +14,7 @@ from hpcdet.control.controller import advance
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.jobs.launch import Allocation
 from hpcdet.store import chain, config, files, overrides
-from hpcdet.store.layout import TrialPaths
+from hpcdet.store.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.records import Closed, Control, Intent, in_force
 from hpcdet.store.trials import checkpoints, latest_checkpoint, standing
 from hpcdet.worker import claims
@@ -67,7 +67,8 @@ def test_changes_reach_what_is_submitted_later_and_outlive_every_holder(tmp_path
     ("assignment", "says"),
     [
         ("hyperparameters.rate=1", "another experiment's"),
-        ("resources.slots_per_trial=4", "another experiment's"),
+        ("reproducibility.virtual_ranks=4", "another experiment's"),
+        ("resources.slots_per_trial=0", "greater than or equal to 1"),
         ("resources.walltime=2h", "did you mean 'resources.walltime_s'"),
         ("resources.walltime_s=soon", "no time"),
         ("worker.mode=other", "'shared' or 'per_trial'"),
@@ -84,6 +85,28 @@ def test_changes_that_do_not_go_with_the_rest_are_refused() -> None:
     changing.fits(overrides.lay(resolved, {"resources.cpus_per_slot": 2}))
     with pytest.raises(ConfigError, match="no use for several lanes"):
         changing.fits(overrides.lay(resolved, {"worker.mode": "per_trial"}))
+    exact = {"elastic": "exact", "virtual_ranks": 2}
+    resolved = config.resolve({"entrypoint": "x", "reproducibility": exact})
+    changing.fits(overrides.lay(resolved, {"resources.slots_per_trial": 2}))
+    with pytest.raises(ConfigError, match="4 slots cannot share 2 virtual ranks"):
+        changing.fits(overrides.lay(resolved, {"resources.slots_per_trial": 4}))
+
+
+def test_other_numbers_of_slots_are_spread_and_paid_for_as_they_were_submitted(
+    tmp_path: Path,
+) -> None:
+    need = {"slots_per_trial": 4, "nodes": 2, "slots_per_node": 2}
+    paths = ExperimentPaths(tmp_path)
+    paths.config.write_bytes(config.dump({"resources": need}))
+    now = overrides.lay(config.load(paths.config), {"resources.slots_per_trial": 2})
+    assert (now.resources.slots_per_node, now.raw["resources"]["slots_per_node"]) == (1, 1)
+    fewer = {"resources.slots_per_trial": 2, "resources.nodes": 1}
+    assert overrides.lay(now, fewer).resources.slots_per_node == 2
+    for number, changed in ((1, {}), (2, fewer)):
+        intent = Intent(number, "name", "tag", 1, 1, 1, overrides=changed)
+        intent.write_once(paths.intent(number))
+    slots = overrides.Slots(paths, now)
+    assert [slots.of(f"{n:04}-0000.0") for n in (1, 2, 3)] == [4, 2, 2]
 
 
 def test_every_key_that_may_change_exists_and_is_the_same_for_reader_and_writer() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore
 
 from hpcdet.errors import ConfigError, Unavailable
+from hpcdet.store import files
 from hpcdet.train import lifeline, rendezvous
 from hpcdet.train.ranks import Ranks
 
@@ -48,3 +50,16 @@ def test_ranks_that_share_an_accelerator_are_named(monkeypatch: pytest.MonkeyPat
         rendezvous._check_devices(Ranks(2, 4), store, "nccl")
     assert "distributed.backend: nccl" in str(caught.value) and "gloo" in caught.value.hint
     rendezvous._check_devices(Ranks(2, 3), store, "nccl")
+
+
+def test_a_rank_that_counts_others_or_runs_another_version_is_named(tmp_path: Path) -> None:
+    meeting = tmp_path / "rendezvous.json"
+    runs = rendezvous._runs(Ranks(0, 2))
+    where = {"host": "node1", "addresses": [], "port": 1, "runs": runs}
+    meeting.write_bytes(files.canonical(where))
+    with pytest.raises(ConfigError, match="rank 1 has number of ranks 4, rank 0 has number of r"):
+        rendezvous._visit(Ranks(1, 4), meeting)
+    meeting.write_bytes(files.canonical({**where, "runs": {**runs, "torch": "1.0"}}))
+    with pytest.raises(ConfigError, match=r"rank 0 has torch 1\.0") as caught:
+        rendezvous._visit(Ranks(1, 2), meeting)
+    assert "and node1" in caught.value.where

@@ -64,7 +64,8 @@ def fits(resolved: Resolved) -> None:
         config = Config.model_validate(values)
     except ValidationError:  # another version's; what is new was checked by itself
         return
-    wrong = [p for p in checks.errors(config) if p.key.startswith(("resources", "worker"))]
+    about = ("hyperparameters.global_batch_size", "reproducibility", "resources", "worker")
+    wrong = [p for p in checks.errors(config) if p.key.startswith(about)]
     if wrong:
         raise problems.failure(wrong, {}, "experiment.yaml")
 

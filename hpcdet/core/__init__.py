@@ -21,6 +21,7 @@ from hpcdet.core._preempt import PreemptContext
 from hpcdet.core._profiler import ProfilerContext
 from hpcdet.core._searcher import SearcherContext, SearcherOperation
 from hpcdet.core._train import EarlyExitReason, TrainContext
+from hpcdet.core._virtual import VirtualContext
 from hpcdet.train.session import InvalidHP
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "SearcherContext",
     "SearcherOperation",
     "TrainContext",
+    "VirtualContext",
     "conclude",
     "init",
 ]

@@ -15,6 +15,7 @@ import numpy as np
 from hpcdet import checkpoint
 from hpcdet.checkpoint import Manifest
 from hpcdet.core._train import TrainContext
+from hpcdet.core._virtual import VirtualContext
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.train import rng
 from hpcdet.train.session import Session, Units
@@ -28,9 +29,10 @@ class CheckpointContext:
     All ranks call together, but for Determined's folders without ``shard``: those are rank 0's.
     """
 
-    def __init__(self, session: Session, train: TrainContext) -> None:
+    def __init__(self, session: Session, train: TrainContext, virtual: VirtualContext) -> None:
         self._session = session
         self._train = train
+        self._virtual = virtual
         self._begun = False
         self._loaded: Manifest | None = None  # what the code has asked for, before it began
 
@@ -49,7 +51,9 @@ class CheckpointContext:
         self.begin()
         if loaded is None:
             return None
-        if loaded.private:
+        if self._session.virtual is not None and "rng" in loaded.shared:
+            rng.restore(loaded.shared["rng"], self._session.generators)
+        elif loaded.private:
             rng.restore(loaded.private["rng"], self._session.generators)
         else:
             # another number of ranks: new streams, the same ones at each such resume
@@ -108,10 +112,18 @@ class CheckpointContext:
         ranks, exchange = self._session.ranks, self._session.peers.allgather
         if not alone:
             state = checkpoint.spread(state, ranks.rank, ranks.world, exchange)
+        shared, own = {"state": state}, {"state": private}
+        drawn = rng.capture(self._session.generators)
+        if self._session.virtual is None:
+            own["rng"] = drawn
+        else:
+            self._virtual.check(private)
+            shared["rng"] = drawn if alone else self._session.peers.broadcast(drawn)
+            own = {}
         self._session.save(
             self._train.units,
-            {"state": state},
-            {"state": private, "rng": rng.capture(self._session.generators)},
+            shared,
+            own,
             kept=("user",),
             metric=self._train.searcher_metric(steps_completed),
             meta={"metadata": dict(metadata or {})},

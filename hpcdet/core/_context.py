@@ -17,6 +17,7 @@ from hpcdet.core._preempt import PreemptContext
 from hpcdet.core._profiler import ProfilerContext
 from hpcdet.core._searcher import SearcherContext
 from hpcdet.core._train import TrainContext
+from hpcdet.core._virtual import VirtualContext
 from hpcdet.store.secrets import resolve
 from hpcdet.train import rendezvous, rng
 from hpcdet.train.elsewhere import SAYS
@@ -53,7 +54,8 @@ class Context:
         self.distributed = DistributedContext(session)
         self.train = TrainContext(session)
         self.preempt = PreemptContext(session, self.train)
-        self.checkpoint = CheckpointContext(session, self.train)
+        self.virtual = VirtualContext(session)
+        self.checkpoint = CheckpointContext(session, self.train, self.virtual)
         self.searcher = SearcherContext(session, self.train)
         self.profiler = ProfilerContext(self.train, session.profile)
         self.preempt.each = self._each_step

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from hpcdet import __version__
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.store import files
 from hpcdet.train import mpi
@@ -109,7 +111,7 @@ def _host(ranks: Ranks, meeting: Path) -> tuple[TCPStore, str]:
     )
     name = socket.gethostname()
     where = {"host": name, "addresses": _addresses(name), "port": store.port, "schema": 1}
-    files.replace(meeting, files.canonical(where))
+    files.replace(meeting, files.canonical({**where, "runs": _runs(ranks)}))
     return store, interface
 
 
@@ -118,6 +120,8 @@ def _visit(ranks: Ranks, meeting: Path) -> tuple[TCPStore, str]:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         where = _published(meeting)
+        if where:
+            _compare(ranks, where.get("runs", {}), where["host"])
         host = where and _reachable(where["host"], where["addresses"], where["port"])
         if where and host:
             store = TCPStore(
@@ -142,6 +146,33 @@ def _published(meeting: Path) -> dict[str, Any] | None:
         os.listdir(meeting.parent)  # a network file system may remember that the file was not there
     value = files.read_json(meeting)
     return value if isinstance(value, dict) else None
+
+
+def _runs(ranks: Ranks) -> dict[str, str]:
+    """What all ranks must have in common before they exchange a byte."""
+    return {
+        "number of ranks": str(ranks.world),
+        "hpcdet": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
+def _compare(ranks: Ranks, first: Mapping[str, str], host: str) -> None:
+    """See that rank 0 runs the same.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    mine = _runs(ranks)
+    differ = [name for name in first if name in mine and mine[name] != first[name]]
+    if differ:
+        here, there = (", ".join(f"{name} {one[name]}" for name in differ) for one in (mine, first))
+        raise ConfigError(
+            f"rank {ranks.rank} has {here}, rank 0 has {there}",
+            where=f"{socket.gethostname()} and {host}",
+            hint="start all ranks by one launcher, with one interpreter (environment.python)",
+        )
 
 
 def _reachable(host: str, addresses: Sequence[str], port: int) -> str | None:
