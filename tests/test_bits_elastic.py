@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hpcdet.checkpoint import content_digest
 from hpcdet.store.layout import TrialPaths
 from hpcdet.train.order import shuffled
 from tests import ranks
@@ -172,6 +173,7 @@ class Trial(pytorch.PyTorchTrial):
     def train_batch(self, x, epoch_idx, batch_idx):
         context, optimizer, loss = self.context, self.optimizer, self.model(x).sum()
         DO
+        # METRICS
 
     def evaluate_batch(self, x, batch_idx):
         return {"validation_loss": self.model(x).sum()}
@@ -191,3 +193,44 @@ def test_what_cannot_be_exact_is_refused_by_name(tmp_path: Path, what: str) -> N
     verdict = attempt.verdict()
     assert verdict is not None and verdict.verdict == "fail", attempt.log()
     assert why in verdict.error and "reproducibility." in verdict.error
+
+
+def test_what_is_not_finite_is_said_and_saved(tmp_path: Path) -> None:
+    code = TRIAL.replace("DO", "context.backward(loss * float('nan')); context.step_optimizer(o)")
+    code = code.replace("context, optimizer, loss", "context, o, loss").replace(
+        "# METRICS", "return {'loss': loss * float('nan')}"
+    )
+    settings = {"entrypoint": "model_def:Trial", "scheduling_unit": 2, "until": 6}
+    trial = ranks.experiment(tmp_path / "EXP", code=code, **settings)
+    attempt = ranks.run(trial)
+    said = [line for line in attempt.lines() if line["kind"] == "not_finite"]
+    assert [(line["group"], line["step"], line["names"]) for line in said] == [
+        ("training", 2, ["loss"]),
+        ("validation", 6, ["validation_loss"]),
+    ], attempt.log()
+    assert ranks.result(trial).batches == 6
+
+
+def test_what_is_of_another_trial_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    step = "context.backward(loss); context.step_optimizer(optimizer)"
+    code = TRIAL.replace("DO", step)
+    settings = {"entrypoint": "model_def:Trial", "until": 4}
+    trial = ranks.experiment(tmp_path / "EXP", code=code, **settings)
+    ranks.run(trial)
+    before = ranks.result(trial)
+    ranks.control(trial, "run", until=8)
+    model = trial.root.parent.parent / "code" / "model_def.py"
+
+    def failure(code: str, world: int) -> str:
+        model.write_text(code)
+        verdict = ranks.run(trial, world).verdict()
+        assert verdict is not None and verdict.verdict == "fail"
+        assert content_digest(trial.checkpoints / "00000004.g1") == before.digest
+        return verdict.error
+
+    assert "a step would be 4 samples, and was 2 with 1 ranks" in failure(code, 2)
+    assert "size mismatch for weight" in failure(code.replace("(2, 1)", "(2, 3)"), 1)
+    assert "Adam has no dampening, momentum" in failure(code.replace("SGD(", "Adam("), 1)
+    model.write_text(code)
+    assert ranks.finish(trial).verdict() is not None
+    assert ranks.result(trial).batches == 8

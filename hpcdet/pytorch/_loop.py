@@ -113,6 +113,7 @@ class Loop:
     def _begin(self) -> None:
         loaded = self._session.keeper.restore(sharded=self._context.sharded)
         if loaded is not None:
+            self._check(loaded)
             self._load_shared(loaded)
         units = self._progress.units
         self._core.first_batch, self._core.train.units = units.batches, units
@@ -127,6 +128,22 @@ class Loop:
             self._save((), must=True)
         else:
             self._load_private(loaded)
+
+    def _check(self, loaded: Loaded) -> None:
+        """See that a step means what it meant when the checkpoint was made.
+
+        Raises:
+            ConfigError: it has another number of samples now.
+        """
+        batch, before = self._order.batch, loaded.manifest.meta.get("global_batch")
+        if before is not None and before != batch:
+            raise ConfigError(
+                f"a step would be {batch} samples, and was {before} with {loaded.manifest.world} "
+                "ranks",
+                where=f"DataLoader(batch_size={self._data.batch_size})",
+                hint="set the hyperparameter global_batch_size and take batch_size from "
+                "get_per_slot_batch_size(), or go on with the same number of slots",
+            )
 
     def _train(self) -> Cause:
         if self._progress.owed and (cause := self._validate(())):
@@ -379,8 +396,13 @@ class Loop:
         private = {}
         if self._context.elastic is None:
             private = _state.private(self._context, self._callbacks, self._tally.state(), own)
+        private = {}
+        if self._context.elastic is None:
+            private = _state.private(self._context, self._callbacks, self._tally.state(), own)
+        meta = {"global_batch": self._order.batch}
         if not self._session.save(
-            units, state, private, kept=kept, metric=metric, must=must, wait=wait
+            units, state, private, kept=kept, metric=metric, must=must, wait=wait, meta=meta
+        ):
         ):
             return
         self._saved_at, self._changed = units.batches, False

@@ -88,8 +88,9 @@ def load_shared(context: PyTorchTrialContext, state: State) -> None:
         if context.scaler is not None and state["scaler"] is not None:
             context.scaler.load_state_dict(state["scaler"])
     except (KeyError, ValueError, RuntimeError) as error:
+        why = " ".join(str(error).split())  # torch's has many lines
         raise IntegrityError(
-            f"the state does not fit this trial's models and optimizers: {error}",
+            f"the state does not fit this trial's models and optimizers: {why}",
             where="checkpoint",
             hint="has the code changed since it was saved?",
         ) from error
@@ -180,6 +181,9 @@ def _load_optimizer(
 ) -> None:
     own = [one for group in optimizer.param_groups for one in group["params"]]
     index = {name: number for number, name in enumerate(_ordered(optimizer, names))}
+    for group, wanted in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        if strange := sorted(group.keys() - wanted.keys()):
+            raise ValueError(f"{type(optimizer).__name__} has no {', '.join(strange)}")
     optimizer.load_state_dict(
         {
             "state": {

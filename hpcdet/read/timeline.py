@@ -23,7 +23,8 @@ def events(source: Source, trial: int = 0) -> list[Event]:
     Returns:
         ``time, kind, trial`` (0: the experiment), ``attempt`` (0: none), ``text``. Kinds:
         ``submitted refused worker_started worker_ended started first_step checkpoint
-        checkpoint_copied copy_failed notice ended decision retry failed lost command state``.
+        checkpoint_copied copy_failed not_finite notice ended decision retry failed lost command
+        state``.
     """
     gathered = gather(source)
     found = [
@@ -104,6 +105,9 @@ def _journal_text(line: Line) -> str:
             return f"{line['name']} copied to project storage"
         case "copy_failed":
             return f"{line['name']} not copied to project storage: {line['error']}"
+        case "not_finite":
+            names = ", ".join(line["names"])
+            return f"{line['group']} after {line['step']} batches: {names} not finite"
         case "notice":
             return f"{line['signal']} heard"
     return ""

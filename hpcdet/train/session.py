@@ -39,6 +39,7 @@ from hpcdet.units import Length
 
 _CONTROL_EVERY_S = 2.0
 _PROGRESS_EVERY_S = 5.0
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 class InvalidHP(Exception):
@@ -106,6 +107,7 @@ class Session:
         self._wish = NOTHING  # what rank 0 read in the control in force
         self._fingerprint: fingerprint.Fingerprint = {}
         self._noticed = False
+        self._not_finite: set[str] = set()  # groups of metrics that were so at their last report
         self._polled: set[bool] = set()  # after a step (True), while validating (False)
         self._saved = False  # since the last poll
         self._last_step = time.monotonic()
@@ -246,6 +248,7 @@ class Session:
         values = plain(metrics)
         if not self.ranks.chief:
             return
+        self._look_for_nan(group, units, values)
         if not self.attached:
             print(f"hpcdet: {group} after {units.batches} batches: {values}", flush=True)
         self.tracker.record(
@@ -256,6 +259,15 @@ class Session:
             metrics=values,
             units=dataclasses.asdict(units),
         )
+
+    def _look_for_nan(self, group: str, units: Units, values: Mapping[str, Any]) -> None:
+        """Say that metrics have stopped to be numbers, when they do; it ends nothing."""
+        names = sorted(name for name, value in values.items() if value in _NOT_FINITE)
+        if names and group not in self._not_finite:
+            self.tracker.record("not_finite", group=group, step=units.batches, names=names)
+            text = f"{group} after {units.batches} batches: {', '.join(names)} not finite"
+            print(f"hpcdet: {text}; training goes on", file=sys.stderr)
+        self._not_finite = (self._not_finite - {group}) | ({group} if names else set())
 
     def save(
         self,
