@@ -6,7 +6,7 @@ WORKERS ?= 2
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test check packages setup wheel chaos bench-cli bench-index bench-overhead bench-checkpoint bench-mpi clean
+.PHONY: demo test check packages setup wheel chaos bench-cli bench-index bench-overhead bench-checkpoint bench-mpi bench-elastic clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -47,6 +47,9 @@ bench-checkpoint: setup  ## saves and stalls beside the disk itself and what oth
 
 bench-mpi: setup  ## the MPI backend against raw mpi4py and gloo; overlap on and off
 	$(PY) benchmarks/bench_mpi.py
+
+bench-elastic: setup  ## what the same bits on any number of ranks cost: step time against DDP
+	$(PY) benchmarks/bench_elastic.py
 
 clean:
 	rm -rf .venv build dist report.html .demo

@@ -17,6 +17,7 @@ import yaml
 from hpcdet.checkpoint import save
 from hpcdet.errors import Unavailable
 from hpcdet.read import find, views
+from hpcdet.store import journal
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.trials import checkpoints
 from tests import experiments as x
@@ -123,8 +124,8 @@ def test_pause_resume_and_cancel(lab: Lab) -> None:
     cli("pause", name, "--wait")
     assert views.status(paths)["state"] == "PAUSED"
     assert "hpcdet resume" in cli("explain", name).out
-    cli("resume", name)
-    cli("wait", name, "--for", "running", "--timeout", "180")
+    cli("resume", name, "--set", "resources.slots_per_trial=2")
+    x.until(lambda: worlds(paths) == {1, 2}, lambda: x.story(paths))
     cli("cancel", f"{name}/1", "--wait")
     assert views.trials(paths)[0]["state"] == "CANCELED"
     assert views.status(paths)["state"] == "RUNNING"
@@ -132,6 +133,13 @@ def test_pause_resume_and_cancel(lab: Lab) -> None:
     states = {t["trial"]: t["state"] for t in views.trials(paths)}
     assert views.status(paths)["state"] == "CANCELED" and set(states.values()) == {"CANCELED"}
     cli("wait", name, code=6)
+
+
+def worlds(paths: ExperimentPaths) -> set[int]:
+    """On how many ranks attempts have begun."""
+    attempts = [one for trial in paths.trials() for one in trial.attempts()]
+    lines = [line for one in attempts for line in journal.read(one.journal)]
+    return {line["world"] for line in lines if line["kind"] == "start"}
 
 
 def test_ctrl_c_while_waiting_leaves_the_jobs_alone(lab: Lab) -> None:

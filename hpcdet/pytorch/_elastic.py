@@ -169,15 +169,15 @@ class Elastic:
     # -- gradients ---------------------------------------------------------------------------
 
     def _all(self) -> Parameters:
-        """By name, the model's number in front."""
+        """By name, the model's number in front; one that models share has one name."""
         models = self._models()
         if self._known[0] != len(models):
             named = {
-                f"{number}.{name}": one
-                for number, model in enumerate(models)
+                one: f"{number}.{name}"
+                for number, model in reversed(list(enumerate(models)))
                 for name, one in model.named_parameters()
             }
-            self._known = (len(models), named)
+            self._known = (len(models), {name: one for one, name in named.items()})
         return self._known[1]
 
     def _groups(self) -> dict[_Group, Parameters]:

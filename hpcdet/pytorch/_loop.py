@@ -78,6 +78,8 @@ class Loop:
         self._core = context.core
         self._session = context.core.session
         self._progress = Progress()
+        if context.elastic is not None:
+            context.elastic.reducers.shared += [trial, *context.models]
         self._callbacks = trial.build_callbacks()
         self._tally = Tally(lambda _name: Reducer.AVG)
         self._validator = Validator(trial, context, self._callbacks, self._poll_validation)
@@ -396,13 +398,9 @@ class Loop:
         private = {}
         if self._context.elastic is None:
             private = _state.private(self._context, self._callbacks, self._tally.state(), own)
-        private = {}
-        if self._context.elastic is None:
-            private = _state.private(self._context, self._callbacks, self._tally.state(), own)
         meta = {"global_batch": self._order.batch}
         if not self._session.save(
             units, state, private, kept=kept, metric=metric, must=must, wait=wait, meta=meta
-        ):
         ):
             return
         self._saved_at, self._changed = units.batches, False
