@@ -71,11 +71,10 @@ def test_on_any_number_of_ranks_every_sample_comes_once(tmp_path: Path) -> None:
 
 PLANS = {
     "2": [(2, "")],
-    "3": [(3, "")],
     "4": [(4, "")],
     # between two steps of the optimizer; inside a validation
     "4-1-2": [(4, "train:4"), (1, "validate:10:2"), (2, "")],
-    "1-4-3": [(1, "train:6"), (4, "train:11"), (3, "")],
+    "1-3": [(1, "train:6"), (3, "")],
 }
 
 
