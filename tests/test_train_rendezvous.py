@@ -63,3 +63,5 @@ def test_a_rank_that_counts_others_or_runs_another_version_is_named(tmp_path: Pa
     with pytest.raises(ConfigError, match=r"rank 0 has torch 1\.0") as caught:
         rendezvous._visit(Ranks(1, 2), meeting)
     assert "and node1" in caught.value.where
+    with pytest.raises(ConfigError, match="there is no backend 'mpich'"):
+        rendezvous.meet(Ranks(0, 1), None, "mpich")

@@ -30,6 +30,7 @@ from hpcdet.train.ranks import Ranks
 
 PATIENCE_S = 300.0
 _LOOPBACK = "127.0.0.1"
+_BACKENDS = ("auto", "nccl", "gloo", "mpi")
 _lifeline: Lifeline | None = None
 
 
@@ -42,10 +43,16 @@ def meet(ranks: Ranks, meeting: Path | None, backend: str = "auto") -> None:
         backend: ``nccl``, ``gloo``, ``mpi`` or ``auto`` (NCCL where there is a CUDA device).
 
     Raises:
-        ConfigError: NCCL or MPI is asked for where it cannot work (no device, fewer than ranks, no
+        ConfigError: there is no such backend, NCCL or MPI is asked for where it cannot work (no device, fewer than ranks, no
             MPI, another idea of who is there), or there is no place to meet.
         Unavailable: the others did not come within ``PATIENCE_S``.
     """
+    if backend not in _BACKENDS:
+        raise ConfigError(
+            f"there is no backend {backend!r}",
+            where="distributed.backend",
+            hint=f"one of {', '.join(_BACKENDS)}",
+        )
     if ranks.world == 1:
         return
     cuda = torch.cuda.is_available() and backend in ("auto", "nccl")
