@@ -43,8 +43,9 @@ def meet(ranks: Ranks, meeting: Path | None, backend: str = "auto") -> None:
         backend: ``nccl``, ``gloo``, ``mpi`` or ``auto`` (NCCL where there is a CUDA device).
 
     Raises:
-        ConfigError: there is no such backend, NCCL or MPI is asked for where it cannot work (no device, fewer than ranks, no
-            MPI, another idea of who is there), or there is no place to meet.
+        ConfigError: there is no such backend, NCCL or MPI is asked for where it cannot work (no
+            device, fewer than ranks, no MPI, another idea of who is there), or there is no place
+            to meet.
         Unavailable: the others did not come within ``PATIENCE_S``.
     """
     if backend not in _BACKENDS:
