@@ -98,32 +98,6 @@ def test_an_interrupted_example_ends_with_the_same_bits(
     assert run(script, tmp_path / "b", 26)[-1].name == resumed[-1].name
 
 
-@pytest.mark.xdist_group("frameworks")
-def test_deepspeeds_folder_is_a_checkpoint(tmp_path: Path, run: Run) -> None:
-    """Its files have times in them and so no equal digest; the metrics to the end are equal."""
-    needs("deepspeed")
-    script = EXAMPLES / "deepspeed" / "train.py"
-    whole = run(script, tmp_path / "a", 26)
-    run(script, tmp_path / "b", 26, leave_at=7)
-    resumed = run(script, tmp_path / "b", 26)
-    assert [one.step for one in resumed[-2:]] == [7, 26]
-    assert weights(tmp_path / "b", resumed[-1]) == weights(tmp_path / "a", whole[-1])
-
-
-def weights(storage: Path, checkpoint: Manifest) -> dict[str, Any]:
-    """The model in DeepSpeed's files, which this test itself has made."""
-    import io
-
-    import torch
-
-    from hpcdet.checkpoint import load
-
-    files = load(storage / "checkpoints" / checkpoint.name, 0, 1).shared["state"]["files"]
-    [name] = [name for name in files if name.endswith("model_states.pt")]
-    saved = torch.load(io.BytesIO(bytes(files[name])), weights_only=False)
-    return {name: one.tolist() for name, one in saved["module"].items()}
-
-
 @pytest.mark.parametrize(
     ("framework", "example"),
     [("keras", "keras/train.py"), ("lightning", "lightning/train.py")],
@@ -143,10 +117,8 @@ def test_a_length_that_grows_changes_no_bit(
 @pytest.mark.parametrize(
     ("framework", "example", "size", "metric"),
     [
-        ("deepspeed", "deepspeed", 2, "validation_loss"),
         ("keras", "keras", 1, "val_loss"),
         ("lightning", "lightning", 2, "validation_loss"),
-        ("tensorflow", "tensorflow", 1, "validation_loss"),
         ("transformers", "huggingface", 2, "eval_loss"),
     ],
 )
