@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 from hpcdet.control import controller
 from hpcdet.jobs import create
+from hpcdet.read import series
 from hpcdet.schedulers import processes
 from hpcdet.schedulers.local_state import JobFolder, JobRecord, ProcessRecord, TaskRecord
 from hpcdet.site import Site, load
@@ -330,6 +332,47 @@ def strike(pids: list[int], number: signal.Signals = signal.SIGKILL) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def damage(paths: ExperimentPaths, how: str, draw: random.Random, trial: int = 1) -> str:
+    """Flip bits in the newest checkpoint of a trial, or cut off its end; its ranks are dead.
+
+    Nothing is done unless a sound one is there before it: then nobody could go on.
+
+    Returns:
+        Path of the file that was harmed, or "".
+    """
+    from hpcdet import checkpoint
+    from hpcdet.errors import IntegrityError
+
+    def sound(folder: Path) -> bool:
+        with contextlib.suppress(IntegrityError, OSError):
+            return bool(checkpoint.verify(folder))
+        return False
+
+    place = paths.trial(trial).checkpoints
+    *older, newest = [None, *(place / one.name for one in checkpoint.committed(place))]
+    if newest is None or not any(one is not None and sound(one) for one in older):
+        return ""
+    with contextlib.suppress(OSError):  # the next attempt may have set it aside already
+        path = draw.choice(sorted(newest.iterdir()))
+        data = bytearray(path.read_bytes())
+        if how == "truncation":
+            os.truncate(path, draw.randrange(len(data)))
+        else:
+            with path.open("r+b") as file:  # in place, as a failing disk does it
+                for _ in range(draw.choice([1, 100])):
+                    offset = draw.randrange(len(data))
+                    file.seek(offset)
+                    file.write(bytes([data[offset] ^ 1 << draw.randrange(8)]))
+        return str(path)
+    return ""
+
+
+def metric_rows(paths: ExperimentPaths, trial: int = 1) -> list[tuple[str, int, str, str]]:
+    """Group, step, name and value of each row that ``hpcdet metrics`` shows of a trial."""
+    rows = series.metrics(paths, trial=trial)
+    return sorted((row["group"], row["step"], row["name"], repr(row["value"])) for row in rows)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Random kills at random times: nothing is lost, the bits are the same.
+"""Random kills at random times, and damaged checkpoints: nothing is lost, the bits are the same.
 
 Trials of two ranks on the local backend, with the searcher daemon beside them. Each blow is drawn
 from a seed that is printed: HPCDET_CHAOS sets how many there are, HPCDET_CHAOS_SEED the seed.
@@ -24,7 +24,10 @@ from tests import experiments as x
 
 DOSE = int(os.environ.get("HPCDET_CHAOS", "4"))
 SEED = int(os.environ.get("HPCDET_CHAOS_SEED", "0")) or random.randrange(1, 1 << 31)
-BLOWS = ("rank", "all ranks", "worker", "daemon", "supervisor", "everything", "USR2", "TERM")
+BLOWS = (
+    *("rank", "all ranks", "worker", "daemon", "supervisor", "everything", "USR2", "TERM"),
+    *("bit flips", "truncation"),
+)
 RANKS = 2
 PER_RUN = 4  # blows per experiment
 
@@ -63,6 +66,9 @@ def strike(blow: str, paths: ExperimentPaths, arena: Arena, draw: random.Random)
             x.strike(draw.sample(ranks, min(1, len(ranks))))
         case "all ranks":
             x.strike(ranks)
+        case "bit flips" | "truncation":
+            x.strike(ranks)
+            print(f"{blow}: {x.damage(paths, blow, draw)}", flush=True)
         case "worker":
             x.strike(x.worker_pids(paths))
         case "daemon":
@@ -120,7 +126,8 @@ def test_random_kills_change_nothing(arena: Arena) -> None:
     batches = 90
     calm = arena.submit(batches, pace_s=0.0)
     assert x.crank_to_end(calm).state == "COMPLETED", x.story(calm)
-    expected = x.final_digest(calm, 1)
+    expected, rows = x.final_digest(calm, 1), x.metric_rows(calm)
+    assert rows
 
     left = DOSE
     while left:
@@ -134,4 +141,5 @@ def test_random_kills_change_nothing(arena: Arena) -> None:
             deal(blow, paths, arena, draw)
         assert x.crank_to_end(paths).state == "COMPLETED", x.story(paths)
         x.same_bits(x.final_digest(paths, 1), expected, x.story(paths))
+        assert x.metric_rows(paths) == rows, "none is lost, none is there twice, none differs"
         print(f"{paths.id}: {x.ends(paths, 1)}", flush=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.experiments import rank_pids, same_bits, strike, until, worker_pids
+from tests.experiments import damage, rank_pids, same_bits, strike, until, worker_pids
 from tests.slurm_runs import Lab, Run, config, dice, urgent
 
 pytestmark = [pytest.mark.slurm, pytest.mark.chaos, pytest.mark.xdist_group("slurm-b")]
@@ -58,6 +58,16 @@ def _preempt(run: Run, _: random.Random) -> None:
         until(lambda: run.reasons()[attempt - 1], run.story)
 
 
+def _flip_bits(run: Run, rng: random.Random) -> None:
+    strike(rank_pids(run.paths))
+    print(damage(run.paths, "bit flips", rng))
+
+
+def _truncate(run: Run, rng: random.Random) -> None:
+    strike(rank_pids(run.paths))
+    print(damage(run.paths, "truncation", rng))
+
+
 BLOWS: tuple[Callable[[Run, random.Random], None], ...] = (
     _kill_a_rank,
     _kill_all_ranks,
@@ -66,6 +76,8 @@ BLOWS: tuple[Callable[[Run, random.Random], None], ...] = (
     _kill_the_searcher,
     _requeue,
     _preempt,
+    _flip_bits,
+    _truncate,
 )
 
 

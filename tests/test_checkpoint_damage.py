@@ -9,13 +9,14 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import manifest as manifests
-from hpcdet.checkpoint import shard
+from hpcdet.checkpoint import reader
 from hpcdet.errors import IntegrityError
 from hpcdet.store.layout import ExperimentPaths
 from tests.trees import ranks
@@ -55,7 +56,7 @@ def test_any_changed_byte_is_noticed(trial: Path) -> None:
                 file.write(bytes([whole[offset] ^ (1 << dice.randrange(8))]))
                 file.flush()
                 with pytest.raises(IntegrityError) as caught:
-                    list(shard.read(folder, part))
+                    list(reader.read(folder, [part]))
                 assert part.file in caught.value.where
                 file.seek(offset)
                 file.write(whole[offset : offset + 1])
@@ -133,7 +134,7 @@ def test_damage_that_one_rank_alone_sees_is_told_to_all(
 
     real = loading.load
 
-    def load(folder: Path, rank: int, world: int, **how: bool) -> checkpoint.Loaded:
+    def load(folder: Path, rank: int, world: int, **how: Any) -> checkpoint.Loaded:
         if rank == 1 and folder.name == "00000002.g1":
             raise OSError(5, "Input/output error")
         return real(folder, rank, world, **how)

@@ -1,23 +1,29 @@
-"""``python -m hpcdet.checkpoint digest|verify|sweep``: for callers that must not import torch.
+"""``python -m hpcdet.checkpoint VERB``: for callers that must not import torch.
 
-Prints one JSON object per line on stdout. Exit codes are those of ``hpcdet.errors``.
+Prints one JSON object per line on stdout; of those with ``seen`` and ``of``, bytes, there may be
+many before the one of a checkpoint. Exit codes are those of ``hpcdet.errors``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcdet.checkpoint import loading, retention, safekeeping
+from hpcdet.checkpoint import foreign, loading, retention, safekeeping
+from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint.manifest import NewerFormat
 from hpcdet.errors import HpcdetError, IntegrityError, Unavailable, UsageError
 from hpcdet.store import config
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.trials import standing
+
+_SAY_EVERY_S = 0.2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, text in (
         ("digest", "digest of the content of checkpoints, from their bytes"),
         ("verify", "check every byte of checkpoints"),
+        ("look", "check checkpoints' manifests, sizes and tables, not their data"),
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("folders", nargs="+", type=Path, metavar="CHECKPOINT")
@@ -38,13 +45,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     command.add_argument("experiment", type=Path, metavar="EXP")
     command.add_argument("-n", "--dry-run", action="store_true", help="only say what would go")
+    command = commands.add_parser("export", help="write a checkpoint's weights into one file")
+    command.add_argument("folder", type=Path, metavar="CHECKPOINT")
+    command.add_argument("target", type=Path, metavar="FILE")
+    command.add_argument("--format", choices=foreign.FORMATS, default=foreign.FORMATS[0])
+    command.add_argument("--all", action="store_true", help="not only the weights")
+    command = commands.add_parser("import", help="make a checkpoint of a file of weights")
+    command.add_argument("source", type=Path, metavar="FILE")
+    command.add_argument("folder", type=Path, metavar="CHECKPOINT")
+    command = commands.add_parser("get", help="copy a checkpoint, every byte checked")
+    command.add_argument("folder", type=Path, metavar="CHECKPOINT")
+    command.add_argument("target", type=Path, metavar="FOLDER")
     arguments = parser.parse_args(argv)
     try:
         if arguments.command == "sweep":
             return _sweep(ExperimentPaths(arguments.experiment), arguments.dry_run)
-    except HpcdetError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        if arguments.command == "export":
+            return _export(arguments)
+        if arguments.command == "import":
+            return _import(arguments.source, arguments.folder)
+        if arguments.command == "get":
+            return _get(arguments.folder, arguments.target)
+    except (HpcdetError, OSError) as error:
+        return _fail(error)
     codes: dict[Path, int] = {}
     sound: set[Path] = set()
     for folder in arguments.folders:
@@ -57,9 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _look(folder: Path, command: str) -> int:
     """Print what is known of one checkpoint; 0 if it is sound."""
+    manifest: manifests.Manifest | None = None
     try:
-        manifest = loading.verify(folder) if command == "verify" else None
-        digest = manifest.digest if manifest else loading.content_digest(folder)
+        if command == "look":
+            manifest = loading.look(folder)
+        elif command == "verify":
+            manifest = loading.verify(folder, _Seen(folder))
+        digest = manifest.digest if manifest else loading.content_digest(folder, _Seen(folder))
     except (IntegrityError, OSError) as error:
         state = "newer" if isinstance(error, NewerFormat) else "damaged"
         _print({"path": str(folder), "state": state, "error": str(error)})
@@ -69,6 +96,66 @@ def _look(folder: Path, command: str) -> int:
         found |= {"step": manifest.step, "world": manifest.world, "bytes": manifest.bytes}
     _print(found)
     return 0
+
+
+class _Seen:
+    """Says from time to time how many bytes of a checkpoint have been checked."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = str(folder)
+        self._of = manifests.read(folder).bytes
+        self._seen = 0
+        self._last = time.monotonic()
+
+    def __call__(self, more: int) -> None:
+        self._seen += more
+        if time.monotonic() - self._last > _SAY_EVERY_S:
+            self._last = time.monotonic()
+            _print({"path": self._path, "seen": min(self._seen, self._of), "of": self._of})
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    made = foreign.export(
+        arguments.folder.absolute(), arguments.target, arguments.format, arguments.all
+    )
+    _print(
+        {
+            "path": str(made.path),
+            "checkpoint": str(arguments.folder),
+            "format": arguments.format,
+            "bytes": made.bytes,
+            "tensors": made.tensors,
+            "digest": made.digest,
+        }
+    )
+    return 0
+
+
+def _import(source: Path, folder: Path) -> int:
+    saved = foreign.take_in(source, folder.absolute())
+    _print({"path": str(folder), "bytes": saved.bytes, "digest": saved.digest})
+    return 0
+
+
+def _get(folder: Path, target: Path) -> int:
+    if target.exists():
+        raise UsageError("it exists", where=str(target), hint="name a folder that does not")
+    manifest = manifests.read(folder)
+    target = target.absolute()
+    safekeeping.copy(folder, target, target.with_name(f".partial-{target.name}-{os.getpid()}"))
+    _print({"path": str(target), "bytes": manifest.bytes, "digest": manifest.digest})
+    return 0
+
+
+def _fail(error: HpcdetError | OSError) -> int:
+    """Say on stderr, and for a program on stdout, what went wrong; returns the exit code."""
+    if isinstance(error, OSError):
+        what = error.strerror or str(error)
+        error = Unavailable(what, where=str(error.filename or ""))
+    print(f"error: {error}", file=sys.stderr)
+    failed = {"what": error.what, "where": error.where, "hint": error.hint}
+    _print({"failed": failed, "exit": error.exit_code})
+    return error.exit_code
 
 
 def _sweep(experiment: ExperimentPaths, dry_run: bool) -> int:

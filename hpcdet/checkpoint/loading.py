@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcdet.checkpoint import manifest as manifests
-from hpcdet.checkpoint import remove, shard, tree
+from hpcdet.checkpoint import reader, remove, tree
 from hpcdet.checkpoint.manifest import Manifest, NewerFormat
 from hpcdet.checkpoint.outline import SKELETON, private_digest, shared_digest
 from hpcdet.checkpoint.parts import PartDigests, Parts
+from hpcdet.checkpoint.reader import Entry, Use
 from hpcdet.checkpoint.saving import Exchange, alone, state_digest
-from hpcdet.checkpoint.shard import Entry
+from hpcdet.checkpoint.shard import Shard
+from hpcdet.checkpoint.tree import Leaf, StateError
 from hpcdet.errors import IntegrityError
 
 
@@ -32,42 +35,57 @@ class Loaded:
     manifest: Manifest
 
 
-def load(folder: Path, rank: int = 0, world: int = 1, *, sharded: bool = False) -> Loaded:
+def load(
+    folder: Path, rank: int = 0, world: int = 1, *, sharded: bool = False, into: Any = None
+) -> Loaded:
     """The state in a checkpoint.
+
+    Only what this rank needs is read: the shared state and its own private one. Ranks begin at
+    different files, so that those of a node do not all ask for the same bytes at once.
 
     Args:
         sharded: of tensors that lie in parts, give only the rows that this rank has among
             ``world`` (as ``tree.Sharded``); else they are put together.
+        into: a shared state whose tensors are overwritten and given back, where they are in main
+            memory and have the same path, type and shape. After an error they may hold anything.
 
     Raises:
         IntegrityError: something in it is not what was written; names file and dataset.
     """
     manifest = manifests.read(folder)
-    mine = rank if world == manifest.world else -1
+    shards = manifest.shards
+    own = shards[rank].file if world == manifest.world else ""
+
+    parts = Parts((rank, world) if sharded else None)
+
+    def use(shard: Shard, leaf: Leaf) -> Use:
+        wanted = shard.file == own or not _is_private(leaf.name)
+        if wanted and leaf.part is not None:
+            wanted = parts.wants(leaf)
+        return Use.GIVE if wanted else Use.SKIP
+
+    there: dict[str, Leaf] = {}
+    with contextlib.suppress(StateError):  # then all is read into new memory
+        there = {leaf.name: leaf for leaf in tree.encode(into, "shared").leaves}
+    first = rank % len(shards)
     shared: dict[str, Entry] = {}
     private: dict[str, Entry] = {}
-    parts = Parts((rank, world) if sharded else None)
-    for number, file in enumerate(manifest.shards):
-        for entry in shard.read(folder, file, _wanted(own=number == mine)):
-            if entry.leaf.part is not None:
-                parts.add(entry)
-                continue
-            kept = private if _is_private(entry.leaf.name) else shared
-            kept[entry.leaf.name] = entry
+    for entry in reader.read(folder, (*shards[first:], *shards[:first]), use, into=there):
+        if entry.leaf.part is not None:
+            parts.add(entry)
+            continue
+        kept = private if _is_private(entry.leaf.name) else shared
+        kept[entry.leaf.name] = entry
     return Loaded(
         folder,
         _decode(shared, "shared", parts),
-        _decode(private, "private", parts) if mine >= 0 else None,
+        _decode(private, "private", parts) if own else None,
         manifest,
     )
 
 
 def _is_private(name: str) -> bool:
     return name.startswith(("private", f"{SKELETON}/private"))
-
-
-def _wanted(own: bool) -> Callable[[str], bool]:
-    return lambda name: own or not _is_private(name)
 
 
 def _decode(entries: dict[str, Entry], name: str, parts: Parts) -> Any:
@@ -86,46 +104,76 @@ def _skeleton(entries: dict[str, Entry], name: str) -> Any:
     return tree.from_text(entries[f"{SKELETON}/{name}"].value())
 
 
-def verify(folder: Path) -> Manifest:
+def verify(folder: Path, seen: Callable[[int], None] = lambda _: None) -> Manifest:
     """Check every byte of a checkpoint, and that its digest is the one of its content.
+
+    Args:
+        seen: told how many more bytes have been checked.
 
     Raises:
         IntegrityError: something in it is not what was written.
     """
     manifest = manifests.read(folder)
-    if content_digest(folder) != manifest.digest:
+    if content_digest(folder, seen) != manifest.digest:
         raise IntegrityError("the digest is not the one of the content", where=str(folder))
     return manifest
 
 
-def content_digest(folder: Path) -> str:
+def look(folder: Path) -> Manifest:
+    """Check what can be checked of a checkpoint without reading its data.
+
+    That is the manifest, that all files are there and of their sizes, and their tables.
+
+    Raises:
+        IntegrityError: something of it is not what was written.
+    """
+    manifest = manifests.read(folder)
+    reader.check_tables(folder, manifest.shards)
+    return manifest
+
+
+def content_digest(folder: Path, seen: Callable[[int], None] = lambda _: None) -> str:
     """Digest of the state in a checkpoint, computed from its bytes, which are checked.
 
     Equal states have equal digests, whatever the number of ranks and files.
+
+    Args:
+        seen: told how many more bytes have been checked.
 
     Raises:
         IntegrityError: something in it is not what was written.
     """
     manifest = manifests.read(folder)
     digests: dict[str, str] = {}
-    shared: Any = None
-    private = []
+    of_rank: dict[str, dict[str, str]] = {}
+    skeletons: dict[str, Any] = {}
     parts = PartDigests()
-    for part in manifest.shards:
-        own: dict[str, str] = {}
-        for entry in shard.read(folder, part):
-            if entry.leaf.part is not None:
-                parts.add(entry)
-                continue
-            own[entry.leaf.name] = entry.digest
-            if entry.leaf.name == f"{SKELETON}/shared":
-                shared = tree.from_text(entry.value())
-            elif entry.leaf.name == f"{SKELETON}/private":
-                skeleton = tree.from_text(entry.value())
-        private.append(private_digest(skeleton, own.__getitem__))
-        digests |= own
+    for entry in reader.read(folder, manifest.shards, _digests_only, seen):
+        file, name = entry.shard.file, entry.leaf.name
+        if entry.leaf.part is not None:
+            parts.add(entry)
+            continue
+        of_rank.setdefault(file, {})[name] = entry.digest
+        digests[name] = entry.digest
+        if name.startswith(SKELETON):
+            skeletons[f"{file}/{name}" if _is_private(name) else name] = tree.from_text(
+                entry.value()
+            )
     digests |= parts.whole()
+    private = [
+        private_digest(
+            skeletons[f"{shard.file}/{SKELETON}/private"], of_rank[shard.file].__getitem__
+        )
+        for shard in manifest.shards[: manifest.world]
+    ]
+    shared = skeletons[f"{SKELETON}/shared"]
     return state_digest(shared_digest(shared, digests.__getitem__), tuple(private))
+
+
+def _digests_only(_: Shard, leaf: Leaf) -> Use:
+    """Parts are hashed again, as what they are a part of."""
+    given = leaf.name.startswith(SKELETON) or leaf.part is not None
+    return Use.GIVE if given else Use.CHECK
 
 
 def newest(*places: Path) -> Iterator[Manifest]:
@@ -153,6 +201,7 @@ def restore(
     kept: Path | None = None,
     *,
     sharded: bool = False,
+    into: Any = None,
 ) -> Loaded | None:
     """The newest valid state of a trial; called by all ranks together, all get the same one.
 
@@ -166,6 +215,8 @@ def restore(
             copies the one in ``checkpoints`` is tried first; and that files are missing or
             damaged there alone, where purges leave halves behind, is no error then.
         sharded: as for ``load``.
+        into: as for ``load``. It is as it was if None is returned: it is left alone where that
+            may be said after something was read.
 
     Returns:
         None if the trial has no checkpoint yet, or none that a purge has left.
@@ -189,7 +240,8 @@ def restore(
         loaded: Loaded | None = None
         problem, bad = "", False
         try:
-            loaded = load(folder, rank, world, sharded=sharded)
+            there = into if kept is None else None
+            loaded = load(folder, rank, world, sharded=sharded, into=there)
         except (IntegrityError, OSError) as error:
             problem, bad = str(error), isinstance(error, IntegrityError)
         found = [(text, is_bad) for text, is_bad in exchange([problem, bad]) if text]

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from blake3 import blake3
 
-from hpcdet.checkpoint.shard import HINT, Entry, begin_digest
-from hpcdet.checkpoint.tree import Sharded, rows
+from hpcdet.checkpoint.reader import Entry
+from hpcdet.checkpoint.shard import HINT, begin_digest
+from hpcdet.checkpoint.tree import Leaf, Sharded, rows
 from hpcdet.errors import IntegrityError
 
 
@@ -27,16 +28,26 @@ class Parts:
     def __contains__(self, name: str) -> bool:
         return name in self._found
 
-    def add(self, entry: Entry) -> None:
-        """Take what is wanted of a part that was read."""
-        leaf = entry.leaf
+    def wants(self, leaf: Leaf) -> bool:
+        """Whether there are such rows in a part."""
+        first, last = self._rows(leaf)
+        return first < last
+
+    def _rows(self, leaf: Leaf) -> tuple[int, int]:
         assert leaf.part is not None
         if leaf.name not in self._found:
             self._found[leaf.name] = self._empty(leaf.part.shape, leaf.dtype)
             self._filled[leaf.name] = 0
         target = self._found[leaf.name]
         first = max(target.start, leaf.part.start)
-        last = min(target.start + len(target.local), leaf.part.start + leaf.shape[0])
+        return first, min(target.start + len(target.local), leaf.part.start + leaf.shape[0])
+
+    def add(self, entry: Entry) -> None:
+        """Take what is wanted of a part that was read."""
+        leaf = entry.leaf
+        assert leaf.part is not None
+        first, last = self._rows(leaf)
+        target = self._found[leaf.name]
         if first < last:
             own = entry.value()[first - leaf.part.start : last - leaf.part.start]
             target.local[first - target.start : last - target.start] = own
@@ -81,6 +92,7 @@ class PartDigests:
             self._rows[leaf.name] = leaf.part.shape[0]
         if leaf.part.start != self._next[leaf.name]:
             raise IntegrityError(f"rows of {leaf.name} are missing", where="checkpoint", hint=HINT)
+        assert entry.data is not None
         self._hashers[leaf.name].update(entry.data.numpy().data)
         self._next[leaf.name] += leaf.shape[0]
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint import remove
 from hpcdet.checkpoint.manifest import Manifest
+from hpcdet.store import pins
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import value
@@ -142,9 +143,14 @@ def superseded(
 ) -> list[Key]:
     """The committed checkpoints of these trials that the rules do not keep, oldest first."""
     candidates = existing(experiment, policy, trials)
-    kept = keep(candidates, policy, resume, protected)
+    kept = keep(candidates, policy, resume, {*protected, *pinned(experiment, trials)})
     doomed = [c for c in candidates if c.trial in trials and c.key not in kept]
     return [candidate.key for candidate in sorted(doomed, key=_age)]
+
+
+def pinned(experiment: ExperimentPaths, trials: Collection[int]) -> set[Key]:
+    """The checkpoints of these trials that somebody has pinned."""
+    return {(number, name) for number in trials for name in pins.pinned(experiment.trial(number))}
 
 
 def existing(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hpcdet.checkpoint import loading, remove
 from hpcdet.checkpoint import manifest as manifests
-from hpcdet.checkpoint.retention import Key, Policy, ended, existing, keep
+from hpcdet.checkpoint.retention import Key, Policy, ended, existing, keep, pinned
 from hpcdet.errors import IntegrityError
 from hpcdet.store import files
 from hpcdet.store.layout import ExperimentPaths
@@ -68,7 +68,7 @@ def secure(
     _clear(kept, attempt)
     others = ended(experiment) if policy.experiment_best else []
     candidates = existing(experiment, policy, {trial, *others})
-    wanted = keep(candidates, policy, 0, protected)
+    wanted = keep(candidates, policy, 0, {*protected, *pinned(experiment, {trial, *others})})
     copied: list[str] = []
     failed: list[tuple[str, str]] = []
     for name in sorted((n for t, n in wanted if t == trial), key=manifests.position, reverse=True):

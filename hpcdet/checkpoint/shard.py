@@ -1,25 +1,22 @@
-"""One rank's file: written straight from tensor memory, read with every byte checked."""
+"""One rank's file: written straight from tensor memory, or from an image of it."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from blake3 import blake3
 
 from hpcdet.checkpoint.image import PAGE, Filled, Image
-from hpcdet.checkpoint.layout import Layout, gaps
+from hpcdet.checkpoint.layout import Layout
 from hpcdet.checkpoint.output import DIRECT, PIECE, Output, open_direct
 from hpcdet.checkpoint.task import Task
-from hpcdet.checkpoint.tree import Leaf, Part, from_bytes
-from hpcdet.errors import IntegrityError
+from hpcdet.checkpoint.tree import Leaf
 from hpcdet.store import files
 
 _PIECE = 16 << 20
@@ -182,75 +179,3 @@ def _write_at(fd: int, data: memoryview, offset: int) -> None:
         written = os.pwrite(fd, data[:_PIECE], offset)
         data = data[written:]
         offset += written
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A leaf that was read and is what was written; ``value`` makes it a value."""
-
-    leaf: Leaf
-    digest: str
-    data: torch.Tensor
-
-    def value(self) -> Any:
-        leaf = self.leaf
-        return from_bytes(leaf.kind, leaf.dtype, leaf.shape, self.data)
-
-
-def read(
-    folder: Path, shard: Shard, wanted: Callable[[str], bool] = lambda _: True
-) -> Iterator[Entry]:
-    """Every leaf of a file, in the order of the file; every byte of the file is checked.
-
-    Leaves that are not ``wanted``, by name, are checked and not given.
-
-    Raises:
-        IntegrityError: the file is missing, or not what was written; names file and dataset.
-    """
-    path = folder / shard.file
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        raise IntegrityError("the file is missing", where=str(path), hint=HINT) from None
-    try:
-        size = os.fstat(fd).st_size
-        if size != shard.bytes:
-            raise IntegrityError(
-                f"the file has {size} bytes, not {shard.bytes}", where=str(path), hint=HINT
-            )
-        text = bytes(_read_at(fd, *shard.table).numpy().data)
-        _check(blake3(text).hexdigest(), shard.root, path, "table")
-        table = json.loads(text)
-        extents = [(row[4], row[4] + row[5]) for row in table["leaves"]]
-        frame = blake3()
-        for start, end in gaps([*extents, (shard.table[0], sum(shard.table))], size):
-            frame.update(_read_at(fd, start, end - start).numpy().data)
-        _check(frame.hexdigest(), table["frame"], path, "HDF5 header")
-        for name, kind, dtype, shape, offset, nbytes, *of, digest in table["leaves"]:
-            part = Part(tuple(of[0]["shape"]), of[0]["start"]) if of else None
-            leaf = Leaf(name, kind, dtype, tuple(shape), nbytes, part=part)
-            data = _read_at(fd, offset, nbytes)
-            _check(leaf_digest(leaf, data.numpy().data), digest, path, name)
-            if wanted(name):
-                yield Entry(leaf, digest, data)
-    finally:
-        os.close(fd)
-
-
-def _read_at(fd: int, offset: int, length: int) -> torch.Tensor:
-    buffer = torch.empty(length, dtype=torch.uint8)
-    rest = buffer.numpy().data
-    while rest:
-        count = os.preadv(fd, [rest[:_PIECE]], offset)
-        if not count:
-            raise IntegrityError("the file ends too early", where=f"offset {offset}", hint=HINT)
-        rest = rest[count:]
-        offset += count
-    return buffer
-
-
-def _check(found: str, expected: str, path: Path, dataset: str) -> None:
-    if found != expected:
-        raise IntegrityError(
-            f"dataset {dataset} is not what was written", where=str(path), hint=HINT
-        )

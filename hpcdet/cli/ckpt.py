@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.settings import confirm, settings
 from hpcdet.errors import IntegrityError, NotFound, UsageError
 from hpcdet.read import find, gather, origins, states, views
-from hpcdet.store import files
-from hpcdet.store.layout import CHECKPOINT_NAME
+from hpcdet.store import files, pins
+from hpcdet.store.layout import CHECKPOINT_NAME, TrialPaths
 from hpcdet.store.trials import MANIFEST
 
 COLUMNS = (
@@ -32,10 +32,40 @@ COLUMNS = (
     Column("PATH", "path", wide=True),
 )
 
+FORMATS = ("safetensors", "pt", "hdf5")
+_ENDINGS = {".safetensors": "safetensors", ".h5": "hdf5", ".hdf5": "hdf5"} | dict.fromkeys(
+    (".pt", ".pth", ".bin"), "pt"
+)
+_MADE = (
+    Column("SIZE", lambda row: words.size(row["bytes"]), right=True),
+    Column("DIGEST", lambda row: row["digest"][:16]),
+    Column("PATH", "path"),
+)
+_PINS = (Column("PINNED", "pinned"), Column("PATH", "path"))
 
-@click.group("ckpt", short_help="List, verify, digest and remove checkpoints.")
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _which() -> Decorator:
+    """``--best`` or ``--latest``, where no step is named."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name, text in (
+            ("best", "The best one by the searcher's metric."),
+            ("latest", "The newest one (the default)."),
+        ):
+            flag = click.option(
+                f"--{name}", "which", flag_value=name, default=name == "latest", help=text
+            )
+            function = flag(function)
+        return function
+
+    return decorate
+
+
+@click.group("ckpt", short_help="List, verify, export, pin and remove checkpoints.")
 def ckpt_command() -> None:
-    """Checkpoints: list, verify, digest, remove.
+    """Checkpoints: list, verify, digest, export, import, get, pin, remove.
 
     \b
     Example: hpcdet ckpt ls digits-7f3a/3
@@ -78,15 +108,20 @@ def digest(out: Output, what: Sequence[str]) -> None:
 
 @ckpt_command.command("verify")
 @click.argument("what", nargs=-1, required=True, metavar="PATH|ID...")
+@click.option(
+    "--deep/--quick",
+    default=True,
+    show_default=True,
+    help="Read every byte, or only check that manifests, sizes and tables are right.",
+)
 @output("ckpt.verify")
-def verify(out: Output, what: Sequence[str]) -> None:
-    """Read every byte of checkpoints and check it; exit 9 if one is damaged, or
-    made by a newer hpcdet.
+def verify(out: Output, what: Sequence[str], deep: bool) -> None:
+    """Check checkpoints; exit 9 if one is damaged, or made by a newer hpcdet.
 
     \b
-    Example: hpcdet ckpt verify digits-7f3a
+    Example: hpcdet ckpt verify digits-7f3a --deep
     """
-    rows = reading.run("verify", _folders(what))
+    rows = reading.run("verify" if deep else "look", _folders(what))
     columns = (
         Column("STATE", "state", cut=False),
         Column("PATH", "path"),
@@ -94,6 +129,104 @@ def verify(out: Output, what: Sequence[str]) -> None:
     )
     out.emit(rows, columns, key="path")
     _refuse_damaged(rows)
+
+
+@ckpt_command.command("export")
+@click.argument("what", metavar="ID[/T]|PATH")
+@click.argument("step", required=False)
+@_which()
+@click.option("--format", "form", type=click.Choice(FORMATS), help="[by the file's name].")
+@click.option("--all", "whole", is_flag=True, help="All of the shared state, not only weights.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE"
+)
+def export(
+    what: str, step: str | None, which: str, form: str | None, whole: bool, out: Path
+) -> None:
+    """Write a checkpoint's weights into one file that other programs read.
+
+    \b
+    Example: hpcdet ckpt export digits-7f3a --best -o digits.safetensors
+    """
+    form = form or _ENDINGS.get(out.suffix.lower())
+    if form is None:
+        raise UsageError(f"which format is {out.name}", hint=f"give --format {'|'.join(FORMATS)}")
+    flags = ["--all"] if whole else []
+    folder = _one(what, step, which)
+    row = reading.one(f"exporting {folder.name}", "export", "--format", form, *flags, folder, out)
+    settings().note(f"{row['tensors']} tensors of {folder}, {words.size(row['bytes'])}")
+    click.echo(row["path"])
+
+
+@ckpt_command.command("import")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("folder", type=click.Path(path_type=Path), required=False)
+@output("ckpt.import")
+def import_file(out: Output, file: Path, folder: Path | None) -> None:
+    """Make a checkpoint of a file of weights (.safetensors, or .pt without code in it),
+    to begin training from. It goes to FOLDER, else to the file's name with .ckpt, here.
+
+    \b
+    Example: hpcdet ckpt import resnet18.pt
+    """
+    target = folder or Path(f"{file.stem}.ckpt")
+    row = reading.one(f"importing {file.name}", "import", file, target)
+    out.emit([row], _MADE, key="path")
+
+
+@ckpt_command.command("get")
+@click.argument("what", metavar="ID[/T]|PATH")
+@click.argument("step", required=False)
+@_which()
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), metavar="FOLDER", help="[its name, here]."
+)
+def get(what: str, step: str | None, which: str, out: Path | None) -> None:
+    """Copy a checkpoint to a folder of yours; every byte is checked.
+
+    \b
+    Example: hpcdet ckpt get digits-7f3a/3 --best -o ~/best
+    """
+    source = _one(what, step, which)
+    row = reading.one(f"copying {source.name}", "get", source, out or Path(source.name))
+    click.echo(row["path"])
+
+
+@ckpt_command.command("pin")
+@click.argument("what", metavar="ID[/T]|PATH")
+@click.argument("step", required=False)
+@_which()
+@output("ckpt.pin")
+def pin(out: Output, what: str, step: str | None, which: str) -> None:
+    """Keep a checkpoint whatever the rules of retention say.
+
+    \b
+    Example: hpcdet ckpt pin digits-7f3a/3 300
+    """
+    folder = _one(what, step, which)
+    trial = _trial_of(folder)
+    pins.pin(trial, folder.name)
+    if not any((place / folder.name / MANIFEST).exists() for place in trial.checkpoint_places):
+        pins.unpin(trial, folder.name)
+        raise NotFound("it has just been removed", where=str(folder))
+    out.emit([{"path": str(folder), "pinned": True}], _PINS, key="path")
+
+
+@ckpt_command.command("unpin")
+@click.argument("what", metavar="ID[/T]|PATH")
+@click.argument("step", required=False)
+@_which()
+@output("ckpt.unpin")
+def unpin(out: Output, what: str, step: str | None, which: str) -> None:
+    """Leave a pinned checkpoint to the rules of retention again.
+
+    \b
+    Example: hpcdet ckpt unpin digits-7f3a/3 300
+    """
+    folder = _one(what, step, which)
+    if not pins.unpin(_trial_of(folder), folder.name):
+        raise NotFound("it is not pinned", where=str(folder))
+    out.emit([{"path": str(folder), "pinned": False}], _PINS, key="path")
 
 
 @ckpt_command.command("rm")
@@ -109,6 +242,7 @@ def rm(out: Output, what: Sequence[str], dry_run: bool) -> None:
     folders = _with_copies(_folders(what))
     for folder in folders:
         _refuse_live(folder)
+        _refuse_pinned(folder)
     rows: list[dict[str, Any]] = [
         {"path": str(folder), "bytes": _bytes(folder), "removed": False} for folder in folders
     ]
@@ -143,6 +277,40 @@ def _folders(what: Sequence[str]) -> list[Path]:
             raise NotFound("it has no complete checkpoint", where=str(reference))
         found.extend(complete)
     return found
+
+
+def _one(what: str, step: str | None, which: str) -> Path:
+    """The one checkpoint meant by ``ID[/T] [--best|--latest|STEP]``, or by its path."""
+    path = Path(what).expanduser().absolute()
+    if (path / MANIFEST).exists():
+        return path
+    reference = find.reference(what, settings().root)
+    gathered = gather.gather(reference.paths)
+    any_trial = which == "best" and step is None
+    trial = reference.trial
+    if not trial and not any_trial:
+        trial = find.trial(what, settings().root).number
+    rows = [row for row in views.checkpoints(gathered, trial) if row["state"] in origins.THERE]
+    if not rows:
+        raise NotFound("it has no complete checkpoint", where=str(reference))
+    if any_trial:
+        return Path(origins.best(rows, gathered, str(reference))["path"])
+    name = origins.checkpoint(gathered, trial, step) if step else rows[-1]["name"]
+    return next(Path(row["path"]) for row in rows if row["name"] == name)
+
+
+def _trial_of(folder: Path) -> TrialPaths:
+    reference = find.reference(str(folder), settings().root)
+    if not reference.trial:
+        raise NotFound("it is no checkpoint of an experiment", where=str(folder))
+    return reference.paths.trial(reference.trial)
+
+
+def _refuse_pinned(folder: Path) -> None:
+    with contextlib.suppress(NotFound):
+        if folder.name in pins.pinned(_trial_of(folder)):
+            hint = "hpcdet ckpt unpin leaves it to you again"
+            raise UsageError("it is pinned", where=str(folder), hint=hint)
 
 
 def _with_copies(folders: Sequence[Path]) -> list[Path]:

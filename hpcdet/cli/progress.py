@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hpcdet.cli.output import text
@@ -124,3 +124,26 @@ def busy(what: str) -> Iterator[None]:
     console = Console(stderr=True, no_color=settings().color == "never")
     with console.status(what):
         yield
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[Callable[[float], None]]:
+    """A bar on a terminal, to be told which part of the work is done; elsewhere a plain line."""
+    if not settings().live:
+        settings().note(f"{what} …")
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True, no_color=settings().color == "never")
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(what, total=1.0)
+        yield lambda done: bar.update(task, completed=done)

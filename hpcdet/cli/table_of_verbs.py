@@ -59,7 +59,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("tag", "control", "Add or remove labels."),
     ),
     "Artefacts": (
-        Verb("ckpt", "ckpt", "List, verify, digest and remove checkpoints."),
+        Verb("ckpt", "ckpt", "List, verify, export, pin and remove checkpoints."),
         Verb("move", "folders", "Move an experiment's folder."),
         Verb("archive", "folders", "Pack an ended experiment into one file."),
         Verb("rm", "folders", "Remove ended experiments."),

@@ -113,7 +113,9 @@ class Loop:
         self._session.finish(cause, self._progress.units)
 
     def _begin(self) -> None:
-        loaded = self._session.keeper.restore(sharded=self._context.sharded)
+        sharded = self._context.sharded
+        weights = [] if sharded else [one.state_dict() for one in self._context.plain_models()]
+        loaded = self._session.keeper.restore(sharded=sharded, into={"models": weights})
         if loaded is not None:
             self._check(loaded)
             self._load_shared(loaded)

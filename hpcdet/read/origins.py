@@ -26,7 +26,7 @@ def checkpoint(gathered: Gathered, trial: int, text: str) -> str:
     where = f"{gathered.id}/{trial}"
     rows = [row for row in views.checkpoints(gathered, trial) if row["state"] in THERE]
     if text == find.BEST:
-        return _best(rows, gathered, where)
+        return str(best(rows, gathered, where)["name"])
     name = text
     path = Path(text).expanduser().absolute()
     if path.is_dir() and CHECKPOINT_NAME.fullmatch(path.name):
@@ -45,12 +45,17 @@ def checkpoint(gathered: Gathered, trial: int, text: str) -> str:
     raise NotFound(f"no checkpoint {text}", where=where, hint=hint)
 
 
-def _best(rows: list[dict[str, Any]], gathered: Gathered, where: str) -> str:
+def best(rows: list[dict[str, Any]], gathered: Gathered, where: str) -> dict[str, Any]:
+    """Of rows of ``views.checkpoints`` the one with the best value of the searcher's metric.
+
+    Raises:
+        NotFound: none was validated.
+    """
     searcher = gathered.config.searcher
-    values = [(series.number(row["metric"]), row["name"]) for row in rows]
-    ordered = [(value, name) for value, name in values if value is not None]
+    values = [(series.number(row["metric"]), row) for row in rows]
+    ordered = [(value, row) for value, row in values if value is not None]
     if not ordered:
         hint = "name one by its step: hpcdet ckpt ls shows them"
         raise NotFound(f"no checkpoint with a value of {searcher.metric}", where=where, hint=hint)
     pick = min if searcher.smaller_is_better else max
-    return str(pick(ordered, key=lambda pair: pair[0])[1])
+    return pick(ordered, key=lambda pair: pair[0])[1]

@@ -157,6 +157,11 @@ class TrialPaths:
         """Every folder that may hold checkpoints, the one where they are saved first."""
         return (self.checkpoints, self.kept) if self.kept else (self.checkpoints,)
 
+    @property
+    def pins(self) -> Path:
+        """Names of checkpoints that are kept whatever the rules say (``pins``)."""
+        return self.root / "pinned"
+
     def checkpoint(self, step: int, attempt: int) -> Path:
         """The folder of a checkpoint; its name is never used twice."""
         return self.checkpoints / f"{step:08d}.g{attempt}"

@@ -87,11 +87,12 @@ class Keeper:
         split = place.experiment is not None and place.trial.kept is not None
         self._safe = Background(self._secure) if split and peers.ranks.chief else None
 
-    def restore(self, *, sharded: bool = False) -> Loaded | None:
+    def restore(self, *, sharded: bool = False, into: Any = None) -> Loaded | None:
         """The newest valid state of the trial; None if it has none yet.
 
         Args:
             sharded: of tensors that lie in parts, only this rank's rows (``checkpoint.load``).
+            into: tensors that may be overwritten and given back (``checkpoint.restore``).
 
         Raises:
             IntegrityError: there are checkpoints and none can be used.
@@ -105,6 +106,7 @@ class Keeper:
             self._peers.allgather,
             trial.kept,
             sharded=sharded,
+            into=into,
         )
         if loaded is not None:
             self.begin_from(loaded.manifest)

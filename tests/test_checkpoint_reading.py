@@ -1,0 +1,186 @@
+"""Large files are read in pieces, direct or not, and whatever way it goes each byte is checked."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hpcdet import checkpoint
+from hpcdet.checkpoint import reader
+from hpcdet.errors import IntegrityError
+from tests.trees import ranks, same
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def state() -> dict[str, Any]:
+    """Leaves of all sizes, few of them whole pages, some longer than several pieces."""
+    generator = torch.Generator().manual_seed(5)
+    sizes = [3, 70_001, 1, 0, 400_003, 65_537, 90_000, 17, 66_000, 262_144]
+    return {
+        "model": {f"w{n}": torch.randn(size, generator=generator) for n, size in enumerate(sizes)},
+        "half": torch.randn(333_333, generator=generator).bfloat16(),
+        "note": b"x" * 300_000,
+        "table": np.arange(150_000, dtype="<i8").reshape(3, -1),
+        "empty": np.zeros((0, 2)),
+        "step": 7,
+    }
+
+
+def save(folder: Path, world: int = 1, private: Any = None) -> checkpoint.Manifest:
+    ranks(
+        world,
+        lambda rank, exchange: checkpoint.save(
+            folder, state(), private, rank=rank, world=world, exchange=exchange
+        ),
+    )
+    return checkpoint.committed(folder.parent)[-1]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_PIECE", 48 * PAGE)
+    monkeypatch.setattr(reader, "_ARENA", 100 * PAGE)
+
+
+class Reads:
+    """Stands in for ``os.preadv``; notes what was read how."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+        self.bytes = 0
+        self.direct = 0
+        self._way = way
+        self._real = os.preadv
+        self._dice = random.Random(1)
+        monkeypatch.setattr(os, "preadv", self)
+        monkeypatch.setattr(reader._File, "_is_cached", lambda _: way == "buffered")
+
+    def __call__(self, fd: int, buffers: Sequence[memoryview], offset: int, *flags: int) -> int:
+        direct = bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+        if direct:
+            self.direct += 1
+            if self._way == "refused" and self.direct > 2:
+                raise OSError(errno.EINVAL, "Invalid argument")
+            if self._way == "short":
+                buffers = [buffers[0][: self._dice.choice([PAGE, len(buffers[0])])]]
+        elif self._way == "short":
+            buffers = [buffers[0][: self._dice.randint(1, 100_000)]]
+        count = self._real(fd, buffers, offset, *flags)
+        self.bytes += count
+        return count
+
+
+@pytest.mark.parametrize("way", ["direct", "buffered", "refused", "short"])
+def test_every_way_of_reading_gives_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    manifest = save(tmp_path / "00000001.g1", world=2)
+    reads = Reads(monkeypatch, way)
+    loaded = checkpoint.load(tmp_path / "00000001.g1", rank=1, world=2)
+    assert same(loaded.shared, state())
+    assert bool(reads.direct) == (way != "buffered")
+    assert checkpoint.content_digest(tmp_path / "00000001.g1") == manifest.digest
+    tensors = [*loaded.shared["model"].values(), loaded.shared["half"]]
+    for one in tensors:  # each has memory of its own, which goes when it goes
+        assert one.untyped_storage().nbytes() == one.nbytes
+        one.zero_()
+
+
+def test_damage_anywhere_in_a_large_file_is_noticed_and_named(tmp_path: Path) -> None:
+    folder = tmp_path / "00000001.g1"
+    [part] = save(folder).shards
+    path = folder / part.file
+    sound = len(list(reader.read(folder, [part])))
+    whole = path.read_bytes()
+    dice = random.Random(2)
+    for _ in range(40):
+        offset = dice.randrange(len(whole))
+        with path.open("r+b") as file:
+            file.seek(offset)
+            file.write(bytes([whole[offset] ^ 1 << dice.randrange(8)]))
+        with pytest.raises(IntegrityError, match="is not what was written") as caught:
+            checkpoint.load(folder)
+        assert caught.value.where == str(path)
+        with pytest.raises(IntegrityError):
+            checkpoint.verify(folder)
+        with path.open("r+b") as file:
+            file.seek(offset)
+            file.write(whole[offset : offset + 1])
+    assert len(list(reader.read(folder, [part]))) == sound
+
+
+def test_a_rank_reads_what_it_needs_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "00000001.g1"
+    private = {"mine": np.random.default_rng(1).bytes(3_000_000)}
+    manifest = save(folder, world=3, private=private)
+    reads = Reads(monkeypatch, "direct")
+    loaded = checkpoint.load(folder, rank=1, world=3)
+    assert same(loaded.private, private)
+    assert manifest.bytes - 6_000_000 < reads.bytes < manifest.bytes - 5_500_000
+    reads.bytes = 0
+    assert checkpoint.load(folder, rank=1, world=2).private is None
+    assert reads.bytes < manifest.bytes - 8_500_000
+    # so damage there is seen by its owner alone, and told to all
+    path = folder / manifest.shards[2].file
+    text = path.read_bytes()
+    at = text.index(private["mine"]) + 1_500_000
+    path.write_bytes(text[:at] + bytes([text[at] ^ 4]) + text[at + 1 :])
+    assert same(checkpoint.load(folder, rank=1, world=3).shared, state())
+
+    def restore(rank: int, exchange: checkpoint.Exchange) -> str:
+        with pytest.raises(IntegrityError, match="dataset private/mine") as caught:
+            checkpoint.restore(tmp_path, rank, 3, exchange)
+        return str(caught.value)
+
+    assert len(set(ranks(3, restore))) == 1
+
+
+def test_a_look_sees_what_is_missing_without_reading_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpcdet.checkpoint import loading
+
+    folder = tmp_path / "00000001.g1"
+    [part] = save(folder).shards
+    reads = Reads(monkeypatch, "buffered")
+    assert loading.look(folder).shards == (part,)
+    assert reads.bytes < 100_000 < part.bytes
+    path = folder / part.file
+    os.truncate(path, part.bytes - 1)
+    with pytest.raises(IntegrityError, match="bytes, not"):
+        loading.look(folder)
+
+
+def test_a_state_that_is_there_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors of the same type and shape are read into; all others are new."""
+    save(tmp_path / "00000001.g1", world=2)
+    Reads(monkeypatch, "direct")
+    there = state()
+    for one in there["model"].values():
+        one.fill_(7)
+    there["model"]["w4"] = torch.zeros(400_003, 2)[:, 0]  # not contiguous
+    there["half"] = there["half"].float()
+    own = torch.nn.Parameter(there["model"]["w5"])
+    there["model"]["w5"] = own
+    loaded = checkpoint.load(tmp_path / "00000001.g1", into=there).shared
+    assert same(loaded, state())
+    same_memory = [
+        name
+        for name, one in loaded["model"].items()
+        if one.numel() and one.data_ptr() == there["model"][name].data_ptr()
+    ]
+    assert same_memory == ["w0", "w1", "w2", "w5", "w6", "w7", "w8", "w9"]
+    assert own.requires_grad and torch.equal(own.detach(), state()["model"]["w5"])
