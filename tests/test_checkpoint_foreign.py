@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import json
@@ -183,7 +184,7 @@ def test_a_checkpoint_forged_with_objects_in_it_is_refused(
                 shard,
                 "leaf_hasher",
                 lambda leaf, forgery=forgery: hasher(
-                    shard.replace(leaf, dtype=forgery) if leaf.name == "shared/x" else leaf
+                    dataclasses.replace(leaf, dtype=forgery) if leaf.name == "shared/x" else leaf
                 ),
             )
             folder = tmp_path / f"{number:08d}.g1"

@@ -50,6 +50,7 @@ def save(folder: Path, world: int = 1, private: Any = None) -> checkpoint.Manife
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_PIECE", 48 * PAGE)
     monkeypatch.setattr(reader, "_ARENA", 100 * PAGE)
+    monkeypatch.setattr(reader, "_SMALL_FILE", 100_000)
 
 
 class Reads:

@@ -114,22 +114,26 @@ def read(
         IntegrityError: a file is missing, or not what was written; names file and dataset.
         OSError: a file cannot be read just now.
     """
-    under_way: deque[tuple[_Piece, Future[None]]] = deque()
+    under_way: deque[tuple[_Piece, Future[None] | None]] = deque()
     with contextlib.ExitStack() as files, ThreadPoolExecutor(_THREADS, "hpcdet-read") as pool:
         pieces = _pieces(folder, shards, use, into or {}, files)
         try:
             while True:
                 for piece in itertools.islice(pieces, _AHEAD - len(under_way)):
-                    under_way.append((piece, pool.submit(piece.fill)))
+                    under_way.append((piece, pool.submit(piece.fill) if piece.large else None))
                 if not under_way:
                     return
                 piece, filled = under_way.popleft()
-                filled.result()
+                if filled is None:
+                    piece.fill()
+                else:
+                    filled.result()
                 yield from piece.entries()
                 seen(piece.end - piece.start)
         finally:
             for _, filled in under_way:
-                filled.cancel()
+                if filled is not None:
+                    filled.cancel()
 
 
 def check_tables(folder: Path, shards: Iterable[Shard]) -> None:
@@ -339,8 +343,13 @@ class _Piece:
         self._file = file
         self._parts = parts
 
+    @property
+    def large(self) -> bool:
+        """Whether it is worth another thread."""
+        return self.memory.size > _SMALL_FILE
+
     def fill(self) -> None:
-        """Read it; called in a thread."""
+        """Read it."""
         self._file.fill(self.start, self.memory)
 
     def entries(self) -> Iterator[Entry]:
