@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -22,8 +23,9 @@ import torch
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import __main__ as node_side
-from hpcdet.checkpoint import foreign, layout, safetensors
+from hpcdet.checkpoint import foreign, layout, safetensors, shard
 from hpcdet.checkpoint import manifest as manifests
+from hpcdet.checkpoint.tree import Leaf
 from hpcdet.cli import reading
 from hpcdet.errors import IntegrityError, NotFound, UsageError
 from hpcdet.store import files
@@ -167,26 +169,23 @@ def test_a_checkpoint_forged_with_objects_in_it_is_refused(
     """Digests are no signature: whoever writes files can make them fit."""
     real = layout._table_text
 
-    def forged(frame: str, extents: Any, digests: Any) -> bytes:
+    def forged(forgery: str, frame: str, extents: Any, digests: Any) -> bytes:
         table = json.loads(real(frame, extents, digests))
         for row in table["leaves"]:
             if row[0] == "shared/x":
                 row[2] = forgery
         return files.canonical(table)
 
-    from hpcdet.checkpoint import shard
+    honest = shard.leaf_digest
 
-    hasher = shard.leaf_hasher
+    def digest(forgery: str, leaf: Leaf, data: memoryview) -> str:
+        forged = dataclasses.replace(leaf, dtype=forgery) if leaf.name == "shared/x" else leaf
+        return honest(forged, data)
+
     for number, forgery in enumerate(("|O", "O8 ", "<i9")):
         with monkeypatch.context() as patch:
-            patch.setattr(layout, "_table_text", forged)
-            patch.setattr(
-                shard,
-                "leaf_hasher",
-                lambda leaf, forgery=forgery: hasher(
-                    dataclasses.replace(leaf, dtype=forgery) if leaf.name == "shared/x" else leaf
-                ),
-            )
+            patch.setattr(layout, "_table_text", functools.partial(forged, forgery))
+            patch.setattr(shard, "leaf_digest", functools.partial(digest, forgery))
             folder = tmp_path / f"{number:08d}.g1"
             checkpoint.save(folder, {"x": np.arange(number + 2, dtype="<i8")})
         with pytest.raises(IntegrityError, match="dataset shared/x cannot be a array"):
@@ -256,13 +255,15 @@ def test_the_verbs(cli: Cli, tmp_path: Path, within: None) -> None:
     assert checkpoint.verify(tmp_path / "mine").step == 200
     [item] = cli("ckpt", "verify", tmp_path / "mine", "--quick", "-o", "json").items
     assert item["state"] == "valid"
-    [shard] = (tmp_path / "mine").glob("*.h5")
-    whole = bytearray(shard.read_bytes())
+    [file] = (tmp_path / "mine").glob("*.h5")
+    whole = bytearray(file.read_bytes())
     whole[100] ^= 1
-    shard.write_bytes(whole)
+    file.write_bytes(whole)
     cli("ckpt", "verify", tmp_path / "mine", "--quick")
     assert "not what was written" in cli("ckpt", "verify", tmp_path / "mine", "--deep", code=9).err
-    assert "not what" in cli("ckpt", "export", tmp_path / "mine", "-o", file, code=9).err
+    assert (
+        "not what" in cli("ckpt", "export", tmp_path / "mine", "-o", tmp_path / "x.pt", code=9).err
+    )
 
 
 def test_pinned_checkpoints_outlast_the_rules(cli: Cli) -> None:
