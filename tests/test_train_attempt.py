@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,9 @@ def test_one_order_makes_one_checkpoint(tmp_path: Path) -> None:
     attempt = ranks.run(trial, 2)
     assert verdict_of(attempt).verdict == "done"
     steps = [one["step"] for one in attempt.lines() if one["kind"] == "checkpoint"]
-    assert steps == [0, 2, 4, 6]
+    # one that is being written puts the next one off; the end has one in any case
+    assert (steps[:2], steps[-1]) == ([0, 2], 6)
+    assert all(later - earlier >= 2 for earlier, later in pairwise(steps[:-1])), steps
 
 
 def test_storage_that_is_away_for_a_moment_ends_nothing(tmp_path: Path) -> None:

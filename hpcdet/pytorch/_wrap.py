@@ -59,7 +59,10 @@ def _compile(model: nn.Module, options: dict[str, Any], sharded: Fsdp2 | None) -
     """Compile forward, in place: names of parameters stay as they are.
 
     What gathers parameters stays outside: of a sharded model, each unit is compiled by itself.
+    Each shape has code of its own, unless the options say otherwise: code for changing shapes is
+    made once they have changed, so that its bits would depend on where an attempt began.
     """
+    options = {"dynamic": False, **options}
     if options.get("backend", "inductor") == "inductor":
         _need_compiler()
     for module in (sharded and _sharding.find_units(model, sharded)) or [model]:
