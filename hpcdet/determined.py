@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from hpcdet import core
+from hpcdet.checkpoint.manifest import position
 from hpcdet.core import InvalidHP
 from hpcdet.store import config as configs
 from hpcdet.store.records import Trial
@@ -20,22 +21,30 @@ from hpcdet.store.trials import latest_checkpoint
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
 
-__all__ = ["ClusterInfo", "InvalidHP", "TrialInfo", "core", "get_cluster_info"]
+__all__ = ["LOG_FORMAT", "ClusterInfo", "InvalidHP", "TrialInfo", "core", "get_cluster_info"]
+
+LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
+"""For ``logging.basicConfig``."""
 
 
 @dataclass(frozen=True)
 class TrialInfo:
-    """``info.trial``: the trial this process trains."""
+    """``info.trial``: the trial this process trains; ``steps_completed`` of its checkpoint."""
 
     trial_id: int
     experiment_id: str
     trial_seed: int
     hparams: dict[str, Any]
     config: dict[str, Any] = field(repr=False)
+    steps_completed: int = 0
 
     @property
     def _config(self) -> dict[str, Any]:
         return self.config
+
+    @property
+    def _steps_completed(self) -> int:
+        return self.steps_completed
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,7 @@ class ClusterInfo:
         slot_ids: local ranks of this node.
         latest_checkpoint: name of the checkpoint the trial goes on from, or None.
         user_data: the config's ``data``, with its secrets.
+        container_rank: number of this node among those of the trial.
     """
 
     task_id: str
@@ -57,7 +67,12 @@ class ClusterInfo:
     latest_checkpoint: str | None
     user_data: dict[str, Any]
     trial: TrialInfo
+    container_rank: int = 0
     task_type: str = "TRIAL"
+
+    def __getattr__(self, name: str) -> Any:
+        """What Determined's has beside: a master, its tokens, its containers."""
+        raise AttributeError(f"there is no {name}: hpcdet has neither master nor containers")
 
 
 def get_cluster_info() -> ClusterInfo | None:
@@ -68,12 +83,14 @@ def get_cluster_info() -> ClusterInfo | None:
         return None
     config = configs.load(place.experiment.config)
     task = f"{place.experiment.id}/{record.number}"
+    checkpoint = latest_checkpoint(place.trial) or None
+    ranks = Ranks.from_environment()
     return ClusterInfo(
         task_id=task,
         allocation_id=f"{task}.{place.attempt.number}",
         agent_id=os.uname().nodename,
-        slot_ids=list(range(Ranks.from_environment().local_world)),
-        latest_checkpoint=latest_checkpoint(place.trial) or None,
+        slot_ids=list(range(ranks.local_world)),
+        latest_checkpoint=checkpoint,
         user_data=resolve(config.data, place.experiment.secrets),
         trial=TrialInfo(
             record.number,
@@ -81,7 +98,9 @@ def get_cluster_info() -> ClusterInfo | None:
             record.seed,
             dict(record.params),
             dict(config.raw),
+            position(checkpoint)[0] if checkpoint else 0,
         ),
+        container_rank=ranks.node,
     )
 
 

@@ -164,8 +164,11 @@ def test_metrics_are_weighed_by_samples_over_batches_and_ranks() -> None:
             tally.add(dict.fromkeys(names, value), weight=3 if value < 6 else 6)
     peers: Any = FakePeers(tallies[1].plain())
     assert tallies[0].reduced(peers) == {"avg": 3.75, "sum": 9.0, "max": 6.0, "min": 1.0}
-    with pytest.raises(ConfigError, match="'m' has 2 values"):
-        tallies[0].add({"m": torch.zeros(2)}, 1)
+    many = Tally(lambda name: kinds.get(name, pytorch.Reducer.AVG))
+    many.add(dict.fromkeys(("avg", *kinds), torch.tensor([[1.0], [3.0]])), 2)
+    assert [value for value, _ in many.plain().values()] == [4.0, 4.0, 3.0, 1.0]
+    with pytest.raises(ConfigError, match="'m' is a str without a number"):
+        many.add({"m": "good"}, 1)
 
 
 def test_reducers_of_ones_own_see_all_ranks() -> None:
@@ -216,7 +219,8 @@ def test_callbacks_are_called_in_order(tmp_path: Path) -> None:
             return {"spy": Spy()}
 
     alone.train(Watched, tmp_path, 2, reporting_period=pytorch.Batch(2))
-    save = ["checkpoint_save_start", "checkpoint_write_end", "checkpoint_upload_end"]
+    written = ["checkpoint_end", "checkpoint_write_end"]
+    save = ["checkpoint_save_start", *written, "checkpoint_upload_end"]
     assert calls == [
         "trial_startup",
         "training_start",
@@ -348,10 +352,23 @@ def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
         def __iter__(self) -> Any:
             return iter(())
 
-    with pytest.raises(ConfigError, match="without indices"):
-        pytorch.DataLoader(Stream())
-    with pytest.raises(ConfigError, match="batch_sampler is not supported"):
-        pytorch.DataLoader([1], batch_sampler=[[0]])  # type: ignore[arg-type]
+    class Streaming(Line):
+        def build_training_data_loader(self) -> pytorch.DataLoader:
+            return pytorch.DataLoader(Stream())
+
+    class Foreign(Line):
+        def build_training_data_loader(self) -> Any:
+            return torch.utils.data.DataLoader(self.points())
+
+    with pytest.raises(ConfigError, match="stream without state_dict"):
+        alone.train(Streaming, tmp_path / "a", 1)
+    with pytest.raises(ConfigError, match="whose position cannot be saved"):
+        alone.train(Foreign, tmp_path / "b", 1)
+    with pytest.raises(ConfigError, match="batch_sampler excludes"):
+        pytorch.DataLoader([1], 2, batch_sampler=[[0]])
+    twice = torch.utils.data.DistributedSampler([1, 2], num_replicas=2, rank=0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="cut the data twice"):
+        pytorch.DataLoader([1, 2], sampler=twice)
     with (
         pytest.raises(ConfigError, match="nobody says how long"),
         pytorch.init(hparams={"global_batch_size": 4}, checkpoint_storage=str(tmp_path)) as context,

@@ -262,7 +262,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:
                 yield Slice(epoch, len(indices), np.array(indices), len(indices), False)
 
     def drawn(*seed: int, workers: int) -> list[Any]:
-        made = loading.loader(Noise(), slices, seed, num_workers=workers, collate_fn=list)
+        made = loading.Loader(Noise(), slices, seed, num_workers=workers, collate_fn=list)
         return [batch for _, batch in made]
 
     before = rng.capture_cpu()

@@ -321,6 +321,8 @@ class Config(Section):
     notify: Notify = Notify()
     on_env_change: Literal["warn", "refuse"] = "warn"
     """What an attempt does when packages or interpreter are not those of the first one."""
+    on_unregistered: Literal["warn", "refuse"] = "warn"
+    """What an attempt does when a trial has state that no checkpoint would hold."""
     slurm: Slurm = Slurm()
     pbs: Pbs = Pbs()
     profiling: Profiling = Profiling()

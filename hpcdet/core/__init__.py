@@ -17,6 +17,7 @@ Outside hpcdet the same script runs alone, with the same calls.
 from hpcdet.core._checkpoint import CheckpointContext
 from hpcdet.core._context import Context, conclude, init
 from hpcdet.core._distributed import DistributedContext
+from hpcdet.core._modes import DownloadMode, PreemptMode, SearcherMode, TensorboardMode, Unit
 from hpcdet.core._preempt import PreemptContext
 from hpcdet.core._profiler import ProfilerContext
 from hpcdet.core._searcher import SearcherContext, SearcherOperation
@@ -28,13 +29,18 @@ __all__ = [
     "CheckpointContext",
     "Context",
     "DistributedContext",
+    "DownloadMode",
     "EarlyExitReason",
     "InvalidHP",
     "PreemptContext",
+    "PreemptMode",
     "ProfilerContext",
     "SearcherContext",
+    "SearcherMode",
     "SearcherOperation",
+    "TensorboardMode",
     "TrainContext",
+    "Unit",
     "VirtualContext",
     "conclude",
     "init",

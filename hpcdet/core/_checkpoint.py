@@ -6,14 +6,15 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import Manifest
+from hpcdet.checkpoint import Manifest, remove
+from hpcdet.core._modes import DownloadMode
 from hpcdet.core._train import TrainContext
 from hpcdet.core._virtual import VirtualContext
 from hpcdet.errors import NotFound, UsageError
@@ -21,6 +22,8 @@ from hpcdet.train import rng
 from hpcdet.train.session import Session, Units
 
 STEPS = "steps_completed"
+Selector = Callable[[str], bool]
+"""Whether a file is meant, by its path in the folder."""
 
 
 class CheckpointContext:
@@ -51,6 +54,8 @@ class CheckpointContext:
         self.begin()
         if loaded is None:
             return None
+        own = loaded.private.get("registered") if loaded.private else None
+        self._session.registered.load(loaded.shared.get("registered", {}), own)
         if self._session.virtual is not None and "rng" in loaded.shared:
             rng.restore(loaded.shared["rng"], self._session.generators)
         elif loaded.private:
@@ -109,18 +114,23 @@ class CheckpointContext:
     ) -> None:
         self.begin()
         self._train.advance(steps_completed)
-        ranks, exchange = self._session.ranks, self._session.peers.allgather
+        session = self._session
+        ranks, exchange = session.ranks, session.peers.allgather
         if not alone:
             state = checkpoint.spread(state, ranks.rank, ranks.world, exchange)
         shared, own = {"state": state}, {"state": private}
-        drawn = rng.capture(self._session.generators)
-        if self._session.virtual is None:
+        if common := session.registered.shared(None if alone else session.peers):
+            shared["registered"] = common
+        if of_rank := session.registered.private():
+            own["registered"] = of_rank
+        drawn = rng.capture(session.generators)
+        if session.virtual is None:
             own["rng"] = drawn
         else:
             self._virtual.check(private)
-            shared["rng"] = drawn if alone else self._session.peers.broadcast(drawn)
+            shared["rng"] = drawn if alone else session.peers.broadcast(drawn)
             own = {}
-        self._session.save(
+        session.save(
             self._train.units,
             shared,
             own,
@@ -188,26 +198,59 @@ class CheckpointContext:
             shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.contextmanager
-    def restore_path(self, storage_id: str) -> Iterator[Path]:
-        """The files of a checkpoint, in a folder that lasts as long as the block."""
+    def restore_path(
+        self,
+        storage_id: str,
+        download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
+        *,
+        selector: Selector | None = None,
+    ) -> Iterator[Path]:
+        """The files of a checkpoint, in a folder that lasts as long as the block.
+
+        Args:
+            download_mode: Determined's; each rank has a folder of its own.
+            selector: of the files, by their paths.
+        """
         with tempfile.TemporaryDirectory(prefix="hpcdet-") as folder:
-            self.download(storage_id, folder)
+            self.download(storage_id, folder, selector=selector)
             yield Path(folder)
 
     def upload(
         self,
-        ckpt_dir: str | os.PathLike[str],
+        ckpt_dir: str | os.PathLike[str] | None,
         metadata: Mapping[str, Any] | None = None,
         *,
         shard: bool = False,
+        selector: Selector | None = None,
     ) -> str:
-        """Store a copy of a folder's files as a checkpoint; returns its name."""
+        """Store a copy of a folder's files as a checkpoint; returns its name.
+
+        Args:
+            ckpt_dir: None with ``shard`` on a rank that has no files.
+            selector: of the files, by their paths.
+        """
         with self.store_path(metadata, shard=shard) as (folder, name):
-            shutil.copytree(ckpt_dir, folder, dirs_exist_ok=True)
+            if ckpt_dir is not None:
+                _copy(Path(ckpt_dir), folder, selector)
         return name
 
-    def download(self, storage_id: str, ckpt_dir: str | os.PathLike[str]) -> None:
-        """Write a checkpoint's files into a folder.
+    def delete(self, storage_id: str) -> None:
+        """Remove a checkpoint of this trial, by rank 0 alone.
+
+        Raises:
+            NotFound: there is none of this name.
+        """
+        remove.folder(self._folder(storage_id))
+
+    def download(
+        self,
+        storage_id: str,
+        ckpt_dir: str | os.PathLike[str],
+        download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
+        *,
+        selector: Selector | None = None,
+    ) -> None:
+        """Write a checkpoint's files into a folder; the arguments are those of ``restore_path``.
 
         Raises:
             NotFound: there is no such checkpoint, or it holds a state instead of files.
@@ -216,7 +259,12 @@ class CheckpointContext:
         state = self.load(storage_id)
         if not isinstance(state, dict) or "files" not in state:
             raise NotFound("the checkpoint holds a state, not files", where=storage_id)
-        _unpack(state["files"], Path(ckpt_dir))
+        chosen = {
+            name: data
+            for name, data in state["files"].items()
+            if selector is None or selector(name)
+        }
+        _unpack(chosen, Path(ckpt_dir))
 
     def load(self, storage_id: str) -> Any:
         """The state in a given checkpoint of this trial (generators are left alone).
@@ -258,6 +306,14 @@ def _pack(folder: Path) -> dict[str, Any]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def _copy(source: Path, target: Path, selector: Selector | None) -> None:
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source)
+        if path.is_file() and (selector is None or selector(str(name))):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target / name)
 
 
 def _unpack(packed: Mapping[str, Any], folder: Path) -> None:

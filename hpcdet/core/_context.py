@@ -13,16 +13,19 @@ from typing import Any
 
 from hpcdet.core._checkpoint import CheckpointContext
 from hpcdet.core._distributed import DistributedContext
+from hpcdet.core._modes import check
 from hpcdet.core._preempt import PreemptContext
 from hpcdet.core._profiler import ProfilerContext
 from hpcdet.core._searcher import SearcherContext
 from hpcdet.core._train import TrainContext
 from hpcdet.core._virtual import VirtualContext
+from hpcdet.errors import UsageError
 from hpcdet.store.secrets import resolve
 from hpcdet.train import rendezvous, rng
 from hpcdet.train.elsewhere import SAYS
 from hpcdet.train.joining import join
 from hpcdet.train.order import Order, shuffled
+from hpcdet.train.ranks import Ranks
 from hpcdet.train.session import Session
 
 
@@ -51,7 +54,7 @@ class Context:
             else dict(session.config.data)
         )
         self.first_batch = 0
-        self.distributed = DistributedContext(session)
+        self.distributed = DistributedContext(session.ranks, session.peers)
         self.train = TrainContext(session)
         self.preempt = PreemptContext(session, self.train)
         self.virtual = VirtualContext(session)
@@ -68,6 +71,29 @@ class Context:
     def register_generator(self, name: str, generator: rng.Generator) -> None:
         """Take a random generator of one's own (numpy, torch or python) into checkpoints."""
         self.session.generators[name] = generator
+
+    def register_state(self, name: str, item: Any, *, per_rank: bool = False) -> None:
+        """Take an object with ``state_dict`` and ``load_state_dict`` into checkpoints.
+
+        ``checkpoint.save`` asks for its state, ``checkpoint.latest`` puts it back: register
+        before. A random generator is taken as by ``register_generator``.
+
+        Args:
+            per_rank: each rank has a state of its own; else all have the same.
+
+        Raises:
+            UsageError: it has not both methods, or the name is taken.
+        """
+        if per_rank and self.session.virtual is not None:
+            raise UsageError(
+                "a state of each rank's own would not be exact with another number of ranks",
+                where=f"register_state({name!r})",
+                hint="leave per_rank out, or reproducibility.elastic: exact",
+            )
+        if isinstance(item, rng.Generator):
+            self.register_generator(name, item)
+        else:
+            self.session.registered.add(name, item, per_rank=per_rank)
 
     def order(self, size: int, batch: int, *, shuffle: bool = True) -> Order:
         """The global batches of a data set: a function of the trial's seed and the epoch.
@@ -160,13 +186,18 @@ def init(
         checkpoint_storage: when alone, a folder to go on from and to save in; by default a new
             one that is removed at the end.
         seed: when alone.
-        distributed, preempt_mode, tensorboard_mode: Determined's; accepted and not needed: the
-            ranks come from the launcher, and all of them agree on preemption.
+        distributed, tensorboard_mode: Determined's; accepted and not needed: the ranks come
+            from the launcher.
+        preempt_mode: Determined's; all ranks ask, and agree.
 
     Raises:
+        UsageError: several ranks, and a mode in which not all of them ask.
         Unavailable: the other ranks did not come.
     """
+    check(preempt_mode, Ranks.from_environment().world)
     context = Context(join(hparams=hparams, storage=checkpoint_storage, seed=seed))
+    if isinstance(distributed, DistributedContext):
+        distributed.join(context.session.peers)
     if not _contexts:
         atexit.register(_at_exit)
     _contexts.append(context)

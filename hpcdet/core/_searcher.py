@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpcdet.core._modes import SearcherMode, Unit
 from hpcdet.core._train import TrainContext
 from hpcdet.train.session import Session
 from hpcdet.units import Length
@@ -42,7 +43,18 @@ class SearcherContext:
         """The value of ``until``, or a default where nobody has said."""
         return self._session.until.value if self._session.until else default
 
-    def operations(self) -> Iterator[SearcherOperation]:
-        """The one operation of this attempt, if a length is known."""
+    def operations(
+        self,
+        searcher_mode: SearcherMode = SearcherMode.WorkersAskChief,
+        auto_ack: bool = True,
+    ) -> Iterator[SearcherOperation]:
+        """The one operation of this attempt, if a length is known; the arguments change nothing."""
         if self._session.until is not None:
             yield SearcherOperation(self._session, self._session.until)
+
+    def get_configured_units(self) -> Unit | None:
+        """The unit of the length, if one is known."""
+        return Unit[self._session.until.unit.upper()] if self._session.until else None
+
+    def acknowledge_out_of_ops(self) -> None:
+        """Determined's; leaving the ``with`` block is what counts."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from hpcdet.store import journal
 from hpcdet.store.records import value
 from hpcdet.train.session import InvalidHP, Session, Units
-from hpcdet.train.tracking import finite
+from hpcdet.train.tracking import finite, plain
 
 
 class EarlyExitReason(enum.Enum):
@@ -31,9 +33,18 @@ class TrainContext:
         self._session = session
         self.units = Units()
         self.validation: tuple[int, Mapping[str, Any]] = (-1, {})
+        self._metadata: dict[str, Any] | None = None
 
-    def report_training_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """Metrics of training after so many batches: numbers, or lists and dicts of them."""
+    def report_training_metrics(
+        self,
+        steps_completed: int,
+        metrics: Mapping[str, Any],
+        batch_metrics: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Metrics of training after so many batches: numbers, or lists and dicts of them.
+
+        ``batch_metrics``, Determined's, are kept nowhere.
+        """
         self.report_metrics("training", steps_completed, metrics)
 
     def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
@@ -69,6 +80,38 @@ class TrainContext:
     def set_status(self, status: str) -> None:
         """A word on what is going on, for people."""
         self._session.tracker.record("status", text=str(status))
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Note facts about this trial, in place of those noted before; returns them.
+
+        Raises:
+            TypeError: a value that cannot be recorded, with its name.
+        """
+        self._metadata = plain(metadata)
+        self._session.tracker.record("metadata", values=self._metadata)
+        return self._metadata
+
+    def get_metadata(self) -> dict[str, Any]:
+        """The facts noted last, in this attempt or an earlier one."""
+        if self._metadata is None:
+            trial = self._session.place.trial
+            found = [
+                line["values"]
+                for attempt in (trial.attempts() if self._session.attached else [])
+                for line in journal.read(attempt.journal)
+                if line["kind"] == "metadata"
+            ]
+            self._metadata = found[-1] if found else {}
+        return self._metadata
+
+    def get_tensorboard_path(self) -> Path:
+        """A folder for files of TensorBoard, in the trial's folder; made when asked for."""
+        folder = self._session.place.trial.root / "tensorboard"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def upload_tensorboard_files(self, selector: object = None, mangler: object = None) -> None:
+        """Determined's; the files are where they belong already."""
 
     def get_experiment_best_validation(self) -> float | None:
         """Best searcher metric of the experiment so far, or None.

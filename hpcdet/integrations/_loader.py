@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Sampler, default_collate
 
 from hpcdet import core
 from hpcdet.errors import ConfigError
-from hpcdet.train.loading import Key, Seeded
+from hpcdet.train.loading import Key, Seeded, as_is
 from hpcdet.train.order import Order, shuffled, subseed
 
 
@@ -66,8 +66,13 @@ class Loader(DataLoader[Any]):
         self.position = Position(order, ranks.rank, ranks.world)
         generator = torch.Generator()  # its own: making an iterator draws nothing from the global
         generator.manual_seed(subseed("loader", seed) % 2**63)
+        collate = options.pop("collate_fn", None) or default_collate
         super().__init__(
-            _Sized(dataset, seed), batch_sampler=self.position, generator=generator, **options
+            _Sized(dataset, collate, seed),
+            batch_sampler=self.position,
+            collate_fn=as_is,  # the data set gives whole batches
+            generator=generator,
+            **options,
         )
 
     def state_dict(self) -> dict[str, int]:

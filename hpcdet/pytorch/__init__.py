@@ -8,6 +8,7 @@
 ``entrypoint: model_def:MyTrial`` needs no main. The same script runs alone.
 """
 
+from hpcdet.pytorch import samplers
 from hpcdet.pytorch._callback import PyTorchCallback
 from hpcdet.pytorch._context import PyTorchTrialContext
 from hpcdet.pytorch._data import DataLoader, TorchData, to_device
@@ -35,5 +36,6 @@ __all__ = [
     "TrainUnit",
     "Trainer",
     "init",
+    "samplers",
     "to_device",
 ]

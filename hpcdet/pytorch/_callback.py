@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 
@@ -50,8 +52,11 @@ class PyTorchCallback:
     def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
         """Before a state is saved; what is put under new keys is saved, too."""
 
+    def on_checkpoint_end(self, checkpoint_dir: str) -> None:
+        """Old name of ``on_checkpoint_write_end``."""
+
     def on_checkpoint_write_end(self, checkpoint_dir: pathlib.Path) -> None:
-        """After a checkpoint is durable."""
+        """On rank 0: after a checkpoint is durable. More files may be put beside its own."""
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:
         """After a checkpoint is durable and known by its name."""
@@ -62,3 +67,18 @@ class PyTorchCallback:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take saved state back."""
+
+
+def start_epoch(callback: PyTorchCallback, epoch: int) -> None:
+    """``on_training_epoch_start``, which took no argument once."""
+    told = callback.on_training_epoch_start
+    told(*((epoch,) if takes(told, 1) else ()))
+
+
+def takes(method: Callable[..., Any], arguments: int) -> bool:
+    """Whether a method takes so many positional arguments; ``evaluate_batch(batch)`` takes one."""
+    parameters = inspect.signature(method).parameters.values()
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return True
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(one.kind in positional for one in parameters) >= arguments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -52,8 +53,15 @@ class PyTorchTrialContext:
         elastic: the virtual ranks of this rank, with ``reproducibility.elastic: exact``.
     """
 
-    def __init__(self, core: Context, aggregation: int = 1, average: bool = True) -> None:
+    def __init__(
+        self,
+        core: Context,
+        aggregation: int = 1,
+        average: bool = True,
+        exp_conf: Mapping[str, Any] | None = None,
+    ) -> None:
         self.core = core
+        self._exp_conf = exp_conf
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.lr_schedulers: list[LRScheduler] = []
@@ -63,9 +71,12 @@ class PyTorchTrialContext:
         self.experimental = Experimental(self)
         self._aggregation = aggregation
         self._average = average
+        self._averages: dict[int, bool] = {}
         self._amp = False
         self._update_scaler = False
         self._stop_requested = False
+        self._tensorboard = True
+        self._writer: Any = None
         self._in_validation = False
         self._phases = core.session.profile.phases
         session = core.session
@@ -143,12 +154,14 @@ class PyTorchTrialContext:
         return self.core.seed
 
     def get_experiment_config(self) -> dict[str, Any]:
-        """The resolved config as plain data; empty where the script runs alone."""
+        """The resolved config as plain data; where the script runs alone, ``init``'s."""
+        if self._exp_conf is not None and not self.core.session.attached:
+            return dict(self._exp_conf)
         return dict(self.core.session.config.raw)
 
     def get_data_config(self) -> dict[str, Any]:
         """The config's ``data``, with its secrets."""
-        return dict(self.core.data)
+        return dict(self.core.data or self.get_experiment_config().get("data", {}))
 
     def get_experiment_id(self) -> str:
         experiment = self.core.session.place.experiment
@@ -182,15 +195,24 @@ class PyTorchTrialContext:
         return wrapped
 
     def wrap_optimizer(
-        self, optimizer: torch.optim.Optimizer, backward_passes_per_step: int = 1
+        self,
+        optimizer: torch.optim.Optimizer,
+        backward_passes_per_step: int = 1,
+        fp16_compression: bool | None = None,
+        average_aggregated_gradients: bool | None = None,
     ) -> torch.optim.Optimizer:
         """Take an optimizer into checkpoints. Make it from parameters of wrapped models.
 
-        ``backward_passes_per_step`` was Horovod's and changes nothing here.
+        Args:
+            backward_passes_per_step, fp16_compression: Horovod's; they change nothing here.
+            average_aggregated_gradients: of this optimizer, if not what the config says:
+                whether gradients of several batches are averaged or summed.
         """
         if self.elastic is not None:
             optimizer.register_step_pre_hook(self.elastic.guard)
         self.optimizers.append(optimizer)
+        if average_aggregated_gradients is not None:
+            self._averages[id(optimizer)] = average_aggregated_gradients
         return optimizer
 
     def wrap_lr_scheduler(
@@ -198,8 +220,16 @@ class PyTorchTrialContext:
         lr_scheduler: torch.optim.lr_scheduler.LRScheduler | LRScheduler,
         step_mode: LRScheduler.StepMode = LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP,
         frequency: int = 1,
-    ) -> LRScheduler:
-        """Take a scheduler into checkpoints and step it as ``step_mode`` says."""
+    ) -> Any:
+        """Take a scheduler into checkpoints and step it as ``step_mode`` says.
+
+        Returns:
+            The scheduler that was given.
+
+        Raises:
+            UsageError: its optimizer is not wrapped, or it wants a metric at each step and is
+                not stepped by the code.
+        """
         wrapped = (
             lr_scheduler
             if isinstance(lr_scheduler, LRScheduler)
@@ -207,8 +237,22 @@ class PyTorchTrialContext:
         )
         if self.elastic is not None:
             wrapped.later = self.elastic.later
+        inner: Any = wrapped.scheduler
+        if not any(getattr(inner, "optimizer", one) is one for one in self.optimizers):
+            raise UsageError(
+                "its optimizer is none that was wrapped",
+                where=f"wrap_lr_scheduler({type(inner).__name__})",
+                hint="pass the optimizer to context.wrap_optimizer before",
+            )
+        plateau = isinstance(inner, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if plateau and wrapped.mode is not LRScheduler.StepMode.MANUAL_STEP:
+            raise UsageError(
+                "it wants a metric at each step",
+                where="wrap_lr_scheduler(ReduceLROnPlateau)",
+                hint="use step_mode MANUAL_STEP and step(metric) in a callback's on_validation_end",
+            )
         self.lr_schedulers.append(wrapped)
-        return wrapped
+        return lr_scheduler
 
     def wrap_scaler(self, scaler: Any) -> Any:
         """Take a ``torch.amp.GradScaler`` of one's own into checkpoints."""
@@ -243,7 +287,61 @@ class PyTorchTrialContext:
 
     def register_generator(self, name: str, generator: rng.Generator) -> None:
         """Take a random generator of one's own (numpy, torch or python) into checkpoints."""
-        self.core.session.generators[name] = generator
+        self.core.register_generator(name, generator)
+
+    def register_state(self, name: str, item: Any, *, per_rank: bool = False) -> None:
+        """Take an object with ``state_dict`` and ``load_state_dict`` into checkpoints.
+
+        Args:
+            per_rank: each rank has a state of its own; else all have the same.
+
+        Raises:
+            UsageError: it has not both methods, or the name is taken.
+        """
+        self.core.register_state(name, item, per_rank=per_rank)
+
+    def configure_apex_amp(
+        self, models: Any, optimizers: Any, enabled: bool = True, **options: Any
+    ) -> tuple[Any, Any]:
+        """Determined's for NVIDIA's apex, which its makers have given up.
+
+        Raises:
+            ConfigError: it is enabled.
+        """
+        if enabled:
+            raise ConfigError(
+                "apex is not supported",
+                where="configure_apex_amp",
+                hint="use context.experimental.use_amp(), or context.wrap_scaler with autocast",
+            )
+        return models, optimizers
+
+    def get_tensorboard_path(self) -> pathlib.Path:
+        """A folder for files of TensorBoard, in the trial's folder."""
+        return self.core.train.get_tensorboard_path()
+
+    def get_tensorboard_writer(self) -> Any:
+        """A ``torch.utils.tensorboard.SummaryWriter`` there, the same at each call.
+
+        Raises:
+            ConfigError: the package ``tensorboard`` is not installed.
+        """
+        if self._writer is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise ConfigError(
+                    "the package tensorboard is not installed", where="get_tensorboard_writer"
+                ) from error
+            self._writer = SummaryWriter(str(self.get_tensorboard_path()))
+        return self._writer
+
+    def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
+        """Determined's; nothing is written for TensorBoard but by the code itself."""
+        self._tensorboard = enable_tensorboard_logging
+
+    def get_enable_tensorboard_logging(self) -> bool:
+        return self._tensorboard
 
     # -- inside train_batch ------------------------------------------------------------------
 
@@ -328,9 +426,11 @@ class PyTorchTrialContext:
         scaler: Any,
     ) -> None:
         before = self._phases.switch("optimizer")
+        self._weigh(optimizer)
         if clip_grads is not None:
             if scaler is not None:
-                scaler.unscale_(optimizer)
+                with contextlib.suppress(RuntimeError):  # the code has done it already
+                    scaler.unscale_(optimizer)
             clip_grads([one for group in optimizer.param_groups for one in group["params"]])
         if scaler is not None:
             scaler.step(optimizer)
@@ -339,6 +439,17 @@ class PyTorchTrialContext:
         if auto_zero_grads:
             optimizer.zero_grad()
         self._phases.switch(before)
+
+    def _weigh(self, optimizer: torch.optim.Optimizer) -> None:
+        """Where an optimizer sums or averages, unlike the others: what ``backward`` left out."""
+        average = self._averages.get(id(optimizer), self._average)
+        if self._aggregation == 1 or average == self._average:
+            return
+        factor = 1 / self._aggregation if average else self._aggregation
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                if one.grad is not None:
+                    one.grad.mul_(factor)
 
     def autocast_forward_pass(self, to_wrap: torch.nn.Module) -> torch.nn.Module:
         """Run a wrapped model's forward in mixed precision, where the device has it."""
@@ -355,6 +466,10 @@ class PyTorchTrialContext:
     def to_device(self, data: TorchData) -> TorchData:
         """A batch on this rank's device."""
         return to_device(data, self.device)
+
+    def ready(self, data: TorchData) -> TorchData:
+        """A batch as the trial gets it: on the device, unless it wants to see to that itself."""
+        return data if self.experimental.manual_to_device else self.to_device(data)
 
     def current_train_batch(self) -> int:
         """Index of the batch under way, from 0, over all epochs."""
@@ -479,6 +594,8 @@ class Experimental:
 
     def __init__(self, context: PyTorchTrialContext) -> None:
         self._context = context
+        self.unchecked_data = False
+        self.manual_to_device = False
 
     def use_amp(self) -> None:
         """Train and validate in mixed precision with a gradient scaler.
@@ -491,4 +608,12 @@ class Experimental:
         self._context._amp = True
 
     def disable_dataset_reproducibility_checks(self) -> None:
-        """Nothing to disable: what cannot be resumed is refused by ``DataLoader``."""
+        """Take any loader, also one whose position cannot be saved.
+
+        Sharding, repetition and skipping (``context.get_initial_batch()``) are the trial's then.
+        """
+        self.unchecked_data = True
+
+    def disable_auto_to_device(self) -> None:
+        """Give batches to the trial as they come; it calls ``context.to_device`` itself."""
+        self.manual_to_device = True

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import DistributedSampler, IterableDataset, Sampler, default_collate
 
 from hpcdet.errors import ConfigError
 from hpcdet.train import rng
-from hpcdet.train.loading import Seeded, loader
+from hpcdet.train.batches import BatchOrder
+from hpcdet.train.loading import Loader, Seeded, as_is
 from hpcdet.train.order import Order, Slice, shuffled, subseed
+from hpcdet.train.streams import Stateful, Stream
 
 TorchData = Any
 """A batch: tensors in any nest of dicts, lists and tuples."""
@@ -26,6 +27,23 @@ def to_device(data: TorchData, device: torch.device) -> TorchData:
     return tree_map_only(torch.Tensor, lambda one: one.to(device, non_blocking=True), data)
 
 
+def data_length(data: TorchData) -> int:
+    """Samples in a batch: the length of its first tensor or array.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if isinstance(data, torch.Tensor | np.ndarray):
+        return len(data)
+    items = list(data.values()) if isinstance(data, Mapping) else data
+    if isinstance(items, Sequence) and items and not isinstance(items, str):
+        return data_length(items[0])
+    raise ConfigError(
+        f"nobody can say how many samples a batch of type {type(data).__name__} has",
+        hint="define the trial's get_batch_length",
+    )
+
+
 class DataLoader:
     """Describes how samples become batches; the trainer makes the loaders of each rank from it.
 
@@ -34,103 +52,139 @@ class DataLoader:
     the number of ranks or workers.
 
     Args:
-        dataset: with ``__len__`` and ``__getitem__``.
+        dataset: with ``__len__`` and ``__getitem__``; or a stream, an ``IterableDataset``, of
+            which each rank reads its own and which for training has ``state_dict`` and
+            ``load_state_dict``.
         batch_size: samples of one slot, usually ``context.get_per_slot_batch_size()``.
         shuffle: a new order in each epoch.
         sampler: an order of its own, asked for once per epoch with seeded generators; its
             ``set_epoch`` is called if it has one.
-        options: ``num_workers``, ``collate_fn``, ``pin_memory``, ``prefetch_factor``, …
+        batch_sampler: likewise, but of whole batches, of which each rank takes one per step.
+        generator: its initial seed is the order's, in place of the trial's.
+        persistent_workers: validation keeps its workers, too (training always does).
 
     Raises:
-        ConfigError: an iterable data set, a batch sampler, or a generator, which cannot be
-            sharded and resumed without loss.
+        ConfigError: arguments that exclude each other, or data that cannot be resumed without
+            loss.
     """
 
     def __init__(
         self,
         dataset: Any,
-        batch_size: int = 1,
+        batch_size: int | None = 1,
         shuffle: bool = False,
         sampler: Sampler[int] | Sequence[int] | None = None,
-        batch_sampler: None = None,
+        batch_sampler: Sampler[list[int]] | Sequence[Sequence[int]] | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
-        **options: Any,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
     ) -> None:
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        self.streams = isinstance(dataset, IterableDataset)
+        if not (self.streams or hasattr(dataset, "__len__")):
             raise ConfigError(
-                "a data set without indices cannot be sharded and resumed",
+                "a data set without indices and without a position cannot be resumed",
                 where=type(dataset).__name__,
-                hint="give it __len__ and __getitem__, or write the loop with the Core API",
+                hint="give it __len__ and __getitem__, or make it an IterableDataset with "
+                "state_dict and load_state_dict",
             )
-        for name, value in (("batch_sampler", batch_sampler), *options.items()):
-            if name in ("batch_sampler", "generator") and value is not None:
-                raise ConfigError(
-                    f"{name} is not supported: the order of samples is the trainer's",
-                    where="DataLoader",
-                    hint="use shuffle, or sampler",
-                )
-        if batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size}", where="DataLoader")
-        options.pop("persistent_workers", None)  # workers live as long as they are needed
+        if batch_sampler is not None and (batch_size != 1 or shuffle or sampler or drop_last):
+            _refuse("batch_sampler excludes batch_size, shuffle, sampler and drop_last")
+        if shuffle and sampler is not None:
+            _refuse("sampler excludes shuffle")
+        if self.streams and (shuffle or sampler is not None or batch_sampler is not None):
+            _refuse("a stream has its own order: no shuffle, no sampler")
+        inner = getattr(batch_sampler, "sampler", sampler)
+        if isinstance(inner, DistributedSampler) and inner.num_replicas > 1:
+            _refuse("a DistributedSampler would cut the data twice: leave it out")
+        if batch_size is None or batch_size < 1:
+            _refuse(f"batch_size is {batch_size}")
+        if num_workers == 0 and (persistent_workers or prefetch_factor is not None):
+            _refuse("persistent_workers and prefetch_factor need num_workers")
         self.dataset = dataset
-        self.batch_size = batch_size
+        self.batch_size = cast("int", batch_size)
+        self.sampler = sampler
+        self.batch_sampler = batch_sampler
+        self.drop_last = drop_last
         self._shuffle = shuffle
-        self._sampler = sampler
-        self._drop_last = drop_last
+        self._generator = generator
         self._options = {
             "num_workers": num_workers,
             "collate_fn": collate_fn,
             "pin_memory": pin_memory and torch.cuda.is_available(),
-            **options,
+            "timeout": timeout,
+            "worker_init_fn": worker_init_fn,
+            "multiprocessing_context": multiprocessing_context,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
         }
+        self._validation: Loader | None = None
 
     def __len__(self) -> int:
         """Batches of one slot in an epoch, if there is one slot."""
-        whole, rest = divmod(len(self.dataset), self.batch_size)
-        return whole + (rest > 0 and not self._drop_last)
+        if self.batch_sampler is not None:
+            return len(cast("Any", self.batch_sampler))
+        samples = self.dataset if self.sampler is None else self.sampler
+        whole, rest = divmod(len(cast("Any", samples)), self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
 
-    def order(self, seed: int, batch: int) -> Order:
+    def __iter__(self) -> Iterator[TorchData]:
+        """The batches of a first epoch, for code that runs without a trainer."""
+        if self.streams:
+            yield from (batch for _, batch in self.stream(0, 0).once())
+            return
+        for part, batch in self.training(self.order(0, self.batch_size), 0, 0, range(1), 1):
+            yield batch
+            if part.last:
+                return
+
+    # -- data with indices -------------------------------------------------------------------
+
+    def order(self, seed: int, batch: int) -> Order | BatchOrder:
         """The global batches of ``batch`` samples.
 
         Raises:
             ConfigError: the data set is empty or smaller than one full batch.
         """
+        seed = seed if self._generator is None else self._generator.initial_seed()
+        if self.batch_sampler is not None:
+            sampled = cast("Any", self.batch_sampler)
+            return BatchOrder.of(lambda epoch: _sampled(sampled, seed, epoch))
         try:
-            size = len(self.dataset) if self._sampler is None else len(self._epoch(seed, 0))
-            return Order(size, batch, lambda epoch: self._epoch(seed, epoch), self._drop_last)
+            size = len(self.dataset) if self.sampler is None else len(self._epoch(seed, 0))
+            return Order(size, batch, lambda epoch: self._epoch(seed, epoch), self.drop_last)
         except ValueError as error:
             raise ConfigError(str(error), where="DataLoader") from error
 
     def _epoch(self, seed: int, epoch: int) -> Any:
-        if self._sampler is not None:
-            return self._sampled(seed, epoch)
+        if self.sampler is not None:
+            return [int(index) for index in _sampled(self.sampler, seed, epoch)]
         if self._shuffle:
             return shuffled(len(self.dataset), seed, epoch)
         return np.arange(len(self.dataset))
 
-    def _sampled(self, seed: int, epoch: int) -> list[int]:
-        before = rng.capture_cpu()
-        try:
-            rng.seed_all(subseed("sampler", seed, epoch))
-            if hasattr(self._sampler, "set_epoch"):
-                cast("Any", self._sampler).set_epoch(epoch)
-            return [int(index) for index in cast("Sequence[int]", self._sampler)]
-        finally:
-            rng.restore_cpu(before)
-
     def training(
-        self, order: Order, seed: int, records: int, mine: range, shares: int
+        self, order: Order | BatchOrder, seed: int, records: int, mine: range, shares: int
     ) -> Iterator[tuple[Slice, TorchData]]:
         """This rank's batches behind ``records`` samples, without end.
 
         Args:
             mine: which of the ``shares`` of each global batch are this rank's.
         """
-        return loader(
-            self.dataset, lambda: order.shares(records, mine, shares), (seed,), **self._options
+        return iter(
+            Loader(
+                self.dataset,
+                lambda: order.shares(records, mine, shares),
+                (seed,),
+                **self._options,
+            )
         )
 
     def validation(self, seed: int, mine: range, shares: int) -> Iterator[tuple[Slice, TorchData]]:
@@ -139,32 +193,77 @@ class DataLoader:
         Where the last global batch has fewer samples than there are shares, some are one sample
         with weight 0, so that all ranks have the same number of batches.
         """
+        if self._validation is not None:
+            return iter(self._validation)
         order = self.order(seed, self.batch_size * shares)
 
         def once() -> Iterator[Slice]:
-            one_pass = order.epoch_batches * len(mine)
-            yield from itertools.islice(order.shares(0, mine, shares), one_pass)
+            for number, one in enumerate(order.shares(0, mine, shares), 1):
+                yield one
+                if one.last and number % len(mine) == 0:
+                    return
 
-        return loader(self.dataset, once, ("validation", seed), **self._options)
+        made = Loader(self.dataset, once, ("validation", seed), **self._options)
+        if self._options["persistent_workers"]:
+            self._validation = made
+        return iter(made)
+
+    # -- streams -----------------------------------------------------------------------------
+
+    def stream(self, seed: int, rank: int) -> Stream:
+        """This rank's stream."""
+        return Stream(
+            self.dataset, self.batch_size, seed, rank, drop_last=self.drop_last, **self._options
+        )
+
+    def check_resumable(self) -> None:
+        """Whether training can go on with it after a restart.
+
+        Raises:
+            ConfigError: it is a stream that does not know its position.
+        """
+        if self.streams and not isinstance(self.dataset, Stateful):
+            raise ConfigError(
+                "a stream without state_dict and load_state_dict cannot be resumed: nobody could "
+                "say which samples were seen, and they would come twice or never",
+                where=type(self.dataset).__name__,
+                hint="add both to the data set, or give it __len__ and __getitem__",
+            )
+
+    # -- one rank alone ----------------------------------------------------------------------
 
     def whole(self, seed: int) -> TorchDataLoader[Any]:
         """A torch loader over all of the data, for one rank that does it alone."""
-        return TorchDataLoader(
-            _Plain(self.dataset, seed),
-            batch_size=self.batch_size,
-            generator=torch.Generator(),
-            **self._options,
-        )
+        options = {**self._options, "generator": torch.Generator()}
+        if self.streams:
+            return TorchDataLoader(self.dataset, batch_size=self.batch_size, **options)
+        collate = options.pop("collate_fn") or default_collate
+        samples = _Plain(self.dataset, collate, "validation", seed)
+        return TorchDataLoader(samples, self.batch_size, collate_fn=as_is, **options)
 
 
 class _Plain(Seeded):
     """Seeded samples by index alone."""
 
-    def __init__(self, dataset: Any, seed: int) -> None:
-        super().__init__(dataset, "validation", seed)
-
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitems__(self, keys: Sequence[Any]) -> list[Any]:
+    def __getitems__(self, keys: Sequence[Any]) -> Any:
         return super().__getitems__([(0, index) for index in keys])
+
+
+def _sampled(sampler: Any, seed: int, epoch: int) -> list[Any]:
+    """What a sampler gives in an epoch, drawn from seeded generators."""
+    before = rng.capture_cpu()
+    try:
+        rng.seed_all(subseed("sampler", seed, epoch))
+        for one in (sampler, getattr(sampler, "sampler", sampler)):
+            if hasattr(one, "set_epoch"):
+                one.set_epoch(epoch)
+        return list(sampler)
+    finally:
+        rng.restore_cpu(before)
+
+
+def _refuse(text: str) -> None:
+    raise ConfigError(text, where="DataLoader")

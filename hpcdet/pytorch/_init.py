@@ -25,18 +25,29 @@ def init(
 
     Args:
         hparams: hyperparameters when alone; in an experiment the trial's count.
-        exp_conf, distributed, enable_tensorboard_logging: Determined's; accepted, not needed.
+        exp_conf: what ``context.get_experiment_config`` gives when alone.
+        distributed: Determined's; accepted, not needed.
+        enable_tensorboard_logging: Determined's; nothing is written but by the code itself.
         aggregation_frequency: batches per step of the optimizers; in an experiment the config's
             ``optimizations.aggregation_frequency`` counts.
         checkpoint_storage: when alone, a folder to go on from and to save in.
         seed: when alone.
     """
-    with core.init(hparams=hparams, checkpoint_storage=checkpoint_storage, seed=seed) as context:
+    with core.init(
+        hparams=hparams,
+        checkpoint_storage=checkpoint_storage,
+        seed=seed,
+        distributed=distributed,
+    ) as context:
         wanted = context.session.config.optimizations
         frequency = wanted.aggregation_frequency if context.session.attached else 0
         made = PyTorchTrialContext(
-            context, frequency or aggregation_frequency, wanted.average_aggregated_gradients
+            context,
+            frequency or aggregation_frequency,
+            wanted.average_aggregated_gradients,
+            exp_conf,
         )
+        made.set_enable_tensorboard_logging(enable_tensorboard_logging)
         if wanted.mixed_precision not in ("", "O0"):
             made.experimental.use_amp()
         yield made

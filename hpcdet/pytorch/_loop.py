@@ -7,8 +7,10 @@ The state saved at any of these points says what of it is still owed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,12 +20,15 @@ import torch.distributed as dist
 from hpcdet.checkpoint import Loaded, spread
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch import _gradients, _state
+from hpcdet.pytorch._callback import PyTorchCallback, start_epoch
 from hpcdet.pytorch._context import GLOBAL_BATCH, PyTorchTrialContext, Step
+from hpcdet.pytorch._feeds import Feed, feed_of
 from hpcdet.pytorch._metrics import Tally, named
 from hpcdet.pytorch._reducers import Reducer
 from hpcdet.pytorch._traces import Traces
 from hpcdet.pytorch._trial import PyTorchTrial
 from hpcdet.pytorch._units import TrainUnit
+from hpcdet.pytorch._unregistered import unregistered
 from hpcdet.pytorch._validation import Validator
 from hpcdet.store.records import value
 from hpcdet.train import rng
@@ -83,8 +88,7 @@ class Loop:
         self._callbacks = trial.build_callbacks()
         self._tally = Tally(lambda _name: Reducer.AVG)
         self._validator = Validator(trial, context, self._callbacks, self._poll_validation)
-        self._data = trial.build_training_data_loader()
-        self._order = self._data.order(self._core.seed, self._global_batch())
+        self._feed: Feed
         self._traces = Traces(self._session)
         self._saved_at = -1
         self._changed = True
@@ -101,50 +105,78 @@ class Loop:
                 where="Trainer.fit",
                 hint="give searcher.max_length in the config, or fit(max_length=Batch(…))",
             )
-        self._begin()
-        cause = self._train()
-        self._traces.close()
-        self._session.keeper.drain()
-        self._announce()
-        self._core.preempt.cause = None if cause == "completed" else cause
-        self._core.train.units = self._progress.units
-        for callback in self._callbacks.values():
-            callback.on_trial_shutdown()
+        with contextlib.ExitStack() as callbacks:
+            self._begin(callbacks)
+            cause = self._train()
+            self._traces.close()
+            self._session.keeper.drain()
+            self._announce()
+            self._core.preempt.cause = None if cause == "completed" else cause
+            self._core.train.units = self._progress.units
         self._session.finish(cause, self._progress.units)
 
-    def _begin(self) -> None:
+    def _begin(self, started: contextlib.ExitStack) -> None:
+        """Everything before the first batch.
+
+        Data are made while all ranks' random numbers are still alike, as in every attempt: a
+        split that is drawn comes out the same.
+
+        Args:
+            started: what is to be called at the end, however it comes.
+        """
         sharded = self._context.sharded
         weights = [] if sharded else [one.state_dict() for one in self._context.plain_models()]
         loaded = self._session.keeper.restore(sharded=sharded, into={"models": weights})
         if loaded is not None:
-            self._check(loaded)
-            self._load_shared(loaded)
+            self._progress = Progress.decode(loaded.shared["progress"])
+            self._changed = False
         units = self._progress.units
         self._core.first_batch, self._core.train.units = units.batches, units
         self._session.begin(loaded.manifest if loaded else None, units)
         name = loaded.manifest.name if loaded else None
         for callback in self._callbacks.values():
             callback.on_trial_startup(units.batches, name)
+            started.callback(_shut_down, callback)
+        data = self._trial.build_training_data_loader()
+        self._feed = feed_of(data, self._context, self._global_batch(data))
+        self._validator.build()
+        self._check_registered()
+        if loaded is not None:
+            self._check(loaded, getattr(data, "batch_size", None))
+            self._load(loaded)
+        for callback in self._callbacks.values():
             callback.on_training_start()
+        self._begin_random(loaded)
         if loaded is None:
-            self._seed(0)
             self._progress.owed = self._plan.step_zero_validation
             self._save((), must=True)
-        else:
-            self._load_private(loaded)
 
-    def _check(self, loaded: Loaded) -> None:
+    def _check_registered(self) -> None:
+        """What a trial has and no checkpoint would: said, or refused, as the config wants it."""
+        found = unregistered(self._trial, self._context, self._callbacks)
+        if not found:
+            return
+        text = "a checkpoint would not have the state of " + "; ".join(found)
+        if self._session.config.on_unregistered == "refuse":
+            raise ConfigError(text, where="on_unregistered: refuse")
+        if self._session.ranks.chief:
+            print(f"hpcdet: {text}", file=sys.stderr)
+
+    def _check(self, loaded: Loaded, size: int | None) -> None:
         """See that a step means what it meant when the checkpoint was made.
+
+        Args:
+            size: of the loader's batches.
 
         Raises:
             ConfigError: it has another number of samples now.
         """
-        batch, before = self._order.batch, loaded.manifest.meta.get("global_batch")
-        if before is not None and before != batch:
+        batch, before = self._feed.batch, loaded.manifest.meta.get("global_batch")
+        if None not in (batch, before) and before != batch:
             raise ConfigError(
                 f"a step would be {batch} samples, and was {before} with {loaded.manifest.world} "
                 "ranks",
-                where=f"DataLoader(batch_size={self._data.batch_size})",
+                where=f"DataLoader(batch_size={size})",
                 hint="set the hyperparameter global_batch_size and take batch_size from "
                 "get_per_slot_batch_size(), or go on with the same number of slots",
             )
@@ -152,7 +184,7 @@ class Loop:
     def _train(self) -> Cause:
         if self._progress.owed and (cause := self._validate(())):
             return cause
-        batches = self._batches()
+        batches = self._feed.batches(self._progress.units.records)
         phases = self._session.profile.phases
         while not self._reached():
             self._traces.before(self._progress.units.batches)
@@ -165,11 +197,6 @@ class Loop:
                 return cause
         return "completed"
 
-    def _batches(self) -> Iterator[tuple[Slice, Any]]:
-        records, context = self._progress.units.records, self._context
-        seed = self._core.seed
-        return self._data.training(self._order, seed, records, context.mine, context.shares)
-
     def _until(self) -> Length | None:
         if self._plan.test_mode:
             return Length("batches", self._core.first_batch + 1)
@@ -180,9 +207,9 @@ class Loop:
         until = self._until()
         return until is not None and self._progress.units.reached(until)
 
-    def _global_batch(self) -> int:
+    def _global_batch(self, data: Any) -> int:
         """Samples over all ranks: the hyperparameter, if the loader wants a slot's share of it."""
-        context, size = self._context, self._data.batch_size
+        context, size = self._context, getattr(data, "batch_size", None) or 1
         if GLOBAL_BATCH in self._core.hparams and size == context.get_per_slot_batch_size():
             return context.get_global_batch_size()
         return size * context.shares
@@ -197,9 +224,9 @@ class Loop:
             more: where those of its other virtual ranks come from.
         """
         units, context = self._progress.units, self._context
-        if units.records % self._order.epoch_records == 0:
+        if units.records % self._feed.epoch_records == 0:
             for callback in self._callbacks.values():
-                callback.on_training_epoch_start(part.epoch)
+                start_epoch(callback, part.epoch)
         if context.elastic is None:
             # all ranks' gradients are averaged; shares of different size must count by their size
             scale = part.weight * self._session.ranks.world / part.records
@@ -227,13 +254,13 @@ class Loop:
     def _learn(self, part: Slice, batch: Any, scale: float, tally: Tally) -> None:
         """Let the trial train a share of a global batch, and count its metrics."""
         units, context = self._progress.units, self._context
-        starts = units.records % self._order.epoch_records == 0
+        starts = units.records % self._feed.epoch_records == 0
         context.begin_step(
             Step(units.batches, part.epoch, starts=starts, ends=part.last, scale=scale)
         )
         profile = self._session.profile
         profile.phases.switch("data")
-        ready = context.to_device(batch)
+        ready = context.ready(batch)
         profile.begin_batch()
         profile.phases.switch("forward")
         with context.precision():
@@ -400,7 +427,9 @@ class Loop:
         private = {}
         if self._context.elastic is None:
             private = _state.private(self._context, self._callbacks, self._tally.state(), own)
-        meta = {"global_batch": self._order.batch}
+        if (position := self._feed.state()) is not None:
+            private["data"] = position
+        meta = {"global_batch": self._feed.batch}
         if not self._session.save(
             units, state, private, kept=kept, metric=metric, must=must, wait=wait, meta=meta
         ):
@@ -423,7 +452,9 @@ class Loop:
 
     def _tell(self, name: str) -> None:
         for callback in self._callbacks.values():
-            callback.on_checkpoint_write_end(self._session.place.trial.checkpoints / name)
+            if self._session.ranks.chief:
+                callback.on_checkpoint_end(str(self._session.place.trial.checkpoints / name))
+                callback.on_checkpoint_write_end(self._session.place.trial.checkpoints / name)
             callback.on_checkpoint_upload_end(name)
 
     def _sync_buffers(self) -> None:
@@ -434,27 +465,33 @@ class Loop:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
-    def _load_shared(self, loaded: Loaded) -> None:
+    def _load(self, loaded: Loaded) -> None:
+        """Put everything back but random numbers."""
         for callback in self._callbacks.values():
             callback.on_checkpoint_load_start(loaded.shared)
-        _state.load_shared(self._context, loaded.shared)
-        self._progress = Progress.decode(loaded.shared["progress"])
-        self._changed = False
+        shared, private = loaded.shared, loaded.private or None
+        _state.load_shared(self._context, shared)
+        _state.load_gradients(self._context, shared, private)
+        own = private.get("registered") if private is not None else None
+        self._session.registered.load(shared.get("registered", {}), own)
+        self._feed.load(private.get("data") if private is not None else None)
+        if self._context.elastic is not None and "virtual" in shared:
+            _state.load_callbacks(self._callbacks, shared["callbacks"])
+            self._context.elastic.load(shared["virtual"], self._session.device)
+        elif private is None:
+            _state.load_callbacks(self._callbacks, shared["callbacks"])
+        else:
+            _state.load_private(self._context, self._callbacks, private)
+            self._tally.load(private["training_metrics"], self._session.device)
 
-    def _load_private(self, loaded: Loaded) -> None:
-        """Random numbers last: nothing may draw between here and the first batch."""
-        _state.load_gradients(self._context, loaded.shared, loaded.private or None)
-        if self._context.elastic is not None and "virtual" in loaded.shared:
-            _state.load_callbacks(self._callbacks, loaded.shared["callbacks"])
-            self._context.elastic.load(loaded.shared["virtual"], self._session.device)
-            return
-        if not loaded.private:  # another number of ranks: new streams, the same at each resume
-            _state.load_callbacks(self._callbacks, loaded.shared["callbacks"])
+    def _begin_random(self, loaded: Loaded | None) -> None:
+        """Random numbers, last: nothing may draw between here and the first batch."""
+        if loaded is not None and self._context.elastic is not None and "virtual" in loaded.shared:
+            return  # each step begins its own
+        if loaded is not None and loaded.private:
+            rng.restore(loaded.private["rng"], self._session.generators)
+        else:  # at the beginning, and with another number of ranks: the same at each such resume
             self._seed(self._progress.units.batches)
-            return
-        _state.load_private(self._context, self._callbacks, loaded.private)
-        self._tally.load(loaded.private["training_metrics"], self._session.device)
-        rng.restore(loaded.private["rng"], self._session.generators)
 
     def _seed(self, batches: int) -> None:
         """New streams of random numbers for a trial that is so far."""
@@ -462,3 +499,7 @@ class Loop:
             self._context.elastic.common("begin", batches)
         else:
             self._session.seed(self._session.ranks.rank, batches)
+
+
+def _shut_down(callback: PyTorchCallback) -> None:
+    callback.on_trial_shutdown()

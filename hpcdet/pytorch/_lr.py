@@ -36,12 +36,24 @@ class LRScheduler:
         step_mode: StepMode = StepMode.STEP_EVERY_OPTIMIZER_STEP,
         frequency: int = 1,
     ) -> None:
+        if not isinstance(step_mode, LRScheduler.StepMode):
+            raise TypeError(f"step_mode is {step_mode!r}; it is one of LRScheduler.StepMode")
         if frequency < 1:
             raise ValueError(f"frequency is {frequency}; it is a number of steps")
         self._scheduler = scheduler
         self._mode = step_mode
         self._frequency = frequency
         self.later: Callable[[Callable[[], None]], None] | None = None
+
+    @property
+    def scheduler(self) -> torch.optim.lr_scheduler.LRScheduler:
+        """The one that is wrapped."""
+        return self._scheduler
+
+    @property
+    def mode(self) -> StepMode:
+        """When it is stepped."""
+        return self._mode
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step it now: for ``MANUAL_STEP``. In ``train_batch``, virtual ranks do so together."""

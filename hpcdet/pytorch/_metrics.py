@@ -13,6 +13,12 @@ from hpcdet.pytorch._reducers import MetricReducer, Reducer
 from hpcdet.train.peers import Peers
 
 _START = {Reducer.AVG: 0.0, Reducer.SUM: 0.0, Reducer.MAX: -math.inf, Reducer.MIN: math.inf}
+_INNER: dict[Reducer, Callable[[torch.Tensor], torch.Tensor]] = {
+    Reducer.AVG: torch.mean,
+    Reducer.SUM: torch.sum,
+    Reducer.MAX: torch.max,
+    Reducer.MIN: torch.min,
+}
 
 
 class Tally:
@@ -30,12 +36,14 @@ class Tally:
     def add(self, metrics: Mapping[str, Any], weight: float) -> None:
         """Count one batch's metrics.
 
+        Of a metric with several values, these are reduced first, in the same way.
+
         Raises:
-            ConfigError: a metric that is not one number.
+            ConfigError: a metric that is no number.
         """
         for name, value in metrics.items():
-            number = _number(name, value)
             kind = self._kind(name)
+            number = _number(name, value, kind)
             old = self.values.get(name)
             if old is None:
                 old = torch.full_like(number, _START[kind])
@@ -87,14 +95,18 @@ def _combine(kind: Reducer, parts: list[tuple[float, float]]) -> float:
     return max(values) if kind is Reducer.MAX else min(values)
 
 
-def _number(name: str, value: Any) -> torch.Tensor:
-    tensor = torch.as_tensor(value).detach()
-    if tensor.numel() != 1:
+def _number(name: str, value: Any, kind: Reducer) -> torch.Tensor:
+    try:
+        tensor = torch.as_tensor(value).detach()
+    except (TypeError, ValueError, RuntimeError):
+        tensor = torch.empty(0)
+    if tensor.numel() == 0:
         raise ConfigError(
-            f"metric {name!r} has {tensor.numel()} values, shape {list(tensor.shape)}",
-            hint="return one number per batch, or use context.wrap_reducer",
+            f"metric {name!r} is a {type(value).__name__} without a number",
+            hint="return numbers, or use context.wrap_reducer",
         )
-    return tensor.reshape(()).to(torch.float64)
+    flat = tensor.reshape(-1).to(torch.float64)
+    return flat[0] if flat.numel() == 1 else _INNER[kind](flat)
 
 
 def across_ranks(reducers: Mapping[str, MetricReducer], peers: Peers) -> dict[str, Any]:

@@ -32,9 +32,12 @@ def shared(
     Of callbacks it has rank 0's state, for a resume with another number of ranks.
     """
     names = _names(context)
+    session = context.core.session
     of_all: State = {}
     if context.elastic is not None:
         of_all["virtual"] = context.elastic.state(list(context.reducers_for(training=True)))
+    if registered := session.registered.shared(session.peers):
+        of_all["registered"] = registered
     return {
         **of_all,
         "models": [model.state_dict() for model in context.plain_models()],
@@ -58,12 +61,14 @@ def private(
 ) -> State:
     """What each rank has for itself."""
     reducers = context.reducers_for(training=True)
+    registered = context.core.session.registered.private()
     state = {
         "rng": rng.capture(context.core.session.generators),
         "gradients": gradients,
         "training_metrics": tally,
         "reducers": {name: state_of(one) for name, one in reducers.items()},
         "callbacks": {name: one.state_dict() for name, one in callbacks.items()},
+        **({"registered": registered} if registered else {}),
     }
     compression = [one.state() for one in _compressions(context)]
     return state | {"compression": compression} if any(compression) else state

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+from hpcdet.errors import ConfigError
 from hpcdet.pytorch._context import PyTorchTrialContext
 from hpcdet.pytorch._loop import Loop, Plan
 from hpcdet.pytorch._trial import PyTorchTrial
@@ -16,6 +17,9 @@ class Trainer:
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext) -> None:
         self._trial = trial
         self._context = context
+
+    def configure_profiler(self, *arguments: Any, **options: Any) -> None:
+        """Determined's old way to ask for ``fit(profiling_enabled=True)``; it changes nothing."""
 
     def fit(
         self,
@@ -41,7 +45,8 @@ class Trainer:
             validation_period: also validated at the end, always.
             reporting_period: of training metrics; default 100 batches.
             checkpoint_policy: after a validation: ``best`` so far, ``all``, ``none``.
-            latest_checkpoint: Determined's; not needed.
+            latest_checkpoint: Determined's; not needed, the newest one is taken. Any other than
+                this trial's is refused.
             step_zero_validation: validate before the first batch.
             test_mode: train one batch, validate, save.
             profiling_enabled: record what the process uses.
@@ -50,6 +55,7 @@ class Trainer:
             ConfigError: no length, or something missing in the trial.
             StateError: the trial's state cannot be saved; at step 0, not hours later.
         """
+        self._check_origin(latest_checkpoint)
         plan = Plan(
             checkpoint_period=checkpoint_period,
             validation_period=validation_period,
@@ -62,6 +68,15 @@ class Trainer:
         if profiling_enabled:
             self._context.core.profiler.on()
         Loop(self._trial, self._context, plan).run()
+
+    def _check_origin(self, name: str | None) -> None:
+        places = self._context.core.session.place.trial.checkpoint_places
+        if name is not None and not any((place / name).is_dir() for place in places):
+            raise ConfigError(
+                f"{name!r} is no checkpoint of this trial, which goes on from its own",
+                where="fit(latest_checkpoint=…)",
+                hint="leave it out, or give det.get_cluster_info().latest_checkpoint",
+            )
 
 
 def fit_as_configured(trial: PyTorchTrial, context: PyTorchTrialContext) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch._callback import PyTorchCallback
+from hpcdet.pytorch._callback import PyTorchCallback, takes
 from hpcdet.pytorch._context import PyTorchTrialContext
-from hpcdet.pytorch._data import DataLoader
+from hpcdet.pytorch._feeds import passes, whole
 from hpcdet.pytorch._metrics import Tally, named
 from hpcdet.pytorch._reducers import Reducer
 from hpcdet.pytorch._trial import PyTorchTrial
@@ -42,7 +41,7 @@ class Validator:
         self._context = context
         self._callbacks = callbacks
         self._interrupted = interrupted
-        self._data: DataLoader | None = None
+        self._data: Any = None
         self._full = overrides(trial, "evaluate_full_dataset")
         self._numbered = takes(trial.evaluate_batch, 2)
         if self._full == overrides(trial, "evaluate_batch"):
@@ -51,15 +50,17 @@ class Validator:
                 where=type(trial).__name__,
             )
 
+    def build(self) -> None:
+        """Make the data, once."""
+        self._data = self._trial.build_validation_data_loader()
+
     def run(self) -> dict[str, Any] | None:
         """The metrics, on all ranks; None if it was interrupted."""
-        if self._data is None:
-            self._data = self._trial.build_validation_data_loader()
         generators = self._context.core.session.generators
         before = rng.capture(generators)
         states = {name: copy.deepcopy(one.state_dict()) for name, one in self._callbacks.items()}
         try:
-            metrics = self._validate(self._data)
+            metrics = self._validate()
         finally:
             rng.restore(before, generators)
         if metrics is None:
@@ -67,7 +68,7 @@ class Validator:
                 callback.load_state_dict(states[name])
         return metrics
 
-    def _validate(self, data: DataLoader) -> dict[str, Any] | None:
+    def _validate(self) -> dict[str, Any] | None:
         context, callbacks = self._context, self._callbacks.values()
         context.reset_reducers(training=False)
         for callback in callbacks:
@@ -75,7 +76,7 @@ class Validator:
             callback.on_validation_epoch_start()
         outputs: list[Any] = []
         with context.validating():
-            metrics = self._whole(data) if self._full else self._batches(data, outputs)
+            metrics = self._whole() if self._full else self._batches(outputs)
         if metrics is None:
             return None
         metrics |= context.reduced(training=False)
@@ -85,7 +86,7 @@ class Validator:
             callback.on_validation_end(metrics)
         return metrics
 
-    def _batches(self, data: DataLoader, outputs: list[Any]) -> dict[str, Any] | None:
+    def _batches(self, outputs: list[Any]) -> dict[str, Any] | None:
         context = self._context
         session = context.core.session
         kinds = self._trial.evaluation_reducer()
@@ -96,14 +97,13 @@ class Validator:
         mine, elastic = context.mine, context.elastic
         batches = context.core.train.units.batches
         tallies = {share: Tally(kind) for share in mine}
-        parts = data.validation(context.core.seed, mine, context.shares)
-        for number, (part, batch) in enumerate(parts):
+        for number, (part, batch) in enumerate(passes(self._data, context)):
             index, place = divmod(number, len(mine))
             share = mine[place]
             # where ranks share the parameters, one without samples must take part all the same
             if part.weight or context.sharded:
                 with elastic.evaluating(share, batches, index) if elastic else nullcontext():
-                    ready = context.to_device(batch)
+                    ready = context.ready(batch)
                     position = (index,) if self._numbered else ()
                     found = named(self._trial.evaluate_batch(ready, *position))
             if part.weight:
@@ -117,24 +117,14 @@ class Validator:
         elastic.common("validation", batches)
         return dict(elastic.reduced(tallies))
 
-    def _whole(self, data: DataLoader) -> dict[str, Any]:
+    def _whole(self) -> dict[str, Any]:
         context = self._context
         metrics: dict[str, Any] = {}
         if context.core.session.ranks.chief or context.sharded:
-            whole = data.whole(context.core.seed)
-            metrics = named(self._trial.evaluate_full_dataset(whole))
+            metrics = named(self._trial.evaluate_full_dataset(whole(self._data, context)))
         return context.core.session.peers.broadcast(metrics)
 
 
 def overrides(trial: PyTorchTrial, method: str) -> bool:
     """Whether a trial's class defines a method itself."""
     return getattr(type(trial), method) is not getattr(PyTorchTrial, method)
-
-
-def takes(method: Callable[..., Any], arguments: int) -> bool:
-    """Whether a method takes so many positional arguments; ``evaluate_batch(batch)`` takes one."""
-    parameters = inspect.signature(method).parameters.values()
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
-        return True
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(one.kind in positional for one in parameters) >= arguments

@@ -223,6 +223,7 @@ class Resolved:
     environment: Environment = field(default_factory=Environment)
     notify: Notify = field(default_factory=Notify)
     on_env_change: Literal["warn", "refuse"] = "warn"
+    on_unregistered: Literal["warn", "refuse"] = "warn"
     slurm: Slurm = field(default_factory=Slurm)
     pbs: Pbs = field(default_factory=Pbs)
     profiling: Profiling = Profiling()

@@ -35,6 +35,7 @@ AT_ONCE = (
 LATER = (
     "checkpoint_every_s",
     "on_env_change",
+    "on_unregistered",
     "pbs.pbsbatch_args",
     "resources.cpus_per_slot",
     "resources.exclude_nodes",

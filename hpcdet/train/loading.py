@@ -1,82 +1,155 @@
 """Loaders that give a rank its shares of the global batches, from any position on.
 
-A sample's augmentation draws from generators seeded by (seed, epoch, sample), whichever
-process loads it and however many there are. Drawing it in the training process leaves that
-process's own generators as they were.
+A sample's augmentation draws from generators seeded by (seed, epoch, sample), and what joins
+samples to a batch from ones seeded by the batch's first sample, whichever process does it and
+however many there are. Where that is the training process, its own generators are left as they
+were.
 """
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+import select
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
-from hpcdet.train import notice, rng
+from hpcdet.train import notice, reachable, rng
 from hpcdet.train.order import Slice, subseed
 
 Key = tuple[int, int]
 """Epoch and index of a sample."""
 
 
-class Seeded(Dataset[Any]):
-    """A data set whose samples are drawn with generators of their own.
+class Sources:
+    """The sources of random numbers that a data set may draw from: python, numpy, torch, and
+    generators of its own (in its attributes, its transforms, …)."""
 
-    A data set that fetches whole batches (``__getitems__``) is seeded once per share of a batch.
+    def __init__(self, *roots: Any) -> None:
+        found = reachable.walk({str(number): root for number, root in enumerate(roots)})
+        self._own = [one for _, one in found if rng.is_own(one)]
+
+    def plant(self, *seed: int | str) -> None:
+        """Seed them all; equal parts give equal numbers for ever."""
+        number = subseed(*seed)
+        random.seed(number)
+        np.random.seed(number % 2**32)
+        # torch.manual_seed would ask for accelerators as well: 100 times slower
+        torch.default_generator.manual_seed(number % 2**63)
+        for place, one in enumerate(self._own):
+            rng.reseed(one, number + place + 1)
+
+    def capture(self) -> tuple[Any, list[Any]]:
+        """What ``restore`` puts back."""
+        return rng.capture_cpu(), [rng.state_of(one) for one in self._own]
+
+    def restore(self, state: tuple[Any, list[Any]]) -> None:
+        rng.restore_cpu(state[0])
+        for one, before in zip(self._own, state[1], strict=True):
+            rng.restore_one(one, before)
+
+
+class Seeded(Dataset[Any]):
+    """A data set that gives whole batches, drawn with generators of their own.
+
+    A data set that fetches its samples together (``__getitems__``) is seeded once per batch.
     """
 
-    def __init__(self, dataset: Any, *seed: int | str) -> None:
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], *seed: int | str) -> None:
         self._dataset = dataset
+        self._collate = collate
         self._seed = seed
+        self._sources: Sources | None = None
 
-    def __getitems__(self, keys: Sequence[Key]) -> list[Any]:
-        before = rng.capture_cpu() if get_worker_info() is None else None
+    def __getitems__(self, keys: Sequence[Key]) -> Any:
+        if self._sources is None:  # in the process that draws: a worker has copies of its own
+            self._sources = Sources(self._dataset, self._collate)
+        sources = self._sources
+        before = sources.capture() if get_worker_info() is None else None
         try:
-            if hasattr(self._dataset, "__getitems__"):
-                self._plant(keys[0])
-                return list(self._dataset.__getitems__([index for _, index in keys]))
-            return [self._one(key) for key in keys]
+            samples = self._samples(keys, sources)
+            sources.plant("batch", *self._seed, *keys[0])
+            return self._collate(samples)
         finally:
             if before is not None:
-                rng.restore_cpu(before)
+                sources.restore(before)
 
-    def _one(self, key: Key) -> Any:
-        self._plant(key)
-        return self._dataset[key[1]]
+    def _samples(self, keys: Sequence[Key], sources: Sources) -> list[Any]:
+        if hasattr(self._dataset, "__getitems__"):
+            sources.plant("sample", *self._seed, *keys[0])
+            return list(self._dataset.__getitems__([index for _, index in keys]))
+        samples = []
+        for key in keys:
+            sources.plant("sample", *self._seed, *key)
+            samples.append(self._dataset[key[1]])
+        return samples
 
-    def _plant(self, key: Key) -> None:
-        seed = subseed("sample", *self._seed, *key)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.default_generator.manual_seed(seed % 2**63)
 
-
-def loader(
-    dataset: Any,
-    slices: Callable[[], Iterator[Slice]],
-    seed: Sequence[int | str],
-    **options: Any,
-) -> Iterator[tuple[Slice, Any]]:
-    """Each slice with the batch of its samples.
+class Loader(Iterable[tuple[Slice, Any]]):
+    """Each slice with the batch of its samples; may be gone through again and again.
 
     Args:
         slices: gives the same slices at each call (one copy runs ahead, to prefetch).
         options: of ``torch.utils.data.DataLoader``: ``num_workers``, ``collate_fn``, …
     """
+
+    def __init__(
+        self,
+        dataset: Any,
+        slices: Callable[[], Iterator[Slice]],
+        seed: Sequence[int | str],
+        **options: Any,
+    ) -> None:
+        collate = options.pop("collate_fn", None) or default_collate
+        self._slices = slices
+        self._batches: DataLoader[Any] = DataLoader(
+            Seeded(dataset, collate, *seed),
+            batch_sampler=_Keys(slices),
+            collate_fn=as_is,
+            **process_options(options, *seed),
+        )
+
+    def __iter__(self) -> Iterator[tuple[Slice, Any]]:
+        return zip(self._slices(), self._batches, strict=False)
+
+
+def process_options(options: dict[str, Any], *seed: int | str) -> dict[str, Any]:
+    """Options for a torch loader whose workers leave signals to their rank."""
     generator = torch.Generator()  # its own: making an iterator draws nothing from the global one
     generator.manual_seed(subseed("loader", *seed) % 2**63)
     prepare = options.pop("worker_init_fn", None)
-    batches: DataLoader[Any] = DataLoader(
-        Seeded(dataset, *seed),
-        batch_sampler=_Keys(slices),
-        generator=generator,
-        worker_init_fn=_Prepare(prepare) if options.get("num_workers") else None,
-        **options,
-    )
-    return zip(slices(), batches, strict=False)
+    init = _Prepare(prepare) if options.get("num_workers") else None
+    return {**options, "generator": generator, "worker_init_fn": init}
+
+
+def as_is(batch: Any) -> Any:
+    """Collates nothing: the batch is one already."""
+    return batch
+
+
+def end_with(process: int) -> None:
+    """Let this process end when another one has, however that ends.
+
+    A worker would look after its parent itself, but where a server forks the workers
+    (``forkserver``), that is another process than the rank and outlives it.
+    """
+    try:
+        watched = os.pidfd_open(process)
+    except ProcessLookupError:  # it has ended already
+        os._exit(1)
+    except (AttributeError, OSError):  # a system without pidfd
+        return
+    threading.Thread(target=_wait, args=(watched,), daemon=True).start()
+
+
+def _wait(watched: int) -> None:
+    select.select([watched], [], [])
+    os._exit(1)
 
 
 class _Keys:
@@ -89,12 +162,14 @@ class _Keys:
 
 
 class _Prepare:
-    """First thing in a loader's worker: signals are its rank's business."""
+    """First thing in a loader's worker: signals are its rank's business, its end is its own."""
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then
+        self._rank = os.getpid()
 
     def __call__(self, number: int) -> None:
         notice.ignore()
+        end_with(self._rank)
         if self._then is not None:
             self._then(number)

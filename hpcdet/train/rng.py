@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 
 from hpcdet.train.order import subseed
 
-Generator = np.random.Generator | torch.Generator | random.Random
+Generator = np.random.Generator | np.random.RandomState | torch.Generator | random.Random
 State = dict[str, Any]
+
+_OF_ALL = (random._inst, np.random.mtrand._rand, torch.default_generator)
+
+
+def is_own(value: Any) -> TypeGuard[Generator]:
+    """Whether something is a random generator of somebody's own, not one of the libraries'."""
+    return isinstance(value, Generator) and not any(value is one for one in _OF_ALL)
+
+
+def reseed(generator: Generator, seed: int) -> None:
+    """Begin a generator anew; ``seed``: any non-negative integer."""
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed % 2**63)
+    elif isinstance(generator, random.Random):
+        generator.seed(seed)
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(seed % 2**32)
+    else:
+        bits = generator.bit_generator
+        bits.state = type(bits)(seed).state
 
 
 def seed_all(seed: int) -> None:
@@ -30,14 +50,7 @@ def plant(seed: int, generators: Mapping[str, Generator] | None = None) -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(seed % 2**63)
     for name, generator in (generators or {}).items():
-        own = subseed("generator", name, seed)
-        if isinstance(generator, torch.Generator):
-            generator.manual_seed(own % 2**63)
-        elif isinstance(generator, random.Random):
-            generator.seed(own)
-        else:
-            kind: Any = type(generator.bit_generator)
-            generator.bit_generator.state = kind(own).state
+        reseed(generator, subseed("generator", name, seed))
 
 
 def capture_cpu() -> tuple[Any, Any, torch.Tensor]:
@@ -64,7 +77,7 @@ def capture(generators: Mapping[str, Generator] | None = None) -> State:
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
     if generators:
-        state["registered"] = {name: _capture(one) for name, one in generators.items()}
+        state["registered"] = {name: state_of(one) for name, one in generators.items()}
     return state
 
 
@@ -78,22 +91,28 @@ def restore(state: State, generators: Mapping[str, Generator] | None = None) -> 
         torch.cuda.set_rng_state(state["cuda"].cpu())
     for name, one in (generators or {}).items():
         if name in state.get("registered", {}):
-            _restore(one, state["registered"][name])
+            restore_one(one, state["registered"][name])
 
 
-def _capture(generator: Generator) -> Any:
+def state_of(generator: Generator) -> Any:
+    """One generator's state, as plain values and tensors."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, random.Random):
         version, words, gauss_next = generator.getstate()
         return [version, list(words), gauss_next]
+    if isinstance(generator, np.random.RandomState):
+        return dict(generator.get_state(legacy=False))
     return dict(generator.bit_generator.state)
 
 
-def _restore(generator: Generator, state: Any) -> None:
+def restore_one(generator: Generator, state: Any) -> None:
+    """The inverse of ``state_of``."""
     if isinstance(generator, torch.Generator):
         generator.set_state(state)
     elif isinstance(generator, random.Random):
         generator.setstate((state[0], tuple(state[1]), state[2]))
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
     else:
         generator.bit_generator.state = state

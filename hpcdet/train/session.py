@@ -30,6 +30,7 @@ from hpcdet.train.peers import Peers, is_peer_loss
 from hpcdet.train.place import Place
 from hpcdet.train.profile import Profile
 from hpcdet.train.ranks import PEER_LOST, Ranks
+from hpcdet.train.registered import Registry
 from hpcdet.train.rendezvous import device_of
 from hpcdet.train.saving import Keeper
 from hpcdet.train.tracking import Tracker, plain
@@ -72,6 +73,7 @@ class Session:
         until: length at which training ends, as far as anybody has said.
         says: the file of the verdict.
         profile: where this rank's time goes.
+        generators, registered: what the code has given to checkpoints, by name.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Session:
         self.keeper = Keeper(place, self.peers, config, self.tracker, deadline)
         self.generators: dict[str, rng.Generator] = {}
         self.virtual = Virtual.of(config, ranks, record.seed)
+        self.registered = Registry()
         self.until: Length | None = None
         self._deadline = deadline
         self._agreement = Agreement(self.peers)

@@ -1,0 +1,274 @@
+"""What the trainer draws its batches from, and where it is in it.
+
+Data with indices need no state: their position is the number of samples seen. Streams and
+foreign loaders that know their own position have a state on each rank.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from hpcdet.errors import ConfigError
+from hpcdet.pytorch._context import PyTorchTrialContext
+from hpcdet.pytorch._data import DataLoader, TorchData, data_length
+from hpcdet.train import rng
+from hpcdet.train.batches import BatchOrder
+from hpcdet.train.order import Order, Slice, subseed
+from hpcdet.train.peers import Peers
+from hpcdet.train.streams import State, Stateful, Stream
+
+Batch = tuple[Slice, TorchData]
+"""What this rank takes of a step, and its samples."""
+
+
+class Feed(Protocol):
+    """Batches of training, without end.
+
+    Attributes:
+        epoch_records: samples in an epoch, over all ranks.
+        batch: samples in a global batch; None where that varies.
+    """
+
+    @property
+    def batch(self) -> int | None: ...
+
+    @property
+    def epoch_records(self) -> int: ...
+
+    def batches(self, records: int) -> Iterator[Batch]:
+        """This rank's shares behind so many samples."""
+
+    def state(self) -> State | None:
+        """This rank's position behind the last batch; None where ``records`` says it all."""
+
+    def load(self, state: State | None) -> None:
+        """Go on from a position; None: this rank has none in the checkpoint."""
+
+
+def feed_of(data: Any, context: PyTorchTrialContext, batch: int) -> Feed:
+    """The feed of what ``build_training_data_loader`` returned.
+
+    Args:
+        batch: samples in a global batch.
+
+    Raises:
+        ConfigError: it is something that cannot be resumed.
+    """
+    seed, ranks = context.core.seed, context.core.session.ranks
+    if isinstance(data, DataLoader) and not data.streams:
+        return _Indexed(data, data.order(seed, batch), context)
+    _refuse_virtual(data, context)
+    if isinstance(data, DataLoader):
+        data.check_resumable()
+        stream = data.stream(seed, ranks.rank)
+        return _Streamed(stream, _length(data, context), data.batch_size, ranks.world)
+    _accept(data, context, "build_training_data_loader")
+    size = getattr(data, "batch_size", None) or 1
+    return _Foreign(data, context, _length(data, context), size)
+
+
+def passes(data: Any, context: PyTorchTrialContext) -> Iterator[Batch]:
+    """One pass through what ``build_validation_data_loader`` returned.
+
+    Where the ranks' parts are not equally long, the batches of those that have none left have
+    weight 0, so that all have the same number.
+    """
+    session = context.core.session
+    if isinstance(data, DataLoader) and not data.streams:
+        return data.validation(context.core.seed, context.mine, context.shares)
+    _refuse_virtual(data, context)
+    if isinstance(data, DataLoader):
+        stream = data.stream(context.core.seed, session.ranks.rank)
+        return _in_step(stream.once(), session.peers)
+    _accept(data, context, "build_validation_data_loader")
+    return _in_step(((_samples(batch), batch) for batch in data), session.peers)
+
+
+def _refuse_virtual(data: Any, context: PyTorchTrialContext) -> None:
+    if context.elastic is not None:
+        raise ConfigError(
+            f"a {type(getattr(data, 'dataset', data)).__name__} has no indices, and cannot be "
+            "shared by virtual ranks",
+            where="reproducibility.elastic: exact",
+            hint="give the data set __len__ and __getitem__",
+        )
+
+
+def whole(data: Any, context: PyTorchTrialContext) -> Any:
+    """All validation data as a torch loader, for one rank."""
+    if isinstance(data, DataLoader):
+        return data.whole(context.core.seed)
+    _accept(data, context, "build_validation_data_loader")
+    return data
+
+
+def _accept(data: Any, context: PyTorchTrialContext, method: str) -> None:
+    if isinstance(data, Stateful) or context.experimental.unchecked_data:
+        return
+    raise ConfigError(
+        f"{method} returned a {type(data).__name__}, whose position cannot be saved",
+        where=method,
+        hint="return hpcdet.pytorch.DataLoader, which takes the same arguments, or torchdata's "
+        "StatefulDataLoader; or do sharding and skipping yourself, after "
+        "context.experimental.disable_dataset_reproducibility_checks()",
+    )
+
+
+def _length(data: Any, context: PyTorchTrialContext) -> int | None:
+    """Batches in an epoch, as rank 0 counts them; None where nobody can say."""
+    try:
+        length = len(data)
+    except TypeError:
+        length = None
+    return context.distributed.broadcast(length)
+
+
+def _samples(batch: TorchData) -> int:
+    try:
+        return data_length(batch)
+    except ConfigError:
+        return 1
+
+
+def _in_step(batches: Iterator[tuple[int, TorchData]], peers: Peers) -> Iterator[Batch]:
+    batch = None
+    while True:
+        size, batch = next(batches, (0, batch))  # one that has ended repeats its last batch
+        if not any(peers.allgather(size)):
+            return
+        yield Slice(0, size, np.empty(0, np.int64), size, last=False), batch
+
+
+class _Indexed:
+    def __init__(
+        self, data: DataLoader, order: Order | BatchOrder, context: PyTorchTrialContext
+    ) -> None:
+        self._data = data
+        self._order = order
+        self._context = context
+
+    @property
+    def batch(self) -> int | None:
+        return self._order.batch if isinstance(self._order, Order) else None
+
+    @property
+    def epoch_records(self) -> int:
+        return self._order.epoch_records
+
+    def batches(self, records: int) -> Iterator[Batch]:
+        context = self._context
+        seed = context.core.seed
+        return self._data.training(self._order, seed, records, context.mine, context.shares)
+
+    def state(self) -> State | None:
+        return None
+
+    def load(self, state: State | None) -> None:
+        pass
+
+
+class _Counted:
+    """Batches that nobody has numbered: each counts as a full one, on every rank.
+
+    Args:
+        length: batches in an epoch; None: there are no epochs.
+        batch: samples in a rank's batch.
+    """
+
+    def __init__(self, length: int | None, batch: int, world: int) -> None:
+        self._length = length
+        self._share = batch
+        self.batch = batch * world
+
+    @property
+    def epoch_records(self) -> int:
+        return self._length * self.batch if self._length else sys.maxsize
+
+    def _numbered(self, batches: Iterator[TorchData], records: int) -> Iterator[Batch]:
+        for number, batch in enumerate(batches, records // self.batch):
+            epoch, place = divmod(number, self._length) if self._length else (0, number)
+            last = place + 1 == self._length
+            yield Slice(epoch, self.batch, np.empty(0, np.int64), self._share, last), batch
+
+
+class _Streamed(_Counted):
+    def __init__(self, stream: Stream, length: int | None, batch: int, world: int) -> None:
+        super().__init__(length, batch, world)
+        self._stream = stream
+
+    def batches(self, records: int) -> Iterator[Batch]:
+        return self._numbered(self._stream.endless(), records)
+
+    def state(self) -> State | None:
+        return self._stream.state()
+
+    def load(self, state: State | None) -> None:
+        self._stream.load(_found(state))
+
+
+class _Foreign(_Counted):
+    """A loader of torch's or torchdata's, or anything that can be iterated.
+
+    It draws from generators that are seeded before each batch, so that what it takes for
+    itself changes nothing in training.
+    """
+
+    def __init__(
+        self, loader: Any, context: PyTorchTrialContext, length: int | None, batch: int
+    ) -> None:
+        super().__init__(length, batch, context.distributed.size)
+        self._loader = loader
+        self._seed = (context.core.seed, context.distributed.rank)
+        self._epoch = self._place = 0
+
+    def batches(self, records: int) -> Iterator[Batch]:
+        if not isinstance(self._loader, Stateful):
+            self._epoch = records // self.epoch_records
+        return self._numbered(self._endless(), records)
+
+    def _endless(self) -> Iterator[TorchData]:
+        while True:
+            batches: Iterator[TorchData] | None = None
+            while True:
+                before = rng.capture_cpu()
+                try:
+                    # a sampler shuffles at the first call, in an epoch that is resumed, too
+                    place = 0 if batches is None else self._place
+                    rng.seed_all(subseed("foreign", *self._seed, self._epoch, place))
+                    batches = iter(self._loader) if batches is None else batches
+                    batch = next(batches)
+                except StopIteration:
+                    break
+                finally:
+                    rng.restore_cpu(before)
+                self._place += 1
+                yield batch
+            if not self._place:
+                raise ConfigError("the training data loader is empty", where=repr(self._loader))
+            self._epoch, self._place = self._epoch + 1, 0
+
+    def state(self) -> State | None:
+        if not isinstance(self._loader, Stateful):
+            return None
+        loader = self._loader.state_dict()
+        return {"epoch": self._epoch, "place": self._place, "loader": loader}
+
+    def load(self, state: State | None) -> None:
+        if isinstance(self._loader, Stateful):
+            found = _found(state)
+            self._epoch, self._place = found["epoch"], found["place"]
+            self._loader.load_state_dict(found["loader"])
+
+
+def _found(state: State | None) -> State:
+    if state is None:
+        raise ConfigError(
+            "the checkpoint has no position in the data for this rank",
+            where="build_training_data_loader",
+            hint="streams go on only with the same number of ranks; data with indices at any",
+        )
+    return state

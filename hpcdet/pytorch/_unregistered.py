@@ -1,0 +1,108 @@
+"""State that can be reached from a trial and that no checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset
+
+from hpcdet.pytorch._callback import PyTorchCallback
+from hpcdet.pytorch._context import PyTorchTrialContext
+from hpcdet.pytorch._data import DataLoader
+from hpcdet.pytorch._lr import LRScheduler
+from hpcdet.pytorch._reducers import MetricReducer
+from hpcdet.pytorch._trial import PyTorchTrial
+from hpcdet.train import reachable, rng
+from hpcdet.train.streams import Stateful
+
+_SCALERS = (torch.amp.GradScaler,)
+_SCHEDULERS = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+_NOT_ENTERED = (
+    PyTorchTrialContext,
+    DataLoader,  # a data set's own generators are seeded for each sample
+    TorchDataLoader,
+    Dataset,
+    LRScheduler,
+    MetricReducer,
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    torch.Generator,
+    *_SCALERS,
+    *_SCHEDULERS,
+)
+
+
+def unregistered(
+    trial: PyTorchTrial, context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback]
+) -> list[str]:
+    """Paths of what training may change and nobody saves, with what it is and its remedy.
+
+    Modules count if they train parameters or keep buffers, others if they are optimizers,
+    schedulers, enabled gradient scalers or random generators, or say a ``state_dict``.
+    """
+    known = {id(one) for one in _known(context, callbacks)}
+    datasets: set[int] = set()
+
+    def enters(value: Any) -> bool:
+        if isinstance(value, DataLoader | TorchDataLoader):
+            datasets.add(id(value.dataset))
+        return not (isinstance(value, _NOT_ENTERED) or id(value) in known | datasets)
+
+    found = []
+    for path, value in reachable.walk({"trial": trial}, enters):
+        if id(value) not in known and (kind := _kind(value)):
+            found.append(f"{path} ({type(value).__name__}): {kind}")
+    return found
+
+
+def _known(context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback]) -> Iterable[Any]:
+    for model in context.models:
+        yield from model.modules()
+    yield from context.optimizers
+    for wrapped in context.lr_schedulers:
+        yield wrapped
+        yield from (one for _, one in reachable.walk({"": wrapped.scheduler}, _nests))
+    yield context.scaler
+    yield from (reducer for reducer, _, _ in context.reducers.values())
+    yield from callbacks.values()
+    yield from context.core.session.generators.values()
+    for item in context.core.session.registered:
+        yield item
+        if isinstance(item, torch.nn.Module):
+            yield from item.modules()
+
+
+def _nests(value: Any) -> bool:
+    return isinstance(value, (list, tuple, dict, *_SCHEDULERS))
+
+
+def _kind(value: Any) -> str:
+    """What to do about it; "" where there is nothing to do."""
+    if isinstance(value, torch.nn.Module):
+        return "pass it to context.wrap_model, or register_state" if _learns(value) else ""
+    if isinstance(value, torch.optim.Optimizer):
+        return "pass it to context.wrap_optimizer"
+    if isinstance(value, _SCHEDULERS):
+        return "pass it to context.wrap_lr_scheduler"
+    if isinstance(value, _SCALERS):
+        return "pass it to context.wrap_scaler" if value.is_enabled() else ""
+    if rng.is_own(value):
+        return "pass it to context.register_generator"
+    if isinstance(value, _NOT_ENTERED) or not isinstance(value, Stateful):
+        return ""
+    return "pass it to context.register_state"
+
+
+def _learns(module: torch.nn.Module) -> bool:
+    """Whether training may change a module. Weights of a loss are buffers, and constant."""
+    if any(one.requires_grad for one in module.parameters()):
+        return True
+    parts = (one for one in module.modules() if one.training)
+    losses = torch.nn.modules.loss._Loss
+    return any(
+        not isinstance(one, losses) and any(True for _ in one.buffers(recurse=False))
+        for one in parts
+    )
