@@ -17,11 +17,15 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
+from hpcdet.train import reachable, rng
 from hpcdet.train.order import subseed
 
 T = TypeVar("T")
 Plant = Callable[..., None]
 """Called before each sample with the parts of its seed."""
+
+
+_NUMPY: Any = np.random.mtrand._rand
 
 
 class Source(Protocol):
@@ -47,7 +51,7 @@ class Python:
         return random.getstate()
 
     def moved(self, mark: Any) -> bool:
-        return random.getstate() != mark
+        return bool(random.getstate() != mark)
 
     def restore(self, mark: Any) -> None:
         random.setstate(mark)
@@ -83,7 +87,7 @@ class Numpy:
     _WORDS = 625 * 4
 
     def __init__(self) -> None:
-        bits = np.random.get_bit_generator()
+        bits = _NUMPY._bit_generator
         self._bits = bits
         self._address = int(bits.ctypes.state_address) if self._readable(bits) else 0
         self._known: tuple[bytes, Any] | None = None
@@ -98,7 +102,7 @@ class Numpy:
         return ctypes.string_at(int(bits.ctypes.state_address), self._WORDS) == expected
 
     def _words(self) -> bytes:
-        if self._address and np.random.get_bit_generator() is self._bits:
+        if self._address and _NUMPY._bit_generator is self._bits:
             return ctypes.string_at(self._address, self._WORDS)
         return b""
 
@@ -111,7 +115,7 @@ class Numpy:
     def moved(self, mark: Any) -> bool:
         words, state = mark
         if words and not state[3]:
-            return self._words() != words
+            return bool(self._words() != words)
         now: Any = np.random.get_state(legacy=True)
         return bool(now[2:] != state[2:] or not np.array_equal(now[1], state[1]))
 
@@ -122,20 +126,44 @@ class Numpy:
         np.random.seed(number % 2**32)
 
 
+class Own:
+    """Generators of a data set's own, in its attributes, its transforms, …"""
+
+    def __init__(self, generators: Sequence[rng.Generator] = ()) -> None:
+        self._generators = list(generators)
+
+    @classmethod
+    def of(cls, *roots: Any) -> Own:
+        """Those that can be reached from some objects."""
+        found = reachable.walk({str(number): root for number, root in enumerate(roots)})
+        return cls([one for _, one in found if rng.is_own(one)])
+
+    def __bool__(self) -> bool:
+        return bool(self._generators)
+
+    def mark(self) -> list[Any]:
+        """Their states, for ``restore``."""
+        return [rng.state_of(one) for one in self._generators]
+
+    def restore(self, mark: Sequence[Any]) -> None:
+        for one, before in zip(self._generators, mark, strict=True):
+            rng.restore_one(one, before)
+
+    def seed(self, number: int) -> None:
+        for place, one in enumerate(self._generators):
+            rng.reseed(one, number + place + 1)
+
+
 class Draws:
     """Draws the batches of one data set, in one process.
 
     Args:
-        plant_own: seeds generators of the data set's own, for every sample.
+        own: generators of the data set's own, which are seeded for every sample.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[Source] | None = None,
-        plant_own: Callable[[int], None] | None = None,
-    ) -> None:
-        self._sources = list(sources) if sources is not None else [Python(), Numpy(), Torch()]
-        self._plant_own = plant_own
+    def __init__(self, own: Own | None = None) -> None:
+        self._sources: list[Source] = [Python(), Numpy(), Torch()]
+        self._own = own or Own()
         self._used: list[Source] = []
         self._known = False
         self._planted: list[tuple[Source, Any]] = []
@@ -147,6 +175,7 @@ class Draws:
             keep: leave the generators as they were: they are the training process's own.
         """
         before = [(source, source.mark()) for source in self._sources]
+        own = self._own.mark()
         quiet = False
         try:
             if self._known:
@@ -155,6 +184,7 @@ class Draws:
                 if quiet:
                     return drawn
                 self._put_back(before)
+                self._own.restore(own)
             self._planted = []
             drawn = fetch(self._plant_all)
             self._look()
@@ -163,22 +193,21 @@ class Draws:
         finally:
             if keep:
                 self._put_back([(s, m) for s, m in before if not quiet or s in self._used])
+                self._own.restore(own)
 
     def _plant(self, *parts: int | str) -> None:
-        if self._used or self._plant_own is not None:
+        if self._used or self._own:
             number = subseed(*parts)
             for source in self._used:
                 source.seed(number)
-            if self._plant_own is not None:
-                self._plant_own(number)
+            self._own.seed(number)
 
     def _plant_all(self, *parts: int | str) -> None:
         self._look()
         number = subseed(*parts)
         for source in self._sources:
             source.seed(number)
-        if self._plant_own is not None:
-            self._plant_own(number)
+        self._own.seed(number)
         self._planted = [(source, source.mark()) for source in self._sources]
 
     def _look(self) -> None:

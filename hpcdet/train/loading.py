@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
-from hpcdet.train import notice, reachable, rng
+from hpcdet.train import notice, rng
+from hpcdet.train.draws import Draws, Own, Plant
 from hpcdet.train.order import Slice, subseed
 
 Key = tuple[int, int]
@@ -31,8 +32,7 @@ class Sources:
     generators of its own (in its attributes, its transforms, …)."""
 
     def __init__(self, *roots: Any) -> None:
-        found = reachable.walk({str(number): root for number, root in enumerate(roots)})
-        self._own = [one for _, one in found if rng.is_own(one)]
+        self._own = Own.of(*roots)
 
     def plant(self, *seed: int | str) -> None:
         """Seed them all; equal parts give equal numbers for ever."""
@@ -41,17 +41,15 @@ class Sources:
         np.random.seed(number % 2**32)
         # torch.manual_seed would ask for accelerators as well: 100 times slower
         torch.default_generator.manual_seed(number % 2**63)
-        for place, one in enumerate(self._own):
-            rng.reseed(one, number + place + 1)
+        self._own.seed(number)
 
     def capture(self) -> tuple[Any, list[Any]]:
         """What ``restore`` puts back."""
-        return rng.capture_cpu(), [rng.state_of(one) for one in self._own]
+        return rng.capture_cpu(), self._own.mark()
 
     def restore(self, state: tuple[Any, list[Any]]) -> None:
         rng.restore_cpu(state[0])
-        for one, before in zip(self._own, state[1], strict=True):
-            rng.restore_one(one, before)
+        self._own.restore(state[1])
 
 
 class Seeded(Dataset[Any]):
@@ -64,28 +62,26 @@ class Seeded(Dataset[Any]):
         self._dataset = dataset
         self._collate = collate
         self._seed = seed
-        self._sources: Sources | None = None
+        self._draws: Draws | None = None
 
     def __getitems__(self, keys: Sequence[Key]) -> Any:
-        if self._sources is None:  # in the process that draws: a worker has copies of its own
-            self._sources = Sources(self._dataset, self._collate)
-        sources = self._sources
-        before = sources.capture() if get_worker_info() is None else None
-        try:
-            samples = self._samples(keys, sources)
-            sources.plant("batch", *self._seed, *keys[0])
-            return self._collate(samples)
-        finally:
-            if before is not None:
-                sources.restore(before)
+        if self._draws is None:  # in the process that draws: a worker has copies of its own
+            self._draws = Draws(own=Own.of(self._dataset, self._collate))
+        alone = get_worker_info() is None
+        return self._draws.batch(lambda plant: self._batch(keys, plant), keep=alone)
 
-    def _samples(self, keys: Sequence[Key], sources: Sources) -> list[Any]:
+    def _batch(self, keys: Sequence[Key], plant: Plant) -> Any:
+        samples = self._samples(keys, plant)
+        plant("batch", *self._seed, *keys[0])
+        return self._collate(samples)
+
+    def _samples(self, keys: Sequence[Key], plant: Plant) -> list[Any]:
         if hasattr(self._dataset, "__getitems__"):
-            sources.plant("sample", *self._seed, *keys[0])
+            plant("sample", *self._seed, *keys[0])
             return list(self._dataset.__getitems__([index for _, index in keys]))
         samples = []
         for key in keys:
-            sources.plant("sample", *self._seed, *key)
+            plant("sample", *self._seed, *key)
             samples.append(self._dataset[key[1]])
         return samples
 
