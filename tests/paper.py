@@ -145,7 +145,7 @@ class Waves:
     """A searcher: ``count`` trials, ``width`` at once, each until 100 batches.
 
     ``stop_above``: a trial that reports more than this is stopped. ``breaks_at``: raises when
-    that trial reports, unless ``mended``.
+    that trial reports, in the middle of changing its state.
     """
 
     name = "waves"
@@ -158,15 +158,18 @@ class Waves:
         self.stop_above, self.breaks_at = stop_above, breaks_at
 
     def initial(self) -> api.State:
-        return {"made": 0, "ended": 0, "good": 0}
+        return {"made": 0, "ended": 0, "good": 0, "count": self.count, "heard": 0}
 
     def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
-        state, actions = dict(state), list[api.Action]()
+        actions = list[api.Action]()
         wish = 0
         match event:
             case api.Start():
                 wish = self.width
+            case api.Limits(count, width):
+                wish, state["count"] = min(width, count - state["count"]), count
             case api.Report(trial, _, metrics):
+                state["heard"] += 1
                 if trial == self.breaks_at:
                     raise ValueError("the searcher does not like trial numbers")
                 if metrics["loss"] > self.stop_above:
@@ -175,12 +178,12 @@ class Waves:
                 state["ended"] += 1
                 state["good"] += reason in ("target", "stopped")
                 wish = 1
-        for _ in range(min(wish, self.count - state["made"])):
+        for _ in range(min(wish, state["count"] - state["made"])):
             state["made"] += 1
             number = state["made"]
             params = {"rate": 0.1 * number}
             actions.append(api.Create(number, params, 7 * number, Length("batches", 100)))
-        if state["ended"] == self.count:
+        if state["ended"] == state["count"]:
             actions.append(api.Shutdown(failed=not state["good"]))
         return state, actions
 

@@ -21,6 +21,7 @@ from hpcdet.store import chain, config, files, journal, lease, limits
 from hpcdet.store.layout import AttemptPaths, WorkerPaths, numbers
 from hpcdet.store.records import (
     Best,
+    Claim,
     Closed,
     Control,
     End,
@@ -32,9 +33,10 @@ from hpcdet.store.records import (
     WorkerEnd,
     in_force,
 )
+from hpcdet.store.spending import epoch
 from hpcdet.store.trials import standing
 from hpcdet.units import Length
-from tests.builders import Builder
+from tests.builders import Builder, at
 from tests.paper import Player, Waves, World
 
 
@@ -115,6 +117,29 @@ def test_the_searcher_hears_each_length_once_whatever_is_trained_again(tmp_path:
     advance(world.paths, holder)
     heard = [(e["length"]["batches"], e["metrics"]["loss"]) for e in events(world) if "length" in e]
     assert heard == [(30, 0.3), (60, "NaN"), (90, 0.9)]
+
+
+def test_a_report_says_what_its_trial_has_cost_so_far(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    trial, clock = built.trial(), []
+    for steps in [(10,), (10, 20)]:
+        attempt = trial.attempt()
+        for step in steps:
+            built.clock += 30
+            attempt.metrics("validation", step, validation_loss=0.5)
+            clock.append(built.clock)
+        attempt.end("preempted")
+        clock.append(built.clock)
+        built.clock += 1000  # in the queue
+    begun = [epoch(claim.at) for n in (1, 2) if (claim := Claim.read(trial.paths.attempt(n).claim))]
+    first, end, _, second, _ = (epoch(at(seconds)) for seconds in clock)
+    two_slots = config.resolve({"resources": {"slots_per_trial": 2}})
+    facts = Facts(built.paths, two_slots)
+    said = {r.length.value: r.seconds for r in facts.reports(trial.paths, "batches", -1)}
+    assert said == {
+        10: 2 * (first - begun[0]),
+        20: 2 * (end - begun[0] + second - begun[1]),
+    }
 
 
 def test_the_best_of_all_trials_is_known_to_all(tmp_path: Path) -> None:
@@ -537,6 +562,7 @@ def test_a_searcher_that_raises_pauses_the_search_and_loses_nothing(tmp_path: Pa
     method.breaks_at = 0
     commands.ask(world.paths, "resume")
     advance(world.paths, holder)
+    assert holder.decided.search["heard"] == 1, "what it changed before it failed is forgotten"
     play.finish(play.claim(worker))
     advance(world.paths, holder)
     assert closed(world) == ("COMPLETED", "2 of 2 trials succeeded")

@@ -312,3 +312,28 @@ def test_what_failed_is_tried_again_though_the_experiment_was_over(tmp_path: Pat
     assert world.paths.closed.name == "closed-2.json"
     assert closed is not None and closed.why == "2 of 2 trials succeeded"
     assert intents(world)[-1].overrides == more
+
+
+def test_a_search_that_is_over_goes_on_when_it_is_extended(tmp_path: Path) -> None:
+    searcher = {"max_trials": 2, "max_length": {"batches": 100}}
+    world = World.make(tmp_path, Waves(count=2, width=2), searcher=searcher)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    for worker in play.start_all():
+        play.finish(play.claim(worker))
+        play.leave(worker, "closed")
+    assert advance(world.paths, holder).state == "COMPLETED"
+    commands.ask(world.paths, "set", reopen=True, **{"searcher.max_trials": 3})
+    holder.close()
+    holder = world.holder()
+    later(world, holder)
+    told = [line["event"] for line in chain.read(world.paths) if line["kind"] == "event"]
+    length = {"batches": 100}
+    limits = {"max_trials": 3, "max_concurrent": 2, "max_length": length}
+    assert [event for event in told if event["kind"] == "limits"] == [{"kind": "limits", **limits}]
+    assert holder.decided.state[0] == "RUNNING" and not world.paths.closed.exists()
+    [worker] = play.start_all()
+    play.finish(play.claim(worker))
+    assert advance(world.paths, holder).state == "COMPLETED"
+    closed = Closed.read(world.paths.closed)
+    assert closed is not None and closed.why == "3 of 3 trials succeeded"

@@ -64,7 +64,13 @@ def fits(resolved: Resolved) -> None:
         config = Config.model_validate(values)
     except ValidationError:  # another version's; what is new was checked by itself
         return
-    about = ("hyperparameters.global_batch_size", "reproducibility", "resources", "worker")
+    about = (
+        "hyperparameters.global_batch_size",
+        "reproducibility",
+        "resources",
+        "searcher",
+        "worker",
+    )
     wrong = [p for p in checks.errors(config) if p.key.startswith(about)]
     if wrong:
         raise problems.failure(wrong, {}, "experiment.yaml")
@@ -95,7 +101,7 @@ def checked(key: str, value: Any) -> Any:
     kind: Any = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
     adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(strict=True))
     try:
-        return adapter.validate_python(value)
+        return adapter.dump_python(adapter.validate_python(value))
     except ValidationError as error:
         what = "; ".join(item["msg"] for item in error.errors(include_url=False))
         raise ConfigError(

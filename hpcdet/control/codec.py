@@ -12,6 +12,7 @@ _EVENTS: dict[str, type[api.Event]] = {
     "start": api.Start,
     "report": api.Report,
     "segment_end": api.SegmentEnd,
+    "limits": api.Limits,
 }
 _ACTIONS: dict[str, type[api.Action]] = {
     "create": api.Create,
@@ -30,7 +31,7 @@ def encode_event(event: api.Event) -> dict[str, Any]:
 def decode_event(value: dict[str, Any]) -> api.Event | None:
     """The event, or None for a kind that this version does not know."""
     kind = _EVENTS.get(value["kind"])
-    return kind(**_fields(value)) if kind else None
+    return kind(**_fields(kind, value)) if kind else None
 
 
 def encode_action(action: api.Action) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def encode_action(action: api.Action) -> dict[str, Any]:
 def decode_action(value: dict[str, Any]) -> api.Action | None:
     """The action, or None for a kind that this version does not know."""
     kind = _ACTIONS.get(value["kind"])
-    return kind(**_fields(value)) if kind else None
+    return kind(**_fields(kind, value)) if kind else None
 
 
 def _encode(value: Any, kinds: dict[str, Any]) -> dict[str, Any]:
@@ -61,9 +62,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _fields(value: dict[str, Any]) -> dict[str, Any]:
-    fields = {key: item for key, item in value.items() if key != "kind"}
-    for key in ("until", "length"):
+def _fields(kind: type, value: dict[str, Any]) -> dict[str, Any]:
+    """Those that this version knows; what the record lacks takes its default."""
+    known = kind.__match_args__  # type: ignore[attr-defined]
+    fields = {key: value[key] for key in known if key in value}
+    for key in ("until", "length", "max_length"):
         if fields.get(key) is not None:
             fields[key] = Length.decode(fields[key])
     if "metrics" in fields:

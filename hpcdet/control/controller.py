@@ -105,6 +105,9 @@ def _turn(holder: Holder) -> Turn:
     decided = holder.decided
     if not decided.started:
         holder.tell(api.Start())
+    if decided.unsaid and not (decided.broken or decided.canceled):
+        now = holder.resolved.searcher
+        holder.tell(api.Limits(now.max_trials, now.max_concurrent_trials, now.max_length))
     seen = holder.watch.look()
     holder.lease.blind = holder.watch.blind
     holder.lease.waiting = sum(place.phase == "pending" for place in seen.places)

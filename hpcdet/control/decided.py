@@ -73,6 +73,7 @@ class Decided:
         holds: jobs whose hold was changed after they were submitted, and to what.
         follows: folders of the experiments, relative to this one, that have to end well first.
         after: ids of the jobs that have to.
+        unsaid: the user has changed the limits of the search, which it has not been told.
     """
 
     method: api.Searcher
@@ -96,7 +97,7 @@ class Decided:
     holds: dict[str, bool] = field(default_factory=dict)
     follows: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
-    _failing: api.Event | None = None
+    unsaid: bool = False
 
     def __post_init__(self) -> None:
         self.search = self.method.initial()
@@ -136,21 +137,14 @@ class Decided:
         going = (plan for plan in self.plans.values() if not plan.ended)
         return [plan.number for plan in going if self._wanted(plan)[0] == "run"]
 
-    def ask_again(self) -> None:
-        """Tell the searcher the event on which it failed once more."""
-        if self._failing is not None:
-            self.broken = ""
-            self._tell(self._failing)
-
     def _tell(self, event: api.Event) -> None:
+        if self.broken:
+            return  # its state is not what was decided any more
         try:
-            state, actions = self.method.on_event(self.search, event)
+            self.search, actions = self.method.on_event(self.search, event)
+            self.owed = list(actions)
         except Exception as error:  # the searcher may be anybody's code
             self.broken = f"searcher {self.method.name}: {type(error).__name__}: {error}"
-            self._failing = event
-            return
-        self.search, self.owed, self._failing = state, list(actions), None
-        self.broken = ""
 
     def _take_event(self, line: Line) -> None:
         event = codec.decode_event(line["event"])
@@ -161,6 +155,8 @@ class Decided:
             self.plans[event.trial].told = event.length.value
         elif isinstance(event, api.SegmentEnd):
             self.plans[event.trial].ended = event.reason
+        elif isinstance(event, api.Limits):
+            self.unsaid = False
         if event is not None:
             self._tell(event)
 
@@ -169,13 +165,15 @@ class Decided:
             self.owed.pop(0)
         match codec.decode_action(line["action"]):
             case api.Create(trial, params, seed, until, parent):
+                self.shutdown = None
                 plan = Plan(trial, dict(params), seed, until, parent, killed=self.canceled)
                 self.plans.setdefault(trial, plan)
-            case api.Continue(trial, until):
+            case api.Continue(trial, until, why):
+                self.shutdown = None
                 plan = self.plans[trial]
-                plan.until, plan.searcher, plan.ended = until, "run", ""
-            case api.Pause(trial):
-                self.plans[trial].searcher = "pause"
+                plan.until, plan.searcher, plan.why, plan.ended = until, "run", why, ""
+            case api.Pause(trial, why):
+                self.plans[trial].searcher, self.plans[trial].why = "pause", why
             case api.Stop(trial, why):
                 self.plans[trial].searcher, self.plans[trial].why = "stop", why
             case api.Shutdown() as shutdown:
@@ -233,6 +231,7 @@ class Decided:
         """What a command changes of the config, the nodes, and where its trials go on from."""
         changed = overrides.asked(verb, arguments)
         self.overrides = {**self.overrides, **changed}
+        self.unsaid = self.unsaid or not overrides.OF_SEARCH.isdisjoint(changed)
         for number, attempts in line.get("again", ()):
             self._begin_again(self.plans[number], attempts)
         for number, name, attempt in line.get("rewinds", ()):

@@ -12,7 +12,9 @@ from hpcdet.search import api
 from hpcdet.store import journal, trials
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
-from hpcdet.store.records import End
+from hpcdet.store.overrides import Slots
+from hpcdet.store.records import Claim, End
+from hpcdet.store.spending import epoch, stretch
 from hpcdet.units import UNITS, Length, Unit
 
 RARE_S = 60.0
@@ -52,6 +54,31 @@ class Expected:
         self.heard, self._at = now, at
 
 
+@dataclass(frozen=True)
+class _Cost:
+    """Slots, from when to when in epoch seconds; ``slots`` 0 of an attempt that never ran."""
+
+    slots: int = 0
+    start: float = 0.0
+    end: float | None = None
+    ended: bool = False
+
+    @classmethod
+    def of(cls, claim: Claim | None, end: End | None, slots: Slots) -> _Cost:
+        found = stretch(claim, end, slots)
+        if found is None:
+            return cls(ended=end is not None)
+        return cls(found.slots, found.start, found.end, end is not None)
+
+    def until(self, time: str) -> float:
+        """Slot-seconds up to an ISO time; clocks of different hosts make nothing negative."""
+        return round(self.slots * max(0.0, epoch(time) - self.start), 3)
+
+    @property
+    def whole(self) -> float:
+        return self.slots * max(0.0, (self.end or self.start) - self.start)
+
+
 @dataclass
 class Facts:
     """Readers of one experiment's attempts. Ends are write-once and read once.
@@ -65,6 +92,11 @@ class Facts:
     _readers: dict[tuple[int, int], journal.Reader] = field(default_factory=dict)
     _expected: dict[tuple[int, int], Expected] = field(default_factory=dict)
     _ends: dict[tuple[int, int], End] = field(default_factory=dict)
+    _costs: dict[tuple[int, int], _Cost] = field(default_factory=dict)
+    _slots: Slots = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._slots = Slots(self.paths, self.resolved)
 
     def reports(
         self, trial: TrialPaths, unit: Unit, told: int, running: int = 0
@@ -78,9 +110,11 @@ class Facts:
             running: the attempt that has not ended, if any.
         """
         metric = self.resolved.searcher.metric
+        before = 0.0  # slot-seconds of the former attempts
         for attempt in trial.attempts():
             key = (trial.number, attempt.number)
             now, expected = self.clock(), self._expected.setdefault(key, Expected())
+            cost = self._cost(attempt)
             if attempt.number == running and expected.far(now):
                 continue
             expected.looked = now
@@ -94,7 +128,18 @@ class Facts:
                 length = length_of(line, unit)
                 if length is not None and length.value > told:
                     told = length.value
-                    yield api.Report(trial.number, length, scalars(line["metrics"]))
+                    seconds = before + cost.until(line["t"])
+                    yield api.Report(trial.number, length, scalars(line["metrics"]), seconds)
+            before += cost.whole
+
+    def _cost(self, attempt: AttemptPaths) -> _Cost:
+        """What an attempt has cost; read until it has ended."""
+        key = (attempt.trial, attempt.number)
+        known = self._costs.get(key)
+        if known is None or not known.ended:
+            claim, end = Claim.read(attempt.claim), End.read(attempt.end)
+            known = self._costs[key] = _Cost.of(claim, end, self._slots)
+        return known
 
     def forget(self, trial: int) -> None:
         """Read a trial's journals from their beginning again."""

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from hpcdet.site.models import Site
 from hpcdet.store import chain, config, overrides
 from hpcdet.store.chain import Chain
 from hpcdet.store.config import Resolved
+from hpcdet.store.journal import Line
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.lease import Lease
 from hpcdet.store.records import Intent
@@ -179,11 +180,20 @@ class Holder:
         except IntegrityError:
             self._unreadable = True
             raise
-        self._decided = Decided(self.hands.method)
-        for line in self._chain.history:
-            self._decided.take(line)
+        self._decided = self._fold(self._chain.history)
         self.settle()
         return True
+
+    def _fold(self, lines: Iterable[Line]) -> Decided:
+        decided = Decided(self.hands.method)
+        for line in lines:
+            decided.take(line)
+        return decided
+
+    def ask_again(self) -> None:
+        """Tell a searcher that has failed everything once more: it may have been mended."""
+        self._decided = self._fold(chain.read(self.paths))
+        self.settle()
 
     @property
     def resolved(self) -> Resolved:

@@ -51,8 +51,7 @@ def _obey(holder: Holder, seq: int, command: Command) -> None:
         holder.throttled_until = 0.0
         holder.unheeded_since = None
         if holder.decided.broken:
-            holder.decided.ask_again()
-            holder.settle()
+            holder.ask_again()
 
 
 def _refusal(holder: Holder, command: Command) -> str:

@@ -2,7 +2,8 @@
 
 A searcher does no I/O, reads no clock and no global random numbers; its state is JSON. The same
 events in the same order give the same actions, on any machine, so its state is the replay of
-the decisions journal. Unknown events are ignored.
+the decisions journal. Unknown events are ignored. That an attempt was preempted, lost or ran out
+of time is no event: the trial goes on elsewhere, and its reports come as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ class Start:
 
 @dataclass(frozen=True)
 class Report:
-    """A trial reported validation metrics after ``length`` of training."""
+    """A trial reported validation metrics after ``length`` of training.
+
+    The lengths of one trial are told in ascending order, each once. ``seconds``: slot-seconds
+    that its attempts have taken up to then, stretches that had to be trained again included.
+    """
 
     trial: int
     length: Length
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,20 @@ class SegmentEnd:
     reason: Literal["target", "stopped", "failed", "invalid_hp", "user_exit", "canceled"]
 
 
-Event = Start | Report | SegmentEnd
+@dataclass(frozen=True)
+class Limits:
+    """The user has changed how far the search goes: the values that hold from now on.
+
+    A search that is over may open again: ``Create`` or ``Continue`` after a ``Shutdown`` takes
+    that back. ``max_concurrent`` 0 means no limit, ``max_length`` None that the code decides.
+    """
+
+    max_trials: int
+    max_concurrent: int
+    max_length: Length | None = None
+
+
+Event = Start | Report | SegmentEnd | Limits
 
 
 @dataclass(frozen=True)
@@ -58,21 +77,27 @@ class Create:
     seed: int
     until: Length | None
     parent: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True)
 class Continue:
-    """Train a trial that reached its target further, until ``until``."""
+    """Train a trial that was paused, or reached its target, further, until ``until``."""
 
     trial: int
     until: Length
+    why: str = ""
 
 
 @dataclass(frozen=True)
 class Pause:
-    """Save a running trial and free its place; ``Continue`` brings it back."""
+    """Save a running trial and free its place; ``Continue`` brings it back.
+
+    It does not run from this moment on; what it reports while it leaves is told all the same.
+    """
 
     trial: int
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,4 +135,7 @@ class Searcher(Protocol):
         """State before the first event: plain JSON."""
 
     def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
-        """The state after an event and what the searcher wants now; ``state`` is not changed."""
+        """The state after an event and what the searcher wants now.
+
+        ``state`` may be changed in place; after an exception it is not used any more.
+        """

@@ -4,7 +4,7 @@ The file itself is write-once. A change is asked for by a command, decided by th
 lease, and from then on part of every later submission's intent; whoever runs in an allocation
 reads it from there, so that a script, its worker and its ranks never disagree. Only keys that
 leave the result as it is can be changed: where, how long and how often a trial runs, not what it
-computes. (On another number of slots the order of samples is the same, the numbers to rounding, or
+computes; and how far the search goes, of which the searcher is told. (On another number of slots the order of samples is the same, the numbers to rounding, or
 to the bit with ``reproducibility.elastic: exact``.)
 """
 
@@ -20,6 +20,7 @@ from hpcdet.store import config
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths
 from hpcdet.store.records import Claim, Intent
+from hpcdet.units import Length
 
 AT_ONCE = (
     "budget.slot_hours",
@@ -29,6 +30,8 @@ AT_ONCE = (
     "notify.on",
     "resources.max_slots",
     "searcher.max_concurrent_trials",
+    "searcher.max_length",
+    "searcher.max_trials",
 )
 """Keys that only the holder of the lease reads: a change is felt at its next turn."""
 
@@ -53,6 +56,10 @@ LATER = (
     ),
 )
 """Keys of an allocation and what runs in it: a change is felt in those submitted later."""
+
+MAX_LENGTH = "searcher.max_length"
+OF_SEARCH = frozenset({"searcher.max_concurrent_trials", MAX_LENGTH, "searcher.max_trials"})
+"""Keys that the searcher is told of (``search.api.Limits``)."""
 
 _SLOTS, _NODES = "resources.slots_per_trial", "resources.nodes"
 _PER_NODE = "resources.slots_per_node"
@@ -93,6 +100,8 @@ def lay(resolved: Resolved, changes: Mapping[str, Any]) -> Resolved:
     for key, value in changes.items():
         parts = key.split(".")
         raw = _put(resolved.raw, parts, value)
+        if key == MAX_LENGTH and isinstance(value, Mapping):
+            value = Length.decode(value)
         resolved = dataclasses.replace(_replace(resolved, parts, value), raw=raw)
     return resolved
 
