@@ -4,8 +4,9 @@ The file itself is write-once. A change is asked for by a command, decided by th
 lease, and from then on part of every later submission's intent; whoever runs in an allocation
 reads it from there, so that a script, its worker and its ranks never disagree. Only keys that
 leave the result as it is can be changed: where, how long and how often a trial runs, not what it
-computes; and how far the search goes, of which the searcher is told. (On another number of slots the order of samples is the same, the numbers to rounding, or
-to the bit with ``reproducibility.elastic: exact``.)
+computes; and how far the search goes, of which the searcher is told. (On another number of slots
+the order of samples is the same, the numbers to rounding, or to the bit with
+``reproducibility.elastic: exact``.)
 """
 
 from __future__ import annotations
