@@ -3,7 +3,8 @@
 The state is that of a transformer under Adam: 1.1 GB in 2,312 tensors, most of them small, equal on
 all ranks. Every method ends with the data on the disk (``fsync``). The floor of a save is a raw
 ``O_DIRECT`` write and ``fsync`` of the same bytes, shared among the ranks; that of a stall is a
-copy of the tensors into memory that is there already. All methods take turns in one run.
+copy of the tensors into memory that is there already; that of a load, a raw ``O_DIRECT`` read
+(``checkpoint_loads``). All methods take turns in one run.
 
 Peers: torch.save, safetensors, torch.distributed.checkpoint (synchronous, thread, process), h5py
 as everybody uses it. Of several ranks, the first writes for all where a peer knows no better.
@@ -36,6 +37,7 @@ PEERS = TOP / "benchmarks" / ".venv-checkpoint"
 sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 sys.path.append(str(PEERS))
 
+import checkpoint_loads as loading  # noqa: E402
 import h5py  # noqa: E402
 import results  # noqa: E402
 import torch  # noqa: E402
@@ -55,6 +57,8 @@ DCP_PROCESS, DCP_THREAD = "DCP async, process", "DCP async, thread"
 SYNC_PEERS = ("torch.save", "safetensors", "DCP", "h5py")
 
 State = dict[str, torch.Tensor]
+Seen = dict[str, list[dict[str, float]]]
+"""What each method took, in each round."""
 Done = Callable[[], bool]
 """Whether what was begun is on the disk."""
 
@@ -146,7 +150,7 @@ class Methods:
             self.tensors,
             rank=self.rank,
             world=self.world,
-            exchange=_exchange,
+            exchange=loading.exchange,
             image=self.images[SYNC],
         )
         return _now
@@ -191,12 +195,6 @@ class Methods:
 
 def _now() -> bool:
     return True
-
-
-def _exchange(value: Any) -> list[Any]:
-    box: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(box, value)
-    return box
 
 
 def _torch(tensors: State, path: Path) -> None:
@@ -264,8 +262,39 @@ def rank_main(rank: int, world: int, rounds: int, quick: bool, folder: Path) -> 
     logging.disable(logging.WARNING)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
     dist.init_process_group("gloo", rank=rank, world_size=world)
+    if folder.name == "loads":
+        seen = measure_loads(rank, world, rounds, quick, folder)
+    else:
+        seen = measure_saves(rank, world, rounds, quick, folder)
+    if rank == 0:
+        (folder / "seen.json").write_text(json.dumps(seen))
+    dist.barrier()
+    os._exit(0)  # what peers leave running is not waited for
+
+
+def measure_loads(rank: int, world: int, rounds: int, quick: bool, folder: Path) -> Seen:
+    """Seconds of each way to load, until all ranks are through."""
+    peers = {"torch.save": _torch, "safetensors": _safetensors, "h5py": _h5py}
+    loads = loading.Loads(state(quick), rank, world, folder, peers)
+    seen: Seen = {name: [] for name in loads.loads}
+    for turn in range(rounds + 1):
+        order = list(seen)
+        random.Random(turn).shuffle(order)
+        for name in order:
+            load = loads.cold(name)
+            start = time.perf_counter()
+            loaded = load()
+            dist.barrier()
+            if turn:  # the first is to warm up
+                seen[name].append({"load": time.perf_counter() - start})
+            del loaded
+    return seen
+
+
+def measure_saves(rank: int, world: int, rounds: int, quick: bool, folder: Path) -> Seen:
+    """What each way to save takes, once while nothing else happens, once while training goes on."""
     methods, step = Methods(state(quick), rank, world), Step()
-    seen: dict[str, list[dict[str, float]]] = {name: [] for name in methods.saves}
+    seen: Seen = {name: [] for name in methods.saves}
     for turn in range(rounds + 1):
         order = list(methods.saves)
         random.Random(turn).shuffle(order)
@@ -273,10 +302,7 @@ def rank_main(rank: int, world: int, rounds: int, quick: bool, folder: Path) -> 
             one = measure(methods.saves[name], step, folder / "save", rank)
             if turn:  # the first is to warm up
                 seen[name].append(one)
-    if rank == 0:
-        (folder / "seen.json").write_text(json.dumps(seen))
-    dist.barrier()
-    os._exit(0)  # what peers leave running is not waited for
+    return seen
 
 
 def measure(save: Callable[[Path], Done], step: Step, at: Path, rank: int) -> dict[str, float]:
@@ -308,9 +334,11 @@ def measure(save: Callable[[Path], Done], step: Step, at: Path, rank: int) -> di
 # -- all of them -----------------------------------------------------------------------------------
 
 
-def run(world: int, rounds: int, quick: bool) -> dict[str, list[dict[str, float]]]:
-    """Start the ranks; what the first of them saw."""
-    with tempfile.TemporaryDirectory(prefix="hpcdet-bench-") as name, socket.socket() as probe:
+def run(what: str, world: int, rounds: int, quick: bool) -> Seen:
+    """Start the ranks, to do ``saves`` or ``loads``; what the first of them saw."""
+    with tempfile.TemporaryDirectory(prefix="hpcdet-bench-") as top, socket.socket() as probe:
+        name = str(Path(top) / what)
+        Path(name).mkdir()
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
@@ -336,25 +364,46 @@ def run(world: int, rounds: int, quick: bool) -> dict[str, list[dict[str, float]
                     each.wait()
         if any(codes):
             raise SystemExit(f"ranks ended with {codes}:\n{log.read_text()[-5000:]}")
-        found: dict[str, list[dict[str, float]]] = json.loads(
-            (Path(name) / "seen.json").read_text()
-        )
+        found: Seen = json.loads((Path(name) / "seen.json").read_text())
         return found
 
 
-def table(seen: dict[str, list[dict[str, float]]], ranks: str) -> list[results.Row]:
-    """Rows of ours against floors and peers."""
+def compare(
+    seen: Seen, what: str, ours: str, part: str, peer: str, peer_part: str, goal: float
+) -> results.Row:
+    """A row: medians and minima; ``goal``: the ratio to reach."""
+    own = [one[part] for one in seen[ours]]
+    other = [one[peer_part] for one in seen[peer]]
+    made = results.row(what, own, peer, other, goal * statistics.median(other))
+    return made | {
+        "goal": round(made["goal"], 4),
+        "ours_min": round(min(own), 4),
+        "peer_min": round(min(other), 4),
+        "ratio_min": round(min(own) / min(other), 3),
+    }
+
+
+def of_loads(seen: Seen, ranks: str) -> list[results.Row]:
+    """Rows of our loads against floors and peers."""
+
+    def row(what: str, ours: str, peer: str, goal: float) -> results.Row:
+        return compare(seen, f"{ranks}: {what}", ours, "load", peer, "load", goal)
+
+    into, new = "cold load into tensors", "cold load, new tensors"
+    return [
+        row(into, loading.INTO, loading.RAW, 1.10),
+        *(row(into, loading.INTO, peer, 1.0) for peer in (*loading.PEERS, loading.DCP)),
+        row(new, loading.NEW, loading.RAW_NEW, 1.10),
+        *(row(new, loading.NEW, f"{peer}, new", 1.0) for peer in loading.PEERS),
+        row("cold verify", loading.VERIFY, loading.RAW, 1.10),
+    ]
+
+
+def of_saves(seen: Seen, ranks: str) -> list[results.Row]:
+    """Rows of our saves against floors and peers."""
 
     def row(what: str, ours: str, part: str, peer: str, peer_part: str, goal: float) -> results.Row:
-        own = [one[part] for one in seen[ours]]
-        other = [one[peer_part] for one in seen[peer]]
-        made = results.row(f"{ranks}: {what}", own, peer, other, goal * statistics.median(other))
-        return made | {
-            "goal": round(made["goal"], 4),
-            "ours_min": round(min(own), 4),
-            "peer_min": round(min(other), 4),
-            "ratio_min": round(min(own) / min(other), 3),
-        }
+        return compare(seen, f"{ranks}: {what}", ours, part, peer, peer_part, goal)
 
     rows = [
         row("staged to committed", STAGED, "behind", FLOOR, "whole", 1.05),
@@ -385,6 +434,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small state, one round")
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--world", type=int, default=0, help="only so many ranks")
+    parser.add_argument("--only", choices=["saves", "loads"], nargs="*", default=["saves", "loads"])
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -395,7 +445,11 @@ def main() -> None:
     install()
     rows: list[results.Row] = []
     for world in (given.world,) if given.world else (1, 2):
-        rows += table(run(world, rounds, given.quick), f"{world} rank{'s' * (world > 1)}")
+        ranks = f"{world} rank{'s' * (world > 1)}"
+        if "saves" in given.only:
+            rows += of_saves(run("saves", world, rounds, given.quick), ranks)
+        if "loads" in given.only:
+            rows += of_loads(run("loads", world, rounds, given.quick), ranks)
     results.publish("checkpoint", rows)
     print(
         "minima:",
