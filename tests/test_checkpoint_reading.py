@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import reader
+from hpcdet.checkpoint import rankfile, reader
 from hpcdet.errors import IntegrityError
 from tests.trees import ranks, same
 
@@ -50,7 +50,8 @@ def save(folder: Path, world: int = 1, private: Any = None) -> checkpoint.Manife
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_PIECE", 48 * PAGE)
     monkeypatch.setattr(reader, "_ARENA", 100 * PAGE)
-    monkeypatch.setattr(reader, "_SMALL_FILE", 100_000)
+    for module in (rankfile, reader):
+        monkeypatch.setattr(module, "SMALL_FILE", 100_000)
 
 
 class Reads:
@@ -63,7 +64,7 @@ class Reads:
         self._real = os.preadv
         self._dice = random.Random(1)
         monkeypatch.setattr(os, "preadv", self)
-        monkeypatch.setattr(reader._File, "_is_cached", lambda _: way == "buffered")
+        monkeypatch.setattr(rankfile.RankFile, "_is_cached", lambda _: way == "buffered")
 
     def __call__(self, fd: int, buffers: Sequence[memoryview], offset: int, *flags: int) -> int:
         direct = bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)

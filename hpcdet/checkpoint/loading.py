@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.checkpoint import manifest as manifests
-from hpcdet.checkpoint import reader, remove, tree
+from hpcdet.checkpoint import rankfile, reader, remove, tree
 from hpcdet.checkpoint.manifest import Manifest, NewerFormat
 from hpcdet.checkpoint.outline import SKELETON, private_digest, shared_digest
 from hpcdet.checkpoint.parts import PartDigests, Parts
@@ -128,7 +128,7 @@ def look(folder: Path) -> Manifest:
         IntegrityError: something of it is not what was written.
     """
     manifest = manifests.read(folder)
-    reader.check_tables(folder, manifest.shards)
+    rankfile.check_tables(folder, manifest.shards)
     return manifest
 
 

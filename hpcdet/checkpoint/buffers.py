@@ -1,0 +1,62 @@
+"""Memory to read into: whole pages, as direct reads want it."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from typing import Any
+
+import numpy as np
+
+PAGE = mmap.PAGESIZE
+_HUGE = 2 << 20
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def lasting(size: int) -> Bytes:
+    """New memory for values that stay: it goes back to the system with the last of them.
+
+    Of huge pages where the system has them: the kernel clears those several times as fast.
+    """
+    if size < 2 * _HUGE:
+        return _plain(size)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    mapped = mmap.mmap(-1, size + _HUGE, flags=flags)
+    with contextlib.suppress(OSError, AttributeError):
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    raw = np.frombuffer(mapped, np.uint8)
+    skip = -raw.ctypes.data % _HUGE
+    return raw[skip : skip + size]
+
+
+class Scratch:
+    """Memory for what is only looked at: new memory costs more than the reading into it.
+
+    Args:
+        size: of what is mostly asked for; such memory is used again.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._free: list[Bytes] = []
+
+    def take(self, size: int) -> Bytes:
+        """Memory of so many bytes, which may hold anything."""
+        if size > self._size:
+            return _plain(size)
+        whole = self._free.pop() if self._free else _plain(self._size)
+        return whole[:size]
+
+    def give_back(self, memory: Bytes) -> None:
+        """Nobody looks at this memory any more."""
+        whole = memory.base
+        if isinstance(whole, np.ndarray) and whole.size == self._size + PAGE:
+            skip = -whole.ctypes.data % PAGE
+            self._free.append(whole[skip : skip + self._size])
+
+
+def _plain(size: int) -> Bytes:
+    raw = np.empty(size + PAGE, np.uint8)
+    skip = -raw.ctypes.data % PAGE
+    return raw[skip : skip + size]
