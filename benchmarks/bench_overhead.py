@@ -38,7 +38,7 @@ import results  # noqa: E402
 from tests.ranks import experiment  # noqa: E402
 
 HERE = TOP / "benchmarks" / "overhead"
-VENV = TOP / "benchmarks" / ".venv-overhead"
+VENV = Path.home() / ".cache" / "hpcdet-bench" / "peers"
 PATIENCE_S = 300.0
 GOAL = 1.02
 
