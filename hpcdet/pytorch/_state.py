@@ -35,7 +35,7 @@ def shared(
     session = context.core.session
     of_all: State = {}
     if context.elastic is not None:
-        of_all["virtual"] = context.elastic.state(list(context.reducers_for(training=True)))
+        of_all["virtual"] = context.elastic.state(list(context.reducers.of(training=True)))
     if registered := session.registered.shared(session.peers):
         of_all["registered"] = registered
     return {
@@ -60,7 +60,7 @@ def private(
     gradients: Gradients,
 ) -> State:
     """What each rank has for itself."""
-    reducers = context.reducers_for(training=True)
+    reducers = context.reducers.of(training=True)
     registered = context.core.session.registered.private()
     state = {
         "rng": rng.capture(context.core.session.generators),
@@ -125,7 +125,7 @@ def load_private(
     context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback], state: State
 ) -> None:
     """Put back what this rank had for itself; random numbers last (``rng.restore``)."""
-    for name, reducer in context.reducers_for(training=True).items():
+    for name, reducer in context.reducers.of(training=True).items():
         if name in state["reducers"]:
             load_state(reducer, state["reducers"][name])
     load_callbacks(callbacks, state["callbacks"])

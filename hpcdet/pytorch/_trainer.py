@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch._context import PyTorchTrialContext
-from hpcdet.pytorch._loop import Loop, Plan
+from hpcdet.pytorch._loop import Loop
+from hpcdet.pytorch._plan import Plan
 from hpcdet.pytorch._trial import PyTorchTrial
 from hpcdet.pytorch._units import Batch, TrainUnit
 

@@ -66,7 +66,7 @@ def _known(context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback
         yield wrapped
         yield from (one for _, one in reachable.walk({"": wrapped.scheduler}, _nests))
     yield context.scaler
-    yield from (reducer for reducer, _, _ in context.reducers.values())
+    yield from context.reducers
     yield from callbacks.values()
     yield from context.core.session.generators.values()
     for item in context.core.session.registered:

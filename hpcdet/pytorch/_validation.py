@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import torch
 
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch._callback import PyTorchCallback, takes
 from hpcdet.pytorch._context import PyTorchTrialContext
 from hpcdet.pytorch._feeds import passes, whole
 from hpcdet.pytorch._metrics import Tally, named
+from hpcdet.pytorch._parallel import Parallel
 from hpcdet.pytorch._reducers import Reducer
 from hpcdet.pytorch._trial import PyTorchTrial
 from hpcdet.train import rng
@@ -70,17 +73,17 @@ class Validator:
 
     def _validate(self) -> dict[str, Any] | None:
         context, callbacks = self._context, self._callbacks.values()
-        context.reset_reducers(training=False)
+        context.reducers.reset(training=False)
         for callback in callbacks:
             callback.on_validation_start()
             callback.on_validation_epoch_start()
         outputs: list[Any] = []
-        with context.validating():
+        with _evaluating(context):
             metrics = self._whole() if self._full else self._batches(outputs)
         if metrics is None:
             return None
-        metrics |= context.reduced(training=False)
-        context.reset_reducers(training=False)
+        metrics |= context.reducers.reduced(training=False)
+        context.reducers.reset(training=False)
         for callback in callbacks:
             callback.on_validation_epoch_end(outputs)
             callback.on_validation_end(metrics)
@@ -102,7 +105,11 @@ class Validator:
             share = mine[place]
             # where ranks share the parameters, one without samples must take part all the same
             if part.weight or context.sharded:
-                with elastic.evaluating(share, batches, index) if elastic else nullcontext():
+                with (
+                    elastic.evaluating(share, batches, index)
+                    if elastic
+                    else contextlib.nullcontext()
+                ):
                     ready = context.ready(batch)
                     position = (index,) if self._numbered else ()
                     found = named(self._trial.evaluate_batch(ready, *position))
@@ -123,6 +130,25 @@ class Validator:
         if context.core.session.ranks.chief or context.sharded:
             metrics = named(self._trial.evaluate_full_dataset(whole(self._data, context)))
         return context.core.session.peers.broadcast(metrics)
+
+
+@contextlib.contextmanager
+def _evaluating(context: PyTorchTrialContext) -> Iterator[None]:
+    """Models in ``eval`` mode, without gradients, and silent towards other ranks."""
+    modes = [(module, module.training) for one in context.models for module in one.modules()]
+    parallel = [one for one in context.models if isinstance(one, Parallel)]
+    for model in context.models:
+        model.eval()
+    for model in parallel:
+        model.bypass = True
+    try:
+        with torch.no_grad(), context.learning.precision():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for model in parallel:
+            model.bypass = False
 
 
 def overrides(trial: PyTorchTrial, method: str) -> bool:

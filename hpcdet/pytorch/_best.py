@@ -1,0 +1,49 @@
+"""Whether a validation is the best so far, by the searcher's metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from hpcdet.errors import ConfigError
+from hpcdet.store.records import value
+from hpcdet.train.session import Session
+from hpcdet.train.tracking import finite
+
+
+def searcher_metric(session: Session, metrics: Mapping[str, Any]) -> float | None:
+    """The searcher's metric in those of a validation; None where a script runs alone without.
+
+    Raises:
+        ConfigError: an experiment's validation has none.
+    """
+    wanted = session.config.searcher.metric
+    if wanted not in metrics and session.attached:
+        raise ConfigError(
+            f"the validation has no metric {wanted!r}",
+            where="searcher.metric",
+            hint=f"it has: {', '.join(sorted(metrics)) or 'none'}",
+        )
+    return finite(metrics.get(wanted))
+
+
+def beats(session: Session, metric: float | None, best: float | None) -> bool:
+    """Whether a metric is better than the best so far; one that is None or NaN never is."""
+    if metric is None or math.isnan(metric):
+        return False
+    smaller = session.config.searcher.smaller_is_better
+    return best is None or (metric < best if smaller else metric > best)
+
+
+def leads(session: Session, metric: float | None) -> bool:
+    """Whether a metric, the best of this trial, is the best of the experiment so far.
+
+    As far as the holder of the lease has heard; two trials may both think so of themselves. All
+    ranks call, and are told what rank 0 found.
+    """
+    known = session.known_best() if session.ranks.chief else None
+    if known is not None and known.trial == session.record.number:
+        known = None
+    ahead = known is None or beats(session, metric, value(known.metric))
+    return session.peers.broadcast(ahead)

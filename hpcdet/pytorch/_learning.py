@@ -1,0 +1,224 @@
+"""From the loss of a batch to a step of the optimizers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hpcdet.errors import ConfigError, UsageError
+from hpcdet.pytorch import _sharding
+from hpcdet.pytorch._elastic import Elastic
+from hpcdet.pytorch._parallel import Parallel
+from hpcdet.train.phases import Phases
+from hpcdet.train.virtual import WHERE
+
+ClipGrads = Callable[[Any], Any]
+"""Called with an optimizer's parameters before its step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The step of training under way.
+
+    Attributes:
+        batches: trained before it.
+        epoch: the epoch it is in, from 0.
+        starts, ends: it is the first, the last batch of its epoch.
+        scale: weight of this rank's loss, 1 unless the global batch is a smaller last one.
+    """
+
+    batches: int
+    epoch: int
+    starts: bool
+    ends: bool
+    scale: float
+
+
+class Learning:
+    """Backward passes and optimizers' steps, so that the gradients of all ranks and of all batches
+    that are aggregated add up rightly.
+
+    Args:
+        device: of the models.
+        phases: told what time is spent on.
+        elastic: the virtual ranks of this rank, if there are any.
+        waits: there are other ranks, whose gradients a backward pass waits for.
+        aggregation: batches per step of the optimizers.
+        average: whether their gradients are averaged or summed.
+
+    Attributes:
+        scaler: of gradients; None if there is none.
+        step: the one under way; None before the first.
+        averages: of some optimizers, by ``id``, whether they do otherwise than ``average``.
+        steps_now: whether optimizers step after the batch under way.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        phases: Phases,
+        elastic: Elastic | None,
+        *,
+        waits: bool,
+        aggregation: int,
+        average: bool,
+    ) -> None:
+        self.aggregation = aggregation
+        self.scaler: Any = None
+        self.step: Step | None = None
+        self.averages: dict[int, bool] = {}
+        self.steps_now = True
+        self._device = device
+        self._phases = phases
+        self._elastic = elastic
+        self._waits = waits and elastic is None
+        self._average = average
+        self._amp = False
+        self._update_scaler = False
+
+    def use_amp(self, scaler: Any) -> None:
+        """Train in mixed precision from now on, with a scaler that is updated after each batch."""
+        self.scaler, self._amp = scaler, True
+
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
+        """Mixed precision, if it is used."""
+        return torch.autocast(self._device.type) if self._amp else contextlib.nullcontext()
+
+    # -- a batch -----------------------------------------------------------------------------
+
+    def begin(self, step: Step, models: Sequence[torch.nn.Module]) -> None:
+        """A batch begins: gradients travel only if the optimizers step after it.
+
+        Buffers always do, and with FSDP2 gradients, too, which are summed up where they are kept:
+        each rank's rows. DDP would leave each rank its own while gradients are aggregated;
+        then a checkpoint, which has one for all, would not be what training went on with.
+        """
+        self.step = step
+        self.steps_now = (step.batches + 1) % self.aggregation == 0
+        for model in models:
+            if isinstance(model, Parallel):
+                model.require_backward_grad_sync = self.steps_now
+                model.require_forward_param_sync = True
+            elif _sharding.is_sharded(model):
+                _sharding.sync_buffers(model)
+
+    def current(self) -> Step:
+        """The step under way.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if self.step is None:
+            raise UsageError("no batch is being trained", where="PyTorchTrialContext")
+        return self.step
+
+    def end(self) -> None:
+        """A batch has been trained: the scaler learns once what all optimizers saw."""
+        if self._update_scaler:
+            self.scaler.update()
+            self._update_scaler = False
+
+    # -- gradients ---------------------------------------------------------------------------
+
+    def backward(
+        self,
+        loss: torch.Tensor,
+        gradient: torch.Tensor | None,
+        retain_graph: bool,
+        create_graph: bool,
+    ) -> None:
+        """``loss.backward``, of a loss that is the mean over this rank's samples."""
+        before = self._phases.switch("backward")
+        scale = self.current().scale
+        if self.aggregation > 1 and self._average:
+            scale /= self.aggregation
+        if scale != 1.0:
+            loss = loss * scale
+        if self._amp:
+            loss = self.scaler.scale(loss)
+        if self._waits and self.steps_now and loss.requires_grad:
+            loss.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
+        with self._elastic.apart() if self._elastic is not None else contextlib.nullcontext():
+            torch.autograd.backward(
+                loss, gradient, retain_graph=retain_graph, create_graph=create_graph
+            )
+        self._phases.switch(before)
+
+    def _backward_begins(self, _gradient: torch.Tensor) -> None:
+        """Asks to be called when this rank has computed its gradients.
+
+        That is right before the others' are waited for: callbacks run in the order in which
+        they were asked for, and those that wait are asked for with the last gradient.
+        """
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self._gradients_computed)
+
+    def _gradients_computed(self) -> None:
+        self._phases.switch("communication")
+
+    # -- optimizers --------------------------------------------------------------------------
+
+    def step_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        clip_grads: ClipGrads | None,
+        auto_zero_grads: bool,
+        scaler: Any,
+    ) -> None:
+        """Step an optimizer, if the gradients of enough batches are there.
+
+        Raises:
+            ConfigError: a scaler of the user's own, with virtual ranks.
+        """
+        if not self.steps_now:
+            return
+        if self._amp:
+            scaler, self._update_scaler = self.scaler, True
+        if self._elastic is None:
+            self._step(optimizer, clip_grads, auto_zero_grads, scaler)
+            return
+        if scaler is not None and not self._amp:
+            raise ConfigError(
+                "a scaler of one's own is updated before all virtual ranks have had their turn",
+                where=WHERE,
+                hint="use context.experimental.use_amp()",
+            )
+        self._elastic.later(lambda: self._step(optimizer, clip_grads, auto_zero_grads, scaler))
+
+    def _step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        clip_grads: ClipGrads | None,
+        auto_zero_grads: bool,
+        scaler: Any,
+    ) -> None:
+        before = self._phases.switch("optimizer")
+        if self.averages and self.aggregation > 1:
+            self._weigh(optimizer)
+        if clip_grads is not None:
+            if scaler is not None:
+                with contextlib.suppress(RuntimeError):  # the code has done it already
+                    scaler.unscale_(optimizer)
+            clip_grads([one for group in optimizer.param_groups for one in group["params"]])
+        if scaler is not None:
+            scaler.step(optimizer)
+        else:
+            optimizer.step()
+        if auto_zero_grads:
+            optimizer.zero_grad()
+        self._phases.switch(before)
+
+    def _weigh(self, optimizer: torch.optim.Optimizer) -> None:
+        """Where an optimizer sums or averages, unlike the others: what ``backward`` left out."""
+        average = self.averages.get(id(optimizer), self._average)
+        if average == self._average:
+            return
+        factor = 1 / self.aggregation if average else self.aggregation
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                if one.grad is not None:
+                    one.grad.mul_(factor)

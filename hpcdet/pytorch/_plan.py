@@ -1,0 +1,44 @@
+"""What a loop was asked for, and how far it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hpcdet.pytorch._units import TrainUnit
+from hpcdet.train.session import Units
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``fit`` was asked for."""
+
+    checkpoint_period: TrainUnit | None
+    validation_period: TrainUnit | None
+    reporting_period: TrainUnit
+    max_length: TrainUnit | None
+    checkpoint_policy: Literal["best", "all", "none"]
+    step_zero_validation: bool
+    test_mode: bool
+
+
+@dataclass
+class Progress:
+    """How far the trial is, beside its models: a part of the saved state.
+
+    Attributes:
+        owed: the validation due here has not been finished.
+        best: best value of the searcher's metric so far.
+    """
+
+    units: Units = dataclasses.field(default_factory=Units)
+    owed: bool = False
+    best: float | None = None
+
+    def encode(self) -> dict[str, Any]:
+        return {"units": dataclasses.asdict(self.units), "owed": self.owed, "best": self.best}
+
+    def decode(self, state: dict[str, Any]) -> None:
+        """The inverse of ``encode``, in place."""
+        self.units, self.owed, self.best = Units(**state["units"]), state["owed"], state["best"]

@@ -1,0 +1,189 @@
+"""The checkpoints of a loop: what goes into them, when there is one, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch.distributed as dist
+
+from hpcdet.checkpoint import Loaded, spread
+from hpcdet.errors import ConfigError
+from hpcdet.pytorch import _gradients, _state
+from hpcdet.pytorch._callback import PyTorchCallback
+from hpcdet.pytorch._context import PyTorchTrialContext
+from hpcdet.pytorch._feeds import Feed
+from hpcdet.pytorch._metrics import Tally
+from hpcdet.pytorch._plan import Progress
+from hpcdet.train import rng
+from hpcdet.train.agreement import Cause
+
+
+class Saves:
+    """All ranks call together.
+
+    Args:
+        tally: running metrics of training.
+        progress: how far the loop is.
+
+    Attributes:
+        feed: what batches are drawn from; set before anything is saved or loaded.
+        changed: something has happened since the last checkpoint.
+    """
+
+    feed: Feed
+
+    def __init__(
+        self,
+        context: PyTorchTrialContext,
+        callbacks: Mapping[str, PyTorchCallback],
+        tally: Tally,
+        progress: Progress,
+    ) -> None:
+        self.changed = True
+        self._context = context
+        self._session = context.core.session
+        self._callbacks = callbacks
+        self._tally = tally
+        self._progress = progress
+        self._saved_at = -1
+
+    # -- saving ------------------------------------------------------------------------------
+
+    def save(
+        self,
+        kept: tuple[str, ...],
+        *,
+        metric: float | None = None,
+        must: bool = False,
+        wait: bool = False,
+    ) -> None:
+        """A checkpoint of this step, unless this attempt has one or went on from this state.
+
+        Args:
+            kept: why it is to be kept; nothing: to go on from.
+            metric: the searcher's, where the trial was validated at this step.
+            must: an error if the disk will not take it.
+            wait: it is durable when this returns; else training goes on while it is written.
+        """
+        wait = wait or must
+        there = self._saved_at == self._progress.units.batches or not self.changed
+        if there and (not wait or self._session.keeper.drain()):
+            return
+        with self._session.profile.phases.within("checkpoint"):
+            self._save(kept, metric, must=must, wait=wait)
+
+    def save_last(self, kept: tuple[str, ...], cause: Cause) -> None:
+        """Before leaving: a checkpoint of this step, unless there is only time for the last."""
+        in_haste = cause in ("signal", "walltime")
+        if not (in_haste and self._session.keeper.skips(self._progress.units.batches)):
+            self.save(kept, wait=True)
+
+    def _save(self, kept: tuple[str, ...], metric: float | None, *, must: bool, wait: bool) -> None:
+        context, session, units = self._context, self._session, self._progress.units
+        self.sync_buffers()
+        common, own = _gradients.waiting(_state.parameters(context), session.peers)
+        state = _state.shared(context, self._callbacks, self._progress.encode(), common)
+        for callback in self._callbacks.values():
+            callback.on_checkpoint_save_start(state)
+        if context.sharded:
+            ranks = session.ranks
+            state = spread(state, ranks.rank, ranks.world, session.peers.allgather)
+        private = {}
+        if context.elastic is None:
+            private = _state.private(context, self._callbacks, self._tally.state(), own)
+        if (position := self.feed.state()) is not None:
+            private["data"] = position
+        meta = {"global_batch": self.feed.batch}
+        if not session.save(
+            units, state, private, kept=kept, metric=metric, must=must, wait=wait, meta=meta
+        ):
+            return
+        self._saved_at, self.changed = units.batches, False
+        self.announce()
+        if wait:
+            self._tell(session.keeper.latest)
+
+    def announce(self) -> None:
+        """Tell callbacks of what was written beside the training."""
+        for name in self._session.keeper.take_written():
+            self._tell(name)
+
+    def _tell(self, name: str) -> None:
+        for callback in self._callbacks.values():
+            if self._session.ranks.chief:
+                callback.on_checkpoint_end(str(self._session.place.trial.checkpoints / name))
+                callback.on_checkpoint_write_end(self._session.place.trial.checkpoints / name)
+            callback.on_checkpoint_upload_end(name)
+
+    def sync_buffers(self) -> None:
+        """Rank 0's buffers are everybody's, as they will be at the next step in any case."""
+        if self._session.ranks.world == 1 or self._context.elastic is not None:
+            return
+        for model in self._context.plain_models():
+            for buffer in model.buffers():
+                dist.broadcast(buffer, src=0)
+
+    # -- going on ----------------------------------------------------------------------------
+
+    def restore(self) -> Loaded | None:
+        """The newest checkpoint, if there is any, and how far it is; nothing else is put back."""
+        sharded = self._context.sharded
+        weights = [] if sharded else [one.state_dict() for one in self._context.plain_models()]
+        loaded = self._session.keeper.restore(sharded=sharded, into={"models": weights})
+        if loaded is not None:
+            self._progress.decode(loaded.shared["progress"])
+            self.changed = False
+        return loaded
+
+    def load(self, loaded: Loaded, size: int | None) -> None:
+        """Put everything back but random numbers.
+
+        Args:
+            size: of the loader's batches.
+
+        Raises:
+            ConfigError: a step has another number of samples now.
+        """
+        self._check(loaded, size)
+        for callback in self._callbacks.values():
+            callback.on_checkpoint_load_start(loaded.shared)
+        shared, private = loaded.shared, loaded.private or None
+        _state.load_shared(self._context, shared)
+        _state.load_gradients(self._context, shared, private)
+        own = private.get("registered") if private is not None else None
+        self._session.registered.load(shared.get("registered", {}), own)
+        self.feed.load(private.get("data") if private is not None else None)
+        if self._context.elastic is not None and "virtual" in shared:
+            _state.load_callbacks(self._callbacks, shared["callbacks"])
+            self._context.elastic.load(shared["virtual"], self._session.device)
+        elif private is None:
+            _state.load_callbacks(self._callbacks, shared["callbacks"])
+        else:
+            _state.load_private(self._context, self._callbacks, private)
+            self._tally.load(private["training_metrics"], self._session.device)
+
+    def _check(self, loaded: Loaded, size: int | None) -> None:
+        """See that a step means what it meant when the checkpoint was made."""
+        batch, before = self.feed.batch, loaded.manifest.meta.get("global_batch")
+        if None not in (batch, before) and before != batch:
+            raise ConfigError(
+                f"a step would be {batch} samples, and was {before} with {loaded.manifest.world} "
+                "ranks",
+                where=f"DataLoader(batch_size={size})",
+                hint="set the hyperparameter global_batch_size and take batch_size from "
+                "get_per_slot_batch_size(), or go on with the same number of slots",
+            )
+
+    def begin_random(self, loaded: Loaded | None) -> None:
+        """Random numbers, last: nothing may draw between here and the first batch."""
+        elastic, batches = self._context.elastic, self._progress.units.batches
+        if loaded is not None and elastic is not None and "virtual" in loaded.shared:
+            return  # each step begins its own
+        if loaded is not None and loaded.private:
+            rng.restore(loaded.private["rng"], self._session.generators)
+        # at the beginning, and with another number of ranks: new streams, the same at each such
+        # resume
+        elif elastic is not None:
+            elastic.common("begin", batches)
+        else:
+            self._session.seed(self._session.ranks.rank, batches)
