@@ -188,6 +188,58 @@ class Waves:
         return state, actions
 
 
+class Promotion:
+    """A searcher that pauses and promotes: ``count`` trials, ``width`` at once, until 100 batches.
+
+    Whoever reports after 50 batches and is not the best so far is paused; once all were made,
+    the best of the paused ones goes on, ``promoted`` of them.
+    """
+
+    name = "promotion"
+    version = 1
+
+    def __init__(self, count: int = 4, width: int = 2, promoted: int = 1) -> None:
+        self.count, self.width, self.promoted = count, width, promoted
+
+    def initial(self) -> api.State:
+        return {"made": 0, "runs": [], "judged": [], "paused": [], "best": None, "promoted": 0}
+
+    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+        actions = list[api.Action]()
+        match event:
+            case api.Report(trial, length, metrics) if trial not in state["judged"]:
+                if length.value >= 50:
+                    state["judged"].append(trial)
+                    loss = metrics["loss"]
+                    if state["best"] is None or loss < state["best"]:
+                        state["best"] = loss
+                    elif trial in state["runs"]:
+                        state["runs"].remove(trial)
+                        state["paused"].append([loss, trial])
+                        actions.append(api.Pause(trial, f"{loss} is not the best"))
+            case api.SegmentEnd(trial) if trial in state["runs"]:
+                state["runs"].remove(trial)
+            case api.SegmentEnd(trial):
+                state["paused"] = [pair for pair in state["paused"] if pair[1] != trial]
+                return state, []
+        until = Length("batches", 100)
+        while len(state["runs"]) < self.width and state["made"] < self.count:
+            state["made"] += 1
+            number = state["made"]
+            state["runs"].append(number)
+            actions.append(api.Create(number, {"rate": 0.1 * number}, 7 * number, until))
+        promotable = state["made"] == self.count and state["promoted"] < self.promoted
+        if promotable and state["paused"] and len(state["runs"]) < self.width:
+            best = min(state["paused"])
+            state["paused"].remove(best)
+            state["runs"].append(best[1])
+            state["promoted"] += 1
+            actions.append(api.Continue(best[1], until, "the best of those that are paused"))
+        if not state["runs"] and not actions:
+            actions.append(api.Shutdown())
+        return state, actions
+
+
 @dataclass
 class Clock:
     """Seconds that pass when a test says so."""

@@ -37,7 +37,7 @@ from hpcdet.store.spending import epoch
 from hpcdet.store.trials import standing
 from hpcdet.units import Length
 from tests.builders import Builder, at
-from tests.paper import Player, Waves, World
+from tests.paper import Player, Promotion, Waves, World
 
 
 def closed(world: World) -> tuple[str, str]:
@@ -566,6 +566,48 @@ def test_a_searcher_that_raises_pauses_the_search_and_loses_nothing(tmp_path: Pa
     play.finish(play.claim(worker))
     advance(world.paths, holder)
     assert closed(world) == ("COMPLETED", "2 of 2 trials succeeded")
+
+
+def test_a_paused_trial_frees_its_worker_and_is_promoted_on_any_other(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Promotion(count=4, width=2))
+    play, holder, [here, there] = begun(world)
+    one, two = play.claim(here), play.claim(there)
+    play.report(one, 50, 0.1)
+    play.report(two, 50, 0.5)
+    play.report(two, 60, 0.05)  # trained on before it could hear
+    later(world, holder)
+    assert control(world, 2).action == "pause" and control(world, 2).why == "0.5 is not the best"
+    assert len(world.scheduler.live) == 2, "the third takes the worker that becomes free"
+    play.end(two, "paused", progressed=True)
+    three = play.claim(there)
+    assert three.trial == 3
+    play.report(three, 50, 0.4)
+    advance(world.paths, holder)
+    play.end(three, "preempted", progressed=True)  # asked to pause, and its node taken besides
+    play.leave(there, "signal")
+    later(world, holder)
+    assert standing(world.paths.trial(3)).state == "paused"
+    [other] = play.start_all()
+    four = play.claim(other)
+    play.report(four, 50, 0.3)
+    advance(world.paths, holder)
+    # promoted while it still leaves: the fourth is the best of those that are paused
+    told = [e["trial"] for e in events(world) if e["kind"] == "report"]
+    assert told == [1, 2, 2, 3, 4]
+    assert [control(world, n).action for n in (2, 3, 4)] == ["pause", "pause", "run"]
+    play.end(four, "paused", progressed=True)
+    assert standing(world.paths.trial(4)).state == "runnable"
+    play.finish(one)
+    holder.close()
+    holder = world.holder()
+    later(world, holder)
+    play.finish(play.claim(here, 4))
+    assert not later(world, holder, 1).closed
+    assert later(world, holder, 1).closed
+    assert closed(world) == ("COMPLETED", "4 of 4 trials succeeded")
+    assert [control(world, n).action for n in (2, 3)] == ["stop", "stop"]
+    ends = {e["trial"]: e["reason"] for e in events(world) if "reason" in e}
+    assert ends == {1: "target", 2: "stopped", 3: "stopped", 4: "target"}
 
 
 def test_a_submission_that_can_never_work_pauses_with_the_schedulers_words(tmp_path: Path) -> None:

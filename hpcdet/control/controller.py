@@ -169,7 +169,8 @@ def _close(holder: Holder, seen: Seen) -> None:
     _wake_followers(holder)
     # a trial that ends well keeps by the rules itself, but always its newest checkpoint
     newest_goes = not holder.hands.resolved.checkpoint_storage.save_trial_latest
-    if holder.hands.sweep and (newest_goes or good < len(decided.plans)):
+    left = good < len(decided.plans) or any(p.searcher == "pause" for p in decided.plans.values())
+    if holder.hands.sweep and (newest_goes or left):
         holder.hands.sweep(holder.paths)
 
 
@@ -271,7 +272,12 @@ def _provide(
         return 0
     holder.unheeded_since = None
     resolved = holder.resolved
-    wanted, most = busy + len(waiting), resolved.searcher.max_concurrent_trials
+    # who was asked to leave makes room for the next one
+    leaving = sum(
+        bool(standing.open_attempt) and decided.control(decided.plans[number]).action != "run"
+        for number, standing in standings.items()
+    )
+    wanted, most = busy - leaving + len(waiting), resolved.searcher.max_concurrent_trials
     since = max((plan.since for plan in waiting), default=0)
     outdated = _outdated(holder, seen, waiting, since)
     fleet.cancel_surplus(holder, outdated, len(outdated))

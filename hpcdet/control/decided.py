@@ -125,6 +125,8 @@ class Decided:
             return "stop", plan.why
         if plan.paused or (self.paused and not plan.alone):
             return "pause", "paused by its user"
+        if plan.searcher == "pause" and self.shutdown is not None:
+            return "stop", "the search is over"
         if plan.searcher == "pause":
             return "pause", plan.why
         return "run", ""

@@ -74,7 +74,7 @@ def _end(holder: Holder, plan: Plan, standing: Standing) -> None:
         reason = "invalid_hp" if plan.given_up == "invalid_hp" else "failed"
     elif standing.state == "done" and _is_all(holder, plan, standing):
         reason = _how_done(holder, plan, standing)
-    elif standing.state == "stopped" and (plan.killed or plan.searcher == "stop"):
+    elif standing.state == "stopped" and decided.control(plan).action in ("stop", "kill"):
         reason = "canceled" if plan.killed else "stopped"
     else:
         return  # also where its control is to be taken back in this turn

@@ -112,7 +112,7 @@ class Stop:
 class Shutdown:
     """The search is over once no trial is running.
 
-    ``failed`` is true when no trial succeeded.
+    Those that are paused end as ``stopped`` then. ``failed`` is true when no trial succeeded.
     """
 
     failed: bool = False
