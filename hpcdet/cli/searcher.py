@@ -8,9 +8,10 @@ import click
 
 from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output
+from hpcdet.cli.progress import working
 from hpcdet.cli.settings import settings
 from hpcdet.control import daemon
-from hpcdet.errors import NotFound
+from hpcdet.errors import HpcdetError, NotFound
 from hpcdet.read import find, gather, states
 from hpcdet.store.layout import ExperimentPaths
 
@@ -22,6 +23,21 @@ COLUMNS = (
     Column("PID", "pid", right=True),
     Column("TERM", "term", right=True),
     Column("HEALTH", "health"),
+)
+
+TAKEN = (
+    Column("TERM", "term", right=True),
+    Column("N", "n", right=True),
+    Column("TRIAL", "trial", right=True),
+    Column("WHAT", "what"),
+    Column("WHY", "why"),
+)
+VERIFIED = (
+    Column("ID", "id"),
+    Column("EVENTS", "events", right=True),
+    Column("DECISIONS", "decisions", right=True),
+    Column("SNAPSHOTS", "snapshots", right=True),
+    Column("VERIFIED", "verified"),
 )
 
 
@@ -90,3 +106,72 @@ def status(out: Output, id: str) -> None:
     paths = _paths(id)
     health: dict[str, Any] = states.health(gather.gather(paths))
     out.emit([{"id": paths.id, **daemon.status(paths), **health}], COLUMNS)
+
+
+@searcher_command.command("replay")
+@id_argument()
+@click.option("--verify", is_flag=True, help="Decide everything again; exit 1 if it differs.")
+@output("searcher.replay")
+def replay(out: Output, id: str, verify: bool) -> None:
+    """What the search method was told and what it decided, in their order.
+
+    With --verify it is told everything again by itself, and its decisions are compared with the
+    recorded ones, as is each snapshot of its state. Nothing is changed.
+
+    \b
+    Examples: hpcdet searcher replay digits-7f3a
+              hpcdet searcher replay --verify digits-7f3a
+    """
+    from hpcdet.store import chain
+
+    paths = _paths(id)
+    lines = chain.read(paths)
+    if verify:
+        out.emit([_verified(paths, lines)], VERIFIED)
+        return
+    rows = []
+    for line in lines:
+        if line["kind"] in ("event", "action"):
+            said = dict(line[line["kind"]])
+            what, why = said.pop("kind"), said.pop("why", said.pop("reason", ""))
+            place = {"term": line["term"], "n": line["n"], "time": line.get("t", "")}
+            rows.append({**place, "trial": said.get("trial"), "what": what, "why": why, **said})
+    out.emit(rows, TAKEN)
+
+
+def _verified(paths: ExperimentPaths, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Decide everything again. Raises HpcdetError with the first difference."""
+    from hpcdet.control.decided import Decided
+    from hpcdet.control.replay import Replay
+    from hpcdet.search.registry import searcher
+    from hpcdet.store import config, snapshots
+
+    method = searcher(config.load(paths.config))
+    known = {one.point: one.state for one in snapshots.read(paths, Decided(method).program)}
+    again = Replay(method, known)
+    with working(f"deciding {len(lines)} records of {paths.id} again") as done:
+        for count, _ in enumerate(again.run(lines), 1):
+            if count % 1000 == 0:
+                done(count / len(lines))
+    where = f"{paths.id}, term {again.term}, record {again.n}"
+    if again.difference is not None:
+        raise HpcdetError(
+            str(again.difference),
+            where=where,
+            hint="the searcher's code has changed, or it is no pure function of its events",
+        )
+    if again.failed:
+        raise HpcdetError(again.failed, where=where, hint=f"hpcdet events {paths.id}")
+    for term, n in (point for point, equal in again.points.items() if not equal):
+        raise HpcdetError(
+            "the snapshot is not the state after these records",
+            where=str(paths.snapshot(term, n)),
+            hint="remove it: it is not needed",
+        )
+    return {
+        "id": paths.id,
+        "events": again.events,
+        "decisions": again.decisions,
+        "snapshots": len(again.points),
+        "verified": True,
+    }

@@ -113,6 +113,7 @@ def _turn(holder: Holder) -> Turn:
     holder.lease.waiting = sum(place.phase == "pending" for place in seen.places)
     closing.close_gone(holder, seen.gone)
     standings = learn(holder)
+    holder.commit()
     apply.apply(holder)
     tell_failures(holder)
     busy = sum(bool(standing.open_attempt) for standing in standings.values())
@@ -129,6 +130,7 @@ def _turn(holder: Holder) -> Turn:
     queueing.tend(holder, seen)
     pack_ended(holder)
     sentinels.post(holder, seen)
+    holder.snapshot()
     live = tuple(dict.fromkeys(place.submission for place in seen.live))
     return Turn(True, live=live, busy=busy, wanted=wanted)
 

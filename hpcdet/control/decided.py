@@ -6,6 +6,7 @@ every recorded event again.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,9 @@ from hpcdet.store import overrides
 from hpcdet.store.journal import Line
 from hpcdet.store.records import Action, Control
 from hpcdet.units import Length
+
+FOLD = 1
+"""To be raised when the same records fold into another state: older snapshots are not read then."""
 
 
 @dataclass
@@ -101,6 +105,39 @@ class Decided:
 
     def __post_init__(self) -> None:
         self.search = self.method.initial()
+
+    @property
+    def program(self) -> dict[str, Any]:
+        """Whose state this is; another program would come to another one by the same records."""
+        method = {"name": self.method.name, "version": self.method.version}
+        return {"fold": FOLD, "searcher": method}
+
+    def encode(self) -> dict[str, Any] | None:
+        """All of it as plain JSON; None while the searcher has failed or is owed a record."""
+        if self.broken or self.owed:
+            return None
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        shutdown = self.shutdown and codec.encode_action(self.shutdown)
+        return {
+            **plain,
+            "plans": [_encode_plan(plan) for plan in self.plans.values()],
+            "shutdown": shutdown,
+            "notified": sorted(self.notified),
+            "state": list(self.state),
+        }
+
+    @classmethod
+    def decode(cls, method: api.Searcher, value: Mapping[str, Any]) -> Decided:
+        """The inverse of ``encode``."""
+        found = cls(method)
+        for name in _PLAIN & value.keys():
+            setattr(found, name, value[name])
+        found.plans = {plain["number"]: _decode_plan(plain) for plain in value["plans"]}
+        shutdown = codec.decode_action(value["shutdown"]) if value["shutdown"] else None
+        found.shutdown = shutdown if isinstance(shutdown, api.Shutdown) else None
+        found.notified = set(value["notified"])
+        found.state = (value["state"][0], value["state"][1])
+        return found
 
     def take(self, line: Line) -> None:
         """Add the next record. Kinds that this version does not know change nothing."""
@@ -256,3 +293,28 @@ class Decided:
 
     def _take_throttle(self, line: Line) -> None:
         self.throttles[line["job"]] = line["running"]
+
+
+_OTHERWISE = {"method", "owed", "broken", "plans", "shutdown", "notified", "state"}
+_PLAIN = {each.name for each in dataclasses.fields(Decided)} - _OTHERWISE
+_DEFAULTS = {
+    each.name: each.default
+    for each in dataclasses.fields(Plan)
+    if each.default is not dataclasses.MISSING
+}
+
+
+def _encode_plan(plan: Plan) -> dict[str, Any]:
+    """Without what is as it is in every plan."""
+    found = {
+        name: value
+        for name, value in vars(plan).items()
+        if name not in _DEFAULTS or value != _DEFAULTS[name]
+    }
+    found["until"] = plan.until.encode() if plan.until else None
+    return found
+
+
+def _decode_plan(value: Mapping[str, Any]) -> Plan:
+    until = Length.decode(value["until"]) if value["until"] else None
+    return Plan(**{**value, "until": until})

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,13 +21,13 @@ from hpcdet.errors import IntegrityError
 from hpcdet.schedulers.base import Scheduler, Submission
 from hpcdet.search import api
 from hpcdet.site.models import Site
-from hpcdet.store import chain, config, overrides
+from hpcdet.store import chain, config, overrides, snapshots
 from hpcdet.store.chain import Chain
 from hpcdet.store.config import Resolved
-from hpcdet.store.journal import Line
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.lease import Lease
 from hpcdet.store.records import Intent
+from hpcdet.store.snapshots import Snapshot
 from hpcdet.store.spending import Spending
 
 SWEEP_S = 120.0
@@ -35,6 +35,11 @@ SWEEP_S = 120.0
 LEND_EVERY_S = 600.0
 LEND_S = 20.0
 """A holder that cannot submit, and would have to, gives way so often and for so long."""
+
+SNAPSHOT_EVERY = 2000
+SNAPSHOT_PART = 2
+"""Records after which a snapshot is written, or this part of the number of trials if that is
+more: one costs as much as there are trials, and who takes over reads what came since."""
 
 Build = Callable[[ExperimentPaths, Intent, Resolved, Site], Submission]
 
@@ -175,25 +180,43 @@ class Holder:
         if self._chain is not None and self._chain.term == self.lease.term:
             return True
         self._forget()
+        method = self.hands.method
+        known = {one.point: one for one in snapshots.read(self.paths, Decided(method).program)}
         try:
-            self._chain = Chain.open(self.paths, self.lease.term, self.name)
+            self._chain = Chain.open(self.paths, self.lease.term, self.name, known)
         except IntegrityError:
             self._unreadable = True
             raise
-        self._decided = self._fold(self._chain.history)
+        since, history = self._chain.since, self._chain.history
+        self._chain.history = []  # a long search has many
+        self._decided = Decided.decode(method, known[since].state) if since else Decided(method)
+        for line in history:
+            self._decided.take(line)
+        self._unsnapped = len(history)
         self.settle()
+        self.commit()
         return True
-
-    def _fold(self, lines: Iterable[Line]) -> Decided:
-        decided = Decided(self.hands.method)
-        for line in lines:
-            decided.take(line)
-        return decided
 
     def ask_again(self) -> None:
         """Tell a searcher that has failed everything once more: it may have been mended."""
-        self._decided = self._fold(chain.read(self.paths))
+        self._decided = Decided(self.hands.method)
+        for line in chain.read(self.paths):
+            self._decided.take(line)
         self.settle()
+        self.commit()
+
+    def snapshot(self) -> None:
+        """Write down what has been decided, if much has been since the last time."""
+        assert self._chain is not None
+        if self._unsnapped < max(SNAPSHOT_EVERY, len(self.decided.plans) // SNAPSHOT_PART):
+            return
+        self.commit()
+        self._unsnapped = 0
+        state = self.decided.encode()
+        if state is not None:
+            found = Snapshot(self._chain.point, state)
+            with contextlib.suppress(OSError):  # a full disk: it is a shortcut, no more
+                snapshots.write(self.paths, found, self.decided.program, self.fence)
 
     @property
     def resolved(self) -> Resolved:
@@ -201,27 +224,42 @@ class Holder:
         return overrides.lay(self.hands.resolved, self.decided.overrides)
 
     def fence(self) -> None:
-        """Ask right before each side effect. Raises Fenced once the term is over."""
+        """Ask right before each side effect. Raises Fenced once the term is over.
+
+        What has been decided is durable when this returns.
+        """
+        self.commit()
         if not self.lease.verify():
             self._forget()
             raise Fenced
 
     def record(self, kind: str, **fields: Any) -> None:
         """Decide something: durable when this returns, and part of what has been decided."""
-        assert self._chain is not None
-        self.decided.take(self._chain.append(kind, **fields))
+        self._note(kind, **fields)
+        self.commit()
 
     def tell(self, event: api.Event, **about: Any) -> None:
-        """Let the searcher hear of something, and record what it wants."""
-        self.record("event", event=codec.encode_event(event), **about)
+        """Let the searcher hear of something, and record what it wants.
+
+        Durable with the next ``commit``, which every ``fence`` is: reports come in numbers.
+        """
+        self._note("event", event=codec.encode_event(event), **about)
         self.settle()
 
     def settle(self) -> None:
         """Record what the searcher wants and a former term did not come to record."""
+        for action in list(self.decided.owed):
+            self._note("action", action=codec.encode_action(action))
+
+    def commit(self) -> None:
+        """Make all that was decided durable."""
+        if self._chain is not None:
+            self._chain.commit()
+
+    def _note(self, kind: str, **fields: Any) -> None:
         assert self._chain is not None
-        owed = [("action", {"action": codec.encode_action(a)}) for a in self.decided.owed]
-        for line in self._chain.extend(owed) if owed else []:
-            self.decided.take(line)
+        self.decided.take(self._chain.note(kind, **fields))
+        self._unsnapped += 1
 
     def lend(self) -> None:
         """Let the lease go for a moment, now and then, for somebody who may submit to take it."""
@@ -242,6 +280,7 @@ class Holder:
         if self._chain is not None:
             self._chain.close()
         self._chain = self._decided = None
+        self._unsnapped = 0
         self.written.clear()
         self.facts = Facts(self.paths, hands.resolved)
         self.watch = Watch(self.paths, hands.site, hands.scheduler, hands.clock)

@@ -7,7 +7,8 @@ decided. Following these records back from the newest term gives the one list th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,16 @@ from hpcdet.errors import IntegrityError
 from hpcdet.store import journal
 from hpcdet.store.journal import Line
 from hpcdet.store.layout import ExperimentPaths, numbers
+
+
+@dataclass(frozen=True)
+class Point:
+    """A place in the one list: behind record ``n`` of a term, at a byte of its journal."""
+
+    term: int
+    n: int
+    offset: int
+
 
 Read = Callable[[Path], list[Line]]
 
@@ -25,7 +36,7 @@ def gap(paths: ExperimentPaths) -> str:
     "" if nothing does: every record that a term has accepted of a former one can be read.
     """
     try:
-        _history(paths, below=1 << 62)
+        _follow(paths, below=1 << 62)
     except IntegrityError as error:
         return f"{error.where}: {error.what}; {error.hint}"
     return ""
@@ -40,34 +51,47 @@ def read(paths: ExperimentPaths, lines: Read = journal.read) -> list[Line]:
     What is not visible yet is left out at the end: the result is always a prefix of the truth,
     or a list that ends in the middle of a term that a later one has accepted.
     """
-    found, _, _ = _history(paths, below=None, read=lines)
-    return found
+    found = _follow(paths, below=None, read=lines)
+    assert found is not None
+    return found.lines
 
 
 class Chain:
     """The journal of the term that is held, on top of what it accepts of the former ones.
 
     Attributes:
-        history: the records of former terms that this one accepts.
+        since: the point that ``history`` begins behind; None: it is all there is.
+        history: the records of former terms that this one accepts, and its own first one.
     """
 
-    def __init__(self, history: list[Line], term: int, writer: journal.Writer) -> None:
+    def __init__(
+        self, history: list[Line], term: int, writer: journal.Writer, since: Point | None
+    ) -> None:
         self.history = history
         self.term = term
+        self.since = since
         self._writer = writer
+        self._pending = False
 
     @classmethod
-    def open(cls, paths: ExperimentPaths, term: int, holder: str) -> Chain:
+    def open(
+        cls, paths: ExperimentPaths, term: int, holder: str, known: Iterable[Point] = ()
+    ) -> Chain:
         """Begin the journal of a term that was just taken.
+
+        Args:
+            known: points up to which the caller knows the records; the first of these that
+                lies in the accepted list is where ``history`` begins.
 
         Raises:
             IntegrityError: a record that a former term accepted cannot be read (any more, or
                 not yet, on this node).
         """
-        history, former, n = _history(paths, below=term)
+        ways = (_follow(paths, below=term, since=point) for point in (*known, None))
+        way = next(found for found in ways if found is not None)
         writer = journal.Writer(paths.decisions(term))
-        chain = cls(history, term, writer)
-        first = {"number": term, "holder": holder, "accepts": {"term": former, "n": n}}
+        chain = cls(way.lines, term, writer, way.since)
+        first = {"number": term, "holder": holder, "accepts": {"term": way.newest, "n": way.n}}
         try:
             chain.history.append(chain.append("term", **first))
         except BaseException:
@@ -75,53 +99,95 @@ class Chain:
             raise
         return chain
 
+    @property
+    def point(self) -> Point:
+        """Behind the last record."""
+        return Point(self.term, self._writer.n, self._writer.offset)
+
     def append(self, kind: str, **fields: Any) -> Line:
         """Decide: when this returns, the record is durable. Returns it as readers will see it."""
-        return self.extend([(kind, fields)])[0]
+        line = self.note(kind, **fields)
+        self.commit()
+        return line
 
-    def extend(self, records: list[tuple[str, dict[str, Any]]]) -> list[Line]:
-        """Decide several things in one order, at the price of one ``fsync``."""
-        lines: list[Line] = []
-        for kind, fields in records:
-            n = self._writer.append(kind, **fields)
-            lines.append({"n": n, "kind": kind, **fields, "term": self.term})
-        self._writer.sync()
-        return lines
+    def note(self, kind: str, **fields: Any) -> Line:
+        """Decide, but durably only with the next ``commit``: nothing may be done before that."""
+        n = self._writer.append(kind, **fields)
+        self._pending = True
+        return {"n": n, "kind": kind, **fields, "term": self.term}
+
+    def commit(self) -> None:
+        """Make what was noted durable, at the price of one ``fsync`` for all of it."""
+        if self._pending:
+            self._writer.sync()
+            self._pending = False
 
     def close(self) -> None:
         self._writer.close()
 
 
-def _history(
-    paths: ExperimentPaths, below: int | None, read: Read = journal.read
-) -> tuple[list[Line], int, int]:
-    """Accepted lines of the terms under ``below``, and the newest of these with its length.
+@dataclass(frozen=True)
+class _Way:
+    """Accepted lines behind ``since``; the newest term of these, and how many records it has."""
 
-    With ``below`` the caller is going to build on them, so that a gap is an error.
+    lines: list[Line]
+    newest: int
+    n: int
+    since: Point | None
+
+
+def _follow(
+    paths: ExperimentPaths,
+    below: int | None,
+    read: Read = journal.read,
+    since: Point | None = None,
+) -> _Way | None:
+    """Follow the accepted lines of the terms under ``below`` back to ``since``, or to the first.
+
+    With ``below`` the caller is going to build on them, so that a gap is an error. None: what
+    lies behind ``since`` was never accepted.
     """
     folder = paths.decisions(0).parent
     terms = [n for n in numbers(folder, ".jsonl") if below is None or n < below]
     parts: list[list[Line]] = []
     newest, newest_n = 0, 0
     accepted: int | None = None
+    reached = since is None
     while terms:
         term = terms.pop()
-        lines = read(paths.decisions(term))[:accepted]
-        if accepted is not None and len(lines) < accepted and below is not None:
+        path, known = paths.decisions(term), 0
+        if since is not None and term <= since.term:
+            known = since.n
+            accepts_it = accepted is None or accepted >= known
+            if term < since.term or not accepts_it or path.stat().st_size < since.offset:
+                return None
+            reached = True
+            lines = journal.Reader(path, since.offset, known).read()
+        else:
+            lines = read(path)
+        if accepted is not None:
+            lines = lines[: accepted - known]
+        have = known + len(lines)
+        if accepted is not None and have < accepted and below is not None:
             raise IntegrityError(
-                f"record {len(lines) + 1} of {accepted} cannot be read",
-                where=str(paths.decisions(term)),
+                f"record {have + 1} of {accepted} cannot be read",
+                where=str(path),
                 hint="a network file system may show it in a minute; if not, put the file back "
                 "from a snapshot or a backup: nothing is decided until then, running trials go on",
             )
-        if not lines:
+        if not have:
             continue
         if accepted is None:
-            newest, newest_n = term, len(lines)
+            newest, newest_n = term, have
         parts.append([{**line, "term": term} for line in lines])
+        if known:
+            break
         before = lines[0]["accepts"]
         accepted = before["n"]
         terms = [n for n in terms if n < before["term"]]
         if before["term"]:
             terms.append(before["term"])
-    return [line for part in reversed(parts) for line in part], newest, newest_n
+    if not reached:
+        return None
+    lines = [line for part in reversed(parts) for line in part]
+    return _Way(lines, newest, newest_n, since)

@@ -257,6 +257,14 @@ class ExperimentPaths:
         return self.root / "decisions" / f"{term:06d}.jsonl"
 
     @property
+    def snapshots(self) -> Path:
+        return self.root / "snapshots"
+
+    def snapshot(self, term: int, n: int) -> Path:
+        """All that was decided up to a record of a term (``snapshots``); may be removed."""
+        return self.snapshots / f"{term:06d}-{n:08d}.json"
+
+    @property
     def commands(self) -> Path:
         return self.root / "commands"
 

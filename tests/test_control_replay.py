@@ -1,0 +1,155 @@
+"""Who takes over knows from a snapshot what the records say; deciding again decides the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpcdet.control import holder as holding
+from hpcdet.control.controller import advance
+from hpcdet.control.decided import Decided
+from hpcdet.control.holder import Holder
+from hpcdet.control.replay import Replay
+from hpcdet.store import chain, snapshots
+from hpcdet.store.chain import Chain, Point
+from hpcdet.store.layout import ExperimentPaths
+from tests.paper import Promotion, World
+
+
+def searched(world: World, after: Callable[[Holder], None] = lambda _: None) -> None:
+    """A search by promotion, to its end; ``after`` is told of each turn's holder."""
+    play, holder = world.play(), world.holder()
+
+    def turn() -> None:
+        world.clock.now += 11
+        advance(world.paths, holder)
+        after(holder)
+
+    turn()
+    here, there = play.start_all()
+    one = play.claim(here)
+    play.report(one, 50, 0.1)
+    for loss in (0.5, 0.4, 0.3):
+        attempt = play.claim(there)
+        play.report(attempt, 50, loss)
+        turn()
+        play.end(attempt, "paused", progressed=True)
+        turn()
+    play.finish(one)
+    turn()
+    play.finish(play.claim(here))
+    turn()
+    turn()
+    assert world.paths.closed.exists()
+
+
+def folded(world: World) -> Decided:
+    decided = Decided(world.method)
+    for line in chain.read(world.paths):
+        decided.take(line)
+    return decided
+
+
+def test_a_snapshot_is_what_the_records_fold_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding, "SNAPSHOT_EVERY", 1)
+    world = World.make(tmp_path, Promotion())
+    read: list[int] = []
+
+    def another(busy: Holder) -> None:
+        """A new holder begins from the newest snapshot, and knows what the last one knew."""
+        if world.paths.closed.exists():
+            return
+        busy.close()
+        fresh = world.holder()
+        assert fresh.begin()
+        assert fresh.decided.encode() == folded(world).encode()
+        read.append(fresh._chain.since.n if fresh._chain and fresh._chain.since else 0)
+        fresh.close()
+
+    searched(world, another)
+    assert all(read), "each began from a snapshot"
+    assert len(list(world.paths.snapshots.iterdir())) == snapshots.KEEP
+    again = Replay(world.method, {s.point: s.state for s in _snapshots(world)})
+    assert len(list(again.run(lines := chain.read(world.paths)))) == len(lines)
+    assert again.difference is None and not again.failed
+    assert list(again.points.values()) == [True] * snapshots.KEEP
+
+
+def _snapshots(world: World) -> list[snapshots.Snapshot]:
+    return list(snapshots.read(world.paths, Decided(world.method).program))
+
+
+def test_a_snapshot_that_is_damaged_or_another_versions_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding, "SNAPSHOT_EVERY", 1)
+    world = World.make(tmp_path, Promotion())
+    searched(world)
+    newest, *older = _snapshots(world)
+    file = world.paths.snapshot(newest.point.term, newest.point.n)
+    file.write_bytes(file.read_bytes().replace(b'"killed"', b'"kilted"').replace(b"0.3", b"0.2"))
+    assert _snapshots(world) == older
+    for known in (older, [dataclasses.replace(s, point=s.point) for s in older[-1:]]):
+        found = Chain.open(world.paths, 90 + len(known), "test", [s.point for s in known])
+        assert found.since == known[0].point
+        found.close()
+    world.method.version = 2  # type: ignore[misc]
+    assert _snapshots(world) == []
+    holder = world.holder()
+    world.paths.closed.unlink()
+    assert holder.begin()
+    assert holder.decided.encode() == folded(world).encode()
+    holder.close()
+
+
+def test_what_no_later_term_accepted_is_not_begun_from(tmp_path: Path) -> None:
+    paths = ExperimentPaths(tmp_path)
+    old = Chain.open(paths, 1, "old")
+    old.append("decided", what=1)
+    accepted = old.point
+    new = Chain.open(paths, 2, "new", [accepted])
+    assert (new.since, [line["kind"] for line in new.history]) == (accepted, ["term"])
+    old.append("decided", what="stale")
+    new.append("decided", what=2)
+    lost = Point(2, 5, 10_000)  # of records that never became durable
+    last = Chain.open(paths, 3, "last", [lost, old.point, accepted])
+    assert last.since == accepted
+    assert [line.get("what") for line in last.history] == [None, 2, None]
+    for each in (old, new, last):
+        each.close()
+
+
+def test_the_first_decision_that_would_be_another_is_told(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Promotion())
+    searched(world)
+    lines = chain.read(world.paths)
+    eager = Replay(Promotion(width=3), {})
+    list(eager.run(lines))
+    difference = eager.difference
+    assert difference is not None and difference.after == {"kind": "start"}
+    assert difference.recorded is None and difference.wanted is not None
+    assert difference.wanted["trial"] == 3
+    patient = Replay(Promotion(promoted=0), {})
+    list(patient.run(lines))
+    difference = patient.difference
+    assert difference is not None and difference.recorded is not None
+    assert difference.recorded["kind"] == "continue" and difference.wanted is None
+    assert str(difference).endswith("decided again it is nothing")
+
+
+def test_a_searcher_that_fails_now_is_told_too(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Promotion())
+    searched(world)
+
+    class Forgetful(Promotion):
+        def initial(self) -> dict[str, object]:
+            return {}
+
+    broken = Replay(Forgetful(), {})
+    assert list(broken.run(chain.read(world.paths)))[-1]["kind"] == "term"
+    assert broken.failed == "searcher promotion: KeyError: 'runs'"
