@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 
 from hpcdet.checkpoint import manifest as manifests
+from hpcdet.cli import extending
 from hpcdet.config import changing
 from hpcdet.control import commands
 from hpcdet.control.controller import advance
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.jobs.launch import Allocation
+from hpcdet.read import gather
 from hpcdet.store import chain, config, files, overrides
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.records import Closed, Control, Intent, in_force
 from hpcdet.store.trials import checkpoints, latest_checkpoint, standing
 from hpcdet.worker import claims
+from tests.builders import Builder
 from tests.paper import Waves, World
 
 
@@ -337,3 +340,19 @@ def test_a_search_that_is_over_goes_on_when_it_is_extended(tmp_path: Path) -> No
     assert advance(world.paths, holder).state == "COMPLETED"
     closed = Closed.read(world.paths.closed)
     assert closed is not None and closed.why == "3 of 3 trials succeeded"
+
+
+def test_a_search_is_extended_from_where_it_is_now(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    gathered = gather.gather(built.paths)
+    more = {"searcher.max_trials": 6, "searcher.max_length": {"batches": 400}}
+    assert extending.wanted(gathered, 2, "400batches") == more
+    built.command("set", **more)
+    again = gather.gather(built.paths)
+    assert extending.wanted(again, 2, None) == {"searcher.max_trials": 8}
+    for longer, why in (("400", "until 400 batches already"), ("9 epochs", "no length in")):
+        with pytest.raises(UsageError, match=why):
+            extending.wanted(again, None, longer)
+    single = {"searcher": {"name": "single", "max_trials": 1}}
+    with pytest.raises(UsageError, match="no more trials"):
+        extending.wanted(gather.gather(Builder(tmp_path / "one-1", **single).paths), 2, None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hpcdet.cli import reading
+from hpcdet.cli import extending, reading
 from hpcdet.cli.asking import Wish, ask_each, can_run, state_of, wrong_state
 from hpcdet.cli.ids import ids_argument
 from hpcdet.cli.output import Output, output
@@ -51,6 +51,7 @@ _ENDS: dict[str, tuple[Reason, ...]] = {
     help="Change what leaves the result as it is (repeat for more).",
 )
 @click.option("--time", metavar="TIME", help="Walltime of the jobs from now on: 2h, 12:00:00.")
+@extending.options
 @click.option("--verify", is_flag=True, help="Read the checkpoints first; exit 9 if none is whole.")
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
 @output("resume")
@@ -60,6 +61,8 @@ def resume_command(
     from_: str | None,
     sets: Sequence[str],
     time: str | None,
+    more_trials: int | None,
+    longer: str | None,
     verify: bool,
     dry_run: bool,
 ) -> None:
@@ -69,17 +72,21 @@ def resume_command(
 
     \b
     Examples: hpcdet resume digits-7f3a --time 12h --verify
+              hpcdet resume digits-7f3a --more-trials 16
               hpcdet resume digits-7f3a/3 --from @best
     """
-    wanted = changing.changes([*sets, *([f"resources.walltime_s={time}"] if time else [])])
+    asked = changing.changes([*sets, *([f"resources.walltime_s={time}"] if time else [])])
 
     def look(found: find.Reference, gathered: gather.Gathered) -> Wish:
-        state = _may_resume(found, gathered, bool(from_))
+        further = extending.wanted(gathered, more_trials, longer)
+        if further and found.trial:
+            raise UsageError("a search as a whole goes on further", where=str(found))
+        wanted = {**asked, **further}
+        state = _may_resume(found, gathered, bool(from_), bool(further))
         if state in ("RUNNING", "PENDING"):
             if wanted or from_:
-                raise wrong_state(
-                    "resume", found, f"{state}, not paused", f"hpcdet pause {found} --wait"
-                )
+                hint = f"hpcdet set {found} ..." if further else f"hpcdet pause {found} --wait"
+                raise wrong_state("resume", found, f"{state}, not paused", hint)
             if found.trial:
                 return Wish(done=f"{state} already")
         arguments: dict[str, Any] = {}
@@ -96,14 +103,19 @@ def resume_command(
             says += _verify(found, gathered, arguments)
         for loss in purged.lines(gathered):
             settings().warn(loss)
-        return Wish(arguments, ", ".join(filter(None, says)), reopens=bool(from_))
+        return Wish(arguments, ", ".join(filter(None, says)), reopens=bool(from_ or further))
 
     ask_each(out, "resume", ids, dry_run, look)
 
 
-def _may_resume(found: find.Reference, gathered: gather.Gathered, back: bool) -> str:
-    """The state, if there is something to go on with. ``back``: from an older checkpoint."""
+def _may_resume(found: find.Reference, gathered: gather.Gathered, back: bool, further: bool) -> str:
+    """The state, if there is something to go on with.
+
+    ``back``: from an older checkpoint; ``further``: than the search was to go.
+    """
     state = state_of(found, gathered)
+    if further and state in ("COMPLETED", "ERROR"):
+        return state
     if back and gathered.closed is not None and gathered.closed.state != "CANCELED":
         number = found.trial or _only_trial(found, gathered)
         state = state_of(find.Reference(found.paths, number), gathered)

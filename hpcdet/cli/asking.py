@@ -99,7 +99,7 @@ def ask_each(
         number = commands.ask(found.paths, verb, found.trial, reopen=wish.reopens, **wish.arguments)
         asked.setdefault(found.paths, []).append(found.trial)
         if verb in ("resume", "retry"):
-            _turn_until_somebody_works(found.paths)
+            turn_until_somebody_works(found.paths)
         else:
             _turn_once(found.paths)
         if refused := changes.refusals(gather.gather(found.paths)).get(number):
@@ -138,7 +138,7 @@ def _turn_once(paths: ExperimentPaths) -> None:
         settings().warn(f"asked, but nothing is done yet: {error}")
 
 
-def _turn_until_somebody_works(paths: ExperimentPaths) -> None:
+def turn_until_somebody_works(paths: ExperimentPaths) -> None:
     """Turn until a worker lives or a job waits: until then nobody else would turn the crank.
 
     A job that was just cancelled is believed to be gone only after a second look at the queue.

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import click
 
-from hpcdet.cli.asking import can_run
+from hpcdet.cli import extending
+from hpcdet.cli.asking import can_run, turn_until_somebody_works
 from hpcdet.cli.bulk import each
 from hpcdet.cli.crank import Crank
 from hpcdet.cli.ids import complete
@@ -23,33 +24,44 @@ from hpcdet.store.layout import ExperimentPaths
 @click.argument(
     "words", nargs=-1, required=True, metavar="ID... KEY=VALUE...", shell_complete=complete
 )
+@extending.options
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
 @output("set")
-def set_command(out: Output, words: Sequence[str], dry_run: bool) -> None:
+def set_command(
+    out: Output, words: Sequence[str], more_trials: int | None, longer: str | None, dry_run: bool
+) -> None:
     """Change what may still be changed: how many trials run at once, the walltime of later jobs.
 
     Running trials are left alone; what is set holds for what is started from now on. Keys that
-    would make it another experiment are refused.
+    would make it another experiment are refused. With more trials or longer ones, a search that
+    is over goes on.
 
     \b
-    Example: hpcdet set digits-7f3a max_concurrent=4
+    Examples: hpcdet set digits-7f3a max_concurrent=4
+              hpcdet set digits-7f3a --more-trials 16 --longer 40epochs
     """
     ids = [word for word in words if "=" not in word]
     wanted = changing.changes([word for word in words if "=" in word])
     if not ids:
         raise UsageError("no id given", hint="hpcdet ls shows them")
-    if not wanted:
+    if not (wanted or more_trials or longer):
         raise UsageError("nothing to set", hint="hpcdet set ID max_concurrent=4")
-    said = " ".join(f"{key}={value}" for key, value in wanted.items())
 
     def act(found: find.Reference) -> str:
         if found.trial:
             raise UsageError("limits are those of a whole experiment", where=str(found))
-        can_run(gather.gather(found.paths), wanted)
+        gathered = gather.gather(found.paths)
+        further = extending.wanted(gathered, more_trials, longer)
+        changed = {**wanted, **further}
+        can_run(gathered, changed)
+        said = " ".join(f"{key}={value}" for key, value in changed.items())
         if dry_run:
             return f"would set {said}"
-        number = commands.ask(found.paths, "set", **wanted)
-        _turn(found.paths)
+        number = commands.ask(found.paths, "set", reopen=bool(further), **changed)
+        if further and gathered.closed is not None:
+            turn_until_somebody_works(found.paths)
+        else:
+            _turn(found.paths)
         return f"asked (command {number}): {said}"
 
     each(out, "set", ids, act, dry_run)

@@ -1,0 +1,76 @@
+"""``--more-trials`` and ``--longer``: a search that goes on further than its config says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from hpcdet.config import changing
+from hpcdet.errors import UsageError
+from hpcdet.read import changes
+from hpcdet.read.gather import Gathered
+from hpcdet.store import overrides
+
+MAX_TRIALS = "searcher.max_trials"
+
+_ALONE = {"single": "it is one trial", "grid": "its points are in the config"}
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The two options, as ``more_trials`` and ``longer``."""
+    longer = click.option(
+        "--longer",
+        metavar="LENGTH",
+        help="Train trials until LENGTH instead: 2000 in the unit of max_length, 40epochs.",
+    )
+    more = click.option(
+        "--more-trials",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Let the search make so many trials more.",
+    )
+    return more(longer(command))
+
+
+def wanted(gathered: Gathered, more_trials: int | None, longer: str | None) -> dict[str, Any]:
+    """The changes of the config that they mean for one experiment.
+
+    Raises:
+        UsageError: its search cannot go on further in this way.
+    """
+    now = changes.effective(gathered).searcher
+    found: dict[str, Any] = {}
+    if more_trials:
+        if now.name in _ALONE:
+            raise UsageError(
+                f"a search by {now.name} has no more trials: {_ALONE[now.name]}",
+                where=gathered.id,
+                hint="submit another experiment",
+            )
+        found[MAX_TRIALS] = now.max_trials + more_trials
+    if longer:
+        match = re.fullmatch(r"(\d+)\s*([a-z]*)", longer.strip())
+        if now.max_length is None:
+            raise UsageError(
+                "its code decides how long it trains",
+                where=gathered.id,
+                hint="no searcher.max_length",
+            )
+        if match is None or match[2] not in ("", now.max_length.unit):
+            raise UsageError(
+                f"{longer!r} is no length in {now.max_length.unit}",
+                where="--longer",
+                hint=f"--longer {2 * now.max_length.value}",
+            )
+        if int(match[1]) <= now.max_length.value:
+            raise UsageError(
+                f"trials train until {now.max_length} already",
+                where=gathered.id,
+                hint=f"--longer {2 * now.max_length.value}",
+            )
+        length = {now.max_length.unit: int(match[1])}
+        found[overrides.MAX_LENGTH] = changing.checked(overrides.MAX_LENGTH, length)
+    return found
