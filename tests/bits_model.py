@@ -3,7 +3,8 @@
 ``GATE=train:5`` makes all ranks wait before their sixth batch until the file ``$GATES/open``
 is there; ``GATE=validate:8:1`` inside the validation after eight batches. ``LEAVE=5`` makes
 a rank notify itself then. The hyperparameter ``own_accumulation`` makes the code itself, and not
-the trainer, sum up the gradients of so many batches, each rank for itself (``no_sync``).
+the trainer, sum up the gradients of so many batches, each rank for itself (``no_sync``); with
+``scaled`` it has a gradient scaler, whose powers of two change no bit of the gradients.
 ``SEEN=FILE`` takes down which samples were trained: lines of epoch, batch and their numbers.
 """
 
@@ -111,6 +112,10 @@ class BitsTrial(pytorch.PyTorchTrial):
         self.optimizer = context.wrap_optimizer(torch.optim.AdamW(self.model.parameters(), lr=0.01))
         schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.93)
         context.wrap_lr_scheduler(schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
+        self.scaler = None
+        if context.get_hparams().get("scaled"):
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+            self.scaler = context.wrap_scaler(scaler)
         self.seen = context.wrap_reducer(sum, name="seen")
         self.noise = np.random.Generator(np.random.Philox(3))
         context.register_generator("noise", self.noise)
@@ -148,12 +153,16 @@ class BitsTrial(pytorch.PyTorchTrial):
         with contextlib.nullcontext() if steps else self.model.no_sync():
             loss = nn.functional.cross_entropy(self.model(x.float()), y)
             self.seen.update(len(y))
-            self.context.backward(loss * (1 + penalty))
+            loss = loss * (1 + penalty)
+            self.context.backward(self.scaler.scale(loss) if self.scaler else loss)
         if steps:
             self.context.step_optimizer(
                 self.optimizer,
                 clip_grads=lambda parameters: nn.utils.clip_grad_norm_(parameters, 1.0),
+                scaler=self.scaler,
             )
+            if self.scaler and self.context.steps_now:
+                self.scaler.update()
         return {"loss": loss}
 
     def evaluate_batch(self, batch, batch_idx):

@@ -231,6 +231,13 @@ def turn(paths: ExperimentPaths) -> controller.Turn:
         holder.close()
 
 
+def set_pace(path: Path, seconds: float) -> None:
+    """Write the file that ``$PACE`` names for ranks: seconds a batch, read again at each."""
+    draft = path.with_name(f"{path.name}.draft")
+    draft.write_text(str(seconds))
+    draft.rename(path)  # nobody sees half of it
+
+
 # -- watching one --------------------------------------------------------------------------
 
 
@@ -305,6 +312,13 @@ def processes_of(paths: ExperimentPaths, module: str) -> list[int]:
             if started and module.encode() in argv and str(paths.root).encode() in argv:
                 found.append(int(entry.name))
     return found
+
+
+def parent(pid: int) -> int:
+    """The process that started another; 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def rank_pids(paths: ExperimentPaths) -> list[int]:

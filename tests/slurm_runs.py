@@ -120,7 +120,7 @@ class Run:
 
     def faster(self, seconds: float = 0.0) -> None:
         """Change the pace of all ranks."""
-        self.pace.write_text(str(seconds))
+        experiments.set_pace(self.pace, seconds)
 
     def wait(self, state: str = "COMPLETED", timeout: float = 300) -> None:
         """Wait until the experiment is over, in that state."""
@@ -276,7 +276,7 @@ class Lab:
             site: what differs in the site file.
         """
         file = self.folder / f"pace-{len(self.runs)}"
-        file.write_text(str(pace))
+        experiments.set_pace(file, pace)
         given = dict(values or config())
         given["environment"] = {"environment_variables": {"PACE": str(file)}}
         made = experiments.submit(given, self.root, self.site(**(site or {})), self.model)

@@ -6,20 +6,23 @@ Four, because the order in which two ranks add is always the same.
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.store.layout import TrialPaths
+from hpcdet.store.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.records import Control
 from hpcdet.store.trials import checkpoints, latest_checkpoint
-from tests import ranks
+from hpcdet.train import rng
+from tests import ranks, trees
 from tests.experiments import same_bits
 from tests.ranks import Attempt, Result
 
@@ -129,6 +132,56 @@ def test_gradients_that_the_code_itself_sums_up_are_state(tmp_path: Path) -> Non
     assert torch.allclose(mean, sum(one[name] for one in own) / RANKS)
     ranks.finish(twice, RANKS)
     same_bits(ranks.result(twice), ranks.result(once))
+
+
+def _left_out(path: str) -> Callable[[dict[str, Any]], None]:
+    """Makes a part of a rank's state as it is in a trial that begins."""
+
+    def leave_out(state: dict[str, Any]) -> None:
+        *parents, last = path.split("/")
+        for name in parents:
+            state = state[name]
+        state[last] = {} if last == "gradients" else fresh[last]
+
+    generators = {"noise": np.random.Generator(np.random.Philox(3))}
+    captured = rng.capture(generators)
+    fresh = {**captured, **captured["registered"]}
+    return leave_out
+
+
+def test_each_part_that_a_rank_has_for_itself_is_needed(tmp_path: Path) -> None:
+    """Rank 1 alone goes on without it."""
+    settings = {"hparams": {**HPARAMS, "own_accumulation": 4}, "until": 8, "optimizations": {}}
+    trial = make(tmp_path / "EXP", world=2, **settings)
+    left = ranks.run(trial, 2, LEAVE="train:4").verdict()
+    assert left is not None and left.verdict == "resume", left
+
+    def ended(name: str, leave_out: Callable[[dict[str, Any]], None] | None) -> Result:
+        root = shutil.copytree(tmp_path / "EXP", tmp_path / name)
+        copy = ExperimentPaths(root).trial(1)
+        if leave_out is not None:
+            _saved_again(copy, leave_out)
+        ranks.finish(copy, 2)
+        return ranks.result(copy)
+
+    whole = ended("whole", None)
+    for part in ("rng/python", "rng/numpy", "rng/torch", "rng/registered/noise", "gradients"):
+        assert ended(part.replace("/", "-"), _left_out(part)) != whole, part
+
+
+def _saved_again(trial: TrialPaths, change: Callable[[dict[str, Any]], None]) -> None:
+    """A newer checkpoint of the same step, whose rank 1 has another state of its own."""
+    newest = checkpoint.committed(trial.checkpoints)[-1]
+
+    def save(rank: int, exchange: checkpoint.Exchange) -> None:
+        loaded = checkpoint.load(trial.checkpoints / newest.name, rank, 2)
+        if rank == 1:
+            change(loaded.private)
+        folder = trial.checkpoint(newest.step, 50)
+        both = {"rank": rank, "world": 2, "exchange": exchange}
+        checkpoint.save(folder, loaded.shared, loaded.private, meta=newest.meta, **both)
+
+    trees.ranks(2, save)
 
 
 def test_a_trial_that_begins_again_from_an_older_checkpoint_ends_with_the_same_bits(

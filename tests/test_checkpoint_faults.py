@@ -19,6 +19,7 @@ import torch
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import CheckpointFailed
+from tests import disks
 
 CALLS = ["open", "ftruncate", "pwrite", "write", "fsync", "replace", "mkdir", "close"]
 
@@ -177,20 +178,10 @@ def test_kill_at_any_time_leaves_the_old_or_the_new(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"no small file system can be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with disks.small_disk(tmp_path / "disk", megabytes=4) as why_not:
+        if why_not:
+            pytest.skip(f"no small file system can be mounted here: {why_not}")
+        yield tmp_path / "disk"
 
 
 def test_a_full_disk_keeps_the_old_checkpoint(small_disk: Path) -> None:

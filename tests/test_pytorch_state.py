@@ -55,6 +55,7 @@ def run(storage: Path, metrics: Metrics) -> None:
         recording(metrics),
         storage,
         UNTIL,
+        {"global_batch_size": 16, "scaled": True},
         aggregation=2,
         reporting_period=pytorch.Batch(3),
         validation_period=pytorch.Batch(5),
@@ -98,9 +99,16 @@ def resumed(
     return alone.checkpoints(storage)[-1].digest, metrics
 
 
+@pytest.mark.parametrize("workers", ["0", "2"])
 def test_resumed_in_the_middle_of_everything_nothing_differs(
-    undisturbed: tuple[str, Metrics], interrupted: tuple[Path, Metrics], tmp_path: Path
+    undisturbed: tuple[str, Metrics],
+    interrupted: tuple[Path, Metrics],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: str,
 ) -> None:
+    """Other workers of the loader, too: what they had prefetched is neither lost nor repeated."""
+    monkeypatch.setenv("WORKERS", workers)
     assert resumed(interrupted, tmp_path / "copy") == undisturbed
 
 
@@ -135,6 +143,7 @@ PARTS: dict[str, Tamper] = {
     "buffers": _set("shared/models/0/1.mean", torch.zeros_like),
     "other_buffers": _set("shared/other_buffers/0/1.steps", torch.zeros_like),
     "optimizer": _set("shared/optimizers/0/state", lambda _: {}),
+    "scaler": _set("shared/scaler", lambda _: None),
     "lr_scheduler": _set("shared/lr_schedulers/0/last_epoch", lambda _: 0),
     "cursor": _set("shared/progress/units/records", lambda records: records + 16),
     "callbacks": _set("private/callbacks/counter/epochs", lambda _: 0),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.experiments import processes_of, rank_pids, same_bits, strike, worker_pids
+from tests.experiments import parent, processes_of, rank_pids, same_bits, strike, worker_pids
 from tests.slurm_runs import Lab, Run, config, dice, urgent
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
@@ -68,7 +68,7 @@ def kill_everything(run: Run) -> None:
     """Row 9: ranks, workers, batch scripts and searcher at once; then somebody comes back."""
     run.crank()
     scripts = processes_of(run.paths, "hpcdet.worker")
-    parents = [_parent(pid) for pid in scripts]
+    parents = [parent(pid) for pid in scripts]
     strike([*run.started, *parents, *scripts, *rank_pids(run.paths)])
     run.crank()
 
@@ -82,11 +82,6 @@ def lose_a_node(run: Run) -> None:
 def tell_the_script(run: Run) -> None:
     """Row 8: TERM for the batch script's shell alone does nothing at all."""
     run.cluster.check("scancel", "--batch", "--signal=TERM", run.task())
-
-
-def _parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat") as stat:
-        return int(stat.read().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.parametrize(
