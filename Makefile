@@ -30,8 +30,9 @@ setup:
 wheel: setup
 	$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
 
-chaos: setup  ## a longer campaign of random kills: make chaos KILLS=100 SEED=1
-	HPCDET_CHAOS=$(or $(KILLS),100) HPCDET_CHAOS_SEED=$(or $(SEED),1) $(PY) -m pytest -m chaos -s tests
+chaos: packages setup  ## a campaign of random blows: make chaos KILLS=200 SEED=1 [KINDS="kill_in_save full_disk"]
+	HPCDET_CHAOS=$(or $(KILLS),200) HPCDET_CHAOS_SEED=$(or $(SEED),1) HPCDET_CHAOS_KINDS="$(KINDS)" \
+		$(PY) -m pytest -m chaos -s tests/test_chaos.py tests/test_chaos_slurm.py
 
 bench-cli: setup  ## start-up times of the command line
 	$(PY) benchmarks/bench_cli.py

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcdet import checkpoint
 from hpcdet.checkpoint import shard
 from hpcdet.errors import ConfigError
 from hpcdet.store import config as configs
@@ -296,6 +297,47 @@ def test_a_full_disk_does_not_stop_training(
     tracker.close()
     lines = journal.read(tmp_path / "journal.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_metrics_that_no_journal_took_are_told_by_who_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal's disk is full, the checkpoints' is not; then all is killed."""
+    trial = ranks.experiment(tmp_path / "digits-7f3a", code="")
+    root = trial.root.parent.parent
+    config = configs.load(root / "experiment.yaml")
+    record = Trial.read(trial.record)
+    assert record is not None
+
+    def attempt(number: int) -> Session:
+        return Session(Ranks(), Place.of(root, 1, number), record, config, Deadline(None))
+
+    first, state = attempt(1), {"w": torch.ones(3)}
+    first.begin(None, Units())
+    with monkeypatch.context() as patch:
+
+        def full(*_: object, **__: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patch.setattr(first.tracker._writer, "append", full)
+        first.report("training", Units(1), {"loss": 0.5})
+        assert first.keeper.save(1, state, None)
+        first.report("validation", Units(2), {"loss": float("nan")})
+        assert first.keeper.save(2, state, None, wait=False)
+        assert first.keeper.drain()
+    second = attempt(2)
+    loaded = second.keeper.restore()
+    assert loaded is not None
+    assert loaded.manifest.step == 2
+    second.begin(loaded.manifest, Units(2))
+    assert second.keeper.save(3, state, None)
+    second.tracker.close()
+    rows = [line for line in journal.read(trial.attempt(2).journal) if line["kind"] == "metrics"]
+    assert [(row["group"], row["step"], row["metrics"]) for row in rows] == [
+        ("training", 1, {"loss": 0.5}),
+        ("validation", 2, {"loss": "NaN"}),
+    ]
+    assert not any("untold" in one.meta for one in checkpoint.committed(trial.checkpoints)[2:])
 
 
 def test_of_metrics_only_validations_are_waited_for(

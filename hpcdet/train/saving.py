@@ -172,6 +172,8 @@ class Keeper:
             "save_s": round(self._deadline.save_s, 3),
             "journal_bytes": length,
         }
+        if untold := self._tracker.untold():
+            described["untold"] = untold
         folder = self._place.trial.checkpoint(step, self._place.attempt.number)
         try:
             if alone:
@@ -208,6 +210,8 @@ class Keeper:
     ) -> None:
         def meta() -> dict[str, Any]:
             self._tracker.flush(sync=True)  # what was told before this step stays told
+            if not self._tracker.untold():
+                described.pop("untold", None)
             return described
 
         ranks = self._peers.ranks

@@ -150,6 +150,7 @@ class Session:
             batches=units.batches,
             fingerprint=fingerprint.digest(self._fingerprint) if self._fingerprint else "",
         )
+        self.tracker.retell(origin.meta.get("untold", ()) if origin else ())
         self._last_step = time.monotonic()
         self.profile.begin()
 

@@ -1,7 +1,8 @@
 """The attempt's journal, written by rank 0. Tracking never stops training.
 
 A record that cannot be written (disk full, quota) waits in memory and is tried again with the
-next; only when very many wait are the oldest dropped, which is said once.
+next; only when very many wait are the oldest dropped, which is said once. Checkpoints carry the
+metrics that wait, so that an attempt that goes on from one can tell them.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hpcdet.store import journal, records
 
 _MOST_WAITING = 100_000
+_MOST_CARRIED = 10_000
 
 
 class Tracker:
@@ -61,6 +63,17 @@ class Tracker:
                 print(f"hpcdet: the journal cannot be written: {error}", file=sys.stderr)
                 self._complained = True
         return self._writer.offset if self._writer else 0
+
+    def untold(self) -> list[dict[str, Any]]:
+        """Fields of the metrics that could not be written so far, for ``retell``."""
+        with self._lock:
+            metrics = [fields for kind, fields in self._waiting if kind == "metrics"]
+        return metrics[-_MOST_CARRIED:]
+
+    def retell(self, metrics: Iterable[Mapping[str, Any]]) -> None:
+        """Record metrics that an attempt before this one could not."""
+        for fields in metrics:
+            self.record("metrics", **fields)
 
     def close(self) -> None:
         """Write what waits, durably, and close the file."""
