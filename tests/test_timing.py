@@ -37,7 +37,7 @@ class Data(torch.utils.data.Dataset):
         return 64
     def __getitem__(self, index):
         if os.environ["RANK"] == "1":
-            time.sleep(0.001)
+            time.sleep(0.003)
         return torch.full((4,), float(index)), torch.ones(1)
 
 class Trial(pytorch.PyTorchTrial):
@@ -86,23 +86,29 @@ def test_each_rank_tells_where_its_time_went_and_who_was_waited_for(tmp_path: Pa
     attempt = ranks.run(trial, 2)
     verdict = attempt.verdict()
     assert verdict is not None and verdict.verdict == "done", attempt.log()
-    told = [line for line in attempt.lines() if line["kind"] == "profile"]
-    told += journal.read(attempt.paths.profile(1))
-    assert [line["rank"] for line in told] == [0, 1]
-    for line in told:
-        assert line["steps"] == 29
-        assert line["samples"] == 29 * 16
-        assert set(line["phases"]) == set(PHASES)
-        assert sum(line["phases"].values()) == pytest.approx(line["seconds"], abs=0.001)
-        assert line["use"]["rss_bytes_max"] > 10e6
+    told = [
+        [line for line in attempt.lines() if line["kind"] == "profile"],
+        journal.read(attempt.paths.profile(1)),
+    ]
+    for rank, lines in enumerate(told):  # several where the machine is slow
+        assert {line["rank"] for line in lines} == {rank}
+        assert sum(line["steps"] for line in lines) == 29
+        assert sum(line["samples"] for line in lines) == 29 * 16
+        for line in lines:
+            assert set(line["phases"]) == set(PHASES)
+            assert sum(line["phases"].values()) == pytest.approx(line["seconds"], abs=0.001)
+            assert line["use"]["rss_bytes_max"] > 10e6
     # rank 0 has nothing to do but to wait for rank 1, whose data come slowly
-    fast, slow = (line["phases"] for line in told)
-    assert slow["data"] >= 29 * 8 * 0.001 > fast["data"]
+    fast, slow = (
+        {one: sum(line["phases"][one] for line in rank) for one in PHASES} for rank in told
+    )
+    assert slow["data"] >= 29 * 8 * 0.003
+    assert slow["data"] > fast["data"]
     assert fast["communication"] > slow["communication"]
     [found] = timing.stragglers(timing.ranks(gather(found_in(trial)).trials[0]))
     assert (found.rank, found.phase) == (1, "data")
     rows = series.metrics(found_in(trial), group="timing", name="rank1.data_s")
-    assert [row["step"] for row in rows] == [30]
+    assert rows[-1]["step"] == 30
 
 
 def found_in(trial: TrialPaths) -> ExperimentPaths:
