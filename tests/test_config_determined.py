@@ -11,6 +11,7 @@ import yaml
 from hpcdet import config
 from hpcdet.config import foreign, problems
 from hpcdet.errors import ConfigError
+from hpcdet.store import overrides
 from hpcdet.units import Length
 
 TUTORIAL = """\
@@ -173,7 +174,7 @@ SAMPLES: dict[str, Any] = {
     "environment.image": "determinedai/pytorch",
     "optimizations.mixed_precision": "O2",
     "checkpoint_storage.type": "s3",
-    "searcher.name": "adaptive_asha",
+    "searcher.name": "sync_halving",
     "optimizations.average_training_metrics": False,
 }
 
@@ -202,13 +203,64 @@ def test_no_key_is_both_ours_and_always_foreign() -> None:
     assert set(foreign.WITHOUT_EFFECT) <= ours
 
 
-def test_adaptive_search_is_refused_by_name_and_all_of_it_at_once(tmp_path: Path) -> None:
-    text = TUTORIAL.replace("name: single", "name: adaptive_asha\n  max_trials: 16\n  divisor: 4")
-    with pytest.raises(ConfigError) as caught:
-        load(tmp_path, text)
-    said = str(caught.value)
-    assert "det.yaml:11: searcher.name: this searcher is not in this version" in said
-    assert "searcher.divisor" in said and "single search" not in said
+ADAPTIVE = """
+name: adaptive_asha
+  metric: error
+  max_trials: 16
+  max_time: 937
+  time_metric: batches
+  mode: standard
+  divisor: 4
+  max_rungs: 5
+  max_concurrent_trials: 8
+  stop_once: true""".strip()
+
+
+def test_an_adaptive_search_is_honoured(tmp_path: Path) -> None:
+    text = TUTORIAL.replace("    batches: 1000\n", "").replace("  max_length:\n", "")
+    loaded = load(tmp_path, text.replace("name: single\n  metric: validation_loss", ADAPTIVE))
+    asked = loaded.typed().searcher
+    assert (asked.rule, asked.max_length) == ("stopping", Length("batches", 937))
+    assert [(one.rungs, one.trials, one.concurrent) for one in asked.brackets] == [
+        ((58, 234, 937), 12, 4),
+        ((234, 937), 4, 4),
+    ]
+    assert [str(rung) for rung in asked.rungs] == ["58 batches", "234 batches", "937 batches"]
+    table = load(
+        tmp_path, "entrypoint: x", "searcher={name: hyperband, max_length: 81, divisor: 3}"
+    )
+    assert table.typed().searcher.max_trials == 81 + 34 + 15 + 8 + 5
+    own = "searcher={name: asha, max_time: 9, time_metric: seen, num_rungs: 2, max_trials: 4}"
+    counted = load(tmp_path, "entrypoint: x", own).typed().searcher
+    assert (counted.top, counted.max_length, counted.rungs) == (9, None, [])
+    longer = overrides.lay(loaded.typed(), {overrides.MAX_LENGTH: {"batches": 2000}}).searcher
+    assert [rung.value for rung in longer.rungs] == [58, 234, 937, 2000]
+    assert longer.brackets == asked.brackets
+
+
+@pytest.mark.parametrize(
+    ("searcher", "said"),
+    [
+        ("{name: adaptive_asha, max_length: 9}", "'max_trials' is missing"),
+        ("{name: asha, max_trials: 9}", "'max_length' is missing: where trials are compared"),
+        ("{name: asha, max_trials: 9, time_metric: seen}", "'max_time' is missing"),
+        ("{name: random, max_trials: 9, divisor: 3}", "name: random has no divisor"),
+        ("{name: asha, mode: standard, stop_once: true, rule: hybrid}", "means rule: stopping"),
+        ("{name: asha, max_trials: 9, max_length: 9, divisor: 1}", "greater than 1"),
+        ("{name: sync_halving, max_trials: 9}", "not in this version; adaptive_asha"),
+    ],
+)
+def test_searches_that_cannot_be(tmp_path: Path, searcher: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(tmp_path, "entrypoint: x", f"searcher={searcher}")
+
+
+def test_rungs_that_are_fewer_than_asked_for_are_said(tmp_path: Path) -> None:
+    merged = "searcher={name: asha, max_trials: 9, max_length: 10, num_rungs: 4, divisor: 3}"
+    few = "searcher={name: adaptive_asha, max_trials: 2, max_length: 27, bracket_rungs: [3, 2, 1]}"
+    said = [load(tmp_path, "entrypoint: x", sets).warnings[0] for sets in (merged, few)]
+    assert "searcher.num_rungs: 4 rungs of 10 divided by 3 are 3 different ones" in said[0]
+    assert "bracket_rungs: 2 trials are enough for 2 of the brackets" in said[1]
 
 
 @pytest.mark.parametrize(

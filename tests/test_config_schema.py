@@ -61,17 +61,28 @@ def test_every_key_is_explained_and_documented() -> None:
 
 
 def test_a_plan_says_trials_lengths_and_cost(tmp_path: Path) -> None:
-    loaded = config.load(EXAMPLES[1], ["resources.walltime_s=3600"])
+    digits = TOP / "examples" / "digits"
+    loaded = config.load(digits / "random.yaml", ["resources.walltime_s=3600"])
     made = config.plan(loaded.typed(), checkpoint_bytes=1000)
-    assert EXAMPLES[1].stem == "random"
-    assert made["brackets"] == [{"rungs": [300], "trials": 4, "concurrent_trials": 2}]
+    whole = {"rungs": [300], "trials": 4, "ends": [4], "concurrent_trials": 2}
+    assert made["brackets"] == [whole]
     assert (made["trials"], made["unit"], made["units"]) == (4, "batches", 1200)
     assert made["slots"] == {"per_trial": 2, "at_once": 4, "nodes_per_trial": 1}
-    assert made["cost"] == {"slot_hours": 8.0, "walltime_s": 3600}
+    assert made["cost"] == {"slot_hours": 8.0, "walltime_s": 3600, "run_s": 7200}
     assert made["storage"]["bytes"] == 1000 * made["storage"]["checkpoints"]
+
+    loaded = config.load(digits / "adaptive.yaml", ["resources.walltime_s=3600"])
+    adaptive = config.plan(loaded.typed())
+    assert adaptive["brackets"] == [
+        {"rungs": [18, 75, 300], "trials": 12, "ends": [9, 2, 1], "concurrent_trials": 2},
+        {"rungs": [75, 300], "trials": 4, "ends": [3, 1], "concurrent_trials": 2},
+    ]
+    units = 9 * 18 + (2 + 3) * 75 + 2 * 300
+    assert (adaptive["rule"], adaptive["units"]) == ("hybrid", units)
+    assert adaptive["cost"]["slot_hours"] == pytest.approx(units / 300)
 
     file = tmp_path / "command.yaml"
     file.write_text("entrypoint: ./train.sh\n")
     unknown = config.plan(config.load(file).typed())
-    assert unknown["brackets"] == [{"rungs": [], "trials": 1, "concurrent_trials": 1}]
+    assert unknown["brackets"] == [{"rungs": [], "trials": 1, "ends": [], "concurrent_trials": 1}]
     assert (unknown["units"], unknown["cost"]["slot_hours"]) == (None, None)

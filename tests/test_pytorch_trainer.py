@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import threading
@@ -18,6 +19,7 @@ from hpcdet.checkpoint import load, shard
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.pytorch._metrics import Tally, across_ranks
 from hpcdet.pytorch._units import TrainUnit
+from hpcdet.store.config import Searcher
 from hpcdet.train.session import Units
 from hpcdet.units import Length
 from tests import alone
@@ -398,6 +400,29 @@ def test_a_test_is_one_batch(tmp_path: Path) -> None:
     alone.train(Line, tmp_path, 9, test_mode=True)
     alone.train(Line, tmp_path, 9, test_mode=True)
     assert alone.checkpoints(tmp_path)[-1].step == 2
+
+
+def test_a_trial_is_validated_at_every_rung(tmp_path: Path) -> None:
+    """Whatever periods there are; and once more each time a schedule's horizon stays the same."""
+    seen: list[tuple[int, Length | None]] = []
+    asked = Searcher(
+        "adaptive_asha", max_length=Length("batches", 9), max_trials=9, divisor=3, max_rungs=3
+    )
+
+    class Compared(Line):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            session = context.core.session
+            session.config = dataclasses.replace(session.config, searcher=asked)
+            super().__init__(context)
+
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
+            if not batch_idx:
+                seen.append((self.context.core.train.units.batches, self.context.horizon))
+            return super().evaluate_batch(batch, batch_idx)
+
+    for until in (3, 7):  # as if it was stopped and promoted
+        alone.train(Compared, tmp_path, until, validation_period=pytorch.Batch(5))
+    assert seen == [(n, asked.max_length) for n in (1, 3, 5, 7)]
 
 
 def test_a_missing_hyperparameter_is_named(tmp_path: Path) -> None:

@@ -61,13 +61,24 @@ def plan_command(
         if key not in ("brackets", "storage", "free"):
             click.echo(f"{key.replace('_', ' '):<18}{text(value)}")
     for number, bracket in enumerate(item["brackets"], 1):
-        click.echo(f"bracket {number}: {text(bracket)}")
+        click.echo(f"{f'bracket {number}':<18}{_bracket(bracket, item['unit'])}")
     _say_storage(item["storage"])
     for one in left:
         has = [f"{one.inodes} inodes"] if one.inodes is not None else []
         has += [words.size(one.bytes)] if one.bytes is not None else []
         click.echo(f"{'left, ' + one.by:<18}{', '.join(has) or 'no limit'} in {one.place}")
     settings().note("nothing was made; hpcdet submit makes it")
+
+
+def _bracket(bracket: dict[str, Any], unit: str | None) -> str:
+    """``7 trials; to 100 batches: 5, 300: 1, 900: 1``."""
+    said = f"{bracket['trials']} trials"
+    ends = list(zip(bracket["rungs"], bracket["ends"], strict=True))
+    if not ends:
+        return f"{said}; the code knows how long"
+    (first, count), *others = ends
+    steps = [f"to {first} {unit}: {count}", *(f"{rung}: {count}" for rung, count in others)]
+    return f"{said}; {', '.join(steps)}"
 
 
 def _say_storage(need: dict[str, Any]) -> None:

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hpcdet.config.models import Config
-from hpcdet.config.problems import Problem
+from hpcdet.config.models import Config, Searcher
+from hpcdet.config.problems import Problem, default
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
+from hpcdet.store.config import HALVING, resolve
 from hpcdet.units import Length
 
 _SECRET = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)(?:$|_)", re.I)
@@ -42,6 +43,7 @@ def warnings(config: Config) -> Iterator[Problem]:
         if _SECRET.search(name):
             what = "stands in the batch script, which the scheduler keeps; see data.secrets"
             yield Problem(f"environment.environment_variables.{name}", what)
+    yield from _ladders(config)
     for key in ("min_validation_period", "min_checkpoint_period"):
         period: Length = getattr(config, key)
         length = config.searcher.max_length
@@ -162,7 +164,7 @@ def _data(value: Any, key: str) -> Iterator[Problem]:
 
 def _searcher(config: Config) -> Iterator[Problem]:
     asked = config.searcher
-    if asked.name == "random" and asked.max_trials is None:
+    if asked.name in (*HALVING, "random") and not (asked.max_trials or asked.name == "hyperband"):
         what = "'max_trials' is missing: how many samples to try"
         yield Problem("searcher.max_trials", what, "max_trials: 16")
     if asked.name == "single" and asked.max_trials not in (None, 1):
@@ -170,9 +172,57 @@ def _searcher(config: Config) -> Iterator[Problem]:
         yield Problem("searcher.max_trials", what, "leave it out, or use name: random")
     if asked.max_length is not None and asked.max_length.value == 0:
         yield Problem("searcher.max_length", "a training of length 0 learns nothing")
+    yield from _halving(asked)
     if asked.max_length is None and is_class(config.entrypoint):
         hint = "max_length: {batches: 1000}"
         yield Problem("searcher.max_length", "'max_length' is missing: how long to train", hint)
+
+
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "max_time": HALVING,
+    "time_metric": HALVING,
+    "rule": HALVING,
+    "divisor": HALVING,
+    "num_rungs": ("async_halving", "asha"),
+    "max_rungs": ("adaptive_asha", "hyperband"),
+    "mode": ("adaptive_asha",),
+    "bracket_rungs": ("adaptive_asha",),
+}
+"""Keys that mean something to some searchers only."""
+
+
+def _halving(asked: Searcher) -> Iterator[Problem]:
+    for option, names in _OPTIONS.items():
+        key = f"searcher.{option}"
+        if asked.name not in names and getattr(asked, option) != default(key):
+            hint = f"leave it out, or use name: {names[0]}"
+            yield Problem(key, f"a search of name: {asked.name} has no {option}", hint)
+    if asked.name not in HALVING:
+        return
+    if asked.time_metric is None and asked.max_length is None:
+        what = "'max_length' is missing: where trials are compared follows from it"
+        yield Problem("searcher.max_length", what, "max_length: {batches: 1000}")
+    if asked.time_metric is not None and asked.max_time is None:
+        yield Problem("searcher.time_metric", "'max_time' is missing", "max_time: 900")
+    if asked.bracket_rungs and asked.mode != default("searcher.mode"):
+        what = "bracket_rungs says which brackets there are, and so does mode"
+        yield Problem("searcher.mode", what, "keep one of them")
+
+
+def _ladders(config: Config) -> Iterator[Problem]:
+    """Rungs that fall on one another, and brackets that get no trial."""
+    asked = resolve(config.model_dump()).searcher
+    if asked.name not in HALVING or asked.top is None or not asked.brackets:
+        return
+    deepest = max(len(bracket.rungs) for bracket in asked.brackets)
+    wanted = asked.num_rungs or max(asked.bracket_rungs, default=0)
+    if wanted > deepest:
+        key = "searcher.num_rungs" if asked.num_rungs else "searcher.bracket_rungs"
+        what = f"{wanted} rungs of {asked.top} divided by {asked.divisor:g} are {deepest}"
+        yield Problem(key, f"{what} different ones: {asked.brackets[0].rungs}")
+    elif len(set(asked.bracket_rungs)) > len(asked.brackets):
+        what = f"{asked.max_trials} trials are enough for {len(asked.brackets)} of the brackets"
+        yield Problem("searcher.bracket_rungs", what)
 
 
 def is_class(entrypoint: str | list[str]) -> bool:

@@ -51,10 +51,9 @@ _NO_HOROVOD = "it tunes Horovod, which is not used here"
 _ELSEWHERE = "checkpoints outside the experiment's folder are not in this version"
 _OWN_SCHEDULER = "the cluster's scheduler decides this"
 _LATER_SEARCHERS = (
-    "adaptive", "adaptive_asha", "adaptive_simple", "asha", "async_halving", "bohb", "custom",
-    "hyperband", "pb2", "pbt", "sync_halving", "tpe",
+    "adaptive", "adaptive_simple", "bohb", "custom", "pasha", "pb2", "pbt", "sync_halving", "tpe",
 )  # fmt: skip
-_LATER_SEARCH = "this searcher is not in this version; use single, random or grid"
+_LATER_SEARCH = "this searcher is not in this version; adaptive_asha compares trials, too"
 
 KEYS: dict[str, tuple[Foreign, ...]] = {
     # whole sections
@@ -144,10 +143,7 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
     },
     **{
         f"searcher.{key}": (Foreign("later", "it belongs to searchers not in this version"),)
-        for key in (
-            "bracket_rungs", "budget", "divisor", "max_rungs", "mode", "num_rungs", "stop_once",
-            "train_stragglers",
-        )
+        for key in ("budget", "train_stragglers")
     },
     # ours, but not yet
     "elastic": (Foreign("later", "a changing number of ranks is not in this version"),),

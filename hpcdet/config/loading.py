@@ -14,6 +14,7 @@ from hpcdet.config import checks, foreign, problems, secrets, shapes
 from hpcdet.config.layers import Layered
 from hpcdet.config.models import Config
 from hpcdet.config.problems import Problem
+from hpcdet.rungs import hyperband
 from hpcdet.space.space import Space
 from hpcdet.store import yaml12
 from hpcdet.store.config import Resolved, resolve
@@ -158,6 +159,18 @@ def _foreign(values: dict[str, Any]) -> list[tuple[Problem, bool]]:
     return found
 
 
+def _trials(config: Config) -> int:
+    """How many trials there are of a search that says it itself."""
+    match config.searcher.name:
+        case "grid":
+            return len(Space(config.hyperparameters).grid())
+        case "hyperband":
+            asked = resolve(config.model_dump()).searcher
+            brackets = hyperband(asked.top or 1, asked.divisor, asked.max_rungs, None, 1)
+            return sum(bracket.trials for bracket in brackets)
+    return 1
+
+
 def _fill(config: Config, origins: dict[str, str], name: str, site: str | None) -> Config:
     """Everything that follows from the rest."""
     searcher, need = config.searcher, config.resources
@@ -173,8 +186,7 @@ def _fill(config: Config, origins: dict[str, str], name: str, site: str | None) 
         filled["resources"] = need.model_copy(update={"slots_per_node": per_node})
         origins["resources.slots_per_node"] = "derived"
     if searcher.max_trials is None:
-        trials = 1 if searcher.name == "single" else len(Space(config.hyperparameters).grid())
-        filled["searcher"] = searcher.model_copy(update={"max_trials": trials})
+        filled["searcher"] = searcher.model_copy(update={"max_trials": _trials(config)})
         origins["searcher.max_trials"] = "derived"
     wanted = config.reproducibility
     if wanted.experiment_seed is None:

@@ -90,8 +90,10 @@ class Section(BaseModel):
 
 
 class Searcher(Section):
-    name: Literal["single", "random", "grid"] = "single"
-    """single: one trial; random: max_trials samples; grid: every point."""
+    name: Literal[
+        "single", "random", "grid", "async_halving", "asha", "adaptive_asha", "hyperband"
+    ] = "single"
+    """single: one trial; random: max_trials samples; grid: every point; others: docs/search.md."""
     metric: str = Field(default="validation_loss", min_length=1)
     """The validation metric that decides which trial and checkpoint is best."""
     smaller_is_better: bool = True
@@ -99,9 +101,26 @@ class Searcher(Section):
     max_length: LengthField | None = None
     """How long each trial trains. Without it the code decides (commands only)."""
     max_trials: int | None = Field(default=None, ge=1)
-    """How many trials a random search makes; those with InvalidHP do not count."""
+    """How many trials a search makes; those with InvalidHP do not count."""
     max_concurrent_trials: int = Field(default=16, ge=0)
     """How many trials are open at once; 0: no limit."""
+    max_time: int | None = Field(default=None, ge=1)
+    """The whole training in units of time_metric; of batches, records, epochs: max_length."""
+    time_metric: str | None = Field(default=None, min_length=1)
+    """A validation metric that says how far a trial is, where the code counts by itself."""
+    rule: Literal["hybrid", "stopping", "promotion"] = "hybrid"
+    """What becomes of a trial at a rung: the best go on in place, others are paused (hybrid) or
+    stopped; promotion pauses all of them first."""
+    divisor: float = Field(default=4, gt=1)
+    """Of this many trials at a rung one goes on."""
+    num_rungs: int | None = Field(default=None, ge=1, le=1000)
+    """Rungs of async_halving; as many as fit into the length, but 5, if absent."""
+    max_rungs: int = Field(default=5, ge=1, le=1000)
+    """Most rungs of a bracket (adaptive_asha, hyperband)."""
+    mode: Literal["aggressive", "standard", "conservative"] = "standard"
+    """How early adaptive_asha stops trials: all of them, or brackets with fewer rungs, too."""
+    bracket_rungs: list[Annotated[int, Field(ge=1, le=1000)]] = []
+    """Numbers of rungs of adaptive_asha's brackets, instead of mode."""
 
 
 class Reproducibility(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcdet.rungs import Bracket
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import inodes_of_trial
 
@@ -19,21 +20,28 @@ def plan(resolved: Resolved, checkpoint_bytes: int | None = None) -> dict[str, A
         checkpoint_bytes: size of one checkpoint, where it is known.
 
     Returns:
-        ``brackets`` (each with ``rungs``, lengths at which trials end, in ``unit``, and
-        ``trials``), ``slots``, and estimates: ``cost.slot_hours`` if every trial needs one
-        allocation of the walltime, and ``storage``: the most checkpoints, inodes and
-        bytes there are at one time, where no running trial needs more than one attempt; inodes of
-        a trial while it runs and once it has ended; ``paused_bytes``, if all open trials are
-        paused; ``budget``. What cannot be known is null.
+        ``brackets`` (each with ``rungs``, lengths at which trials are compared or end, in
+        ``unit``, ``trials``, and of these ``ends``, how many are expected to train up to each rung
+        and no further), ``slots``, and estimates: ``units`` that all trials train together;
+        ``cost.slot_hours`` if a whole training needs one allocation of the walltime,
+        ``cost.run_s`` from the first step to the last, without time in the queue; ``storage``: the
+        most checkpoints, inodes and bytes there are at one time, where no running trial needs more
+        than one attempt; inodes of a trial while it runs and once it has ended; ``paused_bytes``,
+        if all are paused that may be; ``budget``. What cannot be known is null.
     """
     searcher, need = resolved.searcher, resolved.resources
-    trials, length = searcher.max_trials, searcher.max_length
+    trials, length, top = searcher.max_trials, searcher.max_length, searcher.top
     open_at_once = min(trials, searcher.max_concurrent_trials or trials)
     if need.max_slots is not None:
         open_at_once = min(open_at_once, max(1, need.max_slots // need.slots_per_trial))
-    slot_hours = None
+    plain = Bracket((top,) if top else (), trials, open_at_once)
+    brackets = searcher.brackets or [plain]
+    units = sum(one.units(searcher.divisor) for one in brackets) if top else None
+    slot_hours = run_s = None
     if need.walltime_s is not None:
-        slot_hours = trials * need.slots_per_trial * need.walltime_s / 3600
+        trainings = units / top if units and top else trials
+        slot_hours = round(trainings * need.slots_per_trial * need.walltime_s / 3600, 3)
+        run_s = round(max(trainings / open_at_once, 1) * need.walltime_s)
     side_by_side = resolved.lanes
     workers = -(-open_at_once // side_by_side)
     return {
@@ -42,14 +50,17 @@ def plan(resolved: Resolved, checkpoint_bytes: int | None = None) -> dict[str, A
         "metric": searcher.metric,
         "trials": trials,
         "concurrent_trials": open_at_once,
-        "unit": length.unit if length else None,
-        "units": trials * length.value if length else None,
+        "rule": searcher.rule if searcher.brackets else None,
+        "unit": searcher.time_metric or (length.unit if length else None),
+        "units": units,
         "brackets": [
             {
-                "rungs": [length.value] if length else [],
-                "trials": trials,
-                "concurrent_trials": open_at_once,
+                "rungs": list(one.rungs),
+                "trials": one.trials,
+                "ends": list(one.expected(searcher.divisor)) if one.rungs else [],
+                "concurrent_trials": min(one.concurrent, one.trials),
             }
+            for one in brackets
         ],
         "workers": {"lanes": side_by_side, "at_once": workers},
         "slots": {
@@ -57,7 +68,7 @@ def plan(resolved: Resolved, checkpoint_bytes: int | None = None) -> dict[str, A
             "at_once": open_at_once * need.slots_per_trial,
             "nodes_per_trial": need.nodes,
         },
-        "cost": {"slot_hours": slot_hours, "walltime_s": need.walltime_s},
+        "cost": {"slot_hours": slot_hours, "walltime_s": need.walltime_s, "run_s": run_s},
         "budget": {"slot_hours": resolved.budget.slot_hours, "wall_s": resolved.budget.wall_s},
         "storage": _storage(resolved, open_at_once, workers, checkpoint_bytes),
     }
@@ -71,7 +82,9 @@ def _storage(
     kept = keep.save_trial_best + keep.save_trial_latest
     open_ = kept + _RESUME_CHECKPOINTS
     of_the_best = keep.save_experiment_best
-    checkpoints = running * open_ + (trials - running) * kept + of_the_best
+    paused = _paused(resolved, running)
+    begun = min(max(running, paused), trials)  # a trial that rests keeps what it goes on from
+    checkpoints = begun * open_ + (trials - begun) * kept + of_the_best
     while_it_runs = inodes_of_trial(ranks, open_, attempts=1)
     once_it_ended = inodes_of_trial(ranks, kept)
     inodes = (
@@ -91,6 +104,15 @@ def _storage(
         "inodes": inodes,
         "inodes_per_trial": {"running": while_it_runs, "ended": once_it_ended},
         "bytes": size(checkpoints),
-        "paused_bytes": size(running * open_),
+        "paused_bytes": size(paused * open_),
         "max_paused_bytes": keep.max_paused_bytes,
     }
+
+
+def _paused(resolved: Resolved, running: int) -> int:
+    """Trials that may be paused at one time: by their user, or at rungs by the searcher."""
+    searcher = resolved.searcher
+    if searcher.rule == "stopping":
+        return running
+    ends = (one.expected(searcher.divisor)[:-1] for one in searcher.brackets)
+    return max(running, sum(map(sum, ends)))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, TypeGuard
 
 from hpcdet.config.problems import Problem
+from hpcdet.store.config import HALVING
 
 _LAUNCH = re.compile(r"determined\.(launch\.(\w+)|exec\.harness)")
 _UNITS = ("batches", "records", "epochs")
@@ -20,16 +21,23 @@ def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
         What was found, and whether it is an error (else a warning).
     """
     yield from _time(values.get("searcher"))
+    yield from _stop_once(values.get("searcher"))
     yield from _slots(values)
     yield from _walltime(values)
     yield from _entrypoint(values)
 
 
 def _time(searcher: Any) -> Iterator[tuple[Problem, bool]]:
-    """``max_time: 900, time_metric: batches`` is ``max_length: {batches: 900}``."""
+    """``max_time: 900, time_metric: batches`` is ``max_length: {batches: 900}``.
+
+    Where trials are compared the metric may be any that the code reports.
+    """
     if not isinstance(searcher, dict) or not {"max_time", "time_metric"} & searcher.keys():
         return
-    unit, amount = searcher.pop("time_metric", "batches"), searcher.pop("max_time", None)
+    unit, amount = searcher.get("time_metric", "batches"), searcher.get("max_time")
+    if unit not in _UNITS and searcher.get("name") in HALVING:
+        return
+    searcher.pop("time_metric", None), searcher.pop("max_time", None)
     if searcher.get("max_length") is not None:
         what = "there are two lengths: max_length and max_time"
         yield Problem("searcher.max_time", what, "keep max_length"), True
@@ -40,6 +48,16 @@ def _time(searcher: Any) -> Iterator[tuple[Problem, bool]]:
         yield Problem("searcher.time_metric", "'max_time' is missing", "max_time: 900"), True
     else:
         searcher["max_length"] = {unit: amount}
+
+
+def _stop_once(searcher: Any) -> Iterator[tuple[Problem, bool]]:
+    """``stop_once`` is the rule; Determined's default, before it knew no other, was promotion."""
+    if not isinstance(searcher, dict) or not isinstance(searcher.get("stop_once"), bool):
+        return
+    rule = "stopping" if searcher.pop("stop_once") else "promotion"
+    if searcher.setdefault("rule", rule) != rule:
+        what = f"it means rule: {rule}, and rule is {searcher['rule']}"
+        yield Problem("searcher.stop_once", what, "keep rule"), True
 
 
 def _slots(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:

@@ -27,6 +27,7 @@ from hpcdet.train.joining import join
 from hpcdet.train.order import Order, shuffled
 from hpcdet.train.ranks import Ranks
 from hpcdet.train.session import Session
+from hpcdet.units import Length
 
 
 class Context:
@@ -67,6 +68,11 @@ class Context:
     def _each_step(self) -> None:
         self.checkpoint.begin()
         self.profiler.tick()
+
+    @property
+    def horizon(self) -> Length | None:
+        """The length that schedules of learning rates span; see ``searcher.horizon``."""
+        return self.searcher.horizon
 
     def register_generator(self, name: str, generator: rng.Generator) -> None:
         """Take a random generator of one's own (numpy, torch or python) into checkpoints."""

@@ -39,6 +39,21 @@ class SearcherContext:
         """Length at which this trial ends; None if nobody has said. It may grow meanwhile."""
         return self._session.until
 
+    @property
+    def horizon(self) -> Length | None:
+        """The whole training, as it was submitted; None if nobody has said.
+
+        The same in every attempt, however often the trial is paused and goes on: what a schedule
+        of learning rates has to span.
+        """
+        asked = self._session.config.searcher
+        return asked.first_length or asked.max_length or self._session.until
+
+    @property
+    def rungs(self) -> list[Length]:
+        """Where the searcher compares trials, ascending: validate, and report it, at each."""
+        return self._session.config.searcher.rungs
+
     def length(self, default: int) -> int:
         """The value of ``until``, or a default where nobody has said."""
         return self._session.until.value if self._session.until else default
@@ -48,7 +63,14 @@ class SearcherContext:
         searcher_mode: SearcherMode = SearcherMode.WorkersAskChief,
         auto_ack: bool = True,
     ) -> Iterator[SearcherOperation]:
-        """The one operation of this attempt, if a length is known; the arguments change nothing."""
+        """Train until each of these in turn, and report a validation there.
+
+        The rungs that the trial has not reached, then its end; none where no length is known.
+        The arguments change nothing.
+        """
+        for rung in self.rungs[:-1]:
+            if not self._train.units.reached(rung):
+                yield SearcherOperation(self._session, rung)
         if self._session.until is not None:
             yield SearcherOperation(self._session, self._session.until)
 

@@ -9,6 +9,7 @@ import torch
 
 from hpcdet.core import Context, DistributedContext
 from hpcdet.errors import ConfigError
+from hpcdet.units import Length
 
 GLOBAL_BATCH = "global_batch_size"
 
@@ -36,6 +37,13 @@ class Facts:
     def device(self) -> torch.device:
         """What this rank trains on."""
         return self.core.session.device
+
+    @property
+    def horizon(self) -> Length | None:
+        """The whole training, whatever the searcher has decided so far: what a schedule of
+        learning rates has to span. None where ``fit(max_length=…)`` alone knows it.
+        """
+        return self.core.horizon
 
     def get_hparams(self) -> dict[str, Any]:
         """All hyperparameters of this trial."""

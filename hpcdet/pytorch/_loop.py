@@ -25,6 +25,7 @@ from hpcdet.pytorch._reducers import Reducer
 from hpcdet.pytorch._saves import Saves
 from hpcdet.pytorch._traces import Traces
 from hpcdet.pytorch._trial import PyTorchTrial
+from hpcdet.pytorch._units import TrainUnit
 from hpcdet.pytorch._unregistered import unregistered
 from hpcdet.pytorch._validation import Validator
 from hpcdet.train.agreement import Cause
@@ -49,6 +50,7 @@ class Loop:
         self._tally = Tally(lambda _name: Reducer.AVG)
         self._validator = Validator(trial, context, self._callbacks, self._poll_validation)
         self._saves = Saves(context, self._callbacks, self._tally, self._progress)
+        self._rungs = TrainUnit.at(self._session.config.searcher.rungs)
         self._traces = Traces(self._session)
         self._save_due = False
         self._leave: Cause | None = None
@@ -217,8 +219,9 @@ class Loop:
         stop: Cause | None = "stopped" if self._context.get_stop_requested() else None
         orders = self._session.poll(units, wish=stop)
         self._saves.announce()
-        period = plan.validation_period
-        self._progress.owed = self._reached() or bool(period and period.due(before, units))
+        self._progress.owed = self._reached() or any(
+            period.due(before, units) for period in (plan.validation_period, self._rungs) if period
+        )
         self._save_due = orders.save
         kept: tuple[str, ...] = ()
         if plan.checkpoint_period and plan.checkpoint_period.due(before, units):

@@ -43,7 +43,7 @@ class Trainer:
         Args:
             checkpoint_period: checkpoints to be kept, beside those of ``checkpoint_policy`` and
                 the resume checkpoints, which are made by time.
-            validation_period: also validated at the end, always.
+            validation_period: also validated at the end and at the searcher's rungs, always.
             reporting_period: of training metrics; default 100 batches.
             checkpoint_policy: after a validation: ``best`` so far, ``all``, ``none``.
             latest_checkpoint: Determined's; not needed, the newest one is taken. Any other than

@@ -51,8 +51,14 @@ class TrainUnit:
         """The period of a config; None for a period of 0, which is none."""
         if length is None or length.value == 0:
             return None
-        kinds: dict[str, type[TrainUnit]] = {"batches": Batch, "records": Record, "epochs": Epoch}
-        return kinds[length.unit](length.value)
+        return _KINDS[length.unit](length.value)
+
+    @staticmethod
+    def at(lengths: Sequence[Length]) -> TrainUnit | None:
+        """A schedule of lengths of one unit; None without any."""
+        if not lengths:
+            return None
+        return _KINDS[lengths[0].unit]([length.value for length in lengths])
 
 
 class Batch(TrainUnit):
@@ -71,3 +77,6 @@ class Epoch(TrainUnit):
     """Passes over the training data."""
 
     unit = "epochs"
+
+
+_KINDS: dict[Unit, type[TrainUnit]] = {kind.unit: kind for kind in (Batch, Record, Epoch)}

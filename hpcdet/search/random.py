@@ -1,17 +1,29 @@
-"""A fixed number of trials, some of them at a time; ``single`` is one such trial.
+"""A fixed number of trials that are never compared, some of them at a time.
 
-A trial that ends makes room for the next until ``max_trials`` were made. One whose
-hyperparameters the code refused (``InvalidHP``) does not count and is replaced; one that
-failed or was canceled counts and is not.
+``random`` draws them, ``grid`` goes through its points, ``single`` is one of them. A trial that
+ends makes room for the next until all were made. One that failed or was canceled counts and is
+not replaced. One whose hyperparameters the code refused (``InvalidHP``) does not count and is
+replaced, but on a grid: there its point is used up.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hpcdet.search.api import Action, Create, Event, SegmentEnd, Shutdown, Start, State
+from hpcdet.search.api import (
+    Action,
+    Continue,
+    Create,
+    Event,
+    Limits,
+    SegmentEnd,
+    Shutdown,
+    Start,
+    State,
+)
+from hpcdet.search.sampling import Blind, Sampler
 from hpcdet.space.errors import SpaceError
-from hpcdet.space.space import Space, trial_seed
+from hpcdet.space.space import trial_seed
 from hpcdet.units import Length
 
 MAX_INVALID_IN_A_ROW = 100
@@ -20,70 +32,107 @@ _GOOD = ("target", "stopped", "user_exit")
 
 @dataclass(frozen=True)
 class Random:
-    """Samples of ``space``.
+    """Trials of a sampler.
 
     Attributes:
         max_concurrent: trials open at once; 0 means no limit.
+        replaces: what the code refused; else ``max_trials`` are all there can ever be.
     """
 
-    space: Space
+    sampler: Sampler
     seed: int
     until: Length | None
     max_trials: int
     max_concurrent: int
-    name: str = field(default="random")
+    name: str = "random"
+    replaces: bool = True
     version: int = field(default=1, init=False)
 
     def initial(self) -> State:
-        return {"created": 0, "invalid": 0, "in_a_row": 0, "good": 0, "open": [], "over": False}
+        """``open`` and ``done``: trials that train, and that have reached their length."""
+        return {
+            "created": 0,
+            "invalid": 0,
+            "in_a_row": 0,
+            "good": 0,
+            "open": [],
+            "done": [],
+            "max_trials": self.max_trials,
+            "concurrent": self.max_concurrent,
+            "until": self.until.encode() if self.until else None,
+            "over": False,
+        }
 
     def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
         """Ends of trials that are not open, and everything after the shutdown, change nothing."""
-        if state["over"]:
-            return state, []
-        match event:
-            case Start():
-                return self._fill(dict(state))
-            case SegmentEnd(trial=trial, reason=reason) if trial in state["open"]:
-                invalid = reason == "invalid_hp"
-                closed = {
-                    **state,
-                    "open": [other for other in state["open"] if other != trial],
-                    "invalid": state["invalid"] + invalid,
-                    "in_a_row": state["in_a_row"] + 1 if invalid else 0,
-                    "good": state["good"] + (reason in _GOOD),
-                }
-                return self._fill(closed)
-        return state, []
-
-    def _fill(self, state: State) -> tuple[State, list[Action]]:
-        """Open as many trials as there is room for; shut down when none is open then."""
         actions: list[Action] = []
+        match event:
+            case Limits():
+                self._change(state, event, actions)
+            case _ if state["over"]:
+                return state, []
+            case Start():
+                pass
+            case SegmentEnd(trial=trial, reason=reason) if trial in state["open"]:
+                refused = reason == "invalid_hp"
+                state["open"].remove(trial)
+                state["in_a_row"] = state["in_a_row"] + 1 if refused else 0
+                state["invalid"] += refused and self.replaces
+                state["good"] += reason in _GOOD
+                if reason == "target":
+                    state["done"].append(trial)
+            case _:
+                return state, []
+        self._fill(state, actions)
+        return state, actions
+
+    def _fill(self, state: State, actions: list[Action]) -> None:
+        """Open as many trials as there is room for; shut down when none is open then."""
         why = self._hopeless(state)
-        trials = list(state["open"])
-        while not why and state["created"] - state["invalid"] < self.max_trials:
-            if self.max_concurrent and len(trials) >= self.max_concurrent:
-                break
+        room = state["concurrent"] or state["max_trials"]
+        while (
+            not why
+            and len(state["open"]) < room
+            and state["created"] - state["invalid"] < state["max_trials"]
+        ):
             try:
-                actions.append(self._create(state["created"] + 1))
+                actions.append(self._create(state, state["created"] + 1))
             except SpaceError as error:
                 why = error.what
                 break
-            state = {**state, "created": state["created"] + 1}
-            trials.append(state["created"])
-        state = {**state, "open": trials, "over": not trials}
-        if not trials:
+            state["created"] += 1
+            state["open"].append(state["created"])
+        if not state["open"]:
+            state["over"] = True
             failed = state["good"] == 0
             actions.append(Shutdown(failed, why or ("no trial succeeded" if failed else "")))
-        return state, actions
 
-    def _create(self, trial: int) -> Create:
-        params = self.space.sample(self.seed, trial)
-        return Create(trial, params, trial_seed(self.seed, trial), self.until)
+    def _create(self, state: State, trial: int) -> Create:
+        until = Length.decode(state["until"]) if state["until"] else None
+        params = self.sampler.suggest(Blind(), trial)
+        return Create(trial, params, trial_seed(self.seed, trial), until)
 
     def _hopeless(self, state: State) -> str:
-        if state["in_a_row"] and self.space.constant:
+        if not self.replaces:
+            return ""
+        if state["in_a_row"] and self.sampler.constant:
             return "the code refuses these hyperparameters, and there are no others"
         if state["in_a_row"] >= MAX_INVALID_IN_A_ROW:
             return f"the code refused {state['in_a_row']} samples of hyperparameters in a row"
         return ""
+
+    def _change(self, state: State, limits: Limits, actions: list[Action]) -> None:
+        """More trials, more of them at once, and all of them longer; fewer ends none there is."""
+        state["over"] = False
+        state["concurrent"] = limits.max_concurrent
+        if self.replaces and self.name != "single":
+            state["max_trials"] = limits.max_trials
+        longer, now = limits.max_length, state["until"]
+        if longer is None or now is None or longer.value <= now.get(longer.unit, longer.value):
+            return
+        state["until"] = longer.encode()
+        again = sorted([*state["open"], *state["done"]])
+        why = "the search was made longer"
+        actions += [Continue(trial, longer, why) for trial in again]
+        state["good"] -= len(state["done"])
+        state["open"], state["done"] = again, []

@@ -22,11 +22,12 @@ from hpcdet.space.tree import Axis, Values
 MAX_REDRAWS = 100
 MAX_GRID = 100_000
 _STREAM = "hpcdet/1"  # names the way bits are made; a change of it changes every search
+_text = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def bits(seed: int, trial: int, path: Path, redraw: int = 0) -> int:
     """128 random bits that belong to one hyperparameter of one trial."""
-    name = json.dumps([_STREAM, seed, trial, redraw, *path], ensure_ascii=False)
+    name = _text([_STREAM, seed, trial, redraw, *path])
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "big")
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from hpcdet.errors import ConfigError
+from hpcdet.rungs import Bracket, Mode, adaptive, depth, hyperband, one
 from hpcdet.units import Length
 
 # source builds of PyYAML may come without libyaml; the pure reader gives the same values
@@ -27,12 +28,19 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _NO_PERIOD = Length("batches", 0)
 
+HALVING = ("async_halving", "asha", "adaptive_asha", "hyperband")
+"""Searchers that compare trials at rungs."""
+
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Searcher:
-    """``searcher``. ``max_length`` is None where the user's code decides its own length."""
+    """``searcher``. ``max_length`` is None where the user's code decides its own length.
+
+    ``max_time`` counts in the metric ``time_metric``, where there is one, and else is None.
+    ``first_length``: ``max_length`` as it was submitted, where a user has changed it since.
+    """
 
     name: str = "single"
     metric: str = "validation_loss"
@@ -40,6 +48,55 @@ class Searcher:
     max_length: Length | None = None
     max_trials: int = 1
     max_concurrent_trials: int = 16
+    max_time: int | None = None
+    time_metric: str | None = None
+    rule: Literal["hybrid", "stopping", "promotion"] = "hybrid"
+    divisor: float = 4
+    num_rungs: int | None = None
+    max_rungs: int = 5
+    mode: Mode = "standard"
+    bracket_rungs: list[int] = field(default_factory=list)
+    first_length: Length | None = None
+
+    @property
+    def top(self) -> int | None:
+        """The whole training in the unit of the rungs, if anybody knows."""
+        if self.time_metric is not None:
+            return self.max_time
+        length = self.first_length or self.max_length
+        return length.value if length else None
+
+    @property
+    def brackets(self) -> list[Bracket]:
+        """The ladders of rungs that trials climb; none where trials are not compared."""
+        top, open_at_once = self.top, self.max_concurrent_trials
+        if top is None:
+            return []
+        if self.name in ("async_halving", "asha"):
+            count = self.num_rungs or depth(top, self.divisor, self.max_rungs)
+            return [one(top, self.divisor, count, self.max_trials, open_at_once)]
+        if self.name == "adaptive_asha":
+            return adaptive(
+                top,
+                self.divisor,
+                self.mode,
+                self.max_rungs,
+                self.bracket_rungs,
+                self.max_trials,
+                open_at_once,
+            )
+        if self.name == "hyperband":
+            return hyperband(top, self.divisor, self.max_rungs, self.max_trials, open_at_once)
+        return []
+
+    @property
+    def rungs(self) -> list[Length]:
+        """Where each trial has to be validated, ascending, in the unit of ``max_length``."""
+        if self.max_length is None or self.time_metric is not None:
+            return []
+        found = {length for bracket in self.brackets for length in bracket.rungs}
+        found |= {self.max_length.value} if found else set()
+        return [Length(self.max_length.unit, length) for length in sorted(found)]
 
 
 @dataclass(frozen=True)

@@ -101,10 +101,18 @@ def lay(resolved: Resolved, changes: Mapping[str, Any]) -> Resolved:
     for key, value in changes.items():
         parts = key.split(".")
         raw = _put(resolved.raw, parts, value)
-        if key == MAX_LENGTH and isinstance(value, Mapping):
-            value = Length.decode(value)
+        if key == MAX_LENGTH:
+            value = Length.decode(value) if isinstance(value, Mapping) else value
+            resolved = _remember_length(resolved)
         resolved = dataclasses.replace(_replace(resolved, parts, value), raw=raw)
     return resolved
+
+
+def _remember_length(resolved: Resolved) -> Resolved:
+    """The rungs of a search stay where they are when it is made longer."""
+    searcher = resolved.searcher
+    first = searcher.first_length or searcher.max_length
+    return dataclasses.replace(resolved, searcher=dataclasses.replace(searcher, first_length=first))
 
 
 def of_submission(paths: ExperimentPaths, number: int) -> Resolved:

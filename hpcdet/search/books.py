@@ -1,0 +1,118 @@
+"""The books of a search by halving, as plain data: who is where, and who may look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from hpcdet.rungs import Bracket
+from hpcdet.search.api import State
+from hpcdet.search.ranking import Ranking, loss_of
+from hpcdet.search.sampling import Observation
+
+OPEN = "open"
+"""Has a place."""
+LEAVING = "leaving"
+"""Its place is free for others, its end is still to come."""
+PAUSED = "paused"
+"""May be promoted."""
+FULL = "full"
+"""Paused too late: it has trained all the way, and needs no place to be promoted."""
+ENDED = "ended"
+DONE = "done"
+"""Ended well, with a report of the highest rung."""
+
+
+class Books(TypedDict):
+    """State of one bracket. Lists below ``rungs`` have one item for each rung.
+
+    Attributes:
+        trials: how many may begin; those with InvalidHP do not count.
+        concurrent: its part of the places.
+        created, invalid: trials so far, and those of them that the code refused.
+        scores: all that have reported there.
+        waiting: those of them that are paused there.
+        on: how many went on from there and have not failed since.
+        next: trials with a place that will report there next.
+    """
+
+    rungs: list[int]
+    trials: int
+    concurrent: int
+    created: int
+    invalid: int
+    scores: list[Ranking]
+    waiting: list[Ranking]
+    on: list[int]
+    next: list[int]
+
+
+def opened(bracket: Bracket) -> Books:
+    """The books of a bracket without any trial."""
+    books = Books(
+        rungs=[],
+        trials=bracket.trials,
+        concurrent=bracket.concurrent,
+        created=0,
+        invalid=0,
+        scores=[],
+        waiting=[],
+        on=[],
+        next=[],
+    )
+    for rung in bracket.rungs:
+        add_rung(books, rung)
+    return books
+
+
+def add_rung(books: Books, length: int) -> None:
+    """A rung above the highest."""
+    books["rungs"].append(length)
+    books["scores"].append([])
+    books["waiting"].append([])
+    books["on"].append(0)
+    books["next"].append(0)
+
+
+def in_turn(brackets: list[Books]) -> list[tuple[int, Books]]:
+    """Brackets with their numbers, first those that should get the next free place.
+
+    One that has fewer than its part of the places comes before one that has it, and then the
+    emptier one, by the share of its trials that have begun.
+    """
+    if len(brackets) == 1:
+        return [(0, brackets[0])]
+
+    def turn(item: tuple[int, Books]) -> tuple[bool, float, int]:
+        number, books = item
+        has_its_part = sum(books["next"]) >= books["concurrent"]
+        return has_its_part, books["created"] / max(books["trials"], 1), number
+
+    return sorted(enumerate(brackets), key=turn)
+
+
+@dataclass(frozen=True)
+class StateView:
+    """What a sampler may look at; see ``sampling.View``."""
+
+    state: State
+
+    def params(self) -> Mapping[int, Mapping[str, Any]]:
+        return dict(enumerate(self.state["params"], 1))
+
+    def observations(self) -> Iterator[Observation]:
+        brackets: list[Books] = self.state["brackets"]
+        lengths = {length for books in brackets for length in books["rungs"]}
+        for length in sorted(lengths, reverse=True):
+            found = [
+                entry
+                for books in brackets
+                if length in books["rungs"]
+                for entry in books["scores"][books["rungs"].index(length)]
+            ]
+            for entry in sorted(found):
+                yield Observation(entry[2], length, loss_of(entry))
+
+    def open(self) -> list[int]:
+        return [n for n, status in enumerate(self.state["status"], 1) if status == OPEN]

@@ -1,0 +1,449 @@
+"""Asynchronous successive halving over any number of brackets, by any of its rules.
+
+``Halving`` keeps the books: which trial is on which rung of which bracket, how it ranks there, and
+who gets a place that becomes free. What becomes of a trial at a rung is its rule's to say
+(``asha_stopping``, ``asha_promotion``, ``hybrid``). A decision takes the logarithm of the number of
+trials, and the moving of a list.
+
+A trial is made with the whole training as its length, so that one that goes on needs no word from
+anybody. At a rung its place may be taken from it; while that is on its way it may train on and
+report more. Of a paused trial such reports are kept for the day on which it is promoted. All others
+that come late, twice or after an end change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import Literal, cast
+
+from hpcdet.errors import HpcdetError
+from hpcdet.rungs import Bracket, exact, share, spread
+from hpcdet.search import books as book
+from hpcdet.search import ranking
+from hpcdet.search.api import (
+    Action,
+    Continue,
+    Create,
+    Event,
+    Limits,
+    Pause,
+    Report,
+    SegmentEnd,
+    Shutdown,
+    Start,
+    State,
+    Stop,
+)
+from hpcdet.search.books import DONE, ENDED, FULL, LEAVING, OPEN, PAUSED, Books
+from hpcdet.search.sampling import Sampler
+from hpcdet.space.errors import SpaceError
+from hpcdet.space.space import trial_seed
+from hpcdet.units import Length
+
+Verdict = Literal["on", "pause", "stop"]
+Rule = Callable[[int, int], Verdict]
+"""From a trial's rank at a rung (0 is best) and ``floor(n / divisor)`` to what becomes of it."""
+
+MAX_INVALID_IN_A_ROW = 100
+MAX_MUTE = 3
+"""Trials that may lack what the search needs, where none ever had it, before it asks for help."""
+_GOOD = ("target", "stopped", "user_exit")
+
+
+@dataclass(frozen=True)
+class Halving:
+    """A search by halving.
+
+    Attributes:
+        until: length of the whole training; None where the code decides (``time_metric``).
+        max_concurrent: places; 0: as many as the brackets have together.
+        time_metric: the metric that says how far a trial is; "": the length of the report does.
+    """
+
+    name: str
+    rule: Rule
+    brackets: Sequence[Bracket]
+    divisor: float
+    sampler: Sampler
+    seed: int
+    until: Length | None
+    max_concurrent: int
+    metric: str
+    smaller_is_better: bool = True
+    time_metric: str = ""
+    version: int = field(default=1, init=False)
+
+    def initial(self) -> State:
+        """Lists below ``bracket`` have one item for each trial; ``late``: reports while paused.
+
+        ``mute``: trials without what the search needs, until the first one that has it; then None.
+        """
+        return {
+            "brackets": [book.opened(bracket) for bracket in self.brackets],
+            "concurrent": self.max_concurrent,
+            "until": self.until.encode() if self.until else None,
+            "bracket": [],
+            "rung": [],
+            "status": [],
+            "params": [],
+            "late": {},
+            "open": 0,
+            "leaving": 0,
+            "good": 0,
+            "in_a_row": 0,
+            "mute": [],
+            "over": False,
+        }
+
+    def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
+        """Changes ``state``.
+
+        Raises:
+            HpcdetError: several trials lack what the search needs, and none ever had it.
+        """
+        if state["over"] and not isinstance(event, Limits):
+            return state, []
+        actions: list[Action] = []
+        known = range(1, len(state["status"]) + 1)
+        match event:
+            case Start():
+                pass
+            case Report(trial=trial) if trial in known:
+                self._hear(state, event, actions)
+            case SegmentEnd(trial=trial) if trial in known:
+                self._end(state, event)
+            case Limits():
+                self._change(state, event, actions)
+            case _:
+                return state, []
+        self._fill(state, actions)
+        return state, _without_detours(actions)
+
+    # -- reports -----------------------------------------------------------------------------
+
+    def _hear(self, state: State, report: Report, actions: list[Action]) -> None:
+        trial, status = report.trial, state["status"][report.trial - 1]
+        if status not in (OPEN, PAUSED):
+            return
+        length = self._length(state, report)
+        found = ranking.loss(report.metrics, self.metric, self.smaller_is_better)
+        if self.metric in report.metrics and length is not None:
+            state["mute"], state["in_a_row"] = None, 0
+        elif length is None or state["mute"] is not None:
+            if length is None or self._has_reached(state, trial, length):
+                self._miss(state, trial)
+            return
+        if status == PAUSED:
+            state["late"].setdefault(str(trial), []).append([length, found])
+        else:
+            self._climb(state, trial, length, found, actions)
+
+    def _length(self, state: State, report: Report) -> float | None:
+        """How far a trial is in the unit of the rungs; None if nobody knows."""
+        if self.time_metric:
+            return ranking.loss(report.metrics, self.time_metric, True)
+        return report.length.value if report.length.unit in state["until"] else None
+
+    def _has_reached(self, state: State, trial: int, length: float) -> bool:
+        rungs, rung = self._books(state, trial)["rungs"], int(state["rung"][trial - 1])
+        return rung < len(rungs) and length >= rungs[rung]
+
+    def _miss(self, state: State, trial: int) -> None:
+        """A trial lacks what the search needs; say so as long as none has ever had it."""
+        mute, brackets = state["mute"], state["brackets"]
+        if mute is None or trial in mute:
+            return
+        mute.append(trial)
+        if len(mute) < min(MAX_MUTE, sum(books["trials"] for books in brackets)):
+            return
+        first = min(books["rungs"][0] for books in brackets)
+        at = f"with {self.time_metric!r} " if self.time_metric else ""
+        raise HpcdetError(
+            f"none of {len(mute)} trials has reported {self.metric!r} {at}as a number of its "
+            f"validations at a length of {first} or more",
+            where="searcher.time_metric" if self.time_metric else "searcher.metric",
+            hint="cancel the experiment, let the code report it, and submit again",
+        )
+
+    def _climb(
+        self, state: State, trial: int, length: float, found: float | None, actions: list[Action]
+    ) -> None:
+        """Rank an open trial at every rung that it has reached, until one holds it."""
+        books, rung = self._books(state, trial), state["rung"][trial - 1]
+        rungs, new = books["rungs"], ranking.entry(found, trial)
+        while length >= rungs[rung]:
+            scores = books["scores"][rung]
+            rank = ranking.insert(scores, new)
+            books["next"][rung] -= 1
+            state["rung"][trial - 1] = rung + 1
+            if rung + 1 == len(rungs):
+                self._leave(state, trial)
+                if state["until"] is None:
+                    actions.append(Stop(trial, f"{self._place(state, trial)}: trained in full"))
+                return
+            cut = self._cut(len(scores))
+            verdict = self.rule(rank, cut)
+            if verdict == "on":
+                books["on"][rung] += 1
+                books["next"][rung + 1] += 1
+                rung += 1
+                continue
+            why = f"{self._place(state, trial)}: rank {rank + 1} of {len(scores)}"
+            if verdict == "stop":
+                self._leave(state, trial)
+                actions.append(Stop(trial, f"{why}, the best {max(cut, 1)} go on"))
+                return
+            ranking.insert(books["waiting"][rung], new)
+            state["status"][trial - 1] = PAUSED
+            state["open"] -= 1
+            if length >= rungs[rung + 1]:
+                state["late"][str(trial)] = [[length, found]]
+            actions.append(Pause(trial, f"{why}, the best {cut} go on"))
+            return
+
+    def _leave(self, state: State, trial: int) -> None:
+        state["status"][trial - 1] = LEAVING
+        state["open"] -= 1
+        state["leaving"] += 1
+
+    # -- ends --------------------------------------------------------------------------------
+
+    def _end(self, state: State, end: SegmentEnd) -> None:
+        trial, good = end.trial, end.reason in _GOOD
+        books, rung = self._books(state, trial), state["rung"][trial - 1]
+        status = state["status"][trial - 1]
+        if status in (ENDED, DONE, FULL):
+            return
+        refused = end.reason == "invalid_hp"
+        state["in_a_row"] = state["in_a_row"] + 1 if refused else 0
+        if status == PAUSED and end.reason == "target":
+            state["status"][trial - 1] = FULL
+            return
+        if status == OPEN:
+            state["open"] -= 1
+            books["next"][rung] -= 1
+            if not good and not refused:
+                ranking.insert(books["scores"][rung], ranking.entry(None, trial))
+        elif status == LEAVING:
+            state["leaving"] -= 1
+            if end.reason == "target" and rung == len(books["rungs"]) - 1:
+                self._rest(state, books, rung - 1, trial)
+                return
+        else:
+            ranking.remove(books["waiting"][rung - 1], trial)
+            state["late"].pop(str(trial), None)
+        if refused:
+            books["invalid"] += 1
+            for scores in books["scores"][:rung]:
+                ranking.remove(scores, trial)
+        if not (good and rung == len(books["rungs"])):
+            for below in range(rung if status == OPEN else rung - 1):
+                books["on"][below] -= 1
+        self._close(state, trial, good)
+        if good and status == OPEN and rung == 0:
+            self._miss(state, trial)
+
+    def _close(self, state: State, trial: int, good: bool) -> None:
+        top = state["rung"][trial - 1] == len(self._books(state, trial)["rungs"])
+        state["status"][trial - 1] = DONE if good and top else ENDED
+        state["good"] += good
+
+    # -- places ------------------------------------------------------------------------------
+
+    def _fill(self, state: State, actions: list[Action]) -> None:
+        """Give every free place to a trial; with nothing left to wait for the search is over."""
+        brackets: list[Books] = state["brackets"]
+        places = state["concurrent"] or sum(books["concurrent"] for books in brackets)
+        hopeless = self._hopeless(state)
+        while state["open"] < places:
+            try:
+                turns = book.in_turn(brackets)
+                if not any(self._advance(state, n, bool(hopeless), actions) for n, _ in turns):
+                    break
+            except SpaceError as error:
+                hopeless = error.what
+        if state["open"] or state["leaving"]:
+            return
+        state["over"] = True
+        paused = any(any(books["waiting"]) for books in brackets)
+        failed = not (state["good"] or paused)
+        why = hopeless or ("no trial succeeded" if failed else "")
+        actions.append(Shutdown(failed, why))
+
+    def _advance(self, state: State, number: int, hopeless: bool, actions: list[Action]) -> bool:
+        """The next step of a bracket: promote, else create, else promote the last ones.
+
+        Returns whether there was any. A rung is closed when no trial can come to it any more; if
+        it was too small for anyone to go on, its best one does.
+        """
+        books: Books = state["brackets"][number]
+        below_top = range(len(books["rungs"]) - 1)
+        for rung in reversed(below_top):
+            waiting, scores = books["waiting"][rung], books["scores"][rung]
+            if waiting:
+                rank, cut = ranking.rank(scores, waiting[0]), self._cut(len(scores))
+                if rank < cut:
+                    why = f"rank {rank + 1} of {len(scores)} now, the best {cut} go on"
+                    self._promote(state, books, rung, why, actions)
+                    return True
+        if books["created"] - books["invalid"] < books["trials"] and not hopeless:
+            self._create(state, number, actions)
+            return True
+        for rung in below_top:
+            if books["next"][rung]:
+                break
+            if books["waiting"][rung] and books["on"][rung] <= 0:
+                why = f"the best of all {len(books['scores'][rung])} that come here"
+                self._promote(state, books, rung, why, actions)
+                return True
+        return False
+
+    def _create(self, state: State, number: int, actions: list[Action]) -> None:
+        trial = len(state["status"]) + 1
+        params = self.sampler.suggest(book.StateView(state), trial)
+        if self.sampler.learns:
+            state["params"].append(params)
+        state["bracket"].append(number)
+        state["rung"].append(0)
+        state["status"].append(OPEN)
+        state["open"] += 1
+        books: Books = state["brackets"][number]
+        books["created"] += 1
+        books["next"][0] += 1
+        why = f"bracket {number + 1}" if len(state["brackets"]) > 1 else ""
+        seed = trial_seed(self.seed, trial)
+        actions.append(Create(trial, params, seed, self._until(state), why=why))
+
+    def _promote(
+        self, state: State, books: Books, rung: int, why: str, actions: list[Action]
+    ) -> None:
+        """The best paused trial of a rung goes on; what it has reported since then counts now."""
+        trial = books["waiting"][rung].pop(0)[2]
+        trains = state["status"][trial - 1] == PAUSED
+        books["on"][rung] += 1
+        books["next"][rung + 1] += 1
+        state["status"][trial - 1] = OPEN
+        state["open"] += 1
+        told: list[Action] = [
+            Continue(trial, cast(Length, self._until(state)), f"{self._place(state, trial)}: {why}")
+        ]
+        late = state["late"].pop(str(trial), [])
+        for place, (length, found) in enumerate(late):
+            self._climb(state, trial, length, found, told)
+            if state["status"][trial - 1] == PAUSED:
+                state["late"][str(trial)] = late[place:]
+            if state["status"][trial - 1] != OPEN:
+                break
+        if trains:
+            actions += told
+        else:
+            self._settle(state, books, trial)
+
+    def _settle(self, state: State, books: Books, trial: int) -> None:
+        """A promoted trial that has trained all the way already takes no place."""
+        match state["status"][trial - 1]:
+            case book.PAUSED:
+                state["status"][trial - 1] = FULL
+                return
+            case book.LEAVING:
+                state["leaving"] -= 1
+            case book.OPEN:
+                state["open"] -= 1
+                books["next"][state["rung"][trial - 1]] -= 1
+        self._close(state, trial, good=True)
+
+    def _hopeless(self, state: State) -> str:
+        """Why no trial can be made any more; "" if one can."""
+        if state["in_a_row"] and self.sampler.constant:
+            return "the code refuses these hyperparameters, and there are no others"
+        if state["in_a_row"] >= MAX_INVALID_IN_A_ROW:
+            return f"the code refused {state['in_a_row']} samples of hyperparameters in a row"
+        return ""
+
+    # -- what users change -------------------------------------------------------------------
+
+    def _change(self, state: State, limits: Limits, actions: list[Action]) -> None:
+        """Trials in the same proportions, places, and a rung above the highest.
+
+        With fewer of them nothing that there is goes.
+        """
+        brackets: list[Books] = state["brackets"]
+        state["over"] = False
+        if limits.max_trials != sum(books["trials"] for books in brackets):
+            parts = share(limits.max_trials, [Fraction(one.trials) for one in self.brackets])
+            parts += [0] * (len(brackets) - len(parts))
+            for books, part in zip(brackets, parts, strict=True):
+                books["trials"] = max(part, books["created"] - books["invalid"])
+        if limits.max_concurrent != state["concurrent"]:
+            state["concurrent"] = limits.max_concurrent
+            trials = [books["trials"] for books in brackets]
+            parts = spread(limits.max_concurrent, self.divisor, trials)
+            for books, part in zip(brackets, parts, strict=True):
+                books["concurrent"] = part
+        longer = limits.max_length
+        now = self._until(state)
+        if longer and now and longer.unit == now.unit and longer.value > now.value:
+            state["until"] = longer.encode()
+            self._lengthen(state, longer, actions)
+
+    def _lengthen(self, state: State, until: Length, actions: list[Action]) -> None:
+        """Trials that have trained in full wait on a rung now, those with a place train longer."""
+        for books in state["brackets"]:
+            if not self.time_metric:
+                book.add_rung(books, until.value)
+                for *_, trial in books["scores"][-2]:
+                    if state["status"][trial - 1] == DONE:
+                        state["good"] -= 1
+                        self._rest(state, books, len(books["rungs"]) - 2, trial)
+        for trial, status in enumerate(state["status"], 1):
+            if status == OPEN:
+                actions.append(Continue(trial, until, "the search was made longer"))
+
+    def _rest(self, state: State, books: Books, rung: int, trial: int) -> None:
+        """What was the top when a trial reached it is a rung now, on which it waits."""
+        found = next(entry for entry in books["scores"][rung] if entry[2] == trial)
+        ranking.insert(books["waiting"][rung], found)
+        state["status"][trial - 1] = PAUSED
+
+    # -- looking things up -------------------------------------------------------------------
+
+    def _books(self, state: State, trial: int) -> Books:
+        return cast(Books, state["brackets"][state["bracket"][trial - 1]])
+
+    def _until(self, state: State) -> Length | None:
+        until = state["until"]
+        return None if until is None else Length.decode(until)
+
+    def _place(self, state: State, trial: int) -> str:
+        """The rung that a trial has reported at last, in words."""
+        rungs, rung = self._books(state, trial)["rungs"], state["rung"][trial - 1]
+        bracket, several = state["bracket"][trial - 1] + 1, len(state["brackets"]) > 1
+        unit = self.time_metric or (self.until.unit if self.until else "")
+        prefix = f"bracket {bracket}, " if several else ""
+        return f"{prefix}rung {rung} of {len(rungs)} ({rungs[rung - 1]} {unit})"
+
+    @cached_property
+    def _eta(self) -> tuple[int, int]:
+        return exact(self.divisor).as_integer_ratio()
+
+    def _cut(self, count: int) -> int:
+        over, under = self._eta
+        return count * under // over
+
+
+def _without_detours(actions: list[Action]) -> list[Action]:
+    """Of a trial that is told several things at once, what they come to."""
+    if len(actions) < 2 or not any(type(action) is Continue for action in actions):
+        return actions
+    told: dict[int, list[Action]] = {}
+    for action in actions:
+        if isinstance(action, Pause | Continue | Stop):
+            told.setdefault(action.trial, []).append(action)
+    dropped: set[int] = set()
+    for said in told.values():
+        back = type(said[-1]) is not type(said[0]) and not isinstance(said[-1], Stop)
+        dropped.update(map(id, said if back else said[:-1]))
+    return [action for action in actions if id(action) not in dropped]

@@ -1,0 +1,91 @@
+"""Where hyperparameters come from: the seam between scheduling rules and samplers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hpcdet.space.space import Space
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one trial has shown at one length.
+
+    Attributes:
+        length: of training, in the search's unit.
+        loss: the metric, smaller being better whatever the config says; None for what is worst
+            (missing, no number, not finite, failed).
+    """
+
+    trial: int
+    length: int
+    loss: float | None
+
+
+class View(Protocol):
+    """What a sampler may look at."""
+
+    def params(self) -> Mapping[int, Mapping[str, Any]]:
+        """Hyperparameters of every trial; empty unless the sampler ``learns``."""
+
+    def observations(self) -> Iterator[Observation]:
+        """Longest first, best first among those of one length."""
+
+    def open(self) -> list[int]:
+        """Trials that have a place now: their next observation is still to come."""
+
+
+class Sampler(Protocol):
+    """Suggests hyperparameters: a pure function of its arguments and the experiment's seed."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def learns(self) -> bool:
+        """Whether it wants to know the hyperparameters of former trials."""
+
+    @property
+    def constant(self) -> bool:
+        """Every suggestion is the same."""
+
+    def suggest(self, view: View, number: int) -> dict[str, Any]:
+        """Hyperparameters of the trial with this number.
+
+        Raises:
+            SpaceError: there are none that the config allows.
+        """
+
+
+@dataclass(frozen=True)
+class Independent:
+    """Draws each trial by itself, whatever others have shown."""
+
+    space: Space
+    seed: int
+    name: str = "random"
+    learns: bool = False
+
+    @property
+    def constant(self) -> bool:
+        return self.space.constant
+
+    def suggest(self, view: View, number: int) -> dict[str, Any]:
+        """Raises as ``Space.sample``."""
+        return self.space.sample(self.seed, number)
+
+
+@dataclass(frozen=True)
+class Blind:
+    """The view of a search that compares nothing."""
+
+    def params(self) -> Mapping[int, Mapping[str, Any]]:
+        return {}
+
+    def observations(self) -> Iterator[Observation]:
+        return iter(())
+
+    def open(self) -> list[int]:
+        return []
