@@ -216,6 +216,22 @@ def test_reports_of_a_paused_trial_count_when_it_is_promoted() -> None:
     assert one.state["rung"][0] == 2 and one.report(1, 9, 0.5) == ""
 
 
+def test_pasha_opens_a_rung_when_the_order_is_not_settled() -> None:
+    asked = {"name": "pasha", "top": 27, "max_concurrent_trials": 1, "rule": "stopping"}
+    run = Run(make(max_trials=3, **asked))
+    assert run.report(1, 1, 0.5) == ""
+    assert run.report(1, 3, 0.4) == "pause 1, create 2"  # alone it is in order
+    assert run.report(2, 1, 0.4) == "" and run.state["brackets"][0]["rungs"] == [1, 3]
+    assert run.report(2, 3, 0.3) == "pause 2, create 3"  # better here, better there
+    assert run.report(3, 1, 0.3) == ""
+    # better before, worse now: a rung is opened, and the best of the former highest goes on
+    assert run.report(3, 3, 0.35) == "stop 3, continue 2"
+    assert run.state["brackets"][0]["rungs"] == [1, 3, 9]
+    assert run.report(2, 9, 0.2) == "pause 2"  # and in the end the best one trains in full
+    assert run.end(3, "stopped") == "continue 2"
+    assert run.report(2, 27, 0.1) == "" and run.end(2) == "shutdown"
+
+
 def test_brackets_share_places_and_a_free_one_goes_where_there_is_work() -> None:
     run = Run(make("adaptive_asha", max_trials=9, max_concurrent_trials=4, rule="stopping"))
     assert run.method.brackets == [  # type: ignore[attr-defined]
@@ -378,7 +394,7 @@ class Cluster:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", ["async_halving", "adaptive_asha", "hyperband"])
+@pytest.mark.parametrize("name", ["async_halving", "adaptive_asha", "hyperband", "pasha"])
 def test_books_are_right_whatever_happens_and_every_search_comes_to_its_end(
     name: str, rule: str
 ) -> None:

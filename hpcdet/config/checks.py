@@ -183,7 +183,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "time_metric": HALVING,
     "rule": HALVING,
     "divisor": HALVING,
-    "num_rungs": ("async_halving", "asha"),
+    "num_rungs": ("async_halving", "asha", "pasha"),
     "max_rungs": ("adaptive_asha", "hyperband"),
     "mode": ("adaptive_asha",),
     "bracket_rungs": ("adaptive_asha",),

@@ -91,7 +91,7 @@ class Section(BaseModel):
 
 class Searcher(Section):
     name: Literal[
-        "single", "random", "grid", "async_halving", "asha", "adaptive_asha", "hyperband"
+        "single", "random", "grid", "async_halving", "asha", "adaptive_asha", "hyperband", "pasha"
     ] = "single"
     """single: one trial; random: max_trials samples; grid: every point; others: docs/search.md."""
     metric: str = Field(default="validation_loss", min_length=1)
@@ -114,7 +114,7 @@ class Searcher(Section):
     divisor: float = Field(default=4, gt=1)
     """Of this many trials at a rung one goes on."""
     num_rungs: int | None = Field(default=None, ge=1, le=1000)
-    """Rungs of async_halving; as many as fit into the length, but 5, if absent."""
+    """Rungs of async_halving and pasha; as many as fit into the length, but 5, if absent."""
     max_rungs: int = Field(default=5, ge=1, le=1000)
     """Most rungs of a bracket (adaptive_asha, hyperband)."""
     mode: Literal["aggressive", "standard", "conservative"] = "standard"

@@ -44,6 +44,7 @@ from hpcdet.space.space import trial_seed
 from hpcdet.units import Length
 
 Verdict = Literal["on", "pause", "stop"]
+Above = Literal["nothing", "rung", "unknown"]
 Rule = Callable[[int, int], Verdict]
 """From a trial's rank at a rung (0 is best) and ``floor(n / divisor)`` to what becomes of it."""
 
@@ -179,13 +180,14 @@ class Halving:
             rank = ranking.insert(scores, new)
             books["next"][rung] -= 1
             state["rung"][trial - 1] = rung + 1
-            if rung + 1 == len(rungs):
+            above = "rung" if rung + 1 < len(rungs) else self._above(state, books, trial)
+            if above == "nothing":
                 self._leave(state, trial)
                 if state["until"] is None:
                     actions.append(Stop(trial, f"{self._place(state, trial)}: trained in full"))
                 return
             cut = self._cut(len(scores))
-            verdict = self.rule(rank, cut)
+            verdict = self.rule(rank, cut) if above == "rung" else "pause"
             if verdict == "on":
                 books["on"][rung] += 1
                 books["next"][rung + 1] += 1
@@ -199,10 +201,15 @@ class Halving:
             ranking.insert(books["waiting"][rung], new)
             state["status"][trial - 1] = PAUSED
             state["open"] -= 1
-            if length >= rungs[rung + 1]:
+            if length > rungs[rung]:
                 state["late"][str(trial)] = [[length, found]]
-            actions.append(Pause(trial, f"{why}, the best {cut} go on"))
+            go_on = f"the best {cut} go on" if above == "rung" else "nobody goes on for now"
+            actions.append(Pause(trial, f"{why}, {go_on}"))
             return
+
+    def _above(self, state: State, books: Books, trial: int) -> Above:
+        """What lies above the highest rung, which a trial has just reported."""
+        return "nothing"
 
     def _leave(self, state: State, trial: int) -> None:
         state["status"][trial - 1] = LEAVING
@@ -261,10 +268,13 @@ class Halving:
         while state["open"] < places:
             try:
                 turns = book.in_turn(brackets)
-                if not any(self._advance(state, n, bool(hopeless), actions) for n, _ in turns):
-                    break
+                if any(self._advance(state, n, bool(hopeless), actions) for n, _ in turns):
+                    continue
             except SpaceError as error:
                 hopeless = error.what
+                continue
+            if state["open"] or state["leaving"] or not self._reopen(state):
+                break
         if state["open"] or state["leaving"]:
             return
         state["over"] = True
@@ -272,6 +282,10 @@ class Halving:
         failed = not (state["good"] or paused)
         why = hopeless or ("no trial succeeded" if failed else "")
         actions.append(Shutdown(failed, why))
+
+    def _reopen(self, state: State) -> bool:
+        """Nothing is left to do: whether this has changed now."""
+        return False
 
     def _advance(self, state: State, number: int, hopeless: bool, actions: list[Action]) -> bool:
         """The next step of a bracket: promote, else create, else promote the last ones.

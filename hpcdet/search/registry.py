@@ -7,13 +7,14 @@ from hpcdet.search import asha_promotion, asha_stopping, hybrid
 from hpcdet.search.api import Searcher
 from hpcdet.search.grid import Points
 from hpcdet.search.halving import Halving, Rule
+from hpcdet.search.pasha import Pasha
 from hpcdet.search.random import Random
 from hpcdet.search.sampling import Independent
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
-from hpcdet.store.config import Resolved
+from hpcdet.store.config import HALVING, Resolved
 
-NAMES = ("single", "random", "grid", "async_halving", "asha", "adaptive_asha", "hyperband")
+NAMES = ("single", "random", "grid", *HALVING)
 RULES: dict[str, Rule] = {
     rule.NAME: rule.verdict for rule in (hybrid, asha_stopping, asha_promotion)
 }
@@ -49,7 +50,7 @@ def searcher(resolved: Resolved) -> Searcher:
             return Random(sampler, seed, asked.max_length, 1, 1, name="single")
         case "random":
             return Random(sampler, seed, asked.max_length, asked.max_trials, concurrent)
-    return Halving(
+    return (Pasha if asked.name == "pasha" else Halving)(
         name=asked.name,
         rule=RULES[asked.rule],
         brackets=asked.brackets,

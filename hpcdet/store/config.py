@@ -28,7 +28,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _NO_PERIOD = Length("batches", 0)
 
-HALVING = ("async_halving", "asha", "adaptive_asha", "hyperband")
+HALVING = ("async_halving", "asha", "adaptive_asha", "hyperband", "pasha")
 """Searchers that compare trials at rungs."""
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class Searcher:
         top, open_at_once = self.top, self.max_concurrent_trials
         if top is None:
             return []
-        if self.name in ("async_halving", "asha"):
+        if self.name in ("async_halving", "asha", "pasha"):
             count = self.num_rungs or depth(top, self.divisor, self.max_rungs)
             return [one(top, self.divisor, count, self.max_trials, open_at_once)]
         if self.name == "adaptive_asha":
