@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import runpy
 import signal
@@ -15,6 +16,8 @@ import pytest
 
 from hpcdet import core
 from hpcdet.checkpoint import Manifest, committed
+from hpcdet.integrations._steps import Steps
+from hpcdet.store.config import Searcher
 from hpcdet.train import notice
 from hpcdet.units import Length
 from tests import ranks
@@ -190,3 +193,18 @@ def test_a_loader_goes_on_behind_any_batch(tmp_path: Path) -> None:
         assert torch.equal(torch.get_rng_state(), before)
         with pytest.raises(ConfigError, match="no full batch"):
             Loader(context, Noise(), 21)
+
+
+@pytest.mark.usefixtures("as_script")
+def test_steps_say_where_trials_are_compared(tmp_path: Path) -> None:
+    asked = Searcher("asha", max_length=Length("records", 90), max_trials=9, divisor=3, num_rungs=3)
+    with core.init(checkpoint_storage=tmp_path) as context:
+        session = context.session
+        session.config = dataclasses.replace(session.config, searcher=asked)
+        assert [operation.length for operation in context.searcher.operations()] == [10, 30]
+        steps, found = Steps(context), []
+        for batch in range(1, 10):
+            steps.done(batch, records=8 * batch, epochs=0)
+            found += [batch] if steps.at_rung else []
+        assert found == [2, 4]  # 10 and 30 of 90 records
+        assert list(context.searcher.operations()) == []  # they are behind

@@ -21,12 +21,14 @@ class Steps:
     Attributes:
         state: what the newest checkpoint holds, after ``restore``; None at the beginning.
         leaving: the next ``begin`` saves and leaves.
+        at_rung: the step that is done has come to where the searcher compares trials.
     """
 
     def __init__(self, context: core.Context) -> None:
         self.context = context
         self.state: Any = None
-        self.leaving = False
+        self.leaving = self.at_rung = False
+        self._rungs = context.searcher.rungs
         self._random: rng.State | None = None
         self._before: Any = None  # a validation
         self._begun = False
@@ -81,7 +83,9 @@ class Steps:
     def done(self, batches: int, *, records: int, epochs: int) -> bool:
         """A step is done; returns whether training should end, its length being reached."""
         train, preempt = self.context.train, self.context.preempt
-        train.units = Units(batches, records, epochs)
+        before, train.units = train.units, Units(batches, records, epochs)
+        now = train.units
+        self.at_rung = any(now.reached(rung) and not before.reached(rung) for rung in self._rungs)
         self.leaving = preempt.should_preempt()
         self._due = self._due or preempt.checkpoint_due
         return self.reached

@@ -152,6 +152,7 @@ class Callback(transformers.TrainerCallback):
         )
         if over or state.global_step >= state.max_steps:
             control.should_training_stop = control.should_log = True
+        if over or self._steps.at_rung or state.global_step >= state.max_steps:
             control.should_evaluate = self._trainer.eval_dataset is not None
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
