@@ -405,16 +405,20 @@ class Halving:
 
     def _lengthen(self, state: State, until: Length, actions: list[Action]) -> None:
         """Trials that have trained in full wait on a rung now, those with a place train longer."""
-        for books in state["brackets"]:
-            if not self.time_metric:
-                book.add_rung(books, until.value)
-                for *_, trial in books["scores"][-2]:
-                    if state["status"][trial - 1] == DONE:
-                        state["good"] -= 1
-                        self._rest(state, books, len(books["rungs"]) - 2, trial)
+        if not self.time_metric:
+            for books in state["brackets"]:
+                self._raise(state, books, until.value)
         for trial, status in enumerate(state["status"], 1):
             if status == OPEN:
                 actions.append(Continue(trial, until, "the search was made longer"))
+
+    def _raise(self, state: State, books: Books, length: int) -> None:
+        """A rung above what was the whole training."""
+        book.add_rung(books, length)
+        for *_, trial in books["scores"][-2]:
+            if state["status"][trial - 1] == DONE:
+                state["good"] -= 1
+                self._rest(state, books, len(books["rungs"]) - 2, trial)
 
     def _rest(self, state: State, books: Books, rung: int, trial: int) -> None:
         """What was the top when a trial reached it is a rung now, on which it waits."""

@@ -66,6 +66,12 @@ class Pasha(Halving):
             if other != str(trial) and len(theirs) > top and _crosses(mine, theirs):
                 insort(state["crossed"], abs(mine[top] - theirs[top]))
 
+    def _raise(self, state: State, books: Books, length: int) -> None:
+        if state["ladder"]:
+            state["ladder"].append(length)
+        else:
+            super()._raise(state, books, length)
+
     def _reopen(self, state: State) -> bool:
         """Train the best one in full."""
         [books] = state["brackets"]
