@@ -13,9 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hpcdet.control import codec
 from hpcdet.errors import NotFound
 from hpcdet.read import find, gather, index, logs, series, states, views
 from hpcdet.read.tables import TABLES
+from hpcdet.search import api
 from hpcdet.store import lease, records
 from hpcdet.units import Length
 from tests.builders import Builder, put, sweep
@@ -283,6 +285,24 @@ def test_events_are_in_order_and_of_one_trial_if_asked(swept: Builder) -> None:
     kinds = [e["kind"] for e in views.events(swept.paths, 1)]
     assert kinds[:5] == ["started", "start", "first_step", "checkpoint", "notice"]
     assert {"submitted", "worker_started", "failed", "state"} <= {e["kind"] for e in events}
+
+
+def test_decisions_are_told_with_their_reason(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    until, why = Length("batches", 9), "rung 1 of 2 (3 batches): rank 1 of 4"
+    for action in (
+        api.Create(1, {}, 7, until, why="bracket 1"),
+        api.Create(2, {}, 7, None),
+        api.Pause(1, why),
+        api.Continue(1, until, why),
+    ):
+        built.decide("action", action=codec.encode_action(action))
+    assert [event["text"] for event in views.events(built.paths)] == [
+        "made, to train 9 batches: bracket 1",
+        "made, to train as long as the code says",
+        f"pause: {why}",
+        f"to go on until 9 batches: {why}",
+    ]
 
 
 def test_a_folder_in_any_half_way_state_can_be_looked_at(tmp_path: Path) -> None:

@@ -141,13 +141,13 @@ def _decisions(gathered: Gathered) -> Iterator[Event]:
 def _action_text(action: dict[str, Any]) -> str:
     until = action.get("until")
     length = " ".join(f"{value} {unit}" for unit, value in until.items()) if until else ""
+    why = f": {action['why']}" if action.get("why") else ""
     match action.get("kind"):
         case "create":
-            return f"made, to train {length}"
+            return f"made, to train {length or 'as long as the code says'}{why}"
         case "continue":
-            return f"to go on until {length}"
+            return f"to go on{f' until {length}' if length else ''}{why}"
         case kind:
-            why = f": {action['why']}" if action.get("why") else ""
             return f"{kind}{why}"
 
 
