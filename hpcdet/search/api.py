@@ -82,10 +82,13 @@ class Create:
 
 @dataclass(frozen=True)
 class Continue:
-    """Train a trial that was paused, or reached its target, further, until ``until``."""
+    """Train a trial that was paused, or reached its target, further, until ``until``.
+
+    As of ``Create``, ``until`` may be None.
+    """
 
     trial: int
-    until: Length
+    until: Length | None
     why: str = ""
 
 

@@ -342,7 +342,7 @@ class Halving:
         state["status"][trial - 1] = OPEN
         state["open"] += 1
         told: list[Action] = [
-            Continue(trial, cast(Length, self._until(state)), f"{self._place(state, trial)}: {why}")
+            Continue(trial, self._until(state), f"{self._place(state, trial)}: {why}")
         ]
         late = state["late"].pop(str(trial), [])
         for place, (length, found) in enumerate(late):
