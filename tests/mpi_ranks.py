@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powerSGD
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcdet.pytorch._compression import in_turn
@@ -111,6 +113,45 @@ def collectives(rank: int, world: int) -> None:
     assert dist.get_backend() == mpi.NAME
 
 
+def long_sums(rank: int, world: int) -> None:
+    """Formed in order of ranks, to the bit; numbers of 16 bits are rounded once."""
+    size = (9 << 20) // 4 + 7  # several pieces, and shares that are not equal
+
+    def draw(of: int, kind: torch.dtype, *shape: int) -> torch.Tensor:
+        made = torch.Generator().manual_seed(of)
+        return torch.randn(shape, generator=made).to(kind)
+
+    def summed(kind: torch.dtype, *shape: int) -> torch.Tensor:
+        total = draw(0, kind, *shape).float()
+        for other in range(1, world):
+            total += draw(other, kind, *shape)
+        return total
+
+    ours, others = dist.new_group(backend=mpi.NAME), dist.new_group(backend=mpi.NAME)
+    values = {kind: draw(rank, kind, size) for kind in (torch.float32, torch.bfloat16)}
+    few = draw(rank, torch.float16, 3)
+    works = [  # at once, and on two groups in another order on each rank
+        (kind, group, dist.all_reduce(values[kind], group=group, async_op=True))
+        for kind, group in ((torch.float32, ours), (torch.bfloat16, others))[:: (-1) ** rank]
+    ]
+    works.append((torch.float16, ours, dist.all_reduce(few, dist.ReduceOp.AVG, ours, True)))
+    dist.barrier()
+    for kind, _, work in reversed(works):
+        work.wait()
+        expected = summed(kind, 3) / world if kind == torch.float16 else summed(kind, size)
+        assert torch.equal(values.get(kind, few), expected.to(kind)), kind
+    for kind in (torch.float32, torch.bfloat16):
+        rows = draw(rank, kind, world, size // 4)
+        mine = torch.empty(size // 4, dtype=kind)
+        dist.reduce_scatter_tensor(mine, rows)
+        assert torch.equal(mine, summed(kind, world, size // 4)[rank].to(kind)), kind
+        assert torch.equal(rows, draw(rank, kind, world, size // 4))
+    most = draw(rank, torch.float32, size)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    rows = torch.stack([draw(other, torch.float32, size) for other in range(world)])
+    assert torch.equal(most, rows.amax(0))
+
+
 def training(rank: int, world: int) -> None:
     """DDP with several buckets, plain and compressed: as gloo's to rounding; equal on all ranks."""
     for hook in (None, default_hooks.fp16_compress_hook, powerSGD_hook):
@@ -146,6 +187,34 @@ def trained(rank: int, hook: Any, group: Any) -> torch.Tensor:
     return torch.cat([one.detach().flatten() for one in model.parameters()])
 
 
+def sharded(rank: int, world: int) -> None:
+    """FSDP2, DTensors and functional collectives included: the bits of gloo's."""
+    ours, gloos = (by_rows(rank, dist.new_group(backend=backend)) for backend in (mpi.NAME, "gloo"))
+    assert all(torch.equal(one, other) for one, other in zip(ours, gloos, strict=True))
+
+
+def by_rows(rank: int, group: Any) -> list[torch.Tensor]:
+    """The parameters after some steps, as wholes, and the norm of the last gradients."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Sequential(torch.nn.Linear(10, 10), torch.nn.Tanh()) for _ in range(3)]
+    model = torch.nn.Sequential(*layers)
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for unit in (*layers, model):
+        fully_shard(unit, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    data = torch.Generator().manual_seed(rank)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(8, 10, generator=data)).square().mean().backward()
+        for one in model.parameters():
+            assert one.grad is not None
+            one.grad.copy_((one.grad * 64).round())  # the order of sums may differ from gloo's
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    tensors: Any = [norm, *model.parameters()]
+    return [one.full_tensor() for one in tensors]
+
+
 def raising(rank: int, world: int) -> None:
     """An exception on one rank while the others wait in a collective."""
     if rank == 1:
@@ -179,7 +248,10 @@ def _reduced(rows: torch.Tensor, operation: dist.ReduceOp.RedOpType) -> torch.Te
 if __name__ == "__main__":
     torch.set_num_threads(1)
     rank, world = meet(sys.argv[2])
-    programs = {"everything": (collectives, training, missing), "raising": (raising,)}
+    programs = {
+        "everything": (collectives, long_sums, training, sharded, missing),
+        "raising": (raising,),
+    }
     for program in programs[sys.argv[1]]:
         program(rank, world)
     rendezvous.leave()

@@ -10,6 +10,8 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +29,10 @@ from hpcdet.units import Length
 PATIENCE_S = 180.0
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.ranks_preload"])
+MPIRUN = (
+    *("mpirun", "--allow-run-as-root", "--oversubscribe"),
+    *("--mca", "btl", "self,tcp", "--mca", "mpi_yield_when_idle", "1"),
+)
 DIGITS = Path(__file__).parent.parent / "examples" / "digits"
 HPARAMS = {"learning_rate": 0.003, "hidden": 32, "dropout": 0.3, "global_batch_size": 64}
 
@@ -124,10 +130,8 @@ class Attempt:
 @contextlib.contextmanager
 def start(trial: TrialPaths, ranks: int = 1, **environment: str) -> Iterator[Attempt]:
     """Start the ranks of the next attempt; they are killed and reaped at the end of the block."""
-    number = max((attempt.number for attempt in trial.attempts()), default=0) + 1
-    attempt = Attempt(trial.attempt(number))
-    Claim("0001-0000.0", "here").write_once(attempt.paths.claim)
-    argv = [str(trial.root.parent.parent), str(trial.number), str(number)]
+    attempt = _next(trial)
+    argv = [str(trial.root.parent.parent), str(trial.number), str(attempt.paths.number)]
     try:
         for rank in range(ranks):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -138,6 +142,13 @@ def start(trial: TrialPaths, ranks: int = 1, **environment: str) -> Iterator[Att
         yield attempt
     finally:
         attempt.kill()
+
+
+def _next(trial: TrialPaths) -> Attempt:
+    number = max((attempt.number for attempt in trial.attempts()), default=0) + 1
+    attempt = Attempt(trial.attempt(number))
+    Claim("0001-0000.0", "here").write_once(attempt.paths.claim)
+    return attempt
 
 
 def _rank(argv: list[str], environment: Mapping[str, str]) -> None:
@@ -192,6 +203,22 @@ def run(trial: TrialPaths, ranks: int = 1, **environment: str) -> Attempt:
     with start(trial, ranks, **environment) as attempt:
         attempt.wait()
         return attempt
+
+
+def by_mpirun(trial: TrialPaths, ranks: int, **environment: str) -> Attempt:
+    """One attempt, started by the machine's own MPI."""
+    attempt = _next(trial)
+    argv = [str(trial.root.parent.parent), str(trial.number), str(attempt.paths.number)]
+    done = subprocess.run(
+        [*MPIRUN, "-np", str(ranks), sys.executable, "-m", "hpcdet.attempt", *argv],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr + attempt.log()
+    return attempt
 
 
 def finish(trial: TrialPaths, ranks: int = 1, most: int = 10) -> Attempt:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,6 @@ import pytest
 
 from hpcdet.checkpoint import content_digest
 from hpcdet.store.layout import TrialPaths
-from hpcdet.store.records import Claim
 from hpcdet.train.order import shuffled
 from tests import ranks
 from tests.experiments import same_bits
@@ -22,10 +18,6 @@ from tests.ranks import Result
 MODEL = (Path(__file__).parent / "bits_model.py").read_text()
 EXACT = {"elastic": "exact", "virtual_ranks": 4}
 UNTIL = 16
-MPIRUN = (
-    *("mpirun", "--allow-run-as-root", "--oversubscribe"),
-    *("--mca", "btl", "self,tcp", "--mca", "mpi_yield_when_idle", "1"),
-)
 
 pytestmark = pytest.mark.xdist_group("bits")
 
@@ -94,26 +86,11 @@ def test_with_virtual_ranks_the_number_of_ranks_does_not_matter(
     same_bits(trained(tmp_path / "EXP", *PLANS[plan]), alone)
 
 
-def by_mpirun(trial: TrialPaths, world: int, leave: str) -> None:
-    number = len(trial.attempts()) + 1
-    Claim("0001-0000.0", "here").write_once(trial.attempt(number).claim)
-    argv = ["-m", "hpcdet.attempt", str(trial.root.parent.parent), "1", str(number)]
-    done = subprocess.run(
-        [*MPIRUN, "-np", str(world), sys.executable, *argv],
-        env={**os.environ, "LEAVE": leave, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine")
 def test_over_mpi_the_bits_are_those_over_gloo(alone: Result, tmp_path: Path) -> None:
     trial = make(tmp_path / "EXP", distributed={"backend": "mpi"})
-    by_mpirun(trial, 4, "train:6")
-    by_mpirun(trial, 2, "")
+    ranks.by_mpirun(trial, 4, LEAVE="train:6")
+    ranks.by_mpirun(trial, 2)
     same_bits(ranks.result(trial), alone)
 
 

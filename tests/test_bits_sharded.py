@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class ShardedTrial(BitsTrial):
 )
 
 
-def sharded(root: Path, world: int = RANKS, **changes: object) -> TrialPaths:
+def sharded(root: Path, world: int = RANKS, **changes: Any) -> TrialPaths:
     settings = {"until": UNTIL, "distributed": FSDP, "entrypoint": "model_def:ShardedTrial"}
     return make(root, world, **{"code": SHARDED, **settings, **changes})
 
@@ -86,6 +87,18 @@ def test_a_sharded_trial_that_is_interrupted_leaves_the_bits(
     interrupt(trial, tmp_path / "2", "train:11", signals(signal.SIGKILL))
     ranks.finish(trial, RANKS)
     same_bits(ranks.result(trial), undisturbed[1])
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine")
+def test_over_mpi_a_sharded_trial_has_the_bits_of_one_over_gloo(tmp_path: Path) -> None:
+    """Two ranks, whose sums have one order only; interrupted over MPI."""
+    short = {"world": 2, "until": 8, "min_validation_period": {"batches": 4}}
+    gloo = sharded(tmp_path / "GLOO", **short)
+    assert ranks.run(gloo, 2).verdict() is not None
+    trial = sharded(tmp_path / "MPI", distributed={**FSDP, "backend": "mpi"}, **short)
+    ranks.by_mpirun(trial, 2, LEAVE="train:4")
+    ranks.by_mpirun(trial, 2)
+    same_bits(ranks.result(trial), ranks.result(gloo))
 
 
 def test_parts_are_the_whole_for_any_number_of_ranks(

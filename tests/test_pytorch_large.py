@@ -103,10 +103,6 @@ def test_a_node_without_a_compiler_is_named(
             "optimizations: {gradient_compression: fp16}",
             "reduce_dtype",
         ),
-        (
-            "distributed: {strategy: fsdp2, backend: mpi}\nresources: {slots_per_trial: 2}",
-            "backend gloo or nccl",
-        ),
         ("optimizations: {compile: {mod: default}}", "no option 'mod'"),
         ("optimizations: {gradient_compression: zip}", "optimizations.gradient_compression"),
     ],

@@ -126,9 +126,6 @@ def _strategy(config: Config) -> Iterator[Problem]:
             yield Problem(
                 "distributed.strategy", what, "use ddp, or more resources.slots_per_trial"
             )
-        if config.distributed.backend == "mpi":
-            what = "fsdp2 needs named process groups, and torch gives an MPI group no name"
-            yield Problem("distributed.strategy", what, "use ddp, or backend gloo or nccl")
         if wanted.gradient_compression:
             what = "it is done by DDP, and distributed.strategy is fsdp2"
             hint = "use distributed.fsdp2.reduce_dtype"

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from hpcdet.errors import ConfigError
 from hpcdet.train.launcher import say_goodbye
+from hpcdet.train.mpi.direct import Direct
 from hpcdet.train.mpi.group import NAME, MPIProcessGroup
 from hpcdet.train.mpi.progress import Progress
 from hpcdet.train.ranks import Ranks
@@ -90,7 +91,8 @@ def _create(options: Any, _backend_options: Any) -> MPIProcessGroup:
         group = world.group.Incl(members)
         tag = _tag(options.group_id)
         comm = progress.call(lambda: world.Create_group(group, tag))
-    return MPIProcessGroup(comm, progress, options.timeout)
+    direct = Direct(progress.call(comm.Dup))
+    return MPIProcessGroup(comm, direct, progress, options.timeout)
 
 
 def _tag(name: str) -> int:

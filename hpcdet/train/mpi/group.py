@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -19,8 +18,9 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
+from hpcdet.train.mpi.direct import Direct
 from hpcdet.train.mpi.memory import Part, Reduction, counts, in_place
-from hpcdet.train.mpi.progress import Devices, Operation, Progress, nothing
+from hpcdet.train.mpi.progress import Devices, Operation, Progress, Steps
 
 NAME = "mpi4py"
 """What the backend is called in ``torch.distributed``, whose own ``mpi`` needs another build."""
@@ -59,42 +59,62 @@ _ProcessGroup: Any = dist.ProcessGroup
 class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """The ranks of one communicator. The methods are those of torch's ``ProcessGroup``.
 
-    Sums are formed in an order that depends on the library, the number of ranks and the size of
-    the message alone: equal from run to run, and on all ranks.
+    Sums of long tensors are formed in order of ranks, others in one that depends on the library,
+    the number of ranks and the size of the message alone: equal from run to run, and on all ranks.
     """
 
-    def __init__(self, comm: Any, progress: Progress, timeout: timedelta) -> None:
+    def __init__(self, comm: Any, direct: Direct, progress: Progress, timeout: timedelta) -> None:
         super().__init__(comm.rank, comm.size)
         self._comm = comm
+        self._direct = direct
         self._progress = progress
         self._timeout_s = timeout.total_seconds()
+        self._name = ""
 
     def getBackendName(self) -> str:  # noqa: N802
         return NAME
+
+    # torch keeps a group's name in its backends in C++, of which this one has none; whatever finds
+    # groups by their names (functional collectives, DTensor, FSDP2) asks these
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._name = name
 
     def __repr__(self) -> str:
         return f"MPIProcessGroup(rank {self.rank()} of {self.size()})"
 
     # -- collectives -------------------------------------------------------------------------
+    #
+    # What each is made of is a generator: it yields MPI's requests and goes on when they are done.
+    # Collectives of the library are all begun before the first ``yield``: in the order of calls.
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
         opts = opts or AllreduceOptions()
         reduction = Reduction(opts.reduceOp, self.size())
-        parts = [Part(one, reduction.type_of(one)) for one in tensors]
+        long = [Part(one) for one in tensors if self._direct.takes(one, reduction)]
+        short = [
+            Part(one, reduction.type_of(one))
+            for one in tensors
+            if not self._direct.takes(one, reduction)
+        ]
 
-        def start() -> list[Any]:
-            for part in parts:
+        def steps() -> Steps:
+            for part in (*short, *long):
                 part.into()
-            return [
+            sums = [self._direct.allreduce(part.buffer, reduction) for part in long]
+            yield [
                 self._comm.Iallreduce(in_place(), part.number(), reduction.operation)
-                for part in parts
+                for part in short
             ]
-
-        def finish() -> None:
-            for part in parts:
+            for part in short:
                 part.back(reduction.after)
+            for part, one in zip(long, sums, strict=True):
+                yield from one
+                part.back()
 
-        return self._begin("allreduce", start, finish, tensors)
+        return self._begin("allreduce", steps(), tensors)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         return self.allreduce(tensors, opts)
@@ -105,59 +125,47 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         part = Part(tensors[0], reduction.type_of(tensors[0]))
         here = self.rank() == opts.rootRank
 
-        def start() -> list[Any]:
+        def steps() -> Steps:
             part.into()
             source, target = (in_place(), part.number()) if here else (part.number(), None)
-            return [self._comm.Ireduce(source, target, reduction.operation, root=opts.rootRank)]
-
-        def finish() -> None:
+            yield [self._comm.Ireduce(source, target, reduction.operation, root=opts.rootRank)]
             if here:
                 part.back(reduction.after)
 
-        return self._begin("reduce", start, finish, tensors)
+        return self._begin("reduce", steps(), tensors)
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Any:
         opts = opts or BroadcastOptions()
         parts = [Part(one) for one in tensors]
 
-        def start() -> list[Any]:
+        def steps() -> Steps:
             if self.rank() == opts.rootRank:
                 for part in parts:
                     part.into()
-            return [self._comm.Ibcast(part.bytes(), root=opts.rootRank) for part in parts]
-
-        def finish() -> None:
+            yield [self._comm.Ibcast(part.bytes(), root=opts.rootRank) for part in parts]
             for part in parts:
                 part.back()
 
-        return self._begin("broadcast", start, finish, tensors)
+        return self._begin("broadcast", steps(), tensors)
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         (received,), (source,) = outputs, inputs
         whole = torch.empty((self.size(), *source.shape), dtype=source.dtype, device=source.device)
         mine, all_ = Part(source), Part(whole)
 
-        def start() -> list[Any]:
+        def steps() -> Steps:
             mine.into()
-            return [self._comm.Iallgather(mine.bytes(), all_.bytes())]
-
-        def finish() -> None:
+            yield [self._comm.Iallgather(mine.bytes(), all_.bytes())]
             all_.back()
             for target, row in zip(received, whole, strict=True):
                 target.copy_(row.view(target.shape))
 
-        return self._begin("allgather", start, finish, received)
+        return self._begin("allgather", steps(), received)
 
     def all_gather_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
     ) -> Any:
-        mine, all_ = Part(source), Part(output)
-
-        def start() -> list[Any]:
-            mine.into()
-            return [self._comm.Iallgather(mine.bytes(), all_.bytes())]
-
-        return self._begin("allgather", start, all_.back, [output])
+        return self.allgather_into_tensor_coalesced([output], [source], opts)
 
     def _allgather_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Any:
         return self.all_gather_single(output, source, opts)
@@ -169,16 +177,14 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
             (Part(source), Part(target)) for source, target in zip(inputs, outputs, strict=True)
         ]
 
-        def start() -> list[Any]:
+        def steps() -> Steps:
             for mine, _ in pairs:
                 mine.into()
-            return [self._comm.Iallgather(mine.bytes(), all_.bytes()) for mine, all_ in pairs]
-
-        def finish() -> None:
+            yield [self._comm.Iallgather(mine.bytes(), all_.bytes()) for mine, all_ in pairs]
             for _, all_ in pairs:
                 all_.back()
 
-        return self._begin("allgather", start, finish, outputs)
+        return self._begin("allgather", steps(), outputs)
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -194,17 +200,15 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         whole = torch.empty((rows, *source.shape), dtype=source.dtype, device=source.device)
         mine, all_ = Part(source), Part(whole)
 
-        def start() -> list[Any]:
+        def steps() -> Steps:
             mine.into()
-            target = all_.bytes() if here else None
-            return [self._comm.Igather(mine.bytes(), target, root=opts.rootRank)]
-
-        def finish() -> None:
+            memory = all_.bytes() if here else None
+            yield [self._comm.Igather(mine.bytes(), memory, root=opts.rootRank)]
             all_.back()
             for target, row in zip(received, whole, strict=True):
                 target.copy_(row.view(target.shape))
 
-        return self._begin("gather", start, finish, received)
+        return self._begin("gather", steps(), received)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Any:
         opts = opts or ScatterOptions()
@@ -217,12 +221,13 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         )
         mine, all_ = Part(target), Part(whole)
 
-        def start() -> list[Any]:
+        def steps() -> Steps:
             all_.into()
             source = all_.bytes() if here else None
-            return [self._comm.Iscatter(source, mine.bytes(), root=opts.rootRank)]
+            yield [self._comm.Iscatter(source, mine.bytes(), root=opts.rootRank)]
+            mine.back()
 
-        return self._begin("scatter", start, mine.back, outputs)
+        return self._begin("scatter", steps(), outputs)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Any:
         whole = torch.stack([one.view(outputs[0].shape) for one in inputs[0]])
@@ -233,15 +238,24 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> Any:
         opts = opts or ReduceScatterOptions()
         reduction = Reduction(opts.reduceOp, self.size())
+        if self._direct.takes(source, reduction):
+            return self._begin("reduce_scatter", self._summed(output, source, reduction), [output])
         kind = reduction.type_of(source)
         whole, mine = Part(source, kind, spoil=False), Part(output, kind)
 
-        def start() -> list[Any]:
+        def steps() -> Steps:
             whole.into()
             given, taken = whole.number(), mine.number()
-            return [self._comm.Ireduce_scatter_block(given, taken, op=reduction.operation)]
+            yield [self._comm.Ireduce_scatter_block(given, taken, op=reduction.operation)]
+            mine.back(reduction.after)
 
-        return self._begin("reduce_scatter", start, lambda: mine.back(reduction.after), [output])
+        return self._begin("reduce_scatter", steps(), [output])
+
+    def _summed(self, output: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> Steps:
+        whole, mine = Part(source), Part(output)
+        whole.into()
+        yield from self._direct.reduce_scatter(whole.buffer, mine.buffer, reduction)
+        mine.back()
 
     def _reduce_scatter_base(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
@@ -276,11 +290,12 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         sends = counts(source, input_sizes, self.size())
         receives = counts(output, output_sizes, self.size())
 
-        def start() -> list[Any]:
+        def steps() -> Steps:
             given.into()
-            return [self._comm.Ialltoallv(given.bytes(sends), taken.bytes(receives))]
+            yield [self._comm.Ialltoallv(given.bytes(sends), taken.bytes(receives))]
+            taken.back()
 
-        return self._begin("alltoall", start, taken.back, [output])
+        return self._begin("alltoall", steps(), [output])
 
     def alltoall_base(self, *arguments: Any, **named: Any) -> Any:
         return self.all_to_all_single(*arguments, **named)
@@ -294,69 +309,63 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         sends = [one.numel() for one in inputs]
         receives = [one.numel() for one in outputs]
 
-        def start() -> list[Any]:
+        def steps() -> Steps:
             given.into()
-            return [self._comm.Ialltoallv(given.bytes(sends), taken.bytes(receives))]
-
-        def finish() -> None:
+            yield [self._comm.Ialltoallv(given.bytes(sends), taken.bytes(receives))]
             taken.back()
             for target, part in zip(outputs, torch.split(flat, receives), strict=True):
                 target.copy_(part.view(target.shape))
 
-        return self._begin("alltoall", start, finish, outputs)
+        return self._begin("alltoall", steps(), outputs)
 
     def barrier(self, opts: Any = None) -> Any:
-        return self._begin("barrier", lambda: [self._comm.Ibarrier()], nothing, [])
+        def steps() -> Steps:
+            yield [self._comm.Ibarrier()]
+
+        return self._begin("barrier", steps(), [])
 
     # -- point to point ----------------------------------------------------------------------
 
     def send(self, tensors: Tensors, rank: int, tag: int = 0) -> Any:
         part = Part(tensors[0])
 
-        def start() -> list[Any]:
+        def steps() -> Steps:
             part.into()
-            return [self._comm.Isend(part.bytes(), dest=rank, tag=tag)]
+            yield [self._comm.Isend(part.bytes(), dest=rank, tag=tag)]
 
-        return self._begin("send", start, nothing, tensors)
+        return self._begin("send", steps(), tensors)
 
     def recv(self, tensors: Tensors, rank: int, tag: int = 0) -> Any:
         part = Part(tensors[0])
 
-        def start() -> list[Any]:
-            return [self._comm.Irecv(part.bytes(), source=rank, tag=tag)]
+        def steps() -> Steps:
+            yield [self._comm.Irecv(part.bytes(), source=rank, tag=tag)]
+            part.back()
 
-        return self._begin("recv", start, part.back, tensors)
+        return self._begin("recv", steps(), tensors)
 
     # -- the rest ----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Give the communicator back."""
+        """Give the communicators back."""
         with contextlib.suppress(Exception):
+            self._progress.call(self._direct.free)
             self._progress.call(self._comm.Free)
 
-    def _begin(
-        self,
-        name: str,
-        start: Callable[[], Sequence[Any]],
-        finish: Callable[[], None],
-        result: Tensors,
-    ) -> Any:
+    def _begin(self, name: str, steps: Steps, result: Tensors) -> Any:
         device = next((one.device for one in result if one.is_cuda), None)
         if device is not None:
             # what the tensors hold is ready only when the stream has come this far
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record(torch.cuda.current_stream(device))
-            start = _after(ready, start)
+            steps = _after(ready, steps)
         until = time.monotonic() + self._timeout_s
         devices: Devices = None if device is None else [device]
-        operation = Operation(name, start, finish, until, result, devices)
+        operation = Operation(name, steps, until, result, devices)
         self._progress.ask(operation)
         return Work(operation, self._progress)
 
 
-def _after(ready: Any, start: Callable[[], Sequence[Any]]) -> Callable[[], Sequence[Any]]:
-    def later() -> Sequence[Any]:
-        ready.synchronize()
-        return start()
-
-    return later
+def _after(ready: Any, steps: Steps) -> Steps:
+    ready.synchronize()
+    yield from steps

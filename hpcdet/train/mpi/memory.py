@@ -28,6 +28,7 @@ _WIDER = {
     torch.bfloat16: torch.float32,
     torch.bool: torch.uint8,
 }
+HALVES = (torch.float16, torch.bfloat16)
 _OPERATIONS = {
     ReduceOp.SUM: "SUM",
     ReduceOp.AVG: "SUM",
@@ -38,6 +39,13 @@ _OPERATIONS = {
     ReduceOp.BOR: "BOR",
     ReduceOp.BXOR: "BXOR",
 }
+_FUNCTIONS: dict[Any, Callable[..., torch.Tensor]] = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.AVG: torch.add,
+    ReduceOp.PRODUCT: torch.mul,
+    ReduceOp.MIN: torch.minimum,
+    ReduceOp.MAX: torch.maximum,
+}
 
 
 class Part:
@@ -46,6 +54,9 @@ class Part:
     Args:
         number: the type to calculate in; None where bytes are only moved.
         spoil: the tensor's own memory may be used for what is in between.
+
+    Attributes:
+        buffer: that memory; the tensor's own where it will do.
     """
 
     def __init__(
@@ -55,38 +66,43 @@ class Part:
         kind = number or tensor.dtype
         direct = tensor.is_contiguous() and tensor.dtype == kind and spoil
         if tensor.is_cuda and not _takes_cuda():
-            self._buffer = torch.empty(tensor.shape, dtype=kind, pin_memory=True)
+            self.buffer = torch.empty(tensor.shape, dtype=kind, pin_memory=True)
         elif direct:
-            self._buffer = self._tensor
+            self.buffer = self._tensor
         else:
-            self._buffer = torch.empty(tensor.shape, dtype=kind, device=tensor.device)
+            self.buffer = torch.empty(tensor.shape, dtype=kind, device=tensor.device)
 
     def into(self) -> torch.Tensor:
         """Fill the buffer, if it is not the tensor itself."""
-        if self._buffer is not self._tensor:
-            self._buffer.copy_(self._tensor)
-        return self._buffer
+        if self.buffer is not self._tensor:
+            self.buffer.copy_(self._tensor)
+        return self.buffer
 
     def back(self, after: Callable[[torch.Tensor], None] | None = None) -> None:
         """Give the buffer's contents to the tensor."""
         if after is not None:
-            after(self._buffer)
-        if self._buffer is not self._tensor:
-            self._tensor.copy_(self._buffer)
+            after(self.buffer)
+        if self.buffer is not self._tensor:
+            self._tensor.copy_(self.buffer)
 
     def number(self) -> list[Any]:
         """For reductions: numbers."""
-        return [_memory(self._buffer), _mpi(_NUMBERS[self._buffer.dtype])]
+        return [_memory(self.buffer), _mpi(_NUMBERS[self.buffer.dtype])]
 
     def bytes(self, counts: list[int] | None = None) -> list[Any]:
         """For moves: things of the same size, so many of them for each rank."""
-        kind = _mpi(_MOVES[self._buffer.element_size()])
-        memory = _memory(self._buffer)
+        kind = _mpi(_MOVES[self.buffer.element_size()])
+        memory = _memory(self.buffer)
         return [memory, kind] if counts is None else [memory, counts, kind]
 
 
 class Reduction:
-    """torch's operation in MPI's words."""
+    """torch's operation in MPI's words.
+
+    Attributes:
+        operation: MPI's.
+        function: torch's, of two tensors with ``out``; None where there is none.
+    """
 
     def __init__(self, operation: Any, world: int) -> None:
         self._kind = operation.op if hasattr(operation, "op") else operation
@@ -94,6 +110,7 @@ class Reduction:
             raise ValueError(f"MPI has no reduction {self._kind}")
         self._world = world
         self.operation = _mpi(_OPERATIONS[self._kind])
+        self.function = _FUNCTIONS.get(self._kind)
 
     def type_of(self, tensor: torch.Tensor) -> torch.dtype:
         """The type to calculate in.
@@ -109,6 +126,16 @@ class Reduction:
     def after(self, buffer: torch.Tensor) -> None:
         if self._kind == ReduceOp.AVG:
             buffer.div_(self._world)
+
+
+def bytes_of(tensor: torch.Tensor) -> list[Any]:
+    """The memory of a contiguous tensor in host memory as MPI takes it."""
+    return [_plain(tensor).numpy(), _mpi("BYTE")]
+
+
+def in_host_memory(tensor: torch.Tensor) -> bool:
+    """Whether a ``Part`` has the tensor where the processor reaches it."""
+    return not (tensor.is_cuda and _takes_cuda())
 
 
 def _memory(tensor: torch.Tensor) -> Any:

@@ -1,8 +1,10 @@
 """The one thread of the process that calls MPI.
 
 It starts an operation as soon as it is asked for, without waiting for those before it (MPI's
-non-blocking calls), and completes its future when MPI says so. It sleeps between looks: a core that
-spins in MPI is a core that does not train. ``MPI_THREAD_SERIALIZED`` is enough.
+non-blocking calls), and completes its future when MPI says so. Messages move while somebody looks,
+so it looks again at once as long as nothing else in this process computes, and sleeps between
+looks when something does: a core that spins in MPI is a core that does not train.
+``MPI_THREAD_SERIALIZED`` is enough.
 """
 
 from __future__ import annotations
@@ -13,16 +15,21 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 
 Devices: TypeAlias = list[int | str | torch.device] | None
+Steps: TypeAlias = Generator[Sequence[Any], None, None]
+"""What an operation does: it yields MPI's requests, and goes on when they are done."""
 
-_SPINS = 50  # looks without sleep after something was asked for: small messages are that quick
+_SPINS = 50  # looks without a break after something happened: small messages are that quick
+_ALERT_S = 0.005  # after something happened, until somebody is late: only then is it worth a core
 _SLEEP_S = (0.00002, 0.0002)  # between looks: at first, and at most
+_SAMPLE_S = 0.0001  # between two looks at the clocks of threads, which are calls of the system
+_BUSY = 0.2  # of a core that the other threads use: somebody computes
 
 
 @dataclass(eq=False)
@@ -30,16 +37,15 @@ class Operation:
     """A collective under way.
 
     Attributes:
-        start: starts it; gives MPI's requests.
-        finish: called when they are done, before ``future`` is.
+        steps: what it does.
         until: when it has failed, on the monotonic clock.
         result: what ``future`` gives.
         error: what went wrong; ``future`` raises it.
+        requests: those that it waits for.
     """
 
     name: str
-    start: Callable[[], Sequence[Any]]
-    finish: Callable[[], None]
+    steps: Iterator[Sequence[Any]]
     until: float
     result: Any = None
     devices: Devices = None
@@ -52,6 +58,17 @@ class Operation:
         # set on a future from Python is not
         self.future = self.ended.then(self._outcome)
 
+    def advance(self) -> bool:
+        """Do the next step: whether it was the last."""
+        try:
+            self.requests = list(next(self.steps))
+        except StopIteration:
+            return True
+        except Exception as error:
+            self.error = error
+            return True
+        return False
+
     def end(self) -> None:
         """Complete the future, and run what waits for it."""
         self.ended.set_result(None)
@@ -60,6 +77,23 @@ class Operation:
         if self.error is not None:
             raise RuntimeError(f"MPI {self.name} failed: {self.error}")
         return self.result
+
+
+class Others:
+    """Whether the other threads of this process compute, by the clocks of processor time."""
+
+    def __init__(self) -> None:
+        self._busy = True
+        self._at = self._used = 0.0
+
+    def busy(self) -> bool:
+        now = time.monotonic()
+        passed = now - self._at
+        if passed > _SAMPLE_S:
+            used = time.process_time() - time.thread_time()
+            self._busy = used - self._used > _BUSY * passed
+            self._at, self._used = now, used
+        return self._busy
 
 
 class Progress(threading.Thread):
@@ -71,7 +105,9 @@ class Progress(threading.Thread):
         super().__init__(name="mpi", daemon=True)
         self._asked: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
         self._active: list[Operation] = []
+        self._others = Others()
         self._idle = 0  # looks since something happened
+        self._last = 0.0  # when that was
 
     @classmethod
     def of_process(cls) -> Progress:
@@ -102,11 +138,11 @@ class Progress(threading.Thread):
         """Have a blocking call made; returns what it does."""
         box: list[Any] = []
 
-        def start() -> Sequence[Any]:
+        def steps() -> Steps:
             box.append(function())
-            return ()
+            yield ()
 
-        operation = Operation("call", start, nothing, float("inf"))
+        operation = Operation("call", steps(), float("inf"))
         self.ask(operation)
         operation.future.wait()
         return box[0]
@@ -130,56 +166,56 @@ class Progress(threading.Thread):
 
         Callbacks run in here, and may call it again.
         """
+        pause = self._pause()
         try:
-            asked = self._asked.get(block=self._idle > _SPINS, timeout=self._pause())
+            asked = self._asked.get(block=pause != 0, timeout=pause)
         except queue.Empty:
             self._idle += 1
         else:
             if asked is None:
                 self._asked.put(None)  # for the turns around this one
                 return False
-            self._idle = 0
-            self._active.append(asked)
-            _start(asked)
+            self._happened()
+            if asked.advance():
+                asked.end()
+            else:
+                self._active.append(asked)
         for one in tuple(self._active):
-            if one in self._active and _is_over(one):
-                self._active.remove(one)
-                self._idle = 0
-                one.end()
+            if one in self._active and _is_ready(one):
+                self._happened()
+                if one.error is not None or one.advance():
+                    self._active.remove(one)
+                    one.end()
         return True
+
+    def _happened(self) -> None:
+        self._idle, self._last = 0, time.monotonic()
 
     def _pause(self) -> float | None:
         """Seconds to wait for something to be asked for before the next look at what is active."""
         if not self._active:
             return None
+        if self._idle <= _SPINS:
+            return 0
+        if time.monotonic() - self._last < _ALERT_S and not self._others.busy():
+            os.sched_yield()
+            return 0
         least, most = _SLEEP_S
         return min(least * (1 + (self._idle - _SPINS) // 8), most)
 
 
-def _start(operation: Operation) -> None:
-    try:
-        operation.requests = list(operation.start())
-    except Exception as error:
-        operation.error = error
-
-
-def _is_over(operation: Operation) -> bool:
+def _is_ready(operation: Operation) -> bool:
+    """Whether an operation can go on: what it waits for is done, or has failed."""
     from mpi4py import MPI
 
     try:
-        if operation.error is None:
-            if operation.requests and not MPI.Request.Testall(operation.requests):
-                if time.monotonic() < operation.until:
-                    return False
-                raise TimeoutError("the other ranks did not come")
-            operation.finish()
+        if operation.requests and not MPI.Request.Testall(operation.requests):
+            if time.monotonic() < operation.until:
+                return False
+            raise TimeoutError("the other ranks did not come")
     except Exception as error:
         operation.error = error
     return True
-
-
-def nothing() -> None:
-    """An operation's end where nothing has to be done."""
 
 
 # a thread that wakes up while the interpreter goes down would bring it down with noise, and one
