@@ -46,7 +46,7 @@ class Direct:
         if tensor.dtype in HALVES:
             return True
         size = tensor.numel() * tensor.element_size()
-        return self._world <= _MOST and size >= max(_LEAST, _SHARE * self._world)
+        return bool(self._world <= _MOST and size >= max(_LEAST, _SHARE * self._world))
 
     def free(self) -> None:
         """Give the communicator back."""
@@ -65,7 +65,7 @@ class Direct:
         return self._reduce_scatter(shares, own.view(-1), reduction, self._tag())
 
     def _allreduce(self, flat: torch.Tensor, reduction: Reduction, tag: int) -> Steps:
-        for piece in flat.split(_PIECE // flat.element_size()):
+        for piece in torch.split(flat, _PIECE // flat.element_size()):
             shares = torch.tensor_split(piece, self._world)
             own = shares[self._rank]
             with self._room(len(own), flat.dtype) as room:
