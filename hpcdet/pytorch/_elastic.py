@@ -10,25 +10,22 @@ as rank 0's are with DDP. Optimizers step once, after all.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch._metrics import Tally, over_all
-from hpcdet.pytorch._reducers import MetricReducer, Reducer, load_state, state_of
+from hpcdet.pytorch._apart import Apart, Buffers, Group, State
+from hpcdet.pytorch._metrics import Tally
+from hpcdet.pytorch._reducers import MetricReducer, Reducer
 from hpcdet.train import rng
 from hpcdet.train.peers import Peers
 from hpcdet.train.phases import Phases
 from hpcdet.train.virtual import WHERE, Fold, TreeSum, Virtual
 
 Parameters = Mapping[str, torch.nn.Parameter]
-State = dict[str, Any]
-_Group = tuple[torch.device, torch.dtype]
 
 
 class Elastic:
@@ -73,9 +70,9 @@ class Elastic:
             batches: trained before it.
             learn: trains the share of a virtual rank and counts its metrics.
         """
-        buffers = _Buffers(self._models())
+        buffers = Buffers(self._models())
         self._trained = {name: p for name, p in self._all().items() if p.requires_grad}
-        folds: dict[_Group, Fold[torch.Tensor]] = defaultdict(lambda: Fold(torch.Tensor.add_))
+        folds: dict[Group, Fold[torch.Tensor]] = defaultdict(lambda: Fold(torch.Tensor.add_))
         waiting = {name: one.grad for name, one in self._all().items()}
         asked = None
         for v in self.virtual.mine:
@@ -180,13 +177,13 @@ class Elastic:
             self._known = (len(models), {name: one for one, name in named.items()})
         return self._known[1]
 
-    def _groups(self) -> dict[_Group, Parameters]:
-        groups: dict[_Group, dict[str, torch.nn.Parameter]] = defaultdict(dict)
+    def _groups(self) -> dict[Group, Parameters]:
+        groups: dict[Group, dict[str, torch.nn.Parameter]] = defaultdict(dict)
         for name, one in self._trained.items():
             groups[one.device, one.dtype][name] = one
         return dict(groups)
 
-    def _flat(self) -> dict[_Group, torch.Tensor]:
+    def _flat(self) -> dict[Group, torch.Tensor]:
         """This virtual rank's gradients, and behind them which parameters had any, as 1 and 0."""
         for name in self._own.keys() - self._trained.keys():
             raise ConfigError(
@@ -212,7 +209,7 @@ class Elastic:
         rest = [0.0] * (self._sum.padded(size) - size)
         return torch.cat([*pieces, pieces[0].new_tensor(had + rest)])
 
-    def _give(self, folds: Mapping[_Group, Fold[torch.Tensor]]) -> None:
+    def _give(self, folds: Mapping[Group, Fold[torch.Tensor]]) -> None:
         """Add the sums over all virtual ranks to the gradients that wait for an optimizer."""
         for group, parameters in self._groups().items():
             flat = self._sum(folds[group])
@@ -292,121 +289,3 @@ class Elastic:
             tally.load(state["training_metrics"][v], device)
         self.reducers.load(state["reducers"])
         rng.restore(state["rng"], self._generators)
-
-
-class Apart:
-    """Reducers of which each virtual rank has its own state, while the user's code has one object.
-
-    Attributes:
-        shared: objects that reducers may refer to and that are not theirs: never copied.
-    """
-
-    def __init__(
-        self, virtual: Virtual, peers: Peers, reducers: Callable[[], Mapping[str, MetricReducer]]
-    ) -> None:
-        """``reducers``: all that there are, by name."""
-        self.shared: list[Any] = []
-        self._virtual = virtual
-        self._peers = peers
-        self._reducers = reducers
-        self._states: dict[str, dict[int, State]] = {}
-
-    @contextlib.contextmanager
-    def of(self, v: int) -> Iterator[None]:
-        """The objects hold what belongs to a virtual rank."""
-        reducers = self._reducers()
-        for name, one in reducers.items():
-            if name not in self._states:
-                self._divide(name, one)
-            _put(one, self._states[name][v])
-        try:
-            yield
-        finally:
-            for name, one in reducers.items():
-                self._states[name][v] = dict(vars(one))
-
-    def _divide(self, name: str, reducer: MetricReducer) -> None:
-        memo = {id(one): one for one in self.shared}
-        begun = vars(reducer)
-        self._states[name] = {v: copy.deepcopy(begun, dict(memo)) for v in self._virtual.mine}
-
-    def reset(self, names: Iterable[str]) -> None:
-        """Some of them begin anew, for all virtual ranks."""
-        for v in self._virtual.mine:
-            with self.of(v):
-                for name in names:
-                    self._reducers()[name].reset()
-
-    def reduce(self, names: Iterable[str]) -> dict[str, Any]:
-        """The values of some of them over all virtual ranks, on all ranks."""
-        found: dict[str, Any] = {}
-        for name in names:
-            one, mine = self._reducers()[name], []
-            for v in self._virtual.mine:
-                with self.of(v):
-                    mine.append(one.per_slot_reduce())
-            parts = [part for of_rank in self._peers.gather(mine) for part in of_rank]
-            found |= over_all(name, one, parts, self._peers)
-        return found
-
-    def state(self, names: Iterable[str]) -> list[State]:
-        """Of some of them, for all virtual ranks in their order, on all ranks."""
-        mine = []
-        for v in self._virtual.mine:
-            with self.of(v):
-                mine.append({name: state_of(self._reducers()[name]) for name in names})
-        return [state for of_rank in self._peers.allgather(mine) for state in of_rank]
-
-    def load(self, states: Sequence[State]) -> None:
-        """The inverse of ``state``; a reducer that the code has got since then begins anew."""
-        for v in self._virtual.mine:
-            with self.of(v):
-                for name, one in self._reducers().items():
-                    if name in states[v]:
-                        load_state(one, states[v][name])
-
-
-def _put(reducer: MetricReducer, state: State) -> None:
-    vars(reducer).clear()
-    vars(reducer).update(state)
-
-
-class _Buffers:
-    """Buffers of models during one step: alike for all virtual ranks, then those of the first."""
-
-    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
-        self._models = models
-        self._before = [one.detach().clone() for one in self._now()]
-        self._after: list[torch.Tensor] = []
-
-    def _now(self) -> list[torch.Tensor]:
-        return [one for model in self._models for one in model.buffers()]
-
-    def begin(self) -> None:
-        """A virtual rank's turn begins."""
-        self._put(self._before)
-
-    def end(self, v: int) -> None:
-        """It is over."""
-        if v == 0:
-            self._after = [one.detach().clone() for one in self._now()]
-
-    def settle(self, virtual: Virtual) -> None:
-        """All have had their turn; every rank calls."""
-        if virtual.ranks.chief:
-            self._put(self._after)
-        if virtual.ranks.world == 1:
-            return
-        groups: dict[_Group, list[torch.Tensor]] = defaultdict(list)
-        for one in self._now():
-            groups[one.device, one.dtype].append(one)
-        for buffers in groups.values():
-            flat = torch.cat([one.detach().reshape(-1) for one in buffers])
-            dist.broadcast(flat.view(torch.uint8), src=0)
-            pieces = torch.split(flat, [one.numel() for one in buffers])
-            for one, piece in zip(buffers, pieces, strict=True):
-                one.detach().copy_(piece.view_as(one))
-
-    def _put(self, values: Sequence[torch.Tensor]) -> None:
-        for one, value in zip(self._now(), values, strict=True):
-            one.detach().copy_(value)
