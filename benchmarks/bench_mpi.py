@@ -2,9 +2,9 @@
 
 Two ranks under ``mpirun``, one thread each. All methods take turns in one run, in an order that
 changes by the round; a figure is the median over rounds of the slower rank's mean, the minimum
-beside it. *raw* is mpi4py's blocking ``Allreduce`` in place, which spins on its core meanwhile:
-the floor. *In turn* waits for each bucket of gradients before the next one is begun, *overlap* is
-DDP as it is.
+beside it. *raw* is mpi4py's blocking ``Allreduce`` in place, which spins on its core meanwhile.
+*In turn* waits for each bucket of gradients before the next one is begun, *overlap* is
+DDP as it is, *fp16* with gradients that travel so. Sums are maxima, which stay finite.
 """
 
 from __future__ import annotations
@@ -81,19 +81,23 @@ def _collectives(measured: dict[str, list[float]]) -> list[results.Row]:
 
 
 def _steps(measured: dict[str, list[float]]) -> list[results.Row]:
-    ours = measured["mpi overlap"]
+    what = f"DDP step, {LAYERS * WIDTH * WIDTH * 4 >> 20} MiB of gradients"
+    pairs = [
+        (what, "mpi overlap", ("mpi in turn", "gloo overlap", "gloo in turn", "no communication")),
+        (f"{what}, fp16", "mpi fp16", ("gloo fp16", "mpi overlap")),
+    ]
     return [
-        _row(f"DDP step, {LAYERS * WIDTH * WIDTH * 4 >> 20} MiB of gradients", ours, name, peer)
-        for name, peer in measured.items()
-        if name in ("mpi in turn", "gloo overlap", "gloo in turn", "no communication")
+        _row(title, measured[ours], peer, measured[peer])
+        for title, ours, peers in pairs
+        for peer in peers
     ]
 
 
 def _show(rows: list[results.Row]) -> None:
-    print(f"{'what':<36}{'ours':>11}{'(min)':>11}{'peer':>11}{'(min)':>11}{'ratio':>8}  peer")
+    print(f"{'what':<42}{'ours':>11}{'(min)':>11}{'peer':>11}{'(min)':>11}{'ratio':>8}  peer")
     for row in rows:
         figures = "".join(f"{row[k]:>11.1f}" for k in ("ours", "ours_min", "peer", "peer_min"))
-        print(f"{row['what']:<36}{figures}{row['ratio']:>8.2f}  {row['peer_name']}")
+        print(f"{row['what']:<42}{figures}{row['ratio']:>8.2f}  {row['peer_name']}")
     print("microseconds")
 
 
@@ -129,9 +133,10 @@ def _rank(folder: Path, rounds: int) -> None:
         for name, method in (("ours", ours), ("raw", raw), ("gloo", theirs)):
             methods[f"{name} {size}"] = (method, times)
     for name, group in (("mpi", None), ("gloo", gloo)):
-        methods[f"{name} overlap"] = (_training(group, in_turn=False), 2)
-        methods[f"{name} in turn"] = (_training(group, in_turn=True), 2)
-    methods["no communication"] = (_training(None, in_turn=False, alone=True), 2)
+        methods[f"{name} overlap"] = (_training(group), 2)
+        methods[f"{name} in turn"] = (_training(group, "in turn"), 2)
+        methods[f"{name} fp16"] = (_training(group, "fp16"), 2)
+    methods["no communication"] = (_training(None, alone=True), 2)
     measured: dict[str, list[float]] = {name: [] for name in methods}
     order = random.Random(1)
     for number in range(rounds + 1):
@@ -150,10 +155,13 @@ def _rank(folder: Path, rounds: int) -> None:
     rendezvous.leave()
 
 
-def _training(group: Any, *, in_turn: bool, alone: bool = False) -> Callable[[], object]:
+def _training(group: Any, hook: str = "", *, alone: bool = False) -> Callable[[], object]:
     """A step of a model whose gradients are many buckets."""
     import torch
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+        allreduce_hook,
+        fp16_compress_hook,
+    )
     from torch.nn.parallel import DistributedDataParallel
 
     layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
@@ -166,8 +174,8 @@ def _training(group: Any, *, in_turn: bool, alone: bool = False) -> Callable[[],
         future.wait()
         return future
 
-    if in_turn:
-        model.register_comm_hook(group, wait)
+    if hook:
+        model.register_comm_hook(group, wait if hook == "in turn" else fp16_compress_hook)
     data = torch.randn(BATCH, WIDTH)
 
     def step() -> None:

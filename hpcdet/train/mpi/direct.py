@@ -121,7 +121,8 @@ class Direct:
         half = own.dtype in HALVES
         total = rows[0].float() if half else rows[0]
         for rank, row in enumerate(rows[1:], 1):
-            function(total, row, out=(total := own if rank == self._rank and not half else total))
+            into = own if rank == self._rank and not half else total
+            total = function(total, row, out=into)
         reduction.after(total)
         if half:
             own.copy_(total)
