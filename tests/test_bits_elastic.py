@@ -89,8 +89,8 @@ def test_with_virtual_ranks_the_number_of_ranks_does_not_matter(
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine")
 def test_over_mpi_the_bits_are_those_over_gloo(alone: Result, tmp_path: Path) -> None:
     trial = make(tmp_path / "EXP", distributed={"backend": "mpi"})
-    ranks.by_mpirun(trial, 4, LEAVE="train:6")
-    ranks.by_mpirun(trial, 2)
+    for world, leave in PLANS["4-1-2"]:
+        ranks.by_mpirun(trial, world, LEAVE=leave)
     same_bits(ranks.result(trial), alone)
 
 
