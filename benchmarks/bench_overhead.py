@@ -1,13 +1,22 @@
 """``make bench-overhead``: what a step costs beyond the loop that one writes by hand.
 
-The same model and data in a hand-written loop (twice: the second one shows the noise), in
-hpcdet's PyTorchTrial and Core API with metrics, cursor, preemption check, profile and periodic
-checkpoints on, in Lightning Fabric, and in Determined's Trainer in local mode (both without any
-of these). All of them live at the same time and train blocks of steps in turn, in an order that
-changes by the round. A figure is the mean step of a block, a ratio that of medians over rounds,
-its bounds a bootstrap over rounds (95 %). Each rank has one thread.
+The same model and data in
 
-The peers are installed into ``benchmarks/.venv-overhead``, which shares torch with hpcdet's.
+- a hand-written loop without metrics on disk, checkpoints or any way to go on: what all others
+  are compared with; a second one beside it shows the noise;
+- a hand-written loop that also calls ``torch.save`` as often as hpcdet makes a checkpoint;
+- hpcdet's PyTorchTrial and Core API with metrics, cursor, preemption check, profile and periodic
+  checkpoints on;
+- Lightning Fabric, and Determined's Trainer in local mode, both without any of these.
+
+All of them live at the same time and train blocks of steps in turn, in an order that changes by
+the round. Each makes its checkpoints in the middle of every sixth of its blocks, so that what is
+written beside the training is written in its own time. A method's figure is the mean step of a
+block: five sixths of the median over its blocks without a checkpoint, one sixth of that over those
+with one. Bounds are a bootstrap over rounds (95 %), and goals are judged by them. Each rank has one
+thread.
+
+The peers live in ``~/.cache/hpcdet-bench/peers``, which shares torch with hpcdet's environment.
 """
 
 from __future__ import annotations
@@ -55,8 +64,10 @@ class Step:
     goal: float | None
 
 
-LONG = Step("20 ms", 800, 64, 50, 300, GOAL)
-SHORT = Step("1 ms", 64, 16, 500, 3000, None)
+CYCLE = 6
+"""Blocks from one checkpoint to the next."""
+LONG = Step("20 ms", 800, 64, 50, 50 * CYCLE, GOAL)
+SHORT = Step("1 ms", 64, 16, 500, 500 * CYCLE, None)
 
 
 @dataclass
@@ -67,6 +78,11 @@ class Loop:
     ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
     pipes: list[tuple[int, int]] = field(default_factory=list)
     blocks: list[float] = field(default_factory=list)
+
+    @property
+    def mean(self) -> float:
+        """A step, in seconds."""
+        return weighed(self.blocks, range(len(self.blocks)))
 
     def turn(self) -> list[float]:
         """Let it train one block; its steps by rank 0."""
@@ -109,7 +125,7 @@ Start = Callable[[Step, int, Path], list[tuple[list[str], dict[str, str]]]]
 
 def _peer(method: str) -> Start:
     def start(step: Step, world: int, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
-        python = sys.executable if method == "bare" else str(VENV / "bin" / "python")
+        python = sys.executable if method in ("bare", "saving") else str(VENV / "bin" / "python")
         argv = [python, str(HERE / "peers.py"), method]
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         return [(argv, {**master, "BENCH_METHOD": method}) for _ in range(world)]
@@ -137,6 +153,7 @@ def _ours(**config: Any) -> Start:
 METHODS: dict[str, Start] = {
     "hand-written": _peer("bare"),
     "hand-written again": _peer("bare"),
+    "hand-written, torch.save": _peer("saving"),
     "PyTorchTrial": _ours(entrypoint="model_def:Trial"),
     "Core API": _ours(entrypoint="python3 core_loop.py"),
     "Lightning Fabric": _peer("fabric"),
@@ -205,12 +222,12 @@ def _measure(names: Sequence[str], step: Step, world: int, rounds: int) -> list[
     shuffled = random.Random(1)
     with tempfile.TemporaryDirectory(prefix="overhead-") as root:  # noqa: SIM117
         with _started(names, step, world, Path(root)) as loops:
-            for number in range(rounds + 1):
+            for number in range(rounds + CYCLE):
                 order = list(loops)
                 shuffled.shuffle(order)
                 for loop in order:
                     steps = loop.turn()
-                    if number:  # the first block warms up
+                    if number >= CYCLE:  # the first ones warm up
                         loop.blocks.append(statistics.fmean(steps))
             return loops
 
@@ -218,55 +235,77 @@ def _measure(names: Sequence[str], step: Step, world: int, rounds: int) -> list[
 # -- rows --------------------------------------------------------------------------------------
 
 
+def saves(number: int) -> bool:
+    """Whether a block has a checkpoint: the last one of each cycle."""
+    return number % CYCLE == CYCLE - 1
+
+
+def weighed(blocks: Sequence[float], numbers: Sequence[int]) -> float:
+    """The mean step of blocks by number, those with a checkpoint counting as one in a cycle."""
+    found = {kind: [blocks[n] for n in numbers if saves(n) is kind] for kind in (False, True)}
+    quiet, saving = (statistics.median(found[kind] or blocks) for kind in (False, True))
+    return ((CYCLE - 1) * quiet + saving) / CYCLE
+
+
 def bounds(ours: Sequence[float], peer: Sequence[float], draws: int = 4000) -> tuple[float, float]:
-    """95 % of the ratio of medians, by drawing rounds anew; both were measured in the same ones."""
+    """95 % of the ratio, by drawing rounds anew; both were measured in the same ones."""
     chance = random.Random(7)
-    pairs = list(zip(ours, peer, strict=True))
+    kinds = [[n for n in range(len(ours)) if saves(n) is kind] for kind in (False, True)]
     found = []
     for _ in range(draws):
-        drawn = chance.choices(pairs, k=len(pairs))
-        found.append(
-            statistics.median(a for a, _ in drawn) / statistics.median(b for _, b in drawn)
-        )
+        drawn = [n for kind in kinds if kind for n in chance.choices(kind, k=len(kind))]
+        found.append(weighed(ours, drawn) / weighed(peer, drawn))
     found.sort()
     return found[int(0.025 * draws)], found[int(0.975 * draws) - 1]
 
 
-def _row(loop: Loop, bare: Loop, step: Step, world: int) -> results.Row:
-    ours, peer = loop.blocks, bare.blocks
-    low, high = bounds(ours, peer)
-    own = loop.name in ("PyTorchTrial", "Core API")
-    goal = step.goal if own else None
+OURS = ("PyTorchTrial", "Core API")
+
+
+def _rows(loops: Sequence[Loop], step: Step, world: int) -> list[results.Row]:
+    """All against the hand-written loop, and hpcdet against each of the others that do as much."""
+    bare, *others = loops
+    rows = [_row(loop, bare, step, world, step.goal) for loop in others]
+    for peer in others:
+        if peer.name in ("Lightning Fabric", "Determined"):
+            rows += [_row(loop, peer, step, world, 1.0) for loop in others if loop.name in OURS]
+    return rows
+
+
+def _row(loop: Loop, peer: Loop, step: Step, world: int, goal: float | None) -> results.Row:
+    low, high = bounds(loop.blocks, peer.blocks)
+    goal = goal if loop.name in OURS else None
     return {
         "what": f"{loop.name}, {step.name}, {world} rank{'s' if world > 1 else ''}",
         "unit": "s",
-        "ours": statistics.median(ours),
-        "peer": statistics.median(peer),
-        "peer_name": bare.name,
-        "ratio": round(statistics.median(ours) / statistics.median(peer), 4),
+        "ours": loop.mean,
+        "peer": peer.mean,
+        "peer_name": peer.name,
+        "ratio": round(loop.mean / peer.mean, 4),
         "low": round(low, 4),
         "high": round(high, 4),
-        "ratio_of_means": round(statistics.fmean(ours) / statistics.fmean(peer), 4),
-        "least": min(ours),
-        "peer_least": min(peer),
+        "least": min(loop.blocks),
+        "peer_least": min(peer.blocks),
         "goal": goal,
         "met": None if goal is None else high <= goal,
         "missed": None if goal is None else low > goal,
-        "runs": len(ours),
+        "runs": len(loop.blocks),
     }
 
 
 def _print(rows: Sequence[results.Row]) -> None:
     width = max(len(row["what"]) for row in rows) + 2
-    print(f"{'what':<{width}}{'step':>9}{'bare':>9}{'ratio':>8}{'95 %':>16}{'of means':>10}  goal")
+    print(f"{'what':<{width}}{'step':>9}{'than':>9}{'ratio':>8}{'95 %':>14}  goal")
     for row in rows:
-        verdict = "" if row["goal"] is None else f"{row['goal']}: "
+        verdict = ""
         if row["goal"] is not None:
-            verdict += "met" if row["met"] else "missed" if row["missed"] else "not decided"
+            said = "met" if row["met"] else "missed" if row["missed"] else "not decided"
+            verdict = f"{row['goal']}: {said}"
         interval = f"{row['low']:.3f}-{row['high']:.3f}"
         print(
             f"{row['what']:<{width}}{1e3 * row['ours']:>6.2f} ms{1e3 * row['peer']:>6.2f} ms"
-            f"{row['ratio']:>8.3f}{interval:>16}{row['ratio_of_means']:>10.3f}  {verdict}"
+            f"{row['ratio']:>8.3f}{interval:>14}  {row['peer_name']:<18}{verdict}",
+            flush=True,
         )
 
 
@@ -298,21 +337,33 @@ def _prepare() -> list[str]:
 def main() -> int:
     """Measure, print, write; exit 0 also where a goal was missed (the table says so)."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few rounds of short blocks")
-    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--quick", action="store_true", help="one round of each kind")
+    parser.add_argument("--rounds", type=int, default=5 * CYCLE)
     parser.add_argument("--world", type=int, action="append", help="only so many ranks")
+    parser.add_argument("--step", action="append", help="only steps of '20 ms' or '1 ms'")
+    parser.add_argument("--add", action="store_true", help="keep the rows of other calls")
     given = parser.parse_args()
     names = _prepare()
     rows: list[results.Row] = []
     for step in (LONG, SHORT):
         for world in given.world or (1, 2):
-            loops = _measure(names, step, world, 2 if given.quick else given.rounds)
-            bare = next(loop for loop in loops if loop.name == "hand-written")
-            made = [_row(loop, bare, step, world) for loop in loops if loop is not bare]
+            if given.step and step.name not in given.step:
+                continue
+            loops = _measure(names, step, world, CYCLE if given.quick else given.rounds)
+            made = _rows(loops, step, world)
             _print(made)
             rows += made
+    if given.add:
+        new = {(row["what"], row["peer_name"]) for row in rows}
+        rows = [row for row in _written() if (row["what"], row["peer_name"]) not in new] + rows
     results.write("overhead", rows)
     return 0
+
+
+def _written() -> list[results.Row]:
+    path = TOP / "benchmarks" / "results" / "overhead.json"
+    rows: list[results.Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    return rows
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from hpcdet.store import journal
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import Control, Trial
 from hpcdet.train import fingerprint, loading, notice, rng
-from hpcdet.train.agreement import Orders
+from hpcdet.train.agreement import NOTHING, Agreement, Orders
 from hpcdet.train.clock import Deadline
 from hpcdet.train.order import Slice
 from hpcdet.train.place import Place
@@ -136,6 +136,53 @@ def test_orders_survive_their_encoding(orders: Orders) -> None:
 def test_the_maximum_of_orders_is_the_most_urgent() -> None:
     both = zip(Orders("walltime").encode(), Orders("stopped", None, True).encode(), strict=True)
     assert Orders.decode([max(pair) for pair in both]) == Orders("stopped", None, True)
+
+
+class Wire:
+    """What the ranks of a test send each other; all of them call before any of them waits."""
+
+    def __init__(self, world: int) -> None:
+        self.ranks = Ranks(world=world)
+        self._sent: list[torch.Tensor] = []
+
+    def start_max(self, vector: torch.Tensor) -> Wire:
+        self._sent.append(vector)
+        return self
+
+    def wait(self) -> None:
+        if self._sent:
+            most = torch.stack(self._sent).amax(0)
+            for vector in self._sent:
+                vector.copy_(most)
+        self._sent = []
+
+
+def test_short_steps_share_an_exchange_and_all_ranks_hear_at_the_same_one() -> None:
+    now = 0.0
+    wire: Any = Wire(2)
+    both = [Agreement(wire, lambda: now) for _ in range(2)]
+    heard: list[tuple[Orders | None, ...]] = []
+
+    def steps(number: int, seconds: float, kind: bool, *wants: Orders) -> int:
+        """So many steps; how many of them had an exchange."""
+        nonlocal now
+        heard.clear()
+        for _ in range(number):
+            now += seconds
+            wanted = zip(both, wants or (NOTHING, NOTHING), strict=True)
+            heard.append(tuple(one.exchange(lambda mine=mine: mine, kind) for one, mine in wanted))
+        assert all((one is None) is (other is None) for one, other in heard)
+        return sum(one is not None for one, _ in heard)
+
+    assert steps(10, 0.1, True) == 10
+    assert steps(200, 0.001, True) < 40  # every 10 ms
+    assert 0 < steps(64, 0.0, True) <= 10  # but never more than so many steps
+    stops = Orders("stopped")
+    steps(64, 0.0, True, NOTHING, stops)  # which the other rank alone has been told
+    told = [one for one, _ in heard if one is not None]
+    assert told[-1].leave == "stopped"
+    assert all(one == other for one, other in heard)
+    assert steps(3, 10.0, False) == 3  # validation: its batches may take another time
 
 
 def test_saving_begins_in_time() -> None:

@@ -1,9 +1,13 @@
-"""``bench_overhead``: what hpcdet is compared with. ``python peers.py bare|fabric|determined``."""
+"""``bench_overhead``: what hpcdet is compared with.
+
+``python peers.py bare|saving|fabric|determined``
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import task
@@ -36,8 +40,23 @@ def report(total: torch.Tensor, step: int) -> None:
             print(step, mean, flush=True)
 
 
-def bare() -> None:
-    """The loop that anybody writes by hand: no checkpoint, no notice, no resume."""
+def save(model: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """A checkpoint as people write it: rank 0's, durable, in place of the one before."""
+    if RANK == 0 and step % task.SIZE["checkpoint"] == 0:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        with Path("checkpoint.new").open("wb") as file:
+            torch.save(state, file)
+            os.fsync(file.fileno())
+        Path("checkpoint.new").replace("checkpoint.pt")
+
+
+def saving() -> None:
+    """The hand-written loop, with checkpoints."""
+    bare(saves=True)
+
+
+def bare(saves: bool = False) -> None:
+    """The loop that anybody writes by hand: no notice, no resume."""
     if WORLD > 1:
         dist.init_process_group("gloo")
     model: Any = task.network()
@@ -54,6 +73,8 @@ def bare() -> None:
         optimizer.zero_grad()
         total += loss.detach()
         report(total, step)
+        if saves:
+            save(model, optimizer, step)
 
 
 def fabric() -> None:
@@ -104,4 +125,4 @@ def determined() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    {"bare": bare, "fabric": fabric, "determined": determined}[sys.argv[1]]()
+    {"bare": bare, "saving": saving, "fabric": fabric, "determined": determined}[sys.argv[1]]()

@@ -52,24 +52,28 @@ class Turns:
     """Blocks of steps, one loop at a time: the others wait for a word on a pipe meanwhile.
 
     ``step`` is called at the beginning of each step. The time from one call to the next is a
-    whole step, with everything that a loop does between two of them.
+    whole step, with everything that a loop does between two of them. The first block begins
+    after half as many steps as it has: what comes every so many blocks then comes in their midst.
     """
 
     def __init__(self) -> None:
         self._reader, self._writer = map(int, os.environ["BENCH_PIPES"].split(","))
         self._block = int(SIZE["block"])
+        self._before = self._block // 2
         self._times: list[float] = []
         self._last = 0.0
-        self._begun = False
 
     def step(self) -> None:
+        """A step begins."""
+        if self._before:
+            self._before -= 1
+            return
         now = time.perf_counter()
-        if self._begun:
+        if self._last:
             self._times.append(now - self._last)
-        if not self._begun or len(self._times) == self._block:
+        if not self._last or len(self._times) == self._block:
             os.write(self._writer, json.dumps(self._times).encode() + b"\n")
             self._times = []
-            self._begun = True
             if not os.read(self._reader, 1):
                 os._exit(0)
             now = time.perf_counter()

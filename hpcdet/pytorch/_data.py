@@ -24,6 +24,8 @@ TorchData = Any
 
 def to_device(data: TorchData, device: torch.device) -> TorchData:
     """A batch with all its tensors on a device; arrays and the rest stay as they are."""
+    if device.type == "cpu":  # where data sets and loaders leave them
+        return data
     return tree_map_only(torch.Tensor, lambda one: one.to(device, non_blocking=True), data)
 
 

@@ -22,7 +22,10 @@ _INNER: dict[Reducer, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class Tally:
-    """Running reductions of scalar metrics in float64, on the device they come from.
+    """Running reductions of scalar metrics in float64.
+
+    Those that come from an accelerator stay there, so that nobody waits for it; others are plain
+    numbers, which are added in a tenth of the time.
 
     Args:
         kind: how a metric of a given name is reduced.
@@ -30,7 +33,7 @@ class Tally:
 
     def __init__(self, kind: Callable[[str], Reducer]) -> None:
         self._kind = kind
-        self.values: dict[str, torch.Tensor] = {}
+        self.values: dict[str, torch.Tensor | float] = {}
         self.weights: dict[str, float] = {}
 
     def add(self, metrics: Mapping[str, Any], weight: float) -> None:
@@ -44,15 +47,13 @@ class Tally:
         for name, value in metrics.items():
             kind = self._kind(name)
             number = _number(name, value, kind)
-            old = self.values.get(name)
-            if old is None:
-                old = torch.full_like(number, _START[kind])
+            old = self.values.get(name, _START[kind])
             if kind is Reducer.AVG:
                 new = old + number * weight
             elif kind is Reducer.SUM:
                 new = old + number
             else:
-                new = (torch.maximum if kind is Reducer.MAX else torch.minimum)(old, number)
+                new = _extreme(kind, old, number)
             self.values[name] = new
             self.weights[name] = self.weights.get(name, 0.0) + weight
 
@@ -62,11 +63,18 @@ class Tally:
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"values": {k: v.cpu() for k, v in self.values.items()}, "weights": self.weights}
+        values = {
+            name: torch.as_tensor(value, dtype=torch.float64, device="cpu")
+            for name, value in self.values.items()
+        }
+        return {"values": values, "weights": self.weights}
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
         """The inverse of ``state``."""
-        self.values = {name: value.to(device) for name, value in state["values"].items()}
+        self.values = {
+            name: value.item() if device.type == "cpu" else value.to(device)
+            for name, value in state["values"].items()
+        }
         self.weights = dict(state["weights"])
 
     def clear(self) -> None:
@@ -95,7 +103,9 @@ def _combine(kind: Reducer, parts: list[tuple[float, float]]) -> float:
     return max(values) if kind is Reducer.MAX else min(values)
 
 
-def _number(name: str, value: Any, kind: Reducer) -> torch.Tensor:
+def _number(name: str, value: Any, kind: Reducer) -> torch.Tensor | float:
+    if isinstance(value, float):
+        return value
     try:
         tensor = torch.as_tensor(value).detach()
     except (TypeError, ValueError, RuntimeError):
@@ -105,8 +115,22 @@ def _number(name: str, value: Any, kind: Reducer) -> torch.Tensor:
             f"metric {name!r} is a {type(value).__name__} without a number",
             hint="return numbers, or use context.wrap_reducer",
         )
-    flat = tensor.reshape(-1).to(torch.float64)
-    return flat[0] if flat.numel() == 1 else _INNER[kind](flat)
+    if tensor.numel() > 1:
+        tensor = _INNER[kind](tensor.reshape(-1).to(torch.float64))
+    if tensor.device.type == "cpu":
+        return float(tensor.item())
+    return tensor.reshape(()).to(torch.float64)
+
+
+def _extreme(kind: Reducer, old: torch.Tensor | float, new: torch.Tensor | float) -> Any:
+    """The larger or the smaller one; NaN, if one is."""
+    if isinstance(old, float) and isinstance(new, float):
+        if math.isnan(old):
+            return old
+        return new if math.isnan(new) or (new > old) is (kind is Reducer.MAX) else old
+    device = old.device if isinstance(old, torch.Tensor) else new.device  # type: ignore[union-attr]
+    pair = [torch.as_tensor(one, dtype=torch.float64, device=device) for one in (old, new)]
+    return (torch.maximum if kind is Reducer.MAX else torch.minimum)(*pair)
 
 
 def across_ranks(reducers: Mapping[str, MetricReducer], peers: Peers) -> dict[str, Any]:

@@ -9,8 +9,10 @@ is drawn is the same in any case.
 
 from __future__ import annotations
 
+import _random
 import ctypes
 import random
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -26,6 +28,7 @@ Plant = Callable[..., None]
 
 
 _NUMPY: Any = np.random.mtrand._rand
+_PYTHON: Any = random._inst
 
 
 class Source(Protocol):
@@ -45,15 +48,39 @@ class Source(Protocol):
 
 
 class Python:
-    """``random``."""
+    """``random``. Asking for its state makes 625 numbers, so its words are read where they lie."""
+
+    _LAYOUT = struct.Struct("=I624I")  # the position, then the words
+
+    def __init__(self) -> None:
+        self._address = id(_PYTHON) + object.__basicsize__
+        if not self._readable():
+            self._address = 0
+
+    def _readable(self) -> bool:
+        """Whether the words lie where they are expected."""
+        if _random.Random.__basicsize__ < object.__basicsize__ + self._LAYOUT.size:
+            return False
+        version, words, _ = random.getstate()
+        return bool(version == 3 and self._unpacked(self._words()) == words)
+
+    def _words(self) -> bytes:
+        return ctypes.string_at(self._address, self._LAYOUT.size)
+
+    def _unpacked(self, words: bytes) -> tuple[int, ...]:
+        position, *key = self._LAYOUT.unpack(words)
+        return (*key, position)
 
     def mark(self) -> Any:
-        return random.getstate()
+        return (self._words(), _PYTHON.gauss_next) if self._address else random.getstate()
 
     def moved(self, mark: Any) -> bool:
-        return bool(random.getstate() != mark)
+        return bool(self.mark() != mark)
 
     def restore(self, mark: Any) -> None:
+        if self._address:
+            words, gauss_next = mark
+            mark = (3, self._unpacked(words), gauss_next)
         random.setstate(mark)
 
     def seed(self, number: int) -> None:
@@ -63,14 +90,14 @@ class Python:
 class Torch:
     """torch's generator of the CPU."""
 
-    def mark(self) -> Any:
-        return torch.default_generator.get_state()
+    def mark(self) -> bytes:
+        return torch.default_generator.get_state().numpy().tobytes()
 
-    def moved(self, mark: Any) -> bool:
-        return not torch.equal(torch.default_generator.get_state(), mark)
+    def moved(self, mark: bytes) -> bool:
+        return self.mark() != mark
 
-    def restore(self, mark: Any) -> None:
-        torch.default_generator.set_state(mark)
+    def restore(self, mark: bytes) -> None:
+        torch.default_generator.set_state(torch.frombuffer(bytearray(mark), dtype=torch.uint8))
 
     def seed(self, number: int) -> None:
         # torch.manual_seed would ask for accelerators as well: 100 times slower
@@ -179,7 +206,7 @@ class Draws:
         quiet = False
         try:
             if self._known:
-                drawn = fetch(self._plant)
+                drawn = fetch(self._plant if self._used or self._own else _nothing)
                 quiet = not any(s.moved(m) for s, m in before if s not in self._used)
                 if quiet:
                     return drawn
@@ -196,11 +223,10 @@ class Draws:
                 self._own.restore(own)
 
     def _plant(self, *parts: int | str) -> None:
-        if self._used or self._own:
-            number = subseed(*parts)
-            for source in self._used:
-                source.seed(number)
-            self._own.seed(number)
+        number = subseed(*parts)
+        for source in self._used:
+            source.seed(number)
+        self._own.seed(number)
 
     def _plant_all(self, *parts: int | str) -> None:
         self._look()
@@ -220,3 +246,7 @@ class Draws:
     def _put_back(marks: Sequence[tuple[Source, Any]]) -> None:
         for source, mark in marks:
             source.restore(mark)
+
+
+def _nothing(*_parts: int | str) -> None:
+    """Seeds none, where none is drawn from."""

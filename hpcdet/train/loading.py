@@ -12,6 +12,7 @@ import os
 import random
 import select
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -90,7 +91,7 @@ class Loader(Iterable[tuple[Slice, Any]]):
     """Each slice with the batch of its samples; may be gone through again and again.
 
     Args:
-        slices: gives the same slices at each call (one copy runs ahead, to prefetch).
+        slices: gives the same slices at each call.
         options: of ``torch.utils.data.DataLoader``: ``num_workers``, ``collate_fn``, …
     """
 
@@ -102,16 +103,18 @@ class Loader(Iterable[tuple[Slice, Any]]):
         **options: Any,
     ) -> None:
         collate = options.pop("collate_fn", None) or default_collate
-        self._slices = slices
+        self._keys = _Keys(slices)
         self._batches: DataLoader[Any] = DataLoader(
             Seeded(dataset, collate, *seed),
-            batch_sampler=_Keys(slices),
+            batch_sampler=self._keys,
             collate_fn=as_is,
             **process_options(options, *seed),
         )
 
     def __iter__(self) -> Iterator[tuple[Slice, Any]]:
-        return zip(self._slices(), self._batches, strict=False)
+        batches = iter(self._batches)
+        ahead = self._keys.ahead  # this iterator's, whoever iterates as well
+        return ((ahead.popleft(), batch) for batch in batches)
 
 
 def process_options(options: dict[str, Any], *seed: int | str) -> dict[str, Any]:
@@ -149,12 +152,25 @@ def _wait(watched: int) -> None:
 
 
 class _Keys:
+    """What a torch loader asks its workers for, one batch after the other.
+
+    Attributes:
+        ahead: the slices that the latest iterator was asked for and whose batches are not there
+            yet; they come in the same order.
+    """
+
     def __init__(self, slices: Callable[[], Iterator[Slice]]) -> None:
         self._slices = slices
+        self.ahead: deque[Slice] = deque()
 
     def __iter__(self) -> Iterator[list[Key]]:
+        self.ahead = deque()
+        return self._asked(self.ahead)
+
+    def _asked(self, ahead: deque[Slice]) -> Iterator[list[Key]]:
         for one in self._slices():
-            yield [(one.epoch, int(index)) for index in one.indices]
+            ahead.append(one)
+            yield [(one.epoch, index) for index in one.indices.tolist()]
 
 
 class _Prepare:

@@ -191,16 +191,20 @@ class Session:
         if self.ranks.chief and self._progress.take():
             self.tracker.record("progress", **dataclasses.asdict(units))
         with self.profile.phases.within("communication"):
-            orders = self._agreement.exchange(self._mine(wish))
+            orders = self._agreement.exchange(lambda: self._mine(wish), stepped)
         if stepped:
             self.profile.step(units)
+        return NOTHING if orders is None else self._obey(orders)
+
+    def _obey(self, orders: Orders) -> Orders:
+        """Take in what all agreed on; what is left for the loop to do."""
         if self._saved:  # what is heard now was said before that
-            orders = dataclasses.replace(orders, save=False, busy=True)
+            orders = orders._replace(save=False, busy=True)
         self._saved = False
         if not orders.busy:
             self.keeper.conclude(orders.lost)
         if self.keeper.under_way:  # the next one is due once this one is there
-            orders = dataclasses.replace(orders, save=False)
+            orders = orders._replace(save=False)
         if orders.until is not None:
             self.until = orders.until
         if orders.leave and not self._noticed:
