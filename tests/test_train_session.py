@@ -138,28 +138,36 @@ def test_the_maximum_of_orders_is_the_most_urgent() -> None:
     assert Orders.decode([max(pair) for pair in both]) == Orders("stopped", None, True)
 
 
-class Wire:
-    """What the ranks of a test send each other; all of them call before any of them waits."""
+class Sent:
+    """What the ranks of a test send each other at one step; all do before any of them waits."""
 
-    def __init__(self, world: int) -> None:
-        self.ranks = Ranks(world=world)
-        self._sent: list[torch.Tensor] = []
-
-    def start_max(self, vector: torch.Tensor) -> Wire:
-        self._sent.append(vector)
-        return self
+    def __init__(self) -> None:
+        self.vectors: list[torch.Tensor] = []
 
     def wait(self) -> None:
-        if self._sent:
-            most = torch.stack(self._sent).amax(0)
-            for vector in self._sent:
-                vector.copy_(most)
-        self._sent = []
+        most = torch.stack(self.vectors).amax(0)
+        for vector in self.vectors:
+            vector.copy_(most)
+
+
+class Wire:
+    """Carries it."""
+
+    ranks = Ranks(world=2)
+
+    def __init__(self) -> None:
+        self._sent = Sent()
+
+    def start_max(self, vector: torch.Tensor) -> Sent:
+        if len(self._sent.vectors) == self.ranks.world:
+            self._sent = Sent()
+        self._sent.vectors.append(vector)
+        return self._sent
 
 
 def test_short_steps_share_an_exchange_and_all_ranks_hear_at_the_same_one() -> None:
     now = 0.0
-    wire: Any = Wire(2)
+    wire: Any = Wire()
     both = [Agreement(wire, lambda: now) for _ in range(2)]
     heard: list[tuple[Orders | None, ...]] = []
 
