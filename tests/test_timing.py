@@ -37,7 +37,7 @@ class Data(torch.utils.data.Dataset):
         return 64
     def __getitem__(self, index):
         if os.environ["RANK"] == "1":
-            time.sleep(0.003)
+            time.sleep(0.005)
         return torch.full((4,), float(index)), torch.ones(1)
 
 class Trial(pytorch.PyTorchTrial):
@@ -78,37 +78,33 @@ def test_each_rank_tells_where_its_time_went_and_who_was_waited_for(tmp_path: Pa
         tmp_path / "EXP",
         code=SLOW_DATA,
         ranks=2,
-        until=30,
+        until=22,
         entrypoint="model_def:Trial",
         hparams={},
-        min_validation_period={"batches": 15},
+        min_validation_period={"batches": 11},
     )
     attempt = ranks.run(trial, 2)
     verdict = attempt.verdict()
     assert verdict is not None and verdict.verdict == "done", attempt.log()
-    told = [
-        [line for line in attempt.lines() if line["kind"] == "profile"],
-        journal.read(attempt.paths.profile(1)),
-    ]
-    for rank, lines in enumerate(told):  # several where the machine is slow
+    own = [line for line in attempt.lines() if line["kind"] == "profile"]
+    for rank, lines in enumerate((own, journal.read(attempt.paths.profile(1)))):
         assert {line["rank"] for line in lines} == {rank}
-        assert sum(line["steps"] for line in lines) == 29
-        assert sum(line["samples"] for line in lines) == 29 * 16
-        for line in lines:
-            assert set(line["phases"]) == set(PHASES)
+        assert sum(line["steps"] for line in lines) == 21
+        assert sum(line["samples"] for line in lines) == 21 * 16
+        assert {name for line in lines for name in line["phases"]} == set(PHASES)
+        for line in lines:  # one, or more where the machine is so busy that it takes long
             assert sum(line["phases"].values()) == pytest.approx(line["seconds"], abs=0.001)
-            assert line["use"]["rss_bytes_max"] > 10e6
-    # rank 0 has nothing to do but to wait for rank 1, whose data come slowly
-    fast, slow = (
-        {one: sum(line["phases"][one] for line in rank) for one in PHASES} for rank in told
-    )
-    assert slow["data"] >= 29 * 8 * 0.003
+        assert lines[-1]["use"]["rss_bytes_max"] > 10e6
+    # rank 0 has little to do but to wait for rank 1, whose data come slowly
+    both = timing.ranks(gather(found_in(trial)).trials[0])
+    fast, slow = (one.times.phases for one in both)
+    assert slow["data"] >= 21 * 8 * 0.005
     assert slow["data"] > fast["data"]
     assert fast["communication"] > slow["communication"]
-    [found] = timing.stragglers(timing.ranks(gather(found_in(trial)).trials[0]))
+    [found] = timing.stragglers(both)
     assert (found.rank, found.phase) == (1, "data")
     rows = series.metrics(found_in(trial), group="timing", name="rank1.data_s")
-    assert rows[-1]["step"] == 30
+    assert rows[-1]["step"] == 22
 
 
 def found_in(trial: TrialPaths) -> ExperimentPaths:
@@ -461,6 +457,7 @@ def test_the_report_shows_phases_and_stragglers(measured: Builder) -> None:
     assert "<td>70 ms</td>" in page
     assert "node n2" in page
     assert "trial 1, Waiting for other ranks" in page
+    assert "<td>1.1</td><td>3</td><td>n2</td><td>0.8</td><td>2.8 GiB</td>" in page
     silent = Builder(measured.paths.root.parent / "old-0000")
     silent.trial().attempt().end("completed")  # made before ranks told of their time
     assert "Inside training" not in report.render(gather(silent.paths), EPOCH.timestamp() + 1000)

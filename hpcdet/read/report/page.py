@@ -17,6 +17,7 @@ from hpcdet.read.report import curves, lanes
 from hpcdet.read.report.scale import bytes_text, duration, number, slot_time
 from hpcdet.read.report.spans import KINDS, WELL, Span, spans, totals
 from hpcdet.read.report.steps import steps
+from hpcdet.read.report.uses import uses
 
 ROWS = 1000
 """Rows that a table may have; what is more is said and left out."""
@@ -70,6 +71,7 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
         "numbers": _numbers(status, attempts, checkpoints, sums),
         "shares": _shares(sums),
         "steps": steps(gathered),
+        "uses": uses(gathered),
         "timeline": lanes.timeline(gathered, found),
         "signs": lanes.MARKS,
         "wrong": lanes.WRONG,

@@ -1,0 +1,75 @@
+"""What each rank used of its machine, in the newest attempt of each trial that told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcdet.read import timing
+from hpcdet.read.gather import Gathered
+from hpcdet.read.report.scale import bytes_text, number
+
+ROWS = 200
+
+
+@dataclass(frozen=True)
+class Column:
+    """One thing that is used.
+
+    Attributes:
+        name: in the records; of what is measured in bytes the peak is shown, else the mean.
+    """
+
+    name: str
+    word: str
+
+
+COLUMNS = (
+    Column("cpu_cores", "Cores"),
+    Column("rss_bytes", "Memory"),
+    Column("gpu_percent", "GPU, %"),
+    Column("gpu_memory_bytes", "GPU memory"),
+    Column("job_cpu_cores", "Cores of the job"),
+    Column("job_memory_bytes", "Memory of the job"),
+)
+
+
+@dataclass(frozen=True)
+class Uses:
+    """Everything a template needs: rows of attempt, rank, node, and a text for each column."""
+
+    words: list[str]
+    rows: list[tuple[str, int, str, list[str]]]
+    left_out: int
+
+
+def uses(gathered: Gathered) -> Uses | None:
+    """The rows of all trials; None if none told anything."""
+    found = []
+    for trial in gathered.trials:
+        ranks = [row for row in timing.ranks(trial) if row.times.means]
+        newest = max((row.attempt for row in ranks), default=0)
+        found += [row for row in ranks if row.attempt == newest]
+    if not found:
+        return None
+    told = {name for row in found for name in row.times.means}
+    columns = [one for one in COLUMNS if one.name in told]
+    return Uses(
+        [one.word for one in columns],
+        [
+            (
+                f"{row.trial}.{row.attempt}",
+                row.rank,
+                row.host,
+                [_text(row.times, one.name) for one in columns],
+            )
+            for row in found[:ROWS]
+        ],
+        max(0, len(found) - ROWS),
+    )
+
+
+def _text(times: timing.Times, name: str) -> str:
+    if name.endswith("_bytes"):
+        peak = times.peaks.get(name)
+        return "" if peak is None else bytes_text(peak)
+    return number(times.means.get(name))
