@@ -344,7 +344,7 @@ def main() -> int:
     parser.add_argument("--add", action="store_true", help="keep the rows of other calls")
     given = parser.parse_args()
     names = _prepare()
-    rows: list[results.Row] = []
+    rows = _written() if given.add else []
     for step in (LONG, SHORT):
         for world in given.world or (1, 2):
             if given.step and step.name not in given.step:
@@ -352,11 +352,9 @@ def main() -> int:
             loops = _measure(names, step, world, CYCLE if given.quick else given.rounds)
             made = _rows(loops, step, world)
             _print(made)
-            rows += made
-    if given.add:
-        new = {(row["what"], row["peer_name"]) for row in rows}
-        rows = [row for row in _written() if (row["what"], row["peer_name"]) not in new] + rows
-    results.write("overhead", rows)
+            new = {(row["what"], row["peer_name"]) for row in made}
+            rows = [row for row in rows if (row["what"], row["peer_name"]) not in new] + made
+            results.write("overhead", rows)
     return 0
 
 

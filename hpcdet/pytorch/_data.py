@@ -250,8 +250,8 @@ class _Plain(Seeded):
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitems__(self, keys: Sequence[Any]) -> Any:
-        return super().__getitems__([(0, index) for index in keys])
+    def __getitems__(self, wanted: Sequence[Any]) -> Any:
+        return super().__getitems__([(0, index) for index in wanted])
 
 
 def _sampled(sampler: Any, seed: int, epoch: int) -> list[Any]:

@@ -28,6 +28,11 @@ Key = tuple[int, int]
 """Epoch and index of a sample."""
 
 
+def keys(part: Slice) -> list[Key]:
+    """The samples of a slice, in order."""
+    return [(part.epoch, index) for index in part.indices.tolist()]
+
+
 class Sources:
     """The sources of random numbers that a data set may draw from: python, numpy, torch, and
     generators of its own (in its attributes, its transforms, …)."""
@@ -65,23 +70,23 @@ class Seeded(Dataset[Any]):
         self._seed = seed
         self._draws: Draws | None = None
 
-    def __getitems__(self, keys: Sequence[Key]) -> Any:
+    def __getitems__(self, wanted: Sequence[Key]) -> Any:
         if self._draws is None:  # in the process that draws: a worker has copies of its own
             self._draws = Draws(own=Own.of(self._dataset, self._collate))
         alone = get_worker_info() is None
-        return self._draws.batch(lambda plant: self._batch(keys, plant), keep=alone)
+        return self._draws.batch(lambda plant: self._batch(wanted, plant), keep=alone)
 
-    def _batch(self, keys: Sequence[Key], plant: Plant) -> Any:
-        samples = self._samples(keys, plant)
-        plant("batch", *self._seed, *keys[0])
+    def _batch(self, wanted: Sequence[Key], plant: Plant) -> Any:
+        samples = self._samples(wanted, plant)
+        plant("batch", *self._seed, *wanted[0])
         return self._collate(samples)
 
-    def _samples(self, keys: Sequence[Key], plant: Plant) -> list[Any]:
+    def _samples(self, wanted: Sequence[Key], plant: Plant) -> list[Any]:
         if hasattr(self._dataset, "__getitems__"):
-            plant("sample", *self._seed, *keys[0])
-            return list(self._dataset.__getitems__([index for _, index in keys]))
+            plant("sample", *self._seed, *wanted[0])
+            return list(self._dataset.__getitems__([index for _, index in wanted]))
         samples = []
-        for key in keys:
+        for key in wanted:
             plant("sample", *self._seed, *key)
             samples.append(self._dataset[key[1]])
         return samples
@@ -103,15 +108,20 @@ class Loader(Iterable[tuple[Slice, Any]]):
         **options: Any,
     ) -> None:
         collate = options.pop("collate_fn", None) or default_collate
+        self._slices = slices
+        self._data = Seeded(dataset, collate, *seed)
+        self._here = not (options.get("num_workers") or options.get("pin_memory"))
         self._keys = _Keys(slices)
         self._batches: DataLoader[Any] = DataLoader(
-            Seeded(dataset, collate, *seed),
+            self._data,
             batch_sampler=self._keys,
             collate_fn=as_is,
             **process_options(options, *seed),
         )
 
     def __iter__(self) -> Iterator[tuple[Slice, Any]]:
+        if self._here:  # torch's loader would only pass them on
+            return ((one, self._data.__getitems__(keys(one))) for one in self._slices())
         batches = iter(self._batches)
         ahead = self._keys.ahead  # this iterator's, whoever iterates as well
         return ((ahead.popleft(), batch) for batch in batches)
@@ -170,7 +180,7 @@ class _Keys:
     def _asked(self, ahead: deque[Slice]) -> Iterator[list[Key]]:
         for one in self._slices():
             ahead.append(one)
-            yield [(one.epoch, index) for index in one.indices.tolist()]
+            yield keys(one)
 
 
 class _Prepare:
