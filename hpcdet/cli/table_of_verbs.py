@@ -33,6 +33,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
     ),
     "Run": (
         Verb("plan", "plan", "Say what a config would do; nothing is made."),
+        Verb("simulate", "simulate", "Run a search on a simulated cluster."),
         Verb("test", "preflight", "Train one batch, validate, save and restore, here and now."),
         Verb("submit", "submit", "Make an experiment and queue it."),
     ),

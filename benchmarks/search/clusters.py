@@ -1,0 +1,200 @@
+"""Part c: all scheduling rules on simulated clusters, over the same random configurations.
+
+Trial k has the same learning curve and the same luck with stragglers whatever the rule, worker w
+the same waits and failures. Time is in R, the training of one full-length trial.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.search.rules import RULES, Ladder
+from hpcdet.sim.cluster import Cluster
+from hpcdet.sim.engine import Simulation
+from hpcdet.sim.surrogate import Curves
+from hpcdet.sim.waits import Wait
+
+R = 256
+"""Seconds, and units: a unit trains a second."""
+HORIZON = {4: 8.0, 25: 3.0, 100: 1.5}
+"""In R, by workers."""
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "ideal": {},
+    "stragglers, drops": {"stragglers": 1.33, "fail_per_h": 3.6},
+    "queue waits": {"queue_wait": Wait("exp", R / 8), "walltime_s": R, "restore_s": 0.5},
+    "cluster": {
+        "stragglers": 0.5,
+        "fail_per_h": 3.6,
+        "queue_wait": Wait("exp", R / 8),
+        "walltime_s": R,
+        "restore_s": 0.5,
+        "save_s": 0.25,
+    },
+}
+"""3.6 failures an hour are 0.001 a unit, as ASHA's authors count them."""
+QUALITIES = (0.01, 0.001)
+
+
+@dataclass(frozen=True)
+class Run:
+    """``resume``: a trial whose node failed goes on; otherwise it is lost, as peers lose it."""
+
+    rule: str
+    resume: bool
+    scenario: str
+    workers: int
+    seed: int
+    horizon: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``to`` and ``finished_to``: R until the best-looking, or a fully trained trial is so good."""
+
+    run: Run
+    to: tuple[float, ...]
+    finished_to: tuple[float, ...]
+    finished: int
+    trials: int
+    utilisation: float
+    best: float
+
+
+def perform(run: Run) -> Outcome:
+    asked = SCENARIOS[run.scenario]
+    cluster = Cluster(
+        workers=run.workers,
+        on_failure="checkpoint" if run.resume else "lost",
+        checkpoint_every_s=4,
+        idle_s=math.inf,
+        **asked,
+    )
+    curves = Curves(run.seed, R)
+    ladder = Ladder(R, 4, run.workers)
+    course = Simulation(
+        RULES[run.rule](ladder),
+        cluster,
+        curves,
+        ladder.rungs,
+        seed=run.seed,
+        horizon_s=run.horizon * R,
+    ).run()
+    goals = [curves.quantile(share) for share in QUALITIES]
+    return Outcome(
+        run,
+        tuple(course.time_to(goal) / R for goal in goals),
+        tuple(course.time_to_finished(goal) / R for goal in goals),
+        len(course.finished),
+        course.created,
+        course.utilisation,
+        course.best[-1][2] if course.best else math.inf,
+    )
+
+
+def runs(seeds: int, workers: Sequence[int]) -> list[Run]:
+    """In turn: each seed goes through all rules before the next begins."""
+    found = []
+    for seed in range(seeds):
+        for scenario, asked in SCENARIOS.items():
+            for count in workers:
+                for rule in RULES:
+                    loses = "fail_per_h" in asked and not rule.startswith("hpcdet")
+                    found += [
+                        Run(rule, resume, scenario, count, seed, HORIZON[count])
+                        for resume in ((True, False) if loses else (True,))
+                    ]
+    return found
+
+
+def measure(quick: bool) -> list[dict[str, Any]]:
+    todo = runs(3 if quick else 50, (4,) if quick else tuple(HORIZON))
+    # the longest first would finish sooner; in turn is fairer to a machine that grows warm
+    with multiprocessing.Pool(2) as pool:
+        outcomes = pool.map(perform, todo, chunksize=4)
+    rows = _summaries(outcomes)
+    return rows + _wide(quick)
+
+
+def _wide(quick: bool) -> list[dict[str, Any]]:
+    """Ours alone, on many workers: utilisation, and trials per worker against 25 workers."""
+    rows = []
+    counts = (25, 100) if quick else (25, 500, 2000)
+    for count in counts:
+        outcome = perform(Run("hpcdet hybrid", True, "ideal", count, 0, 0.5 if quick else 1.05))
+        rows.append(
+            {
+                "kind": "wide",
+                "rule": "hpcdet hybrid",
+                "workers": count,
+                "utilisation": outcome.utilisation,
+                "trials": outcome.trials,
+                "finished": outcome.finished,
+                "trials_per_worker": outcome.trials / count,
+            }
+        )
+    return rows
+
+
+def name_of(run: Run) -> str:
+    return run.rule if run.resume else f"{run.rule}, no resume"
+
+
+def _summaries(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    rows = []
+    groups: dict[tuple[str, int], dict[str, list[Outcome]]] = {}
+    for outcome in outcomes:
+        run = outcome.run
+        group = groups.setdefault((run.scenario, run.workers), {})
+        group.setdefault(name_of(run), []).append(outcome)
+    for (scenario, workers), by_rule in groups.items():
+        ranks = _ranks(by_rule)
+        for name, found in by_rule.items():
+            rows.append(
+                {
+                    "kind": "cluster",
+                    "scenario": scenario,
+                    "workers": workers,
+                    "rule": name,
+                    "runs": len(found),
+                    "horizon": found[0].run.horizon,
+                    "time_to_1pct": _median(found, lambda one: one.to[0]),
+                    "time_to_01pct": _median(found, lambda one: one.to[1]),
+                    "finished_to_1pct": _median(found, lambda one: one.finished_to[0]),
+                    "finished_to_01pct": _median(found, lambda one: one.finished_to[1]),
+                    "finished": _median(found, lambda one: one.finished),
+                    "trials": _median(found, lambda one: one.trials),
+                    "utilisation": _median(found, lambda one: one.utilisation),
+                    "best": _median(found, lambda one: one.best),
+                    "rank": ranks[name],
+                }
+            )
+    return rows
+
+
+def _ranks(by_rule: dict[str, list[Outcome]]) -> dict[str, list[float]]:
+    """Mean rank of each rule over the seeds, with bounds: sooner at 1 % is better, then better."""
+    names = list(by_rule)
+    ranks: dict[str, list[float]] = {name: [] for name in names}
+    for of_seed in zip(*by_rule.values(), strict=True):
+        keys = [(one.to[0], one.to[1], one.best) for one in of_seed]
+        for name, key in zip(names, keys, strict=True):
+            below, same = sum(other < key for other in keys), keys.count(key)
+            ranks[name].append(below + (same + 1) / 2)
+    return {name: _bounds(values, statistics.fmean) for name, values in ranks.items()}
+
+
+def _median(found: Sequence[Outcome], figure: Callable[[Outcome], float]) -> list[float]:
+    return _bounds([figure(one) for one in found], statistics.median)
+
+
+def _bounds(values: Sequence[float], middle: Callable[[Sequence[float]], float]) -> list[float]:
+    """The figure, and its 95 % bounds by bootstrap over seeds."""
+    rng = random.Random(0)
+    drawn = sorted(middle(rng.choices(values, k=len(values))) for _ in range(400))
+    return [middle(values), drawn[10], drawn[-11]]

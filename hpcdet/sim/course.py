@@ -1,0 +1,74 @@
+"""What happened in a simulated search."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One thing that happened. ``worker`` and ``length`` are -1 where there is none.
+
+    ``what``: ``create begin restore report pause stop wait continue target finish lost`` of a
+    trial, ``grant leave`` of a worker, ``shutdown`` of the search.
+    """
+
+    at_s: float
+    what: str
+    trial: int = 0
+    worker: int = -1
+    length: int = -1
+    why: str = ""
+
+
+@dataclass
+class Course:
+    """The course of one search. Times in seconds since its submission.
+
+    Attributes:
+        end_s: when the last worker was given back, or the horizon.
+        over: the searcher ended the search; false at the horizon, or where it ``stalled``.
+        stalled: the searcher waits for something that does not come: no trial runs and none
+            may, or none gets on (a cluster that fails faster than it trains).
+        created: trials that were made.
+        at: trials that reported at a length, by length.
+        finished: when a trial reached the full length, its number, and what it is worth.
+        best: each time a report beat all before: when, the trial, what it is worth in full.
+        allocated_s: worker-seconds that the cluster gave.
+        trained_s: worker-seconds of training; ``redone_s`` of them had been trained before.
+        waits_s: how long each worker waited in the queue.
+        preempted: trials saved because their worker had to leave, also at its walltime.
+        failures: trials whose node failed.
+        facts: events that the searcher was told.
+        moments: what happened, in order, where it was to be kept.
+    """
+
+    end_s: float = 0.0
+    over: bool = False
+    stalled: bool = False
+    created: int = 0
+    at: Counter[int] = field(default_factory=Counter)
+    finished: list[tuple[float, int, float]] = field(default_factory=list)
+    best: list[tuple[float, int, float]] = field(default_factory=list)
+    allocated_s: float = 0.0
+    trained_s: float = 0.0
+    redone_s: float = 0.0
+    waits_s: list[float] = field(default_factory=list)
+    preempted: int = 0
+    failures: int = 0
+    facts: int = 0
+    moments: list[Moment] = field(default_factory=list)
+
+    @property
+    def utilisation(self) -> float:
+        """Share of what the cluster gave in which a trial trained; 0 where it gave nothing."""
+        return self.trained_s / self.allocated_s if self.allocated_s else 0.0
+
+    def time_to(self, quality: float) -> float:
+        """When the trial that looked best was worth this much or less; infinity if never."""
+        return next((at for at, _, value in self.best if value <= quality), float("inf"))
+
+    def time_to_finished(self, quality: float) -> float:
+        """When a trial worth this much or less was trained in full; infinity if never."""
+        return next((at for at, _, value in self.finished if value <= quality), float("inf"))

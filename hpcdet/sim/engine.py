@@ -1,0 +1,538 @@
+"""The simulation: a heap of events, in which the searcher's own code decides.
+
+What the controller does with journals and controls on a cluster is done here with times: a
+report is written, comes into sight, is told at a turn of the crank, and the decision reaches
+the trial, which may have trained on meanwhile. Pure: no clock, no file, the same course for
+the same arguments.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from hpcdet.search import api
+from hpcdet.sim.cluster import Cluster
+from hpcdet.sim.course import Course, Moment
+from hpcdet.sim.surrogate import Workload
+from hpcdet.units import Length, Unit
+
+_BLOCK = 256  # trials whose luck is drawn together
+_FOREVER_S = 100 * 365 * 86400.0
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A trial as the cluster has it.
+
+    Attributes:
+        at: length trained at ``since``, on the way to ``goal`` at ``rate`` seconds per unit.
+        began: when the attempt began to train.
+        saved: length that a restore brings back; ``leaves_with`` is being saved.
+        most: greatest length ever trained; ``reported`` and ``told`` likewise.
+        heard_at: when the last of its reports came or comes to the searcher.
+        version: events in the heap that were meant for an earlier one are void.
+    """
+
+    number: int
+    until: int
+    state: Literal["runnable", "running", "leaving", "paused", "ended"] = "runnable"
+    wanted: Literal["run", "pause", "stop", "lost"] = "run"
+    why: str = ""
+    at: int = 0
+    since: float = 0.0
+    goal: int = 0
+    rate: float = 1.0
+    began: float = 0.0
+    saved: int = 0
+    leaves_with: int = 0
+    most: int = 0
+    reported: int = 0
+    told: int = 0
+    seconds: float = 0.0
+    heard_at: float = 0.0
+    worker: int = -1
+    version: int = 0
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A place in the job array: ``life`` counts its incarnations.
+
+    Attributes:
+        state: ``eligible`` may run but for the throttle; ``out`` is not even submitted.
+        ends: when its walltime is over.
+        going: it takes no further trial.
+    """
+
+    number: int
+    rng: np.random.Generator
+    state: Literal["out", "queued", "eligible", "idle", "busy"] = "out"
+    life: int = 0
+    began: float = 0.0
+    ends: float = math.inf
+    idle_since: float = 0.0
+    trial: int = 0
+    submitted: float = 0.0
+    going: bool = False
+
+
+@dataclass
+class Simulation:
+    """One search on one cluster. ``run`` may be called once.
+
+    Attributes:
+        lengths: at which a trial validates and reports, in ``unit``; the last is the full one.
+        metric: the name under which the searcher looks for the loss.
+        time_metric: of searches whose lengths are a metric: its name.
+        smaller_is_better: otherwise the searcher is told the loss with its sign changed.
+        slots: of one trial; a report says how many slot-seconds it took so far.
+        horizon_s: the simulation ends here at the latest.
+        patience: events without a report after which the simulation ends: nothing gets on.
+        keep: keep every moment of the course.
+    """
+
+    searcher: api.Searcher
+    cluster: Cluster
+    workload: Workload
+    lengths: Sequence[int]
+    seed: int = 0
+    unit: Unit = "batches"
+    metric: str = "validation_loss"
+    smaller_is_better: bool = True
+    time_metric: str = ""
+    horizon_s: float = _FOREVER_S
+    slots: int = 1
+    patience: int = 100_000
+    keep: bool = False
+
+    now: float = field(default=0.0, init=False)
+    course: Course = field(default_factory=Course, init=False)
+
+    def __post_init__(self) -> None:
+        self.lengths = sorted(set(self.lengths))
+        if not self.lengths or self.lengths[0] < 1:
+            raise ValueError("a trial reports at one length at least, and no length is below 1")
+        self._full = self.lengths[-1]
+        self._named = {length: Length(self.unit, length) for length in self.lengths}
+        self._heap: list[tuple[float, int, str, Any, int]] = []
+        self._seq = 0
+        self._trials: dict[int, _Trial] = {}
+        self._runnable: list[int] = []  # a heap: workers take the lowest number first
+        self._open = 0  # trials that run, leave, or wait for a worker
+        self._workers = [
+            _Worker(n, np.random.default_rng((self.seed, 2, n)))
+            for n in range(self.cluster.workers)
+        ]
+        self._out = deque(range(self.cluster.workers))
+        self._idle: list[int] = []  # a heap
+        self._eligible: deque[int] = deque()
+        self._granted = 0
+        self._coming = 0  # workers that wait in the queue
+        self._luck: dict[int, list[list[float]]] = {}
+        self._rng = np.random.default_rng((self.seed, 3))
+        self._facts: deque[api.Event] = deque()
+        self._state = self.searcher.initial()
+        self._best = math.inf
+        self._quiet = 0  # events since something was learnt
+
+    def run(self) -> Course:
+        """Run the search until it is over, stalls, or reaches the horizon.
+
+        Raises:
+            Exception: whatever the searcher raises.
+        """
+        self._facts.append(api.Start())
+        self._settle()
+        while self._heap and not self._finished and self._quiet < self.patience:
+            if self._heap[0][0] > self.horizon_s:
+                return self._close(self.horizon_s)
+            self.now, _, kind, whom, version = heapq.heappop(self._heap)
+            getattr(self, f"_on_{kind}")(whom, version)
+            self._quiet += 1
+            self._settle()
+        self.course.stalled = not self._finished
+        return self._close(self.now)
+
+    @property
+    def _finished(self) -> bool:
+        return self.course.over and self._open == 0
+
+    def _close(self, at: float) -> Course:
+        self.now = at
+        for trial in self._trials.values():
+            if trial.state == "running":
+                self._train(trial)
+        for worker in self._workers:
+            if worker.state in ("idle", "busy"):
+                self.course.allocated_s += at - worker.began
+        self.course.end_s = at
+        return self.course
+
+    def _settle(self) -> None:
+        """Tell the searcher what it can hear, then give workers what can run."""
+        while self._facts:
+            self._tell(self._facts.popleft())
+        while self._runnable and self._idle:
+            self._serve(self._workers[heapq.heappop(self._idle)])
+        missing = min(len(self._runnable) - self._coming, len(self._out))
+        for _ in range(missing):
+            self._submit(self._workers[self._out.popleft()])
+        while self.course.over and self._idle:
+            self._leave(self._workers[heapq.heappop(self._idle)])
+
+    def _push(self, at: float, kind: str, whom: Any, version: int = 0) -> None:
+        self._seq += 1
+        heapq.heappush(self._heap, (at, self._seq, kind, whom, version))
+
+    def _note(
+        self, what: str, trial: int = 0, worker: int = -1, length: int = -1, why: str = ""
+    ) -> None:
+        if self.keep:
+            self.course.moments.append(Moment(self.now, what, trial, worker, length, why))
+
+    # --- workers ---
+
+    def _submit(self, worker: _Worker) -> None:
+        worker.state, worker.submitted = "queued", self.now
+        self._coming += 1
+        wait = self.cluster.queue_wait.draw(worker.rng)
+        self._push(self.now + wait, "grant", worker.number, worker.life)
+
+    def _on_grant(self, number: int, life: int) -> None:
+        """Its turn in the queue has come."""
+        worker = self._workers[number]
+        if self.cluster.throttle and self._granted >= self.cluster.throttle:
+            worker.state = "eligible"
+            self._eligible.append(number)
+            return
+        self._coming -= 1
+        self._granted += 1
+        worker.began = self.now
+        self.course.waits_s.append(self.now - worker.submitted)
+        self._note("grant", worker=number)
+        worker.ends = self.now + self.cluster.walltime_s
+        ends = [(worker.ends - self.cluster.save_s, "walltime")]
+        for rate, why in (
+            (self.cluster.preempt_per_h, "preempted"),
+            (self.cluster.fail_per_h, "node failed"),
+        ):
+            if rate:
+                ends.append((self.now + float(worker.rng.exponential(3600 / rate)), why))
+        first, why = min(ends)
+        if first < math.inf:
+            self._push(first, "end", (number, why), life)
+        self._serve(worker)
+
+    def _serve(self, worker: _Worker) -> None:
+        """Give a worker a trial, or let it wait for one; it leaves where that makes no sense."""
+        useful = max(self.cluster.min_segment_s, self.cluster.save_s)
+        if worker.going or worker.ends - self.now < useful:
+            self._leave(worker)
+        elif self._runnable:
+            self._start(self._trials[heapq.heappop(self._runnable)], worker)
+        else:
+            worker.state, worker.idle_since = "idle", self.now
+            heapq.heappush(self._idle, worker.number)
+            if self.cluster.idle_s < math.inf:
+                self._push(self.now + self.cluster.idle_s, "idle", worker.number, worker.life)
+
+    def _on_idle(self, number: int, life: int) -> None:
+        worker = self._workers[number]
+        idle = worker.life == life and worker.state == "idle"
+        if idle and self.now >= worker.idle_since + self.cluster.idle_s:
+            self._dismiss(worker)
+
+    def _dismiss(self, worker: _Worker) -> None:
+        self._idle.remove(worker.number)
+        heapq.heapify(self._idle)
+        self._leave(worker)
+
+    def _leave(self, worker: _Worker) -> None:
+        """Its allocation ends; the next in line may run."""
+        self.course.allocated_s += self.now - worker.began
+        self._note("leave", worker=worker.number)
+        worker.state, worker.trial, worker.going = "out", 0, False
+        worker.life += 1
+        self._out.append(worker.number)
+        self._granted -= 1
+        if self._eligible:
+            following = self._workers[self._eligible.popleft()]
+            self._on_grant(following.number, following.life)
+
+    def _on_end(self, what: tuple[int, str], life: int) -> None:
+        """An allocation ends by itself, and what its trial does with it."""
+        number, why = what
+        worker = self._workers[number]
+        if worker.life != life:
+            return
+        if worker.state == "idle":
+            self._dismiss(worker)
+            return
+        trial = self._trials[worker.trial]
+        if why == "node failed":
+            self._fail(trial, worker)
+            return
+        worker.going = True
+        if trial.state == "running":  # otherwise it is being saved already
+            self.course.preempted += 1
+            self._depart(trial, why)
+
+    def _fail(self, trial: _Trial, worker: _Worker) -> None:
+        """Nothing more is saved, and the worker is gone."""
+        self.course.failures += 1
+        if trial.state == "running":
+            self._train(trial)
+        self._note("lost", trial.number, worker.number, trial.at)
+        if self.cluster.on_failure != "checkpoint":
+            trial.saved = 0
+        trial.leaves_with = trial.saved
+        trial.state, trial.worker = "leaving", -1
+        trial.version += 1
+        self._leave(worker)
+        if self.cluster.on_failure == "lost":
+            trial.wanted = "lost"
+        self._push(self.now + self.cluster.detect_s, "left", trial.number, trial.version)
+
+    # --- trials ---
+
+    def _start(self, trial: _Trial, worker: _Worker) -> None:
+        """An attempt begins."""
+        trial.state, trial.worker = "running", worker.number
+        worker.state, worker.trial = "busy", trial.number
+        trial.at = trial.saved
+        trial.began = trial.since = self.now + (self.cluster.restore_s if trial.at else 0.0)
+        self._note("restore" if trial.at else "begin", trial.number, worker.number, trial.at)
+        self._stretch(trial)
+
+    def _stretch(self, trial: _Trial) -> None:
+        """Train on until the next report or, if that is sooner, the target."""
+        place = bisect_right(self.lengths, trial.at)
+        following = self.lengths[place] if place < len(self.lengths) else trial.until
+        trial.goal = min(following, trial.until)
+        slow = 1.0
+        if self.cluster.stragglers:
+            slow += self.cluster.stragglers * abs(self._lucks(trial.number, place))
+        seconds = self.workload.seconds(trial.number, trial.at, trial.goal) * slow
+        trial.rate = seconds / max(1, trial.goal - trial.at)
+        trial.version += 1
+        self._push(trial.since + seconds, "reach", trial.number, trial.version)
+
+    def _lucks(self, trial: int, place: int) -> float:
+        """The same for a trial's stretch before a rung, whatever the method that made it."""
+        number = trial // _BLOCK
+        if number not in self._luck:
+            rng = np.random.default_rng((self.seed, 4, number))
+            shape = (_BLOCK, len(self.lengths) + 1)
+            self._luck[number] = rng.standard_normal(shape).tolist()
+        return self._luck[number][trial % _BLOCK][place]
+
+    def _train(self, trial: _Trial) -> None:
+        """Bring a running trial's books up to now."""
+        spent = self.now - trial.since
+        if spent <= 0:
+            return
+        before = trial.at
+        trial.at = min(before + int(spent / trial.rate + 1e-9), trial.goal)
+        again = max(0, min(trial.most, trial.at) - before) * trial.rate
+        every = self.cluster.checkpoint_every_s
+        last = trial.began + math.floor((self.now - trial.began) / every) * every
+        if last > trial.since:
+            units = int((last - trial.since) / trial.rate + 1e-9)
+            trial.saved = min(before + units, trial.goal)
+        self.course.trained_s += spent
+        self.course.redone_s += min(again, spent)
+        trial.seconds += spent
+        trial.most = max(trial.most, trial.at)
+        trial.since = self.now
+
+    def _on_reach(self, number: int, version: int) -> None:
+        trial = self._trials[number]
+        if trial.version != version:
+            return
+        self._train(trial)
+        trial.at = trial.goal
+        trial.most = max(trial.most, trial.at)
+        if trial.at in self._named:
+            self._report(trial)
+        if trial.at < trial.until:
+            self._stretch(trial)
+            return
+        worker = self._workers[trial.worker]
+        trial.saved, trial.state, trial.worker = trial.at, "ended", -1
+        trial.version += 1
+        self._open -= 1
+        what = "finish" if trial.at >= self._full else "target"
+        self._note(what, number, worker.number, trial.at)
+        self._hear(trial, api.SegmentEnd(number, "target"))
+        self._free(worker)
+
+    def _report(self, trial: _Trial) -> None:
+        """Validate, count what was not there before, and let the searcher hear of it."""
+        length, number = trial.at, trial.number
+        loss = self.workload.metric(number, length)
+        self._note("report", number, trial.worker, length)
+        value = loss if self.smaller_is_better else -loss
+        metrics = {self.metric: value}
+        if self.time_metric:
+            metrics[self.time_metric] = length
+        report = api.Report(number, self._named[length], metrics, trial.seconds * self.slots)
+        self._hear(trial, report)
+        if length <= trial.reported:
+            return
+        trial.reported, self._quiet = length, 0
+        self.course.at[length] += 1
+        if loss < self._best:
+            self._best = loss
+            self.course.best.append((self.now, number, self.workload.final(number)))
+        if length == self._full:
+            self.course.finished.append((self.now, number, self.workload.final(number)))
+        if self.cluster.repeats and self._rng.random() < self.cluster.repeats:
+            later = float(self._rng.exponential(60.0 + self.cluster.poll_s))
+            self._push(self.now + later, "repeat", report)
+
+    def _depart(self, trial: _Trial, why: str) -> None:
+        """A running trial saves its state and leaves its worker."""
+        self._train(trial)
+        trial.state, trial.leaves_with = "leaving", trial.at
+        trial.version += 1
+        self._note(trial.wanted if trial.wanted != "run" else "wait", trial.number, why=why)
+        if self.cluster.save_s:
+            self._push(self.now + self.cluster.save_s, "left", trial.number, trial.version)
+        else:
+            self._on_left(trial.number, trial.version)
+
+    def _on_left(self, number: int, version: int) -> None:
+        """It has left, and what was asked of it meanwhile holds."""
+        trial = self._trials[number]
+        if trial.version != version:
+            return
+        trial.version += 1
+        trial.saved = trial.at = trial.leaves_with
+        worker = trial.worker
+        trial.worker = -1
+        if trial.wanted == "run":
+            self._queue(trial)
+        else:
+            self._open -= 1
+            self._park(trial)
+        if worker >= 0:
+            self._free(self._workers[worker])
+
+    def _park(self, trial: _Trial) -> None:
+        """It runs no more, for now or for good."""
+        trial.state = "paused" if trial.wanted == "pause" else "ended"
+        if trial.wanted == "stop":
+            self._hear(trial, api.SegmentEnd(trial.number, "stopped"))
+        elif trial.wanted == "lost":
+            self._hear(trial, api.SegmentEnd(trial.number, "failed"))
+
+    def _free(self, worker: _Worker) -> None:
+        """Its trial has left it."""
+        worker.trial = 0
+        worker.going = worker.going or not self.cluster.shared
+        self._serve(worker)
+
+    def _queue(self, trial: _Trial) -> None:
+        trial.state = "runnable"
+        heapq.heappush(self._runnable, trial.number)
+
+    # --- the searcher ---
+
+    def _hear(self, trial: _Trial, event: api.Event) -> None:
+        """What a trial wrote comes to the searcher, in the order in which it wrote it."""
+        if self.cluster.instant:
+            self._facts.append(event)
+            return
+        seen = self.now + self.cluster.visible.draw(self._rng)
+        trial.heard_at = max(trial.heard_at, self._turn(seen))
+        self._push(trial.heard_at, "hear", event)
+
+    def _turn(self, at: float) -> float:
+        """The first turn of the crank from a time on."""
+        every = self.cluster.poll_s
+        if every:
+            at = math.ceil(at / every - 1e-9) * every
+        for begin, end in sorted(self.cluster.away):
+            if begin <= at < end:
+                at = end
+        return at
+
+    def _on_hear(self, event: api.Event, version: int) -> None:
+        self._facts.append(event)
+
+    def _on_repeat(self, event: api.Event, version: int) -> None:
+        self._ask(event)
+
+    def _tell(self, event: api.Event) -> None:
+        """As the controller does: each length of a trial is told once, in order."""
+        if isinstance(event, api.Report):
+            trial = self._trials[event.trial]
+            if event.length.value <= trial.told:
+                return
+            trial.told = event.length.value
+        self._ask(event)
+
+    def _ask(self, event: api.Event) -> None:
+        self._state, actions = self.searcher.on_event(self._state, event)
+        self.course.facts += 1
+        for action in actions:
+            self._act(action)
+
+    def _act(self, action: api.Action) -> None:
+        match action:
+            case api.Create(number, params, _, until):
+                target = until.value if until else self._full
+                trial = self._trials[number] = _Trial(number, target)
+                self.workload.begin(number, params)
+                self.course.created += 1
+                self._open += 1
+                self._note("create", number, length=target)
+                self._queue(trial)
+            case api.Continue(number, until):
+                self._continue(self._trials[number], until.value)
+            case api.Pause(number):
+                self._halt(self._trials[number], "pause", action.why)
+            case api.Stop(number, why):
+                self._halt(self._trials[number], "stop", why)
+            case api.Shutdown(why=why):
+                self.course.over = True
+                self._note("shutdown", why=why)
+
+    def _continue(self, trial: _Trial, until: int) -> None:
+        if trial.wanted in ("stop", "lost"):
+            return
+        trial.until, trial.wanted = until, "run"
+        if trial.state in ("paused", "ended"):
+            self._open += 1
+            self._note("continue", trial.number, length=until)
+            self._queue(trial)
+
+    def _halt(self, trial: _Trial, wanted: Literal["pause", "stop"], why: str) -> None:
+        if trial.state == "ended" or trial.wanted in ("stop", "lost"):
+            return
+        trial.wanted, trial.why = wanted, why
+        if trial.state == "running":
+            if self.cluster.directive_s:
+                self._push(self.now + self.cluster.directive_s, "obey", trial.number)
+            else:
+                self._on_obey(trial.number, 0)
+        elif trial.state == "runnable":
+            self._runnable.remove(trial.number)
+            heapq.heapify(self._runnable)
+            self._open -= 1
+            self._park(trial)
+        elif trial.state == "paused":
+            self._park(trial)
+
+    def _on_obey(self, number: int, version: int) -> None:
+        trial = self._trials[number]
+        if trial.state == "running" and trial.wanted != "run":
+            self._depart(trial, trial.why)

@@ -1,0 +1,119 @@
+"""Learning curves that stand in for training: power laws that cross each other.
+
+Short training says something about long training, but not all: a configuration that is ahead
+at the first rung need not be at the last. A trial's curve belongs to (seed, number of the
+trial) alone, so two search methods that make trials 1, 2, 3 ... compare the same ones.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+_BLOCK = 256  # trials whose curves are drawn together
+_DIMENSIONS = 6
+_LANDSCAPE = 1234
+_SHAPE = 256.0  # the full length in the curves' own units
+_POPULATION = 200_000
+
+Array = NDArray[np.float64]
+
+
+class Workload(Protocol):
+    """What training gives and costs. Metrics are losses: smaller is better."""
+
+    def begin(self, trial: int, params: Mapping[str, Any]) -> None:
+        """A trial was made; told once, before anything is asked of it."""
+
+    def seconds(self, trial: int, begin: int, until: int) -> float:
+        """How long it trains from one length to another on a node of normal speed."""
+
+    def metric(self, trial: int, length: int) -> float:
+        """What it reports at a length."""
+
+    def final(self, trial: int) -> float:
+        """What it is worth trained in full, without noise."""
+
+
+@dataclass
+class Curves:
+    """``loss(u) = a + b * (1 + u)**-c``, with ``u`` scaled so that the full length is 256.
+
+    Attributes:
+        full: the full length, in units of the search.
+        unit_s: seconds of training per unit, of a trial of average cost.
+        noise: standard deviation of what a report adds.
+        costs: spread of trials' costs: standard deviation of the logarithm, about.
+    """
+
+    seed: int
+    full: int
+    unit_s: float = 1.0
+    noise: float = 0.003
+    costs: float = 0.0
+    _blocks: dict[int, tuple[list[list[float]], Array]] = field(default_factory=dict, repr=False)
+
+    def begin(self, trial: int, params: Mapping[str, Any]) -> None:
+        """The hyperparameters say nothing here: a curve is drawn by the trial's number."""
+
+    def seconds(self, trial: int, begin: int, until: int) -> float:
+        return (until - begin) * self.unit_s * self._curve(trial)[3]
+
+    def metric(self, trial: int, length: int) -> float:
+        return self._at(trial, length) + self.noise * self._deviation(trial, length)
+
+    def final(self, trial: int) -> float:
+        return self._at(trial, self.full)
+
+    def quantile(self, share: float) -> float:
+        """The final loss that this share of all configurations reaches or beats."""
+        finals = _finals()
+        return float(finals[min(int(share * len(finals)), len(finals) - 1)])
+
+    def _at(self, trial: int, length: int) -> float:
+        a, b, c, _ = self._curve(trial)
+        return float(a + b * (1 + _SHAPE * length / self.full) ** -c)
+
+    def _deviation(self, trial: int, length: int) -> float:
+        """Standard normal: of this trial at about this length (lengths of one octave share it)."""
+        octave = (_SHAPE * length / self.full * 16 + 1).__trunc__().bit_length()
+        return float(self._block(trial)[1][trial % _BLOCK, min(octave, 15)])
+
+    def _curve(self, trial: int) -> list[float]:
+        return self._block(trial)[0][trial % _BLOCK]
+
+    def _block(self, trial: int) -> tuple[list[list[float]], Array]:
+        number = trial // _BLOCK
+        if number not in self._blocks:
+            rng = np.random.default_rng((self.seed, 1, number))
+            curves = _curves(rng.random((_BLOCK, _DIMENSIONS)), self.costs)
+            self._blocks[number] = (curves.tolist(), rng.standard_normal((_BLOCK, 16)))
+        return self._blocks[number]
+
+
+def _curves(x: Array, costs: float) -> Array:
+    """Rows ``a, b, c, cost`` for points of the unit cube."""
+    rng = np.random.default_rng(_LANDSCAPE)
+    inward, shift = rng.standard_normal((_DIMENSIONS, 24)), rng.standard_normal(24)
+    outward = rng.standard_normal((24, 4)) / np.sqrt(24)
+    latent = np.tanh((x - 0.5) * 2 @ inward + shift) @ outward
+    bowl = ((x - 0.37) ** 2).sum(-1) * 0.6 + 0.25 * np.abs(np.sin(9 * x).sum(-1)) / _DIMENSIONS
+    floor = 0.05 + bowl + 0.15 * latent[:, 0] ** 2
+    height = 0.8 + 0.6 * np.tanh(latent[:, 1])
+    speed = 0.25 + 0.5 / (1 + np.exp(-latent[:, 2]))
+    cost = np.exp(costs * latent[:, 3])
+    return np.stack([floor, height, speed, cost], axis=1)
+
+
+@functools.cache
+def _finals() -> Array:
+    """Final losses of the whole population, sorted."""
+    x = np.random.default_rng(99).random((_POPULATION, _DIMENSIONS))
+    a, b, c, _ = _curves(x, 0.0).T
+    finals: Array = np.sort(a + b * (1 + _SHAPE) ** -c)
+    return finals
