@@ -1,0 +1,26 @@
+"""``python -m benchmarks.search PART [--quick]``: rows as JSON on standard output."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[name] = "1"
+
+PARTS = {"a": "decisions", "b": "suggestions", "c": "clusters", "d": "networks"}
+
+
+def main() -> int:
+    part, quick = sys.argv[1], "--quick" in sys.argv
+    begin = time.monotonic()
+    rows = importlib.import_module(f"benchmarks.search.{PARTS[part]}").measure(quick)
+    json.dump({"part": part, "seconds": time.monotonic() - begin, "rows": rows}, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
