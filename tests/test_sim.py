@@ -103,13 +103,14 @@ def test_workers_take_trials_one_after_the_other() -> None:
 
 def test_a_trial_outlives_allocations() -> None:
     cluster = Cluster(
-        1, queue_wait=Wait(typical_s=10), walltime_s=40, save_s=5, restore_s=5, min_segment_s=20
+        1, queue_wait=Wait(typical_s=10), walltime_s=40, save_s=5, start_s=2, restore_s=3
     )
     course = run(random_search(1, 100), cluster, 100)
-    assert course.end_s == 170
-    assert (course.allocated_s, course.trained_s, course.redone_s) == (130, 100, 0)
+    # 33 s of the first allocation train, 30 of each further one
+    assert [m.length for m in course.moments if m.what == "restore"] == [33, 63, 93]
+    assert course.end_s == 10 + 3 * (40 + 10) + 5 + 7
+    assert (course.allocated_s, course.trained_s, course.redone_s) == (132, 100, 0)
     assert (course.preempted, len(course.waits_s)) == (3, 4)
-    assert [m.length for m in course.moments if m.what == "restore"] == [35, 65, 95]
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,20 @@ class _Window(click.ParamType):  # type: ignore[type-arg]
     help="Training takes 1 + |z| S times as long, z standard normal.",
 )
 @click.option("--save-time", type=_TIME, default=0.0, metavar="TIME", help="To save and leave.")
-@click.option("--restore-time", type=_TIME, default=0.0, metavar="TIME", help="To go on.")
+@click.option(
+    "--start-time",
+    type=_TIME,
+    default=0.0,
+    metavar="TIME",
+    help="From taking a trial until it trains.",
+)
+@click.option(
+    "--restore-time",
+    type=_TIME,
+    default=0.0,
+    metavar="TIME",
+    help="Besides, from a checkpoint.",
+)
 @click.option(
     "--visible",
     type=_Waits(),
@@ -218,6 +231,7 @@ def _cluster(resolved: Resolved, expected: dict[str, Any], assumed: dict[str, An
             fail_per_h=assumed["fail"],
             checkpoint_every_s=resolved.checkpoint_every_s,
             save_s=assumed["save_time"],
+            start_s=assumed["start_time"],
             restore_s=assumed["restore_time"],
             stragglers=assumed["stragglers"],
             visible=assumed["visible"],

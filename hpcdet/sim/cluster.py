@@ -26,7 +26,8 @@ class Cluster:
         detect_s: until a failure is noticed.
         checkpoint_every_s: time of training between checkpoints (beside the training).
         save_s: a trial that leaves holds its worker so long.
-        restore_s: before a trial goes on from a checkpoint.
+        start_s: from taking a trial until it trains: processes start, libraries are imported.
+        restore_s: besides, where it goes on from a checkpoint.
         stragglers: training between two reports takes ``1 + |z| * stragglers`` times as long,
             ``z`` standard normal.
         visible: from a report's write until others can read it.
@@ -49,6 +50,7 @@ class Cluster:
     detect_s: float = 0.0
     checkpoint_every_s: float = 600.0
     save_s: float = 0.0
+    start_s: float = 0.0
     restore_s: float = 0.0
     stragglers: float = 0.0
     visible: Wait = AT_ONCE
@@ -62,19 +64,31 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.workers < 1 or self.throttle < 0:
             raise ValueError("a cluster has at least one worker, and no negative throttle")
-        if self.walltime_s <= max(self.min_segment_s, self.save_s + self.restore_s):
+        if self.walltime_s <= max(self.min_segment_s, self.lost_s):
             raise ValueError(
-                f"in a walltime of {self.walltime_s:g} s no trial gets on: restoring, saving or "
+                f"in a walltime of {self.walltime_s:g} s no trial gets on: starting, saving or "
                 f"the shortest useful stretch ({self.min_segment_s:g} s) use it up"
             )
         if self.checkpoint_every_s <= 0 or not 0 <= self.repeats < 1:
             raise ValueError("checkpoint_every_s is positive, repeats a probability below 1")
-        times = (self.detect_s, self.save_s, self.restore_s, self.poll_s, self.directive_s)
+        times = (
+            self.detect_s,
+            self.save_s,
+            self.start_s,
+            self.restore_s,
+            self.poll_s,
+            self.directive_s,
+        )
         rates = (self.preempt_per_h, self.fail_per_h, self.stragglers, self.min_segment_s)
         if not all(0 <= value < math.inf for value in (*times, *rates)) or self.idle_s < 0:
             raise ValueError("times and rates are not negative and not infinite")
         if any(begin >= end for begin, end in self.away):
             raise ValueError("a window of nobody being there begins before it ends")
+
+    @property
+    def lost_s(self) -> float:
+        """What an attempt that goes on and is saved again takes without training."""
+        return self.start_s + self.restore_s + self.save_s
 
     @property
     def instant(self) -> bool:

@@ -308,7 +308,8 @@ class Simulation:
         trial.state, trial.worker = "running", worker.number
         worker.state, worker.trial = "busy", trial.number
         trial.at = trial.saved
-        trial.began = trial.since = self.now + (self.cluster.restore_s if trial.at else 0.0)
+        starting = self.cluster.start_s + (self.cluster.restore_s if trial.at else 0.0)
+        trial.began = trial.since = self.now + starting
         self._note("restore" if trial.at else "begin", trial.number, worker.number, trial.at)
         self._stretch(trial)
 
