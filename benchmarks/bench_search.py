@@ -1,7 +1,8 @@
 """``make bench-search``: our search methods beside Optuna, Ray Tune, Syne Tune and baselines.
 
 (a) what a decision costs, (b) what a suggestion costs, (c) all scheduling rules on simulated
-clusters over the same random configurations, (d) real networks on bundled data. Peers live in a
+clusters over the same random configurations, (d) real networks on bundled data, (e) the
+simulator against real searches on the private Slurm. Peers live in a
 virtual environment of their own under ``~/.cache/hpcdet-bench``; their decision rules are driven
 without a cluster. ``--part`` runs some of the parts, ``--quick`` is a smoke run.
 """
@@ -206,6 +207,25 @@ def networks(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
+def calibration(rows: Sequence[Row]) -> list[Row]:
+    [row] = rows
+    print("\n(e) the simulator against the private Slurm")
+    if "skipped" in row:
+        print(f"  skipped: {row['skipped']}")
+        return []
+    names = ("start_s", "unit_s", "decide_s", "wait_s")
+    print("  measured:", ", ".join(f"{name} {row[name]:.3f}" for name in names))
+    print(f"  trials at rungs, foretold {row['at']['foretold']}, real {row['at']['real']}")
+    found = []
+    for name, unit in (("end_s", "s"), ("trained", "units")):
+        ours, real = row[name]["foretold"], row[name]["real"]
+        met = abs(ours - real) <= 0.1 * real
+        print(f"  {name}: foretold {ours:.1f}, real {real:.1f}")
+        what = f"simulated {name} (goal: within 10 % of the real one)"
+        found.append(_row(what, unit, ours, real, "private Slurm", real, met, 1))
+    return found
+
+
 def _ours(name: str) -> bool:
     return name.startswith("hpcdet")
 
@@ -246,7 +266,7 @@ def _row(
     }
 
 
-SHOWN = {"a": decisions, "b": suggestions, "c": clusters, "d": networks}
+SHOWN = {"a": decisions, "b": suggestions, "c": clusters, "d": networks, "e": calibration}
 
 
 def main() -> int:
@@ -255,19 +275,19 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--part", action="append", choices=sorted(SHOWN))
     asked = parser.parse_args()
-    python = peers_python()
+    parts = sorted(set(asked.part or SHOWN))
+    python = peers_python() if set(parts) - {"e"} else Path(sys.executable)
     rows: list[Row] = []
-    details: list[Row] = []
-    for part in asked.part or sorted(SHOWN):
-        measured = rows_of(python, part, asked.quick)
+    for part in parts:
+        # hpcdet itself runs on the cluster: not in the peers' environment
+        measured = rows_of(python if part != "e" else Path(sys.executable), part, asked.quick)
         rows += SHOWN[part](measured)
-        details += measured
     print("\ngoals")
     for row in rows:
         if row["met"] is not None:
             ratio = "" if row["ratio"] is None else f"  ({row['ratio']} of {row['peer_name']})"
             print(f"  {'met   ' if row['met'] else 'missed'}  {row['what']}: {row['ours']}{ratio}")
-    name = "search" if not asked.part else "search-" + "".join(sorted(set(asked.part)))
+    name = "search" if not asked.part else "search-" + "".join(parts)
     results.write(name, rows)
     return 0
 

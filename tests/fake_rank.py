@@ -12,6 +12,10 @@ what to do:
     stint      steps that one attempt makes at most; then it saves and waits to be told to leave
     silent     trials whose ranks exit 3 before their first step without a word
     stubborn   trials that ignore notices and controls
+    losses     `scrambled`: a loss that falls with the steps and depends on nothing but the trial's
+               number, in no order; otherwise better, the greater the number
+
+At each rung of the searcher, and at the end, it reports a validation.
 """
 
 from __future__ import annotations
@@ -30,6 +34,11 @@ from hpcdet.store.records import Verdict, in_force
 from hpcdet.store.trials import latest_checkpoint
 
 heard: list[int] = []
+
+
+def loss(trial: int, step: int, kind: str = "") -> float:
+    """What it reports as `validation_loss`."""
+    return trial * 7919 % 101 / 101 + 1 / (1 + step) if kind == "scrambled" else 1 / trial
 
 
 def main() -> int:
@@ -95,6 +104,16 @@ def main() -> int:
         control = in_force(trial)
         return (control and control.until) or experiment.searcher.max_length
 
+    def validate() -> None:
+        log.append(
+            "metrics",
+            group="validation",
+            step=step,
+            metrics={"validation_loss": loss(trial.number, step, plan.get("losses", ""))},
+            units={"batches": step, "records": step, "epochs": 0},
+        )
+
+    rungs = {rung.value for rung in experiment.searcher.rungs}
     pace = os.environ.get("PACE")
     deadline = float(os.environ.get("HPCDET_DEADLINE") or "inf")
     stepped, begun = False, step
@@ -115,13 +134,7 @@ def main() -> int:
             if control is not None and control.action in ("stop", "kill", "fail"):
                 return end("done", "stopped")
         if step >= target().value:
-            log.append(
-                "metrics",
-                group="validation",
-                step=step,
-                metrics={"validation_loss": 1 / trial.number},
-                units={"batches": step, "records": step, "epochs": 0},
-            )
+            validate()
             return end("done", "completed")
         held = step == hold["at"] and not Path(hold["until"]).exists()
         if held or step - begun >= stint:
@@ -138,6 +151,8 @@ def main() -> int:
         if not stepped:
             stepped = True
             log.append("first_step")
+        if step in rungs and step < target().value:
+            validate()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import time
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"
 
-PARTS = {"a": "decisions", "b": "suggestions", "c": "clusters", "d": "networks"}
+PARTS = {"a": "decisions", "b": "suggestions", "c": "clusters", "d": "networks", "e": "calibration"}
 
 
 def main() -> int:
