@@ -279,6 +279,9 @@ RULES: dict[str, Callable[[Ladder], api.Searcher]] = {
     "hpcdet hyperband": lambda ladder: ours(
         ladder, "hyperband", divisor=ladder.eta, max_rungs=len(ladder.rungs)
     ),
+    "hpcdet pasha": lambda ladder: ours(
+        ladder, "pasha", divisor=ladder.eta, num_rungs=len(ladder.rungs)
+    ),
     "Ray ASHA": lambda ladder: Stopping(ladder, "Ray ASHA", ray(ladder.eta)),
     "Syne Tune ASHA": lambda ladder: Stopping(ladder, "Syne Tune ASHA", syne(ladder.eta)),
     "Optuna halving": lambda ladder: Stopping(ladder, "Optuna halving", optuna(ladder.eta)),
