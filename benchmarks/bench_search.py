@@ -274,7 +274,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--part", action="append", choices=sorted(SHOWN))
+    parser.add_argument("--seeds", type=int, default=50, help="of part c")
     asked = parser.parse_args()
+    os.environ["HPCDET_BENCH_SEEDS"] = str(asked.seeds)
     parts = sorted(set(asked.part or SHOWN))
     python = peers_python() if set(parts) - {"e"} else Path(sys.executable)
     rows: list[Row] = []
