@@ -32,8 +32,8 @@ from hpcdet.sim.engine import Simulation
 from hpcdet.units import Length
 
 warnings.filterwarnings("ignore")
-EPOCHS, ETA = 81, 3
-BUDGET = 12
+EPOCHS, ETA = 27, 3
+BUDGET = 10
 """Full trainings of average cost, for each of the two workers."""
 DATA = {
     "digits": datasets.load_digits,
@@ -49,9 +49,9 @@ def configuration(seed: int, trial: int) -> dict[str, Any]:
     return {
         "lr": 10 ** rng.uniform(-5, -0.5),
         "alpha": 10 ** rng.uniform(-7, 1),
-        "width": int(2 ** rng.uniform(2, 8)),
+        "width": int(2 ** rng.uniform(2, 7)),
         "depth": rng.randint(1, 3),
-        "batch": int(2 ** rng.uniform(4, 8)),
+        "batch": int(2 ** rng.uniform(5, 8)),
         "momentum": rng.uniform(0, 0.99),
         "solver": rng.choice(["sgd", "adam"]),
     }
@@ -61,9 +61,9 @@ def suggested(trial: optuna.Trial) -> dict[str, Any]:
     return {
         "lr": trial.suggest_float("lr", 10**-5, 10**-0.5, log=True),
         "alpha": trial.suggest_float("alpha", 1e-7, 10, log=True),
-        "width": trial.suggest_int("width", 4, 256, log=True),
+        "width": trial.suggest_int("width", 4, 128, log=True),
         "depth": trial.suggest_int("depth", 1, 3),
-        "batch": trial.suggest_int("batch", 16, 256, log=True),
+        "batch": trial.suggest_int("batch", 32, 256, log=True),
         "momentum": trial.suggest_float("momentum", 0, 0.99),
         "solver": trial.suggest_categorical("solver", ["sgd", "adam"]),
     }
