@@ -498,7 +498,7 @@ class Simulation:
                 self._note("create", number, length=target)
                 self._queue(trial)
             case api.Continue(number, until):
-                self._continue(self._trials[number], until.value)
+                self._continue(self._trials[number], until.value if until else self._full)
             case api.Pause(number):
                 self._halt(self._trials[number], "pause", action.why)
             case api.Stop(number, why):
