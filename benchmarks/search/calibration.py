@@ -27,6 +27,7 @@ from hpcdet.store import config, journal
 from hpcdet.store.records import Claim, End, Submitted, WorkerClaim
 from tests import experiments, fake_rank
 from tests.cluster import slurm
+from tests.cluster.configuration import Options
 from tests.slurm_runs import Lab, Run
 
 PACE_S = 0.1
@@ -160,7 +161,7 @@ def measure(quick: bool) -> list[dict[str, Any]]:
     reason = slurm.why_not(accounting=False)
     if reason:
         return [{"kind": "calibration", "skipped": reason}]
-    cluster = slurm.SlurmCluster(f"calibration-{os.getpid()}")
+    cluster = slurm.SlurmCluster(f"sim-{os.getpid()}", Options(accounting=False))
     cluster.up(owner=os.getpid())
     patch = pytest.MonkeyPatch()
     try:
