@@ -19,7 +19,7 @@ _BLOCK = 256  # trials whose curves are drawn together
 _DIMENSIONS = 6
 _LANDSCAPE = 1234
 _SHAPE = 256.0  # the full length in the curves' own units
-_POPULATION = 200_000
+_POPULATION = 100_000
 
 Array = NDArray[np.float64]
 
