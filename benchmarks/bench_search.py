@@ -122,18 +122,19 @@ def suggestions(rows: Sequence[Row]) -> list[Row]:
 
 def clusters(rows: Sequence[Row]) -> list[Row]:
     print("\n(c) simulated clusters; times in R, the training of one full-length trial; - is never")
-    print("    q1, q01: until what looks best is in the best 1 %, 0.1 %; f1: until one is trained")
+    print("    q1, q01: until a model is as good as the best 1 %, 0.1 % are when trained in full")
+    print("    g1: until the trial that looks best belongs to the best 1 %, trained far or not")
     found: list[Row] = []
     timed = [row for row in rows if row["kind"] == "cluster"]
     for key in dict.fromkeys((row["scenario"], row["workers"]) for row in timed):
         same = [row for row in timed if (row["scenario"], row["workers"]) == key]
         print(f"\n  {key[0]}, {key[1]} workers, horizon {same[0]['horizon']:g} R")
-        print(f"  {'rule':<32}{'rank':>15}{'q1':>15}{'q01':>6}{'f1':>6}{'to R':>7}{'util':>7}")
+        print(f"  {'rule':<31}{'rank':>17}{'q1':>18}{'q01':>6}{'g1':>6}{'to R':>7}{'util':>7}")
         for row in sorted(same, key=lambda r: r["rank"][0]):
             print(
-                f"  {row['rule']:<32}{_bounds(row['rank'], 1):>15}"
-                f"{_bounds(row['time_to_1pct'], 2):>15}{_number(row['time_to_01pct'][0]):>6}"
-                f"{_number(row['finished_to_1pct'][0]):>6}{row['finished'][0]:>7.0f}"
+                f"  {row['rule']:<31}{_bounds(row['rank'], 1):>17}"
+                f"{_bounds(row['time_to_1pct'], 2):>18}{_number(row['time_to_01pct'][0]):>6}"
+                f"{_number(row['guess_of_1pct'][0]):>6}{row['finished'][0]:>7.0f}"
                 f"{100 * row['utilisation'][0]:>6.1f}%"
             )
         found += _compared(key, same)

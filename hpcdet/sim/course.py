@@ -34,7 +34,7 @@ class Course:
         created: trials that were made.
         at: trials that reported at a length, by length.
         finished: when a trial reached the full length, its number, and what it is worth.
-        best: each time a report beat all before: when, the trial, what it is worth in full.
+        best: each time a report beat all before: when, the trial, its loss.
         allocated_s: worker-seconds that the cluster gave.
         trained_s: worker-seconds of training; ``redone_s`` of them had been trained before.
         waits_s: how long each worker waited in the queue.
@@ -66,8 +66,8 @@ class Course:
         return self.trained_s / self.allocated_s if self.allocated_s else 0.0
 
     def time_to(self, quality: float) -> float:
-        """When the trial that looked best was worth this much or less; infinity if never."""
-        return next((at for at, _, value in self.best if value <= quality), float("inf"))
+        """When a trial first reported a loss of this much or less; infinity if never."""
+        return next((at for at, _, loss in self.best if loss <= quality), float("inf"))
 
     def time_to_finished(self, quality: float) -> float:
         """When a trial worth this much or less was trained in full; infinity if never."""

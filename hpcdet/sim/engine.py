@@ -392,7 +392,7 @@ class Simulation:
         self.course.at[length] += 1
         if loss < self._best:
             self._best = loss
-            self.course.best.append((self.now, number, self.workload.final(number)))
+            self.course.best.append((self.now, number, loss))
         if length == self._full:
             self.course.finished.append((self.now, number, self.workload.final(number)))
         if self.cluster.repeats and self._rng.random() < self.cluster.repeats:
