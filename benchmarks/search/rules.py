@@ -50,7 +50,7 @@ def ours(ladder: Ladder, name: str, **asked: Any) -> api.Searcher:
         "max_trials": ladder.trials,
         "max_concurrent_trials": ladder.workers,
     }
-    config = {"hyperparameters": {"x": 1}, "searcher": {"name": name, **common, **asked}}
+    config = {"hyperparameters": {}, "searcher": {"name": name, **common, **asked}}
     return searcher(resolve(config))
 
 
