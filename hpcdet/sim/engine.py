@@ -139,6 +139,7 @@ class Simulation:
         self._luck: dict[int, list[list[float]]] = {}
         self._rng = np.random.default_rng((self.seed, 3))
         self._facts: deque[api.Event] = deque()
+        self._at_rungs: list[tuple[_Trial, int]] = []
         self._state = self.searcher.initial()
         self._best = math.inf
         self._quiet = 0  # events since something was learnt
@@ -180,6 +181,10 @@ class Simulation:
         """Tell the searcher what it can hear, then give workers what can run."""
         while self._facts:
             self._tell(self._facts.popleft())
+        while self._at_rungs:  # nothing has held it there
+            trial, version = self._at_rungs.pop()
+            if trial.version == version:
+                self._stretch(trial)
         while self._runnable and self._idle:
             self._serve(self._workers[heapq.heappop(self._idle)])
         missing = min(len(self._runnable) - self._coming, len(self._out))
@@ -364,7 +369,7 @@ class Simulation:
         if trial.at in self._named:
             self._report(trial)
         if trial.at < trial.until:
-            self._stretch(trial)
+            self._at_rungs.append((trial, version))
             return
         worker = self._workers[trial.worker]
         trial.saved, trial.state, trial.worker = trial.at, "ended", -1
