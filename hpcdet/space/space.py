@@ -7,6 +7,7 @@ leaves the samples of all others as they were, and trial 700 needs no trial befo
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -22,13 +23,20 @@ from hpcdet.space.tree import Axis, Values
 MAX_REDRAWS = 100
 MAX_GRID = 100_000
 _STREAM = "hpcdet/1"  # names the way bits are made; a change of it changes every search
+_BEGIN = f'["{_STREAM}", '
 _text = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def bits(seed: int, trial: int, path: Path, redraw: int = 0) -> int:
     """128 random bits that belong to one hyperparameter of one trial."""
-    name = _text([_STREAM, seed, trial, redraw, *path])
+    name = f"{_BEGIN}{seed}, {trial}, {redraw}{_rest(path)}"
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "big")
+
+
+@functools.lru_cache(maxsize=4096)
+def _rest(path: Path) -> str:
+    """What a path adds to the JSON list ``["hpcdet/1", seed, trial, redraw, …]``."""
+    return "".join(f", {_text(part)}" for part in path) + "]"
 
 
 def trial_seed(seed: int, trial: int) -> int:
