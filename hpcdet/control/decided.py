@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcdet.control import codec
-from hpcdet.search import api
+from hpcdet.search import api, codec
 from hpcdet.store import overrides
 from hpcdet.store.journal import Line
 from hpcdet.store.records import Action, Control

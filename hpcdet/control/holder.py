@@ -13,13 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcdet.control import codec
 from hpcdet.control.decided import Decided
 from hpcdet.control.facts import Facts
 from hpcdet.control.watch import Watch
 from hpcdet.errors import IntegrityError
 from hpcdet.schedulers.base import Scheduler, Submission
-from hpcdet.search import api
+from hpcdet.search import api, codec
 from hpcdet.site.models import Site
 from hpcdet.store import chain, config, overrides, snapshots
 from hpcdet.store.chain import Chain

@@ -8,13 +8,13 @@ from hpcdet.search import api
 from hpcdet.store import records
 from hpcdet.units import Length
 
-_EVENTS: dict[str, type[api.Event]] = {
+EVENTS: dict[str, type[api.Event]] = {
     "start": api.Start,
     "report": api.Report,
     "segment_end": api.SegmentEnd,
     "limits": api.Limits,
 }
-_ACTIONS: dict[str, type[api.Action]] = {
+ACTIONS: dict[str, type[api.Action]] = {
     "create": api.Create,
     "continue": api.Continue,
     "pause": api.Pause,
@@ -25,23 +25,23 @@ _ACTIONS: dict[str, type[api.Action]] = {
 
 def encode_event(event: api.Event) -> dict[str, Any]:
     """``{"kind": "report", "trial": 1, "length": {"batches": 100}, "metrics": {…}}``."""
-    return _encode(event, _EVENTS)
+    return _encode(event, EVENTS)
 
 
 def decode_event(value: dict[str, Any]) -> api.Event | None:
     """The event, or None for a kind that this version does not know."""
-    kind = _EVENTS.get(value["kind"])
+    kind = EVENTS.get(value["kind"])
     return kind(**_fields(kind, value)) if kind else None
 
 
 def encode_action(action: api.Action) -> dict[str, Any]:
     """``{"kind": "stop", "trial": 1, "why": "…"}``."""
-    return _encode(action, _ACTIONS)
+    return _encode(action, ACTIONS)
 
 
 def decode_action(value: dict[str, Any]) -> api.Action | None:
     """The action, or None for a kind that this version does not know."""
-    kind = _ACTIONS.get(value["kind"])
+    kind = ACTIONS.get(value["kind"])
     return kind(**_fields(kind, value)) if kind else None
 
 
