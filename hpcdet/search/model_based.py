@@ -87,7 +87,9 @@ class ModelBased:
     startup: int = 0
     random_fraction: float = 1 / 3
     learns: bool = field(default=True, init=False)
-    _seen: dict[tuple[int, Any], Any] = field(default_factory=dict, init=False, compare=False)
+    _seen: dict[tuple[int, Any], FrozenTrial] = field(
+        default_factory=dict, init=False, compare=False
+    )
 
     @property
     def name(self) -> str:
@@ -99,9 +101,7 @@ class ModelBased:
 
     def suggest(self, view: View, number: int) -> dict[str, Any]:
         """Raises as ``Space.sample``, and ConfigError where Optuna is not installed."""
-        if uniform(bits(self.seed, number, ("", "model"))) < self.random_fraction:
-            return self.space.sample(self.seed, number)
-        known = self._project(view)
+        known = [] if self._draws(number) else self._project(view)
         if not known:
             return self.space.sample(self.seed, number)
         for redraw in range(MAX_REDRAWS):
@@ -109,6 +109,13 @@ class ModelBased:
             if found is not None:
                 return found
         return self.space.sample(self.seed, number)
+
+    def has_learned(self, view: View, number: int) -> bool:
+        """Whether the suggestion for this trial is the model's."""
+        return not self._draws(number) and bool(self._results(view)[1])
+
+    def _draws(self, number: int) -> bool:
+        return uniform(bits(self.seed, number, ("", "model"))) < self.random_fraction
 
     def _sampler(self, number: int, redraw: int) -> optuna.samplers.BaseSampler:
         """Every argument is given: their defaults change from version to version."""
@@ -125,48 +132,49 @@ class ModelBased:
             multivariate=True,
             group=self.space.conditional,
             constant_liar=True,
-            warn_independent_sampling=False,
         )
 
     def _project(self, view: View) -> list[FrozenTrial]:
         """What the model is to see; nothing while there is too little."""
-        params = view.params()
-        most: dict[int, tuple[int, float | None]] = {}  # the farthest observation of each trial
-        at_rung: dict[int, float] = {}
-        model_rung: int | None = None
-        for length, group in itertools.groupby(view.observations(), lambda seen: seen.length):
-            of_rung = list(group)
-            for seen in of_rung:
-                most.setdefault(seen.trial, (length, seen.loss))
-            if model_rung is None:
-                finite = {seen.trial: seen.loss for seen in of_rung if seen.loss is not None}
-                if len(finite) >= self._enough:
-                    model_rung, at_rung = length, finite
-        if model_rung is None:
+        most, at_rung = self._results(view)
+        if not at_rung:
             return []
+        params = view.params()
         best = list(itertools.islice(at_rung, BEST))  # of one length: best first
         recent = sorted(most.keys() - set(best))[-RECENT:]
         silent = [trial for trial in view.open() if trial not in most][-OPEN:]
         trials = []
         for trial in [*best, *recent, *silent]:
-            if trial in at_rung:
-                key = (trial, at_rung[trial])
-            else:
-                key = (trial, most.get(trial))
-            trials.append(self._frozen(key, params[trial]))
+            shown: Any = at_rung[trial] if trial in at_rung else most.get(trial)
+            trials.append(self._frozen(trial, shown, params[trial]))
         return trials
+
+    def _results(self, view: View) -> tuple[dict[int, tuple[int, float | None]], dict[int, float]]:
+        """The farthest observation of each trial, and the losses at the rung that is modelled."""
+        most: dict[int, tuple[int, float | None]] = {}
+        at_rung: dict[int, float] = {}
+        for length, group in itertools.groupby(view.observations(), lambda seen: seen.length):
+            finite: dict[int, float] = {}
+            for seen in group:
+                most.setdefault(seen.trial, (length, seen.loss))
+                if seen.loss is not None:
+                    finite[seen.trial] = seen.loss
+            if not at_rung and len(finite) >= self._enough:
+                at_rung = finite
+        return most, at_rung
 
     @property
     def _enough(self) -> int:
         return self.startup or max(self.space.dimensions + 2, 8)
 
-    def _frozen(self, key: tuple[int, Any], params: Mapping[str, Any]) -> FrozenTrial:
+    def _frozen(self, trial: int, shown: Any, params: Mapping[str, Any]) -> FrozenTrial:
         """Made once for each trial and what is known of it."""
-        if key not in self._seen:
-            if len(self._seen) > 4 * (BEST + RECENT + OPEN):
-                self._seen.clear()
-            self._seen[key] = _trial(*key, self.space.drawn(params))
-        return self._seen[key]
+        if len(self._seen) > 4 * (BEST + RECENT + OPEN):
+            self._seen.clear()
+        frozen = self._seen.get((trial, shown))
+        if frozen is None:
+            frozen = self._seen[trial, shown] = _trial(trial, shown, self.space.drawn(params))
+        return frozen
 
 
 class _Draw:
@@ -202,6 +210,9 @@ def _study(sampler: Any, known: list[FrozenTrial]) -> optuna.Study:
         def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> Any:
             return [trial for trial in known if states is None or trial.state in states]
 
+        def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+            """Notes of a sampler for other processes; there are none."""
+
     return optuna.create_study(  # type: ignore[no-any-return]
         storage=Projection(), sampler=sampler, direction="minimize"
     )
@@ -234,7 +245,6 @@ def _trial(number: int, shown: Any, drawn: list[tuple[Axis, Domain, Any]]) -> Fr
     )
 
 
-@functools.cache
 def to_distribution(domain: Domain) -> BaseDistribution:
     """The distribution of Optuna that a domain is modelled by."""
     of = library().distributions
