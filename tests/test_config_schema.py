@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -27,7 +28,8 @@ def test_the_schema_describes_every_key() -> None:
     definitions = made["$defs"]
 
     def properties(node: dict[str, object]) -> dict[str, dict[str, object]]:
-        reference = str(node.get("$ref", ""))
+        options = cast("list[dict[str, object]]", node.get("anyOf", [node]))
+        reference = next((str(option["$ref"]) for option in options if "$ref" in option), "")
         target = definitions[reference.rpartition("/")[2]] if reference else node
         return target.get("properties", {})  # type: ignore[no-any-return]
 

@@ -7,16 +7,19 @@ import math
 import os
 import stat
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcdet import config
+from hpcdet.control import commands
+from hpcdet.read import views
 from hpcdet.search.api import Create, Report, SegmentEnd, Shutdown, Start, Stop
-from hpcdet.search.program import Program, ProgramError, Search, python_class
+from hpcdet.search.program import Program, ProgramError, Search, command
+from hpcdet.store.records import Trial
 from hpcdet.units import Length
-from tests.experiments import until
+from tests import experiments as x
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "custom_search"
 SEARCH = Search(
@@ -61,11 +64,9 @@ def play(method: Program, *, restart: bool) -> list[Any]:
     return seen
 
 
-@pytest.mark.parametrize(
-    "command", [["perl", "search.pl"], python_class("search:HillClimb")], ids=["perl", "python"]
-)
-def test_an_example_answers_the_same_whenever_it_is_started_again(command: list[str]) -> None:
-    method = Program(command, EXAMPLE, SEARCH)
+@pytest.mark.parametrize("asked", ["perl search.pl", "search:HillClimb"])
+def test_an_example_answers_the_same_whenever_it_is_started_again(asked: str) -> None:
+    method = Program(command(asked), EXAMPLE, SEARCH)
     answers = play(method, restart=False)
     assert answers == play(method, restart=True)
     creates = [a for actions in answers for a in actions if isinstance(a, Create)]
@@ -118,7 +119,7 @@ def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     with pytest.raises(ProgramError, match="no answer within 1 s"):
         method.on_event(method.initial(), Start())
     status = Path("/proc", (tmp_path / "child").read_text().strip(), "status")
-    until(lambda: not status.exists() or "zombie" in status.read_text())
+    x.until(lambda: not status.exists() or "zombie" in status.read_text())
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
@@ -136,7 +137,42 @@ def test_what_a_class_prints_is_no_answer(tmp_path: Path) -> None:
     )
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     question = json.dumps({"search": {}, "state": None, "event": {"kind": "start"}}) + "\n"
-    command = [sys.executable, *python_class("chatty:Chatty")[1:]]
-    done = subprocess.run(command, input=question, env=env, text=True, capture_output=True)
+    done = subprocess.run(
+        command("chatty:Chatty"), input=question, env=env, text=True, capture_output=True
+    )
     assert [json.loads(line) for line in done.stdout.splitlines()] == [{"state": {}, "actions": []}]
     assert done.stderr.split() == ["hello", "so"]
+
+
+@pytest.mark.xdist_group("local")
+def test_an_example_searches(tmp_path: Path) -> None:
+    loaded = config.load(EXAMPLE / "python.yaml")
+    values = loaded.resolved()
+    values["searcher"]["max_trials"] = 3
+    with x.local_jobs(tmp_path / "state"):
+        paths = x.submit(values, tmp_path / "root", x.local_site(), EXAMPLE)
+        assert x.run_to_end(paths).state == "COMPLETED", x.story(paths)
+    records = [Trial.read(trial.record) for trial in paths.trials()]
+    rates = [record.params["lr"] for record in records if record is not None]
+    assert len(rates) == 3 and rates[1] != rates[0]
+
+
+@pytest.mark.xdist_group("local")
+def test_a_crash_pauses_the_search_until_it_is_repaired(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir(mode=0o700)
+    program(
+        model,
+        'read q; case "$q" in *segment_end*) test -e mended || { echo oh >&2; exit 3; }\n'
+        'echo \'{"actions": [{"kind": "shutdown"}]}\';;\n'
+        '*start*) echo \'{"actions": [{"kind": "create"}]}\';; *) echo \'{"actions": []}\';; esac',
+    )
+    searcher = {"name": "custom", "program": "./search.sh", "max_trials": 1}
+    site = x.local_site(python=x.fake_python(tmp_path))
+    with x.local_jobs(tmp_path / "state"):
+        paths = x.submit(x.config(30, searcher=searcher), tmp_path / "root", site, model)
+        x.until(lambda: views.status(paths)["state"] == "PAUSED", lambda: x.story(paths))
+        assert "it ended with exit code 3 without an answer; it said: oh" in x.story(paths)
+        (paths.code / "mended").touch()
+        commands.ask(paths, "resume")
+        assert x.crank_to_end(paths).state == "COMPLETED", x.story(paths)

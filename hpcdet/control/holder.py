@@ -79,7 +79,7 @@ class Hands:
             resolved,
             site,
             open_scheduler(site),
-            searcher(resolved),
+            searcher(resolved, paths.code),
             submission.build,
             sweep=functools.partial(_sweep, site.python or sys.executable),
         )

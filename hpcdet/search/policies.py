@@ -11,9 +11,11 @@ import math
 import statistics
 import sys
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+
+from hpcdet.units import Length
 
 WORST = sys.float_info.max
 Scope = Literal["trial", "search"]
@@ -360,7 +362,7 @@ class TotalLength:
         return f"trained {used} of {self.length} in all" if used >= self.length else ""
 
 
-POLICIES: dict[str, type[Any]] = {
+_POLICIES: dict[str, Callable[..., Policy]] = {
     "patience": Patience,
     "threshold": Threshold,
     "median": Percentile,
@@ -375,3 +377,21 @@ POLICIES: dict[str, type[Any]] = {
     "no_improvement": NoImprovement,
     "total_length": TotalLength,
 }
+
+
+def chosen(
+    asked: Mapping[str, Mapping[str, Any]], smaller_is_better: bool
+) -> list[tuple[str, Policy]]:
+    """The policies of ``searcher.stopping`` with their names, in the order of the table above."""
+    found = []
+    for name, make in _POLICIES.items():
+        if name in asked:
+            given = {key: _plain(value) for key, value in asked[name].items() if value is not None}
+            if name == "target" and not smaller_is_better:
+                given["value"] = -given["value"]
+            found.append((name, make(**given)))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return Length.decode(value).value if isinstance(value, dict) else value

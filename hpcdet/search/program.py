@@ -16,7 +16,9 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -65,9 +67,13 @@ class Search:
         return {**fields, "max_length": None if length is None else length.encode()}
 
 
-def python_class(entrypoint: str) -> list[str]:
-    """The command that runs the class ``module:Class`` as such a program."""
-    return [sys.executable, "-m", _HOST, entrypoint]
+def command(program: str | Sequence[str]) -> list[str]:
+    """What ``searcher.program`` runs: a class ``module:Class``, the words of a line, an argv."""
+    if not isinstance(program, str):
+        return list(program)
+    if re.fullmatch(r"[\w.]+:\w+", program):
+        return [sys.executable, "-m", _HOST, program]
+    return shlex.split(program)
 
 
 class _Process:
