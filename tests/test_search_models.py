@@ -8,10 +8,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
+from hpcdet.search import registry
+from hpcdet.search.api import Create, Report, SegmentEnd, Start
 from hpcdet.search.elsewhere import Elsewhere
 from hpcdet.search.model_based import RECENT, Model, ModelBased
 from hpcdet.search.sampling import Observation
 from hpcdet.space.space import Space
+from hpcdet.store.config import resolve
+from hpcdet.units import Length
 
 BOWL = {
     "lr": {"type": "log", "minval": -5, "maxval": 0},
@@ -169,3 +175,45 @@ def test_what_a_model_sees_is_bounded() -> None:
     sampler = ModelBased(space, 5, random_fraction=0.0)
     assert bowl(sampler.suggest(history, 2001)) < 0.2
     assert RECENT < len(sampler._seen) < 600
+
+
+def test_decided_again_by_its_records_a_search_asks_no_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = {
+        "hyperparameters": BOWL,
+        "searcher": {
+            "name": "bayesian",
+            "metric": "loss",
+            "max_length": {"batches": 9},
+            "max_trials": 14,
+            "max_concurrent_trials": 2,
+        },
+        "reproducibility": {"experiment_seed": 5},
+    }
+
+    def play(known: dict[int, Mapping[str, Any]]) -> list[Create]:
+        method = registry.searcher(resolve(values), known=known)
+        state = method.initial()
+        made: list[Create] = []
+        events: list[Any] = [Start()]
+        while events:
+            state, actions = method.on_event(state, events.pop(0))
+            for action in actions:
+                if isinstance(action, Create):
+                    made.append(action)
+                    metrics = {"loss": bowl(action.params)}
+                    events.append(Report(action.trial, Length("batches", 9), metrics))
+                    events.append(SegmentEnd(action.trial, "target"))
+        return made
+
+    made = play({})
+    assert len(made) == 14
+    drawn = Space(BOWL)
+    assert any(drawn.sample(5, create.trial) != create.params for create in made)
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("a model was asked")
+
+    monkeypatch.setattr(ModelBased, "suggest", never)
+    assert play({create.trial: create.params for create in made}) == made

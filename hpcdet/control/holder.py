@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from hpcdet.site.models import Site
 from hpcdet.store import chain, config, overrides, snapshots
 from hpcdet.store.chain import Chain
 from hpcdet.store.config import Resolved
+from hpcdet.store.journal import Line
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.lease import Lease
 from hpcdet.store.records import Intent
@@ -54,6 +55,7 @@ class Hands:
     Attributes:
         build: renders the script of an intent (``jobs.submission.build``).
         clock: seconds that never go back.
+        known: recorded hyperparameters of trials, for ``method`` when it is told everything again.
         sweep: removes checkpoints that nobody keeps once an experiment is over.
     """
 
@@ -63,6 +65,7 @@ class Hands:
     method: api.Searcher
     build: Build
     clock: Callable[[], float] = time.monotonic
+    known: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     sweep: Callable[[ExperimentPaths], None] | None = None
 
     @classmethod
@@ -74,13 +77,15 @@ class Hands:
         from hpcdet.site import from_resolved
 
         resolved = config.load(paths.config)
+        known: dict[int, Mapping[str, Any]] = {}
         site = from_resolved(paths.site)
         return cls(
             resolved,
             site,
             open_scheduler(site),
-            searcher(resolved, paths.code),
+            searcher(resolved, paths.code, known),
             submission.build,
+            known=known,
             sweep=functools.partial(_sweep, site.python or sys.executable),
         )
 
@@ -189,8 +194,7 @@ class Holder:
         since, history = self._chain.since, self._chain.history
         self._chain.history = []  # a long search has many
         self._decided = Decided.decode(method, known[since].state) if since else Decided(method)
-        for line in history:
-            self._decided.take(line)
+        self._take_again(history)
         self._unsnapped = len(history)
         self.settle()
         self.commit()
@@ -199,10 +203,18 @@ class Holder:
     def ask_again(self) -> None:
         """Tell a searcher that has failed everything once more: it may have been mended."""
         self._decided = Decided(self.hands.method)
-        for line in chain.read(self.paths):
-            self._decided.take(line)
+        self._take_again(chain.read(self.paths))
         self.settle()
         self.commit()
+
+    def _take_again(self, lines: list[Line]) -> None:
+        """Fold records; what was suggested then stands."""
+        known = self.hands.known
+        actions = (line["action"] for line in lines if line["kind"] == "action")
+        known.update({each["trial"]: each["params"] for each in actions if "params" in each})
+        for line in lines:
+            self.decided.take(line)
+        known.clear()
 
     def snapshot(self) -> None:
         """Write down what has been decided, if much has been since the last time."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hpcdet.errors import ConfigError
 from hpcdet.search import asha_promotion, asha_stopping, hybrid, model_based, policies
@@ -14,7 +16,7 @@ from hpcdet.search.model_based import ModelBased
 from hpcdet.search.pasha import Pasha
 from hpcdet.search.program import Program, Search, command
 from hpcdet.search.random import Random
-from hpcdet.search.sampling import Independent, Sampler
+from hpcdet.search.sampling import Independent, Recorded, Sampler
 from hpcdet.search.supervised import Supervised
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
@@ -26,11 +28,14 @@ RULES: dict[str, Rule] = {
 }
 
 
-def searcher(resolved: Resolved, code: Path = Path()) -> Searcher:
+def searcher(
+    resolved: Resolved, code: Path = Path(), known: dict[int, Mapping[str, Any]] | None = None
+) -> Searcher:
     """The search method that the config names, under its stopping policies.
 
     Args:
         code: folder of the user's code, where a custom searcher runs.
+        known: hyperparameters that are recorded of trials which are about to be made again.
 
     Raises:
         ConfigError: there is no such searcher, the search space is wrong, or a package is missing.
@@ -43,7 +48,7 @@ def searcher(resolved: Resolved, code: Path = Path()) -> Searcher:
             hint=f"searchers: {', '.join(NAMES)}",
         )
     try:
-        method = _method(resolved, code)
+        method = _method(resolved, code, {} if known is None else known)
     except SpaceError as error:
         where = f"hyperparameters.{dotted(error.path)}".rstrip(".")
         raise ConfigError(error.what, where=where, hint=error.hint) from error
@@ -54,7 +59,7 @@ def searcher(resolved: Resolved, code: Path = Path()) -> Searcher:
     return Supervised(method, chosen, asked.metric, asked.smaller_is_better, slots)
 
 
-def _method(resolved: Resolved, code: Path) -> Searcher:
+def _method(resolved: Resolved, code: Path, known: dict[int, Mapping[str, Any]]) -> Searcher:
     asked = resolved.searcher
     seed = resolved.reproducibility.experiment_seed
     space = Space(resolved.hyperparameters)
@@ -76,7 +81,7 @@ def _method(resolved: Resolved, code: Path) -> Searcher:
         rule=RULES[asked.rule],
         brackets=asked.brackets,
         divisor=asked.divisor,
-        sampler=_sampler(resolved, space),
+        sampler=_sampler(resolved, space, known),
         seed=seed,
         until=length,
         max_concurrent=concurrent,
@@ -86,7 +91,7 @@ def _method(resolved: Resolved, code: Path) -> Searcher:
     )
 
 
-def _sampler(resolved: Resolved, space: Space) -> Sampler:
+def _sampler(resolved: Resolved, space: Space, known: dict[int, Mapping[str, Any]]) -> Sampler:
     """Raises ConfigError where the library of a model is missing."""
     asked, searcher = resolved.searcher.sampler, resolved.searcher
     seed = resolved.reproducibility.experiment_seed
@@ -98,7 +103,8 @@ def _sampler(resolved: Resolved, space: Space) -> Sampler:
     if fraction is None:
         fraction = 0.0 if searcher.name == "bayesian" else 1 / 3
     model = ModelBased(space, seed, name, asked.startup or 0, fraction)
-    return Elsewhere(model, resolved.hyperparameters) if name == "gp" else model
+    asked_for = Elsewhere(model, resolved.hyperparameters) if name == "gp" else model
+    return Recorded(asked_for, known)
 
 
 def _program(resolved: Resolved, code: Path) -> Program:
