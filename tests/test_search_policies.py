@@ -13,6 +13,7 @@ from hpcdet.search import policies
 from hpcdet.search.api import Action, Create, Pause, Report, SegmentEnd, Shutdown, Start, Stop
 from hpcdet.search.policies import WORST, Policy, Seen
 from hpcdet.search.random import Random
+from hpcdet.search.sampling import Independent
 from hpcdet.search.supervised import Supervised
 from hpcdet.space.space import Space
 from hpcdet.units import Length
@@ -137,7 +138,7 @@ def test_no_improvement_counts_trials() -> None:
 def searcher(*asked: tuple[str, Policy], most: int = 3, at_once: int = 2) -> Supervised:
     space = Space({"lr": {"type": "double", "minval": 0.0, "maxval": 1.0}})
     until = Length("batches", 100)
-    return Supervised(Random(space, 1, until, most, at_once), asked, "loss")
+    return Supervised(Random(Independent(space, 1), 1, until, most, at_once), asked, "loss")
 
 
 class Run:
@@ -179,12 +180,12 @@ class Pauses(Random):
 
     def on_event(self, state: Any, event: Any) -> Any:
         if isinstance(event, Report):
-            return state, [Pause(event.trial), self._create(9)]
+            return state, [Pause(event.trial), self._create(state, 9)]
         return super().on_event(state, event)
 
 
 def test_what_the_searcher_wants_of_an_ended_trial_is_dropped_and_nothing_else() -> None:
-    method = Pauses(Space({"lr": 0.1}), 1, Length("batches", 9), 2, 1)
+    method = Pauses(Independent(Space({"lr": 0.1}), 1), 1, Length("batches", 9), 2, 1)
     run = Run(Supervised(method, [("nan", policies.NaN())], "loss"))
     stop, create, *rest = run.report(1, 10, None)
     assert isinstance(stop, Stop) and isinstance(create, Create) and create.trial == 9

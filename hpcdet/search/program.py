@@ -6,8 +6,8 @@ started again between any two lines, and a replay asks it the same questions::
     > {"search": {...}, "state": null, "event": {"kind": "start"}}
     < {"state": {"n": 1}, "actions": [{"kind": "create", "params": {"lr": 0.1}}]}
 
-It runs in the folder of the code, in a process group of its own; what it writes to stderr is
-shown where it fails.
+It may answer one line and end well, or go on reading. It runs in the folder of the code, in a
+process group of its own; what it writes to stderr is shown where it fails.
 """
 
 from __future__ import annotations
@@ -198,10 +198,7 @@ class Program:
             "event": codec.encode_event(event),
         }
         try:
-            if self._process is None:
-                self._process = _Process(self.command, self.folder)
-            line = json.dumps(question).encode() + b"\n"
-            answer = _parse(self._process.ask(line, self.timeout_s))
+            answer = _parse(self._ask(json.dumps(question).encode() + b"\n"))
             created = state["created"]
             actions = []
             for said in answer["actions"]:
@@ -212,6 +209,17 @@ class Program:
             self.close()
             raise
         return {"created": created, "program": answer.get("state")}, actions
+
+    def _ask(self, line: bytes) -> bytes:
+        if self._process is not None:
+            try:
+                return self._process.ask(line, self.timeout_s)
+            except ProgramError:
+                if self._process.process.poll() != 0:
+                    raise
+                self.close()  # one that answers once and is done
+        self._process = _Process(self.command, self.folder)
+        return self._process.ask(line, self.timeout_s)
 
     def _action(self, said: Any, created: int) -> Action:
         said = dict(said) if isinstance(said, dict) else {"kind": None}
