@@ -168,13 +168,13 @@ def replay(out: Output, id: str, verify: bool) -> None:
 
 def _verified(paths: ExperimentPaths, lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Decide everything again. Raises HpcdetError with the first difference."""
-    from hpcdet.control.decided import Decided
+    from hpcdet.control.decided import program
     from hpcdet.control.replay import Replay
     from hpcdet.search.registry import searcher
     from hpcdet.store import config, snapshots
 
-    method = searcher(config.load(paths.config))
-    known = {one.point: one.state for one in snapshots.read(paths, Decided(method).program)}
+    method = searcher(config.load(paths.config), paths.code)
+    known = {one.point: one.state for one in snapshots.read(paths, program(method))}
     again = Replay(method, known)
     with working(f"deciding {len(lines)} records of {paths.id} again") as done:
         for count, _ in enumerate(again.run(lines), 1):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from hpcdet.search import api
@@ -21,11 +23,13 @@ ACTIONS: dict[str, type[api.Action]] = {
     "stop": api.Stop,
     "shutdown": api.Shutdown,
 }
+_EVENT_NAMES: dict[type, str] = {kind: name for name, kind in EVENTS.items()}
+_ACTION_NAMES: dict[type, str] = {kind: name for name, kind in ACTIONS.items()}
 
 
 def encode_event(event: api.Event) -> dict[str, Any]:
     """``{"kind": "report", "trial": 1, "length": {"batches": 100}, "metrics": {…}}``."""
-    return _encode(event, EVENTS)
+    return _encode(event, _EVENT_NAMES)
 
 
 def decode_event(value: dict[str, Any]) -> api.Event | None:
@@ -36,7 +40,7 @@ def decode_event(value: dict[str, Any]) -> api.Event | None:
 
 def encode_action(action: api.Action) -> dict[str, Any]:
     """``{"kind": "stop", "trial": 1, "why": "…"}``."""
-    return _encode(action, ACTIONS)
+    return _encode(action, _ACTION_NAMES)
 
 
 def decode_action(value: dict[str, Any]) -> api.Action | None:
@@ -45,21 +49,23 @@ def decode_action(value: dict[str, Any]) -> api.Action | None:
     return kind(**_fields(kind, value)) if kind else None
 
 
-def _encode(value: Any, kinds: dict[str, Any]) -> dict[str, Any]:
-    [kind] = (name for name, cls in kinds.items() if type(value) is cls)
-    return {"kind": kind, **{key: _plain(item) for key, item in vars(value).items()}}
+def _encode(value: Any, kinds: dict[type, str]) -> dict[str, Any]:
+    return {"kind": kinds[type(value)], **{key: _plain(it) for key, it in vars(value).items()}}
 
 
 def _plain(value: Any) -> Any:
+    kind = type(value)
+    if kind is int or kind is str or value is None:
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else records.number(value)
     if isinstance(value, Length):
         return value.encode()
-    if isinstance(value, float):
-        return records.number(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return value
+    return records.number(value) if isinstance(value, float) else value
 
 
 def _fields(kind: type, value: dict[str, Any]) -> dict[str, Any]:
