@@ -7,7 +7,7 @@ after everything that is one; ties go to the trial that was made first.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,9 +41,8 @@ def loss(metrics: Mapping[str, Any], metric: str, smaller_is_better: bool) -> fl
 
 def insert(ranking: Ranking, new: Entry) -> int:
     """Add an entry; returns its rank, 0 for the best."""
-    place = bisect_left(ranking, new)
-    ranking.insert(place, new)
-    return place
+    insort(ranking, new)
+    return rank(ranking, new)
 
 
 def rank(ranking: Ranking, found: Entry) -> int:

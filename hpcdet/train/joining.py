@@ -16,7 +16,7 @@ from hpcdet.errors import NotFound
 from hpcdet.store import overrides
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import Trial
-from hpcdet.train import deterministic, notice, rendezvous
+from hpcdet.train import deterministic, heap, notice, rendezvous
 from hpcdet.train.clock import Deadline
 from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place
@@ -44,6 +44,7 @@ def join(
         Unavailable: the other ranks did not come.
     """
     notice.install()
+    heap.keep()
     ranks = Ranks.from_environment()
     place = Place.from_environment()
     if place is None:

@@ -1,0 +1,33 @@
+"""Memory that one step frees, and the next one asks for again, stays with the process.
+
+glibc gives memory that lies free at the end of its heap back to the system. Asked for again, it
+comes page by page, each by a fault that clears it. Whether that happens at every step is chance,
+for it depends on what else lies on the heap: with gradients of 5 MB, 500 to 1200 faults were
+counted in each step, and next to none when the memory is kept.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in malloc.h
+_KEPT_BYTES = 2**30
+_LARGEST_BYTES = 2**26
+"""What is larger has pages of its own, and gives them back at once."""
+_USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+
+
+def keep(environment: Mapping[str, str] = os.environ) -> bool:
+    """Keep up to 1 GiB that lies free; False where that cannot be said, or the user has said it.
+
+    Where another allocator than glibc's is loaded, nothing changes.
+    """
+    if any(name in environment for name in _USERS):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # no glibc
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_BYTES) and mallopt(_TRIM_THRESHOLD, _KEPT_BYTES))
