@@ -6,7 +6,7 @@ WORKERS ?= 2
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test check packages setup wheel chaos bench-cli bench-index bench-overhead bench-checkpoint bench-mpi bench-elastic bench-gpu bench-search clean
+.PHONY: demo test check packages setup wheel chaos bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-elastic bench-gpu bench-search clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -39,6 +39,9 @@ bench-cli: setup  ## start-up times of the command line
 
 bench-index: setup  ## the SQLite index: made from nothing, and brought up to date
 	$(PY) benchmarks/bench_index.py
+
+bench-search-control: setup  ## deciding: restart of a long search, a turn over many trials, report to directive
+	$(PY) benchmarks/bench_search_control.py
 
 bench-overhead: setup  ## a step of ours against a hand-written loop, Lightning Fabric and Determined
 	$(PY) benchmarks/bench_overhead.py

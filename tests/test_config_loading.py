@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from hpcdet import config
 from hpcdet.config import foreign, problems
@@ -80,6 +81,8 @@ def test_readers_know_every_key_with_the_default_that_writers_give_it(tmp_path: 
             ours, theirs = getattr(model, name), getattr(record, name)
             if is_dataclass(theirs) and not isinstance(theirs, Length):
                 compare(ours, theirs, f"{above}{name}.")
+            elif isinstance(ours, BaseModel):  # read as plain data
+                assert ours.model_dump() == theirs, above + name
             elif above + name not in derived:
                 assert ours == theirs, above + name
 

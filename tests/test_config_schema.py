@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -27,7 +28,8 @@ def test_the_schema_describes_every_key() -> None:
     definitions = made["$defs"]
 
     def properties(node: dict[str, object]) -> dict[str, dict[str, object]]:
-        reference = str(node.get("$ref", ""))
+        options = cast("list[dict[str, object]]", node.get("anyOf", [node]))
+        reference = next((str(option["$ref"]) for option in options if "$ref" in option), "")
         target = definitions[reference.rpartition("/")[2]] if reference else node
         return target.get("properties", {})  # type: ignore[no-any-return]
 
@@ -68,7 +70,12 @@ def test_a_plan_says_trials_lengths_and_cost(tmp_path: Path) -> None:
     assert made["brackets"] == [whole]
     assert (made["trials"], made["unit"], made["units"]) == (4, "batches", 1200)
     assert made["slots"] == {"per_trial": 2, "at_once": 4, "nodes_per_trial": 1}
-    assert made["cost"] == {"slot_hours": 8.0, "walltime_s": 3600, "run_s": 7200}
+    assert made["cost"] == {
+        "slot_hours": 8.0,
+        "walltime_s": 3600,
+        "run_s": 7200,
+        "unit_s": None,
+    }
     assert made["storage"]["bytes"] == 1000 * made["storage"]["checkpoints"]
 
     loaded = config.load(digits / "adaptive.yaml", ["resources.walltime_s=3600"])
@@ -80,6 +87,7 @@ def test_a_plan_says_trials_lengths_and_cost(tmp_path: Path) -> None:
     units = 9 * 18 + (2 + 3) * 75 + 2 * 300
     assert (adaptive["rule"], adaptive["units"]) == ("hybrid", units)
     assert adaptive["cost"]["slot_hours"] == pytest.approx(units / 300)
+    assert config.plan(loaded.typed(), unit_s=2)["cost"]["run_s"] == max(600, 2 * units / 4)
 
     file = tmp_path / "command.yaml"
     file.write_text("entrypoint: ./train.sh\n")

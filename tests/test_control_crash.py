@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from hpcdet.control import commands
+from hpcdet.control import holder as holding
 from hpcdet.control.controller import advance
 from hpcdet.control.holder import Holder
+from hpcdet.control.replay import Replay
 from hpcdet.schedulers.base import TaskState
+from hpcdet.search import api
 from hpcdet.store import chain
 from hpcdet.store.records import Closed, Submitted, in_force
-from tests.paper import Waves, World
+from tests.paper import Promotion, Waves, World
 
 EFFECTS = ("link", "replace", "write", "fsync", "mkdir")
 DECISIONS = ("event", "action", "retry", "fail", "state")
@@ -69,13 +72,17 @@ class Killer:
 class Life:
     """An experiment whose controller is replaced by a new process whenever it is killed."""
 
+    END = ("COMPLETED", "3 of 3 trials succeeded")
+
     def __init__(self, root: Path, killer: Killer) -> None:
-        method = Waves(count=3, width=2, stop_above=1.0)
-        self.world = World.make(root, method, max_restarts=1)
+        self.world = World.make(root, self.method(), max_restarts=1)
         self.killer = killer
         self.world.scheduler.effect = killer.effect
         self.holder = self.world.holder()
         self.deaths = 0
+
+    def method(self) -> api.Searcher:
+        return Waves(count=3, width=2, stop_above=1.0)
 
     def turn(self) -> None:
         """One turn that comes to its end, by this holder or the next."""
@@ -157,6 +164,50 @@ class Life:
         }
 
 
+class Promoted(Life):
+    """Trials are paused, by their searcher and by a preemption besides, and one is promoted."""
+
+    END = ("COMPLETED", "4 of 4 trials succeeded")
+
+    def method(self) -> api.Searcher:
+        return Promotion(count=4, width=2, promoted=1)
+
+    def story(self) -> None:
+        world, play = self.world, self.world.play()
+        self.turn()
+        here, there = play.start_all()
+        one, two = play.claim(here, 1), play.claim(there, 2)
+        play.report(one, 50, 0.1)
+        play.report(two, 50, 0.5)
+        self.turn()
+        play.report(two, 60, 0.01)  # trained on before it heard
+        play.end(two, "paused", progressed=True)
+        self.turn()
+        three = play.claim(there, 3)
+        play.report(three, 50, 0.4)
+        self.turn()
+        play.end(three, "preempted", progressed=True)
+        play.leave(there, "signal")
+        self.turn()
+        [other] = play.start_all()
+        four = play.claim(other, 4)
+        play.report(four, 50, 0.3)
+        self.turn()  # promoted while it leaves
+        play.end(four, "paused", progressed=True)
+        play.finish(one)
+        self.turn()
+        commands.ask(world.paths, "set", **{"searcher.max_concurrent_trials": 1})
+        self.turn()
+        four = play.claim(here, 4)
+        play.vanish(here, TaskState.NODE_FAIL)
+        for _ in range(10):
+            if not here.end.exists():
+                self.turn()
+        play.finish(play.claim(other, 4))
+        self.turn()
+        self.turn()
+
+
 def _drop(holder: Holder) -> None:
     """What the kernel does for a killed process: close its files."""
     if holder._chain is not None:
@@ -175,20 +226,30 @@ def killer(monkeypatch: pytest.MonkeyPatch) -> Killer:
 
 
 @pytest.mark.parametrize("trouble", [False, True], ids=["killed", "disk full"])
+@pytest.mark.parametrize("life", [Life, Promoted])
 def test_dying_at_every_effect_loses_and_doubles_nothing(
-    tmp_path: Path, killer: Killer, trouble: bool
+    tmp_path: Path,
+    killer: Killer,
+    monkeypatch: pytest.MonkeyPatch,
+    life: type[Life],
+    trouble: bool,
 ) -> None:
-    calm = Life(tmp_path / "calm", killer)
+    monkeypatch.setattr(holding, "SNAPSHOT_EVERY", 1)
+    calm = life(tmp_path / "calm", killer)
     calm.story()
     expected, effects = calm.outcome(), killer.count
-    assert expected["closed"] == ("COMPLETED", "3 of 3 trials succeeded")
-    assert effects > 100
+    assert expected["closed"] == life.END
+    assert any(calm.world.paths.snapshots.iterdir())
+    assert effects > 250  # 500 in both lives
     killer.trouble = trouble
-    for at in range(1, effects + 1, 1 + trouble):
+    for at in range(1, effects + 1, 1 + 4 * trouble):
         killer.at, killer.count = at, 0
-        life = Life(tmp_path / f"{at}", killer)
-        life.story()
-        assert life.deaths == 1 or trouble, at
-        outcome = life.outcome()
+        one = life(tmp_path / f"{at}", killer)
+        one.story()
+        assert one.deaths == 1 or trouble, at
+        outcome = one.outcome()
         for part, value in expected.items():
             assert outcome[part] == value, f"{part}, killed at effect {at} of {effects}"
+        again = Replay(one.method(), {})
+        lines = chain.read(one.world.paths)
+        assert len(list(again.run(lines))) == len(lines), f"{again.difference}, killed at {at}"

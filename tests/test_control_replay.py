@@ -10,12 +10,14 @@ import pytest
 
 from hpcdet.control import holder as holding
 from hpcdet.control.controller import advance
-from hpcdet.control.decided import Decided
+from hpcdet.control.decided import Decided, program
 from hpcdet.control.holder import Holder
 from hpcdet.control.replay import Replay
-from hpcdet.store import chain, snapshots
+from hpcdet.search import registry
+from hpcdet.store import chain, config, snapshots
 from hpcdet.store.chain import Chain, Point
 from hpcdet.store.layout import ExperimentPaths
+from tests.commands import Cli
 from tests.paper import Promotion, World
 
 
@@ -81,7 +83,7 @@ def test_a_snapshot_is_what_the_records_fold_into(
 
 
 def _snapshots(world: World) -> list[snapshots.Snapshot]:
-    return list(snapshots.read(world.paths, Decided(world.method).program))
+    return list(snapshots.read(world.paths, program(world.method)))
 
 
 def test_a_snapshot_that_is_damaged_or_another_versions_is_passed_over(
@@ -153,3 +155,24 @@ def test_a_searcher_that_fails_now_is_told_too(tmp_path: Path) -> None:
     broken = Replay(Forgetful(), {})
     assert list(broken.run(chain.read(world.paths)))[-1]["kind"] == "term"
     assert broken.failed == "searcher promotion: KeyError: 'runs'"
+
+
+def test_the_command_says_whether_all_is_decided_again(cli: Cli) -> None:
+    search = {"name": "random", "max_trials": 2, "max_length": {"batches": 100}}
+    space = {"rate": {"type": "double", "minval": 0.0, "maxval": 1.0}}
+    world = World.make(cli.root, searcher=search, hyperparameters=space)
+    world.method = registry.searcher(world.resolved)
+    world.paths.config.write_bytes(config.dump(world.resolved.raw))
+    holder = world.holder()
+    advance(world.paths, holder)
+    holder.close()
+    [row] = cli("searcher", "replay", "--verify", world.paths.id, "-o", "json").items
+    assert (row["events"], row["decisions"], row["verified"]) == (1, 2, True)
+    rows = cli("searcher", "replay", world.paths.id, "-o", "json").items
+    assert [(row["what"], row["trial"]) for row in rows] == [
+        *(("start", None), ("create", 1), ("create", 2)),
+    ]
+    other = {**world.resolved.raw, "reproducibility": {"experiment_seed": 8}}
+    world.paths.config.write_bytes(config.dump(other))
+    said = cli("searcher", "replay", "--verify", world.paths.id, code=1)
+    assert 'after {"kind": "start"}: recorded is {"kind": "create", "trial": 1' in said.err

@@ -14,9 +14,10 @@ from hpcdet.control import commands, controller
 from hpcdet.control.controller import Turn, advance
 from hpcdet.control.facts import Facts
 from hpcdet.control.holder import Fenced, Holder
+from hpcdet.control.sight import Sight
 from hpcdet.errors import UsageError
 from hpcdet.schedulers.base import Capabilities, Refusal, TaskState
-from hpcdet.search import api
+from hpcdet.search import api, registry
 from hpcdet.store import chain, config, files, journal, lease, limits
 from hpcdet.store.layout import AttemptPaths, WorkerPaths, numbers
 from hpcdet.store.records import (
@@ -119,6 +120,42 @@ def test_the_searcher_hears_each_length_once_whatever_is_trained_again(tmp_path:
     assert heard == [(30, 0.3), (60, "NaN"), (90, 0.9)]
 
 
+def test_what_looks_as_before_is_not_read_again_and_nothing_is_missed(tmp_path: Path) -> None:
+    built, now = Builder(tmp_path / "digits-7f3a"), [0.0]
+    trial = built.trial()
+    sight = Sight(built.paths, lambda: now[0])
+
+    def look(after: float) -> tuple[str, bool]:
+        now[0] += after
+        sight.begin()
+        seen = sight.trial(1)
+        assert sight.trial(1) is seen, "once in a turn"
+        return seen.standing.state, seen.fresh
+
+    # twice: what came within a tick of the file system's clock may look the same
+    assert [look(15) for _ in range(3)] == [
+        ("runnable", True),
+        ("runnable", True),
+        ("runnable", False),
+    ]
+    attempt = trial.attempt()
+    assert [look(15) for _ in range(3)] == [
+        ("running", True),
+        ("running", True),
+        ("running", False),
+    ]
+    attempt.line("progress", batches=1)
+    assert look(15) == ("running", False)
+    attempt.end("paused")
+    trial.control("pause")
+    sight.forget(1)
+    assert [look(1), look(1), look(15)] == [("paused", True)] * 3
+    sight.trial(1).dormant = True
+    trial.attempt()  # by a worker that had not seen the control yet
+    assert [look(15) for _ in range(3)] == [("paused", False)] * 3
+    assert look(30) == ("running", True), "what nobody should do is seen within a minute"
+
+
 def test_a_report_says_what_its_trial_has_cost_so_far(tmp_path: Path) -> None:
     built = Builder(tmp_path / "digits-7f3a")
     trial, clock = built.trial(), []
@@ -140,6 +177,54 @@ def test_a_report_says_what_its_trial_has_cost_so_far(tmp_path: Path) -> None:
         10: 2 * (first - begun[0]),
         20: 2 * (end - begun[0] + second - begun[1]),
     }
+
+
+def test_a_validation_is_heard_when_all_of_it_is_known(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    trial = built.trial()
+    attempt, facts = trial.attempt(), Facts(built.paths, config.resolve({}))
+    told = [-1]
+
+    def heard(running: int = 1) -> list[tuple[int, dict[str, Any]]]:
+        reports = list(facts.reports(trial.paths, "batches", told[-1], running))
+        told.extend(report.length.value for report in reports)
+        return [(report.length.value, dict(report.metrics)) for report in reports]
+
+    attempt.metrics("validation", 10, accuracy=0.5)
+    assert heard() == []
+    attempt.metrics("validation", 10, validation_loss=0.1)
+    assert heard() == [(10, {"accuracy": 0.5, "validation_loss": 0.1})]
+    attempt.metrics("validation", 20, accuracy=0.6)
+    attempt.metrics("validation", 30, accuracy=0.7, validation_loss="small")
+    assert heard() == [(20, {"accuracy": 0.6}), (30, {"accuracy": 0.7})]
+    attempt.metrics("validation", 40, accuracy=0.8)
+    assert heard() == []
+    attempt.end("completed")
+    assert heard(running=0) == [(40, {"accuracy": 0.8})]
+
+
+@pytest.mark.parametrize("metrics", [{"accuracy": 0.9}, {"loss": "small"}, {"loss": "NaN"}])
+def test_a_search_that_hears_nothing_it_can_compare_pauses(
+    tmp_path: Path, metrics: dict[str, Any]
+) -> None:
+    searcher = {"name": "async_halving", "max_length": {"batches": 100}, "divisor": 2}
+    settings = {**searcher, "num_rungs": 2, "max_trials": 3, "max_concurrent_trials": 3}
+    world = World.make(tmp_path, searcher=settings)
+    world.method = registry.searcher(world.resolved)
+    play, holder, workers = begun(world)
+    for attempt in [play.claim(worker) for worker in workers]:
+        with journal.Writer(attempt.journal) as writer:
+            for step in (50, 60):
+                units = {"batches": step}
+                said = {"group": "validation", "step": step, "metrics": metrics, "units": units}
+                writer.append("metrics", **said)
+    turn = later(world, holder, 1)
+    state, why = holder.decided.state
+    if metrics == {"loss": "NaN"}:  # that is worst, and no more
+        assert (turn.state, why) == ("RUNNING", "")
+    else:
+        assert (turn.state, state) == ("PAUSED", "PAUSED")
+        assert "none of 3 trials has reported 'loss' as a number" in why
 
 
 def test_the_best_of_all_trials_is_known_to_all(tmp_path: Path) -> None:

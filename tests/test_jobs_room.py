@@ -113,6 +113,10 @@ def test_plan_and_submit_compare_with_what_is_left(cli: Cli, tmp_path: Path) -> 
     sweep(cli.root / f"{item['id']}-0001")
     [item] = cli("plan", config, *flags, "-o", "json").items
     assert item["storage"]["checkpoint_bytes"] == 100  # as in the former one
+    assert item["cost"]["by"].endswith("-0001") and 0 < item["cost"]["unit_s"] < 1
+    [item] = cli("plan", config, *flags, "--trial-time", "2h", "-o", "json").items
+    assert (item["cost"]["by"], item["cost"]["slot_hours"]) == ("--trial-time", 2 * item["trials"])
+    assert "is no time" in cli("plan", config, "--trial-time", "soon", code=2).err
     assert "is no size" in cli("plan", config, "--checkpoint-size", "big", code=2).err
     said = cli("submit", config, *flags, "--prepare", "--no-test").err
     assert "by quota" in said and "inodes left" in said

@@ -325,7 +325,8 @@ class Cluster:
                 case Pause(trial=trial):
                     self.paused[trial] = self.running.pop(trial)
                 case Stop(trial=trial):
-                    self.leaving[trial] = self.running.pop(trial)
+                    held = self.running if trial in self.running else self.paused
+                    self.leaving[trial] = held.pop(trial)
                 case Shutdown():
                     self.over = True
         self.check()
@@ -385,7 +386,10 @@ class Cluster:
                 elif held is self.running or fate < 0.3:
                     held[trial] += dice.choice([1, 2, 6, 27])
                     loss = dice.choice([dice.random(), dice.random(), float("nan"), "x", True])
-                    at = Length("batches", min(held[trial], 27))
+                    again = dice.random() < 0.2  # what it has reported before, or never did
+                    at = Length(
+                        "batches", min(dice.randint(0, held[trial] * again) or held[trial], 27)
+                    )
                     self.see(tell(Report(trial, at, {"loss": loss})))
         stray = dice.randint(0, known + 2)  # from anybody, at any time: nobody must mind
         if dice.random() < 0.2 and stray not in self.running and stray not in self.paused:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+
 import pytest
 
-from hpcdet.store import journal
+from hpcdet.store import chain, journal
 from tests import experiments
-from tests.slurm_runs import Lab, Run, config, undisturbed
+from tests.experiments import until
+from tests.slurm_runs import Lab, Run, config, hpcdet, undisturbed
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
@@ -85,3 +90,57 @@ def test_six_trials_on_three_workers_crashes_included(lab: Lab) -> None:
     assert len(run.submissions()) == 1
     assert len(list(run.paths.workers())) == 3
     assert {job["Restarts"] for job in run.jobs()} == {"0"}
+
+
+def _decided(run: Run, kind: str) -> list[dict[str, object]]:
+    lines = chain.read(run.paths)
+    return [dict(ln["action"]) for ln in lines if ln.get("action", {}).get("kind") == kind]
+
+
+def _running(run: Run) -> list[int]:
+    trials = [trial.number for trial in run.paths.trials() if trial.attempts()]
+    return [number for number in trials if not run.reasons(number)[-1]]
+
+
+def test_an_adaptive_search_survives_its_daemon_a_worker_and_a_preemption(lab: Lab) -> None:
+    values = experiments.config(
+        36,
+        trials=27,
+        data={"every": 4, "losses": "scrambled"},
+        searcher={
+            "name": "adaptive_asha",
+            "max_concurrent_trials": 4,
+            "divisor": 3,
+            "max_rungs": 3,
+        },
+        resources={"walltime_s": 3600},
+    )
+    run = lab.submit(values, pace=0.1, site={"python": lab.fake})
+    daemon = run.crank()
+    until(lambda: _decided(run, "pause"), run.story, 240)
+    os.kill(daemon, signal.SIGKILL)
+    os.waitpid(daemon, 0)
+    taken = run.task(_running(run)[0])
+    lab.cluster.check("scontrol", "requeue", taken)
+    until(lambda: any(run.task(n) != taken for n in _running(run)), run.story)
+    victim = next(n for n in _running(run) if run.task(n) != taken)
+    os.kill(run.worker_pid(victim), signal.SIGKILL)
+    until(lambda: len(run.paths.trials()) > 8, run.story, 240)
+    run.faster()
+    run.wait()
+
+    numbers = [trial.number for trial in run.paths.trials()]
+    assert numbers == list(range(1, 28)) == [a["trial"] for a in _decided(run, "create")]
+    ends = {n: run.reasons(n) for n in numbers}
+    assert all(reasons and all(reasons) for reasons in ends.values()), run.story()
+    assert any("preempted" in reasons for reasons in ends.values()), ends
+    told = [ln["event"] for ln in chain.read(run.paths) if ln["kind"] == "event"]
+    assert sorted(e["trial"] for e in told if e["kind"] == "segment_end") == numbers
+    for number in numbers:
+        own = [e["length"]["batches"] for e in told if e.get("trial") == number and "length" in e]
+        assert own == sorted(set(own)), (number, own)
+    through = [n for n in numbers if ends[n][-1] == "completed"]
+    assert through and [run.digest(n) for n in through] == [undisturbed(36, n) for n in through]
+    said = hpcdet("searcher", "replay", "--verify", run.paths.id, "-o", "json")
+    [verified] = json.loads(said.stdout)["items"]
+    assert verified["verified"] and verified["decisions"] >= 27

@@ -460,7 +460,7 @@ def test_configs_are_shown_explained_and_planned(cli: Cli, tmp_path: Path) -> No
     [item] = cli("plan", config, *flags, "-o", "json").items
     assert item["brackets"][0]["trials"] == 8 and item["brackets"][0]["rungs"] == [300]
     said = cli("plan", config, *flags, "--set", "searcher.name=asha").out
-    assert "8 trials; to 4 batches: 6, 18: 1, 75: 0, 300: 1" in said or "8 trials; to" in said
+    assert "8 trials; to 1 batches: 6, 4: 1, 18: 0, 75: 0, 300: 1" in said
 
 
 def test_lanes_are_what_fits_into_a_node_and_refused_by_name(cli: Cli, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def runs(seed: int, workers: Sequence[int]) -> list[Run]:
 
 def measure(quick: bool) -> list[dict[str, Any]]:
     """In turn: each seed goes through all rules before the next begins, while there is time."""
-    seeds = 3 if quick else int(os.environ.get("HPCDET_BENCH_SEEDS", "50"))
+    seeds = 2 if quick else int(os.environ.get("HPCDET_BENCH_SEEDS", "50"))
     workers = (4,) if quick else tuple(HORIZON)
     end = time.monotonic() + 60 * float(os.environ.get("HPCDET_BENCH_MINUTES", "inf"))
     rows = _wide(quick)

@@ -10,13 +10,15 @@ from typing import Any
 
 import click
 
+from hpcdet import units
 from hpcdet.cli import words
 from hpcdet.cli.loading import config_argument, request, setting_options
 from hpcdet.cli.output import Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.config.plan import plan
 from hpcdet.errors import UsageError
-from hpcdet.jobs import room
+from hpcdet.jobs import pace, room
+from hpcdet.store.config import Resolved
 
 
 @click.command("plan", short_help="Say what a config would do; nothing is made.")
@@ -27,6 +29,11 @@ from hpcdet.jobs import room
     metavar="SIZE",
     help="Of one checkpoint, as 2G [as in the newest experiment of this name].",
 )
+@click.option(
+    "--trial-time",
+    metavar="TIME",
+    help="Of one whole training, as 2h [by the newest experiment of this name, else walltime].",
+)
 @output("plan")
 def plan_command(
     out: Output,
@@ -35,6 +42,7 @@ def plan_command(
     sets: Sequence[str],
     site_name: str | None,
     checkpoint_size: str | None,
+    trial_time: str | None,
 ) -> None:
     """How many trials a config makes, how long they train, what that costs; nothing is made.
 
@@ -47,8 +55,10 @@ def plan_command(
     wanted = request(config_file, model_dir, sets, site_name)
     resolved, site = wanted.resolved, wanted.site
     size = _bytes(checkpoint_size) if checkpoint_size else room.former(wanted.root, resolved.name)
-    item = {"id": resolved.name, **plan(resolved, size), "site": site.name}
+    by, unit_s = _pace(wanted.root, resolved, trial_time)
+    item = {"id": resolved.name, **plan(resolved, size, unit_s), "site": site.name}
     item.pop("name")
+    item["cost"]["by"] = by
     left, unknown = room.free(site, wanted.root)
     item["free"] = [asdict(one) for one in left]
     warnings = [*wanted.loaded.warnings, *unknown, *room.shortages(left, item["storage"])]
@@ -91,6 +101,29 @@ def _say_storage(need: dict[str, Any]) -> None:
     if need["max_paused_bytes"] is not None:
         paused = words.size(need["paused_bytes"]) or "size not known"
         click.echo(f"{'paused at most':<18}{paused} of {words.size(need['max_paused_bytes'])}")
+
+
+def _pace(
+    root: Path, resolved: Resolved, trial_time: str | None
+) -> tuple[str | None, float | None]:
+    """Where the estimate of time comes from, and seconds for one unit of length if known."""
+    length = resolved.searcher.max_length
+    if trial_time is not None:
+        if length is None:
+            what = "the code knows how long it trains"
+            raise UsageError(what, where="--trial-time", hint="no searcher.max_length")
+        return "--trial-time", _seconds(trial_time) / length.value
+    known = pace.former(root, resolved)
+    if known is not None:
+        return known.source, known.unit_s
+    return ("walltime" if resolved.resources.walltime_s is not None else None), None
+
+
+def _seconds(time: str) -> int:
+    try:
+        return int(time) if time.strip().isdecimal() else units.seconds(time)
+    except ValueError as error:
+        raise UsageError(str(error), where="--trial-time") from error
 
 
 def _bytes(size: str) -> int:

@@ -121,7 +121,7 @@ def _rehearsal(wanted: Request, folder: Path) -> list[str]:
         include=wanted.include,
         whole=True,
     )
-    first = _first_trial(config.load(paths.config))
+    first = _first_trial(config.load(paths.config), paths.code)
     files.make_folder(paths.trial(1).root)
     first.write_once(paths.trial(1).record)
     return ["-m", "hpcdet.attempt", "--test", str(paths.root)]
@@ -141,8 +141,8 @@ def _judge(wanted: Request, code: int, output: str) -> None:
     )
 
 
-def _first_trial(resolved: config.Resolved) -> Trial:
-    searcher = registry.searcher(resolved)
+def _first_trial(resolved: config.Resolved, code: Path) -> Trial:
+    searcher = registry.searcher(resolved, code)
     _, actions = searcher.on_event(searcher.initial(), api.Start())
     created = next(action for action in actions if isinstance(action, api.Create))
     return Trial(1, dict(created.params), created.seed, parent=created.parent)

@@ -11,7 +11,8 @@ from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.progress import working
 from hpcdet.cli.settings import settings
 from hpcdet.control import daemon
-from hpcdet.errors import HpcdetError, NotFound
+from hpcdet.control.controller import Turn
+from hpcdet.errors import HpcdetError, NotFound, UsageError
 from hpcdet.read import find, gather, states
 from hpcdet.store.layout import ExperimentPaths
 
@@ -58,13 +59,37 @@ def _paths(id: str) -> ExperimentPaths:
 
 @searcher_command.command("run")
 @id_argument()
-def run(id: str) -> None:
+@click.option("--once", is_flag=True, help="Only what is to be done now, for cron and scrontab.")
+@click.option("--as-job", is_flag=True, help="As a small batch job, and its successors.")
+def run(id: str, once: bool, as_job: bool) -> None:
     """Decide in the foreground, until the experiment is over. Ctrl-C frees the lease.
 
+    With --as-job it is a chain of small jobs in the queue (searcher_job in the site file), each
+    of which is followed by the next; prints the id of the first.
+
     \b
-    Example: hpcdet searcher run digits-7f3a
+    Examples: hpcdet searcher run digits-7f3a
+              hpcdet searcher run --as-job digits-7f3a
+              hpcdet searcher run --once digits-7f3a
     """
-    raise click.exceptions.Exit(daemon.main(_paths(id)))
+    paths = _paths(id)
+    if once and as_job:
+        raise UsageError("--once and --as-job are two ways", hint="choose one of them")
+    if as_job:
+        from hpcdet.control import searcher_job
+
+        click.echo(searcher_job.start(paths))
+        settings().note(f"the searcher of {paths.id} is in the queue")
+    elif once:
+        if not daemon.once(paths, _say):
+            settings().note(f"somebody decides for {paths.id} already")
+    else:
+        raise click.exceptions.Exit(daemon.main(paths))
+
+
+def _say(turn: Turn) -> None:
+    for action in turn.actions:
+        click.echo(action)
 
 
 @searcher_command.command("start")
@@ -83,13 +108,15 @@ def start(id: str) -> None:
 @searcher_command.command("stop")
 @id_argument()
 def stop(id: str) -> None:
-    """End the searcher in the background. Jobs go on, and workers decide.
+    """End the searcher in the background, or its jobs. Trials go on, and workers decide.
 
     \b
     Example: hpcdet searcher stop digits-7f3a
     """
     paths = _paths(id)
-    if not daemon.stop(paths):
+    from hpcdet.control import searcher_job
+
+    if not (daemon.stop(paths) or searcher_job.stop(paths)):
         raise NotFound("no searcher runs", where=paths.id)
     settings().note(f"the searcher of {paths.id} has ended")
 
@@ -141,13 +168,13 @@ def replay(out: Output, id: str, verify: bool) -> None:
 
 def _verified(paths: ExperimentPaths, lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Decide everything again. Raises HpcdetError with the first difference."""
-    from hpcdet.control.decided import Decided
+    from hpcdet.control.decided import program
     from hpcdet.control.replay import Replay
     from hpcdet.search.registry import searcher
     from hpcdet.store import config, snapshots
 
-    method = searcher(config.load(paths.config))
-    known = {one.point: one.state for one in snapshots.read(paths, Decided(method).program)}
+    method = searcher(config.load(paths.config), paths.code)
+    known = {one.point: one.state for one in snapshots.read(paths, program(method))}
     again = Replay(method, known)
     with working(f"deciding {len(lines)} records of {paths.id} again") as done:
         for count, _ in enumerate(again.run(lines), 1):

@@ -8,9 +8,10 @@ from typing import Any
 
 from hpcdet.config.models import Config, Searcher
 from hpcdet.config.problems import Problem, default
+from hpcdet.config.stopping import Stopping
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
-from hpcdet.store.config import HALVING, resolve
+from hpcdet.store.config import HALVING, MODELLED, resolve
 from hpcdet.units import Length
 
 _SECRET = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)(?:$|_)", re.I)
@@ -161,7 +162,8 @@ def _data(value: Any, key: str) -> Iterator[Problem]:
 
 def _searcher(config: Config) -> Iterator[Problem]:
     asked = config.searcher
-    if asked.name in (*HALVING, "random") and not (asked.max_trials or asked.name == "hyperband"):
+    counted = (set(HALVING) | {"random", "custom"}) - {"hyperband", "bohb"}
+    if asked.name in counted and not asked.max_trials:
         what = "'max_trials' is missing: how many samples to try"
         yield Problem("searcher.max_trials", what, "max_trials: 16")
     if asked.name == "single" and asked.max_trials not in (None, 1):
@@ -170,20 +172,65 @@ def _searcher(config: Config) -> Iterator[Problem]:
     if asked.max_length is not None and asked.max_length.value == 0:
         yield Problem("searcher.max_length", "a training of length 0 learns nothing")
     yield from _halving(asked)
+    yield from _stopping(asked.stopping, asked.max_length.unit if asked.max_length else "batches")
+    yield from _sampler(asked)
     if asked.max_length is None and is_class(config.entrypoint):
         hint = "max_length: {batches: 1000}"
         yield Problem("searcher.max_length", "'max_length' is missing: how long to train", hint)
 
 
+def _stopping(stopping: Stopping, unit: str) -> Iterator[Problem]:
+    """What no single key shows. ``unit``: of the lengths that trials report."""
+    for name in Stopping.model_fields:
+        policy = getattr(stopping, name)
+        for key in type(policy).model_fields if policy is not None else ():
+            value = getattr(policy, key)
+            if isinstance(value, Length) and value.value and value.unit != unit:
+                what = f"{value} cannot be compared with the {unit} that trials are measured in"
+                yield Problem(f"searcher.stopping.{name}.{key}", what, f"write it in {unit}")
+    limits = stopping.threshold
+    if limits is not None and limits.lower is None and limits.upper is None:
+        key = "searcher.stopping.threshold"
+        yield Problem(key, "neither lower nor upper is there", "upper: 10")
+    elif (
+        limits is not None
+        and limits.lower is not None
+        and limits.upper is not None
+        and limits.lower >= limits.upper
+    ):
+        what = f"nothing lies between {limits.lower:g} and {limits.upper:g}"
+        yield Problem("searcher.stopping.threshold", what, "lower: the smaller one")
+
+
+def _sampler(asked: Searcher) -> Iterator[Problem]:
+    wanted = asked.sampler
+    learns = wanted.name in ("tpe", "gp") or (wanted.name is None and asked.name in MODELLED)
+    if wanted.name is not None and asked.name in ("single", "random", "grid", "custom"):
+        what = f"a search of name: {asked.name} needs no sampler"
+        yield Problem("searcher.sampler.name", what, "leave it out, or use name: bayesian")
+    elif wanted.name == "random" and asked.name in MODELLED:
+        what = f"{asked.name} is a search by a model"
+        hint = f"tpe or gp, or use name: {'random' if asked.name == 'bayesian' else 'hyperband'}"
+        yield Problem("searcher.sampler.name", what, hint)
+    for key in ("startup", "random_fraction"):
+        if getattr(wanted, key) is not None and not learns:
+            what = "it means nothing where hyperparameters are drawn at random"
+            yield Problem(f"searcher.sampler.{key}", what, "add sampler.name: tpe, or leave it out")
+
+
+COMPARED = tuple(name for name in HALVING if name != "bayesian")
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "max_time": HALVING,
     "time_metric": HALVING,
-    "rule": HALVING,
-    "divisor": HALVING,
+    "rule": COMPARED,
+    "divisor": COMPARED,
     "num_rungs": ("async_halving", "asha", "pasha"),
-    "max_rungs": ("adaptive_asha", "hyperband"),
+    "max_rungs": ("adaptive_asha", "hyperband", "bohb"),
     "mode": ("adaptive_asha",),
     "bracket_rungs": ("adaptive_asha",),
+    "program": ("custom",),
+    "options": ("custom",),
+    "answer_within_s": ("custom",),
 }
 """Keys that mean something to some searchers only."""
 
@@ -194,6 +241,9 @@ def _halving(asked: Searcher) -> Iterator[Problem]:
         if asked.name not in names and getattr(asked, option) != default(key):
             hint = f"leave it out, or use name: {names[0]}"
             yield Problem(key, f"a search of name: {asked.name} has no {option}", hint)
+    if asked.name == "custom" and not asked.program:
+        what = "'program' is missing: the code that searches"
+        yield Problem("searcher.program", what, "program: my_search:MySearcher")
     if asked.name not in HALVING:
         return
     if asked.time_metric is None and asked.max_length is None:

@@ -164,7 +164,7 @@ def _trials(config: Config) -> int:
     match config.searcher.name:
         case "grid":
             return len(Space(config.hyperparameters).grid())
-        case "hyperband":
+        case "hyperband" | "bohb":
             asked = resolve(config.model_dump()).searcher
             brackets = hyperband(asked.top or 1, asked.divisor, asked.max_rungs, None, 1)
             return sum(bracket.trials for bracket in brackets)

@@ -6,92 +6,38 @@ made from the descriptions here; ``store.config`` is the same tree for those who
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import Field
 
-from hpcdet.units import Length, seconds
-
-
-def _length(value: Any) -> Any:
-    return value if isinstance(value, Length) else Length.decode(value)
+from hpcdet.config.fields import Bytes, LengthField, Seconds, Section, Variables
+from hpcdet.config.stopping import Stopping
+from hpcdet.units import Length
 
 
-def _seconds(value: Any) -> Any:
-    return seconds(value) if isinstance(value, str) else value
-
-
-def _bytes(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    if match := re.fullmatch(r"(\d+)\s*([KMGT])i?B?", value.strip()):
-        return int(match[1]) * 1024 ** ("KMGT".index(match[2]) + 1)
-    raise ValueError(f"{value!r} is no amount of memory; write bytes or '4G'")
-
-
-def _variables(value: Any) -> Any:
-    """A map of text; numbers and truth values become the text that a shell would see."""
-    if not isinstance(value, dict):
-        return value
-    for name in value:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
-            raise ValueError(f"{name!r} is no name of a variable: letters, digits and _")
-    return {
-        name: str(item).lower()
-        if isinstance(item, bool)
-        else item
-        if isinstance(item, dict | list | None)
-        else str(item)
-        for name, item in value.items()
-    }
-
-
-LengthField = Annotated[
-    Length,
-    BeforeValidator(_length),
-    PlainSerializer(Length.encode),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 0, "description": "batches"},
-                {
-                    "type": "object",
-                    "properties": {
-                        unit: {"type": "integer", "minimum": 0}
-                        for unit in ("batches", "records", "epochs")
-                    },
-                    "additionalProperties": False,
-                    "minProperties": 1,
-                    "maxProperties": 1,
-                },
-            ]
-        }
-    ),
-]
-_NUMBER_OR_TEXT = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}
-Seconds = Annotated[int, BeforeValidator(_seconds), WithJsonSchema(_NUMBER_OR_TEXT)]
-Bytes = Annotated[int, BeforeValidator(_bytes), WithJsonSchema(_NUMBER_OR_TEXT)]
-_MAP_OR_LIST = {
-    "anyOf": [
-        {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}},
-        {"type": "array", "items": {"type": "string", "pattern": "="}},
-    ]
-}
-Variables = Annotated[dict[str, str], BeforeValidator(_variables), WithJsonSchema(_MAP_OR_LIST)]
-
-
-class Section(BaseModel):
-    """A map of the config: no unknown keys, no conversion of types."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
-    )
+class Sampler(Section):
+    name: Literal["random", "tpe", "gp"] | None = None
+    """Where hyperparameters come from: random, or a model of what trials have shown; tpe for
+    bayesian and bohb, else random, if absent."""
+    startup: int | None = Field(default=None, ge=1)
+    """Results before the model is asked; two more than hyperparameters, at least 8, if absent."""
+    random_fraction: float | None = Field(default=None, ge=0, le=1)
+    """Of suggestions that stay random; a third where trials are compared at rungs, else none."""
 
 
 class Searcher(Section):
     name: Literal[
-        "single", "random", "grid", "async_halving", "asha", "adaptive_asha", "hyperband", "pasha"
+        "single",
+        "random",
+        "grid",
+        "bayesian",
+        "async_halving",
+        "asha",
+        "adaptive_asha",
+        "hyperband",
+        "pasha",
+        "bohb",
+        "custom",
     ] = "single"
     """single: one trial; random: max_trials samples; grid: every point; others: docs/search.md."""
     metric: str = Field(default="validation_loss", min_length=1)
@@ -121,6 +67,14 @@ class Searcher(Section):
     """How early adaptive_asha stops trials: all of them, or brackets with fewer rungs, too."""
     bracket_rungs: list[Annotated[int, Field(ge=1, le=1000)]] = []
     """Numbers of rungs of adaptive_asha's brackets, instead of mode."""
+    sampler: Sampler = Sampler()
+    stopping: Stopping = Stopping()
+    program: str | list[str] | None = None
+    """The searcher of name: custom: module:Class of the code, or a command that answers lines."""
+    options: dict[str, Any] = {}
+    """Given to a custom searcher as they are."""
+    answer_within_s: Seconds = Field(default=60, ge=1)
+    """Time that a custom searcher has for an answer, in seconds or as '5m'."""
 
 
 class Reproducibility(Section):

@@ -13,17 +13,20 @@ _WORKER_INODES = 6
 _RESUME_CHECKPOINTS = 2
 
 
-def plan(resolved: Resolved, checkpoint_bytes: int | None = None) -> dict[str, Any]:
+def plan(
+    resolved: Resolved, checkpoint_bytes: int | None = None, unit_s: float | None = None
+) -> dict[str, Any]:
     """One item of ``hpcdet plan``.
 
     Args:
         checkpoint_bytes: size of one checkpoint, where it is known.
+        unit_s: seconds of training for one unit of length, where they are known.
 
     Returns:
         ``brackets`` (each with ``rungs``, lengths at which trials are compared or end, in
         ``unit``, ``trials``, and of these ``ends``, how many are expected to train up to each rung
         and no further), ``slots``, and estimates: ``units`` that all trials train together;
-        ``cost.slot_hours`` if a whole training needs one allocation of the walltime,
+        ``cost.slot_hours`` by ``unit_s``, else if a whole training takes the walltime,
         ``cost.run_s`` from the first step to the last, without time in the queue; ``storage``: the
         most checkpoints, inodes and bytes there are at one time, where no running trial needs more
         than one attempt; inodes of a trial while it runs and once it has ended; ``paused_bytes``,
@@ -38,10 +41,11 @@ def plan(resolved: Resolved, checkpoint_bytes: int | None = None) -> dict[str, A
     brackets = searcher.brackets or [plain]
     units = sum(one.units(searcher.divisor) for one in brackets) if top else None
     slot_hours = run_s = None
-    if need.walltime_s is not None:
+    training_s = unit_s * top if unit_s is not None and top else need.walltime_s
+    if training_s is not None:
         trainings = units / top if units and top else trials
-        slot_hours = round(trainings * need.slots_per_trial * need.walltime_s / 3600, 3)
-        run_s = round(max(trainings / open_at_once, 1) * need.walltime_s)
+        slot_hours = round(trainings * need.slots_per_trial * training_s / 3600, 3)
+        run_s = round(max(trainings / open_at_once, 1) * training_s)
     side_by_side = resolved.lanes
     workers = -(-open_at_once // side_by_side)
     return {
@@ -68,7 +72,12 @@ def plan(resolved: Resolved, checkpoint_bytes: int | None = None) -> dict[str, A
             "at_once": open_at_once * need.slots_per_trial,
             "nodes_per_trial": need.nodes,
         },
-        "cost": {"slot_hours": slot_hours, "walltime_s": need.walltime_s, "run_s": run_s},
+        "cost": {
+            "slot_hours": slot_hours,
+            "walltime_s": need.walltime_s,
+            "run_s": run_s,
+            "unit_s": unit_s,
+        },
         "budget": {"slot_hours": resolved.budget.slot_hours, "wall_s": resolved.budget.wall_s},
         "storage": _storage(resolved, open_at_once, workers, checkpoint_bytes),
     }

@@ -13,7 +13,7 @@ from hpcdet.store.records import Control, Trial, in_force
 
 
 def apply(holder: Holder) -> None:
-    """Bring the files of all trials to what has been decided. Doing it again does nothing.
+    """Bring the files of trials to what has been decided. Doing it again does nothing.
 
     Raises:
         Fenced: the term ended meanwhile.
@@ -21,18 +21,21 @@ def apply(holder: Holder) -> None:
     """
     _write_limits(holder)
     wrong: list[IntegrityError] = []
-    for plan in holder.decided.plans.values():
-        trial = holder.paths.trial(plan.number)
+    touched = holder.decided.touched
+    for number in sorted(touched):
+        plan = holder.decided.plans[number]
+        trial = holder.paths.trial(number)
         wanted = holder.decided.control(plan)
-        settled = plan.ended and holder.written.get(("control", plan.number), (0, 0))[1] == wanted
+        settled = plan.ended and holder.written.get(("control", number), (0, 0))[1] == wanted
         never = holder.decided.canceled and plan.killed and not trial.root.exists()
-        if settled or never:
-            continue
-        _write_control(holder, plan.number, trial, wanted)
-        try:
-            _write_record(holder, plan, trial)
-        except IntegrityError as error:
-            wrong.append(error)  # of this trial alone: the others hear what is decided of them
+        if not (settled or never):
+            _write_control(holder, number, trial, wanted)
+            try:
+                _write_record(holder, plan, trial)
+            except IntegrityError as error:
+                wrong.append(error)  # of this trial alone: the others hear what is decided of them
+                continue
+        touched.discard(number)
     if wrong:
         raise wrong[0]
 
@@ -64,6 +67,7 @@ def _write_record(holder: Holder, plan: Plan, trial: TrialPaths) -> None:
         holder.fence()
         term = holder.lease.term
         record = Trial(plan.number, plan.params, plan.seed, term, plan.parent, files.now())
+        holder.sight.forget(plan.number)
         if record.write_once(trial.record):
             holder.actions.append(f"create trial {plan.number}")
         there = Trial.read(trial.record)
@@ -84,6 +88,7 @@ def _write_control(holder: Holder, number: int, trial: TrialPaths, wanted: Contr
     seq = max(seqs, default=0)
     if there is None or not _says(there, wanted):
         term, at = holder.lease.term, files.now()
+        holder.sight.forget(number)
         control = dataclasses.replace(wanted, term=term, at=at)
         made = False
         while not made:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 from hpcdet.control.holder import Holder
 from hpcdet.search import api
@@ -15,13 +16,18 @@ def remember(holder: Holder, report: api.Report) -> None:
 
     Derived and soon overtaken: where it cannot be written, a trial keeps a checkpoint too many.
     """
-    searcher = holder.resolved.searcher
+    searcher = holder.hands.resolved.searcher
     found = report.metrics.get(searcher.metric)
     if found is None:
         return
-    best = Best(report.trial, number(found), report.length, files.now())
-    if not best.beats(Best.read(holder.paths.best), searcher.smaller_is_better):
+    best = Best(report.trial, number(found), report.length)
+    known: Best | None = holder.written.get(("best",))
+    if known is None:
+        known = holder.written["best",] = Best.read(holder.paths.best)
+    if not best.beats(known, searcher.smaller_is_better):
         return
+    best = dataclasses.replace(best, at=files.now())
     holder.fence()
     with contextlib.suppress(OSError):
         files.replace(holder.paths.best, best.encode())
+        holder.written["best",] = best

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Gone
 from hpcdet.store import files, progress, trials
-from hpcdet.store.layout import AttemptPaths, WorkerPaths
+from hpcdet.store.layout import AttemptPaths
 from hpcdet.store.records import Claim, End, Reason, Verdict, WorkerEnd
 
 _WORKER = re.compile(r"(\d+)-(\d+)\.(\d+)")
@@ -49,34 +50,29 @@ def close_attempt(holder: Holder, attempt: AttemptPaths, claim: Claim, reason: R
         at=files.now(),
     )
     holder.fence()
+    holder.sight.forget(attempt.trial)
     if end.write_once(attempt.end):
         holder.actions.append(f"attempt {attempt.trial}.{attempt.number} ended: {end.reason}")
 
 
 def _open_attempts(holder: Holder) -> Iterator[tuple[AttemptPaths, Claim]]:
-    for plan in holder.decided.plans.values():
-        if plan.ended:
-            continue
-        for attempt in reversed(trials.claimed(holder.paths.trial(plan.number))):
-            claim = Claim.read(attempt.claim)
-            if claim is None or End.read(attempt.end) is not None:
-                break
-            yield attempt, claim
+    for number in sorted(holder.decided.open):
+        yield from holder.sight.trial(number).open
 
 
 def _is_orphan(holder: Holder, claim: Claim) -> bool:
     """Whether the worker of an open attempt has said goodbye or was followed by another."""
-    match = _WORKER.fullmatch(claim.worker)
-    if match is None:
+    place = _place(claim.worker)
+    if place is None:
         return False
-    submission, index, incarnation = (int(group) for group in match.groups())
-    worker = holder.paths.worker(submission, index, incarnation)
-    if WorkerEnd.read(worker.end) is not None:
-        return True
-    return any(_follows(other, worker) for other in holder.paths.workers())
+    submission, index, incarnation = place
+    newest = holder.watch.newest.get((submission, index))
+    if newest is not None and newest.incarnation != incarnation:
+        return newest.incarnation > incarnation
+    return holder.watch.has_left(newest or holder.paths.worker(*place))
 
 
-def _follows(other: WorkerPaths, worker: WorkerPaths) -> bool:
-    place = (worker.submission, worker.index)
-    same = (other.submission, other.index) == place
-    return same and other.incarnation > worker.incarnation
+@functools.lru_cache(maxsize=4096)
+def _place(worker: str) -> tuple[int, int, int] | None:
+    match = _WORKER.fullmatch(worker)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None

@@ -21,7 +21,7 @@ from hpcdet.control.packing import pack_all, pack_ended
 from hpcdet.control.watch import Place, Seen
 from hpcdet.errors import HpcdetError, IntegrityError
 from hpcdet.search import api
-from hpcdet.store import files, trials
+from hpcdet.store import files
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Claim, Closed, End, ExperimentState
 from hpcdet.store.trials import Standing
@@ -101,6 +101,7 @@ def advance(paths: ExperimentPaths, holder: Holder) -> Turn:
 
 
 def _turn(holder: Holder) -> Turn:
+    holder.sight.begin()
     obey(holder)
     decided = holder.decided
     if not decided.started:
@@ -143,7 +144,7 @@ def _is_over(holder: Holder, standings: dict[int, Standing]) -> bool:
         return all(s.state in ("done", "stopped", "failed") for s in standings.values())
     if decided.shutdown is None or decided.broken:
         return False
-    return all(plan.ended for plan in decided.plans.values())
+    return not decided.open
 
 
 def _close(holder: Holder, seen: Seen) -> None:
@@ -255,9 +256,9 @@ def _say(holder: Holder, state: ExperimentState, why: str, by: str) -> None:
 def _waiting(holder: Holder, standings: dict[int, Standing]) -> list[Plan]:
     """Trials that need a worker."""
     return [
-        plan
-        for number, plan in holder.decided.plans.items()
-        if _waits(holder, plan, standings.get(number))
+        holder.decided.plans[number]
+        for number in sorted(holder.decided.open)
+        if _waits(holder, holder.decided.plans[number], standings.get(number))
     ]
 
 
@@ -276,7 +277,7 @@ def _provide(
     resolved = holder.resolved
     # who was asked to leave makes room for the next one
     leaving = sum(
-        bool(standing.open_attempt) and decided.control(decided.plans[number]).action != "run"
+        bool(standing.open_attempt) and decided.action(decided.plans[number]) != "run"
         for number, standing in standings.items()
     )
     wanted, most = busy - leaving + len(waiting), resolved.searcher.max_concurrent_trials
@@ -316,11 +317,11 @@ def _outdated(holder: Holder, seen: Seen, waiting: list[Plan], since: int) -> li
 
 def _waits(holder: Holder, plan: Plan, standing: Standing | None) -> bool:
     """Whether a trial needs a worker that it has not got."""
-    if plan.ended or holder.decided.control(plan).action != "run":
+    if plan.ended or holder.decided.action(plan) != "run":
         return False
     if standing is not None and standing.state not in ("runnable", "doubtful", "running"):
         # as it stood before this turn's controls
-        standing = trials.standing(holder.paths.trial(plan.number))
+        standing = holder.sight.trial(plan.number).standing
     return standing is None or standing.state in ("runnable", "doubtful")
 
 

@@ -27,6 +27,8 @@ from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Closed
 
 STOP_LIMIT_S = 120.0
+VISITS = 4
+"""Turns of ``once`` at most."""
 _SLOWEST_S = 60.0
 
 
@@ -64,6 +66,35 @@ def run(
         finally:
             holder.close()
     return 128 + heard[0]
+
+
+def once(paths: ExperimentPaths, say: Callable[[controller.Turn], None] = lambda _: None) -> bool:
+    """Turn the crank as often as one visit needs, for cron and scrontab; False if others do.
+
+    Whoever holds the lease and lives is left alone; that of a dead one has to expire first. A
+    worker is believed to be gone only by two different answers of the scheduler.
+    """
+    holder = Holder.open(paths, "once")
+    limits, ttl_s = holder.hands.site.limits, holder.hands.site.lease_ttl_s
+    until = time.monotonic() + ttl_s + interval(limits.poll_min_s, ttl_s)
+    before = lease.last(paths)
+    left = VISITS
+    try:
+        while True:
+            turn = controller.advance(paths, holder)
+            say(turn)
+            if turn.closed:
+                return True
+            left -= turn.held
+            if turn.held and (not left or not holder.watch.suspects):
+                return True
+            if not turn.held and (lease.last(paths) != before or time.monotonic() > until):
+                return False
+            time.sleep(max(0.2, limits.poll_min_s) if turn.held else 0.2)
+            if turn.held:
+                holder.lease.beat()
+    finally:
+        holder.close()
 
 
 def interval(poll_min_s: float, lease_ttl_s: float) -> float:

@@ -7,19 +7,28 @@ every recorded event again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcdet.control import codec
-from hpcdet.search import api
+from hpcdet.search import api, codec
 from hpcdet.store import overrides
 from hpcdet.store.journal import Line
 from hpcdet.store.records import Action, Control
-from hpcdet.units import Length
+from hpcdet.units import Length, Unit
 
 FOLD = 1
 """To be raised when the same records fold into another state: older snapshots are not read then."""
+
+
+RECENT = 100
+"""So many of the trials that have ended are still of interest for how their nodes are."""
+
+
+def program(method: api.Searcher) -> dict[str, Any]:
+    """Whose state a snapshot is; another program would come to another one by the same records."""
+    return {"fold": FOLD, "searcher": {"name": method.name, "version": method.version}}
 
 
 @dataclass
@@ -78,6 +87,10 @@ class Decided:
         follows: folders of the experiments, relative to this one, that have to end well first.
         after: ids of the jobs that have to.
         unsaid: the user has changed the limits of the search, which it has not been told.
+        open: numbers of the trials whose end the searcher has not been told.
+        given_up: those that were, also if they were given another chance since.
+        recent: those that ended last.
+        touched: those of which something else may be wanted than their files say.
     """
 
     method: api.Searcher
@@ -102,15 +115,13 @@ class Decided:
     follows: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
     unsaid: bool = False
+    open: set[int] = field(default_factory=set)
+    given_up: list[int] = field(default_factory=list)
+    recent: list[int] = field(default_factory=list)
+    touched: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.search = self.method.initial()
-
-    @property
-    def program(self) -> dict[str, Any]:
-        """Whose state this is; another program would come to another one by the same records."""
-        method = {"name": self.method.name, "version": self.method.version}
-        return {"fold": FOLD, "searcher": method}
 
     def encode(self) -> dict[str, Any] | None:
         """All of it as plain JSON; None while the searcher has failed or is owed a record."""
@@ -135,6 +146,9 @@ class Decided:
         found.plans = {plain["number"]: _decode_plan(plain) for plain in value["plans"]}
         shutdown = codec.decode_action(value["shutdown"]) if value["shutdown"] else None
         found.shutdown = shutdown if isinstance(shutdown, api.Shutdown) else None
+        found.open = {plan.number for plan in found.plans.values() if not plan.ended}
+        # a snapshot was written when what is wanted of those that have ended had been done
+        found.touched = set(found.open)
         found.notified = set(value["notified"])
         found.state = (value["state"][0], value["state"][1])
         return found
@@ -144,6 +158,22 @@ class Decided:
         handler = getattr(self, f"_take_{line['kind']}", None)
         if handler is not None:
             handler(line)
+
+    def hear(self, event: api.Event) -> None:
+        """Add the record of an event, given what it says."""
+        self.owed = []
+        if isinstance(event, api.Report):
+            self.plans[event.trial].told = event.length.value
+        elif isinstance(event, api.Start):
+            self.started = True
+        elif isinstance(event, api.SegmentEnd):
+            self.plans[event.trial].ended = event.reason
+            self.open.discard(event.trial)
+            self.recent = [*self.recent[1 - RECENT :], event.trial]
+            self.touched.add(event.trial)
+        elif isinstance(event, api.Limits):
+            self.unsaid = False
+        self._tell(event)
 
     def control(self, plan: Plan) -> Control:
         """What its control in force should say of a trial (without term and time)."""
@@ -173,8 +203,11 @@ class Decided:
         """Trials that go on though the experiment as a whole is paused."""
         if not self.paused:
             return []
-        going = (plan for plan in self.plans.values() if not plan.ended)
-        return [plan.number for plan in going if self._wanted(plan)[0] == "run"]
+        return [n for n in sorted(self.open) if self._wanted(self.plans[n])[0] == "run"]
+
+    def action(self, plan: Plan) -> Action:
+        """What its control in force should ask of a trial."""
+        return self._wanted(plan)[0]
 
     def _tell(self, event: api.Event) -> None:
         if self.broken:
@@ -187,30 +220,28 @@ class Decided:
 
     def _take_event(self, line: Line) -> None:
         event = codec.decode_event(line["event"])
-        self.owed = []
-        if isinstance(event, api.Start):
-            self.started = True
-        elif isinstance(event, api.Report):
-            self.plans[event.trial].told = event.length.value
-        elif isinstance(event, api.SegmentEnd):
-            self.plans[event.trial].ended = event.reason
-        elif isinstance(event, api.Limits):
-            self.unsaid = False
         if event is not None:
-            self._tell(event)
+            self.hear(event)
 
     def _take_action(self, line: Line) -> None:
         if self.owed:
             self.owed.pop(0)
-        match codec.decode_action(line["action"]):
+        action = codec.decode_action(line["action"])
+        if isinstance(action, api.Shutdown) or self.shutdown is not None:
+            self.touched |= self.open  # those that are paused go with the search, or stay with it
+        if action is not None and not isinstance(action, api.Shutdown):
+            self.touched.add(action.trial)
+        match action:
             case api.Create(trial, params, seed, until, parent):
                 self.shutdown = None
                 plan = Plan(trial, dict(params), seed, until, parent, killed=self.canceled)
                 self.plans.setdefault(trial, plan)
+                self._reopen(trial)
             case api.Continue(trial, until, why):
                 self.shutdown = None
                 plan = self.plans[trial]
                 plan.until, plan.searcher, plan.why, plan.ended = until, "run", why, ""
+                self._reopen(trial)
             case api.Pause(trial, why):
                 self.plans[trial].searcher, self.plans[trial].why = "pause", why
             case api.Stop(trial, why):
@@ -221,19 +252,27 @@ class Decided:
     def _take_retry(self, line: Line) -> None:
         plan = self.plans[line["trial"]]
         plan.allowed = line["attempts"]
+        self.touched.add(plan.number)
         if "base" in line:  # a user's, as former versions recorded it
             self._begin_again(plan, line["base"])
 
-    @staticmethod
-    def _begin_again(plan: Plan, attempts: int) -> None:
+    def _reopen(self, trial: int) -> None:
+        if not self.plans[trial].ended:
+            self.open.add(trial)
+            self.touched.add(trial)
+
+    def _begin_again(self, plan: Plan, attempts: int) -> None:
         """A user gives a trial another chance: its attempts so far count against nothing."""
         plan.allowed, plan.base = attempts + 1, attempts
         plan.ended = plan.failed = plan.given_up = ""
         plan.killed = plan.now = False
+        self._reopen(plan.number)
 
     def _take_fail(self, line: Line) -> None:
         plan = self.plans[line["trial"]]
         plan.failed, plan.given_up = line["why"], line.get("reason", "failed")
+        self.given_up.append(plan.number)
+        self.touched.add(plan.number)
 
     def _take_command(self, line: Line) -> None:
         self.commands = line["seq"]
@@ -241,6 +280,7 @@ class Decided:
             return
         trial, verb, arguments = line.get("trial", 0), line["verb"], line.get("arguments", {})
         chosen = [plan for plan in self.plans.values() if trial in (0, plan.number)]
+        self.touched |= self.open | ({trial} & self.plans.keys())
         if verb == "cancel":
             now = bool(arguments.get("now"))
             self.canceled = self.canceled or not trial
@@ -279,6 +319,7 @@ class Decided:
             # an allocation that was asked for before is not what these trials want now
             for number in line.get("trials", ()):
                 self.plans[number].since = line.get("submissions", 0) + 1
+                self.touched.add(number)
 
     def _take_held(self, line: Line) -> None:
         self.holds[line["job"]] = line["on"]
@@ -296,6 +337,7 @@ class Decided:
 
 
 _OTHERWISE = {"method", "owed", "broken", "plans", "shutdown", "notified", "state"}
+_OTHERWISE |= {"open", "touched"}
 _PLAIN = {each.name for each in dataclasses.fields(Decided)} - _OTHERWISE
 _DEFAULTS = {
     each.name: each.default
@@ -316,5 +358,14 @@ def _encode_plan(plan: Plan) -> dict[str, Any]:
 
 
 def _decode_plan(value: Mapping[str, Any]) -> Plan:
-    until = Length.decode(value["until"]) if value["until"] else None
+    until = None
+    if value["until"]:
+        [(unit, amount)] = value["until"].items()
+        until = _length(unit, amount)
     return Plan(**{**value, "until": until})
+
+
+@functools.lru_cache(maxsize=64)
+def _length(unit: Unit, amount: int) -> Length:
+    """The same few lengths, for thousands of plans."""
+    return Length(unit, amount)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from hpcdet.search import api
 from hpcdet.store import journal, trials
 from hpcdet.store.config import Resolved
+from hpcdet.store.journal import Line
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
 from hpcdet.store.overrides import Slots
 from hpcdet.store.records import Claim, End
@@ -45,9 +45,9 @@ class Expected:
             return False
         return now - self.heard < NEAR * self.every_s
 
-    def hear(self, time: str, now: float) -> None:
-        """A report came, written at an ISO time."""
-        at, before = datetime.fromisoformat(time).timestamp(), self._at
+    def hear(self, at: float, now: float) -> None:
+        """A report came, written at a time in epoch seconds."""
+        before = self._at
         if before is not None:
             since = max(0.0, at - before)
             self.every_s = since if self.every_s is None else min(since, self.every_s)
@@ -70,9 +70,9 @@ class _Cost:
             return cls(ended=end is not None)
         return cls(found.slots, found.start, found.end, end is not None)
 
-    def until(self, time: str) -> float:
-        """Slot-seconds up to an ISO time; clocks of different hosts make nothing negative."""
-        return round(self.slots * max(0.0, epoch(time) - self.start), 3)
+    def until(self, time: float) -> float:
+        """Slot-seconds up to a time; clocks of different hosts make nothing negative."""
+        return round(self.slots * max(0.0, time - self.start), 3)
 
     @property
     def whole(self) -> float:
@@ -93,50 +93,87 @@ class Facts:
     _expected: dict[tuple[int, int], Expected] = field(default_factory=dict)
     _ends: dict[tuple[int, int], End] = field(default_factory=dict)
     _costs: dict[tuple[int, int], _Cost] = field(default_factory=dict)
+    _parts: dict[tuple[int, int], Line] = field(default_factory=dict)
     _slots: Slots = field(init=False)
 
     def __post_init__(self) -> None:
         self._slots = Slots(self.paths, self.resolved)
 
     def reports(
-        self, trial: TrialPaths, unit: Unit, told: int, running: int = 0
+        self,
+        trial: TrialPaths,
+        unit: Unit,
+        told: int,
+        running: int = 0,
+        *,
+        only_running: bool = False,
     ) -> Iterator[api.Report]:
         """New validation metrics of a trial, longer than ``told``, in order of length.
 
+        Those that have no number for the searcher's metric are told, too: it knows what to do.
         After a restart an attempt trains stretches again that a former one has reported;
         these are heard once.
 
         Args:
             running: the attempt that has not ended, if any.
+            only_running: nothing can be new in the others.
         """
-        metric = self.resolved.searcher.metric
+        numbers = range(1, running + 1) if only_running else trial.numbers()
         before = 0.0  # slot-seconds of the former attempts
-        for attempt in trial.attempts():
-            key = (trial.number, attempt.number)
+        for number in numbers:
+            key = (trial.number, number)
+            cost = self._cost(trial, number, running)
+            total, before = before, before + cost.whole
             now, expected = self.clock(), self._expected.setdefault(key, Expected())
-            cost = self._cost(attempt)
-            if attempt.number == running and expected.far(now):
+            if (number == running and expected.far(now)) or (only_running and number != running):
                 continue
             expected.looked = now
-            reader = self._readers.setdefault(key, journal.Reader(attempt.journal))
-            for line in reader.read():
-                if line["kind"] != "metrics" or line["group"] != "validation":
-                    continue
-                if metric not in line["metrics"]:
-                    continue
-                expected.hear(line["t"], now)
+            reader = self._readers.get(key)
+            if reader is None:
+                reader = self._readers[key] = journal.Reader(trial.attempt(number).journal)
+            lines = reader.read("metrics", loose=only_running)
+            for line in self._whole(key, lines, ended=number != running):
+                at = epoch(line["t"])
+                expected.hear(at, now)
                 length = length_of(line, unit)
                 if length is not None and length.value > told:
                     told = length.value
-                    seconds = before + cost.until(line["t"])
+                    seconds = total + cost.until(at)
                     yield api.Report(trial.number, length, scalars(line["metrics"]), seconds)
-            before += cost.whole
 
-    def _cost(self, attempt: AttemptPaths) -> _Cost:
-        """What an attempt has cost; read until it has ended."""
-        key = (attempt.trial, attempt.number)
+    def _whole(self, key: tuple[int, int], lines: list[Line], *, ended: bool) -> list[Line]:
+        """Validations, each once all of it is known.
+
+        Code may report several times at one length; what lacks the searcher's metric waits for
+        the next report at a greater length, or the end, before it is heard as it is.
+        """
+        metric = self.resolved.searcher.metric
+        found: list[Line] = []
+        part = self._parts.pop(key, None)
+        for line in lines:
+            if line["group"] != "validation":
+                continue
+            if part is not None and part["step"] == line["step"]:
+                line = {**line, "metrics": {**part["metrics"], **line["metrics"]}}
+            elif part is not None:
+                found.append(part)
+            part = None
+            if metric in line["metrics"]:
+                found.append(line)
+            else:
+                part = line
+        if part is not None and ended:
+            found.append(part)
+        elif part is not None:
+            self._parts[key] = part
+        return found
+
+    def _cost(self, trial: TrialPaths, number: int, running: int) -> _Cost:
+        """What an attempt has cost; of one that has not ended, when it began."""
+        key = (trial.number, number)
         known = self._costs.get(key)
-        if known is None or not known.ended:
+        if known is None or not (known.ended or number == running):
+            attempt = trial.attempt(number)
             claim, end = Claim.read(attempt.claim), End.read(attempt.end)
             known = self._costs[key] = _Cost.of(claim, end, self._slots)
         return known
@@ -145,6 +182,7 @@ class Facts:
         """Read a trial's journals from their beginning again."""
         for key in [key for key in self._readers if key[0] == trial]:
             del self._readers[key]
+            self._parts.pop(key, None)
             self._expected.pop(key, None)
 
     def ends(self, trial: TrialPaths) -> list[tuple[AttemptPaths, End]]:
@@ -168,10 +206,12 @@ def length_of(line: journal.Line, unit: Unit) -> Length | None:
     return Length("batches", int(line["step"])) if unit == UNITS[0] else None
 
 
+_SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
 def scalars(metrics: dict[str, Any]) -> dict[str, Any]:
     """The numbers among metrics; NaN and infinities, stored as text, as what they are."""
-    special = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-    found = {name: special.get(v, v) if isinstance(v, str) else v for name, v in metrics.items()}
+    found = {name: _SPECIAL.get(v, v) if isinstance(v, str) else v for name, v in metrics.items()}
     return {
         name: value
         for name, value in found.items()

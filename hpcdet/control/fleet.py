@@ -330,10 +330,14 @@ def spares(resolved: Resolved, site: Site, workers: int) -> int:
 
 
 def _excluded(holder: Holder) -> list[str]:
-    """Nodes that the user excludes, where launches failed twice, or whose worker said so."""
+    """Nodes that the user excludes, where launches failed twice, or whose worker said so.
+
+    Of trials that have ended only the last ones are asked: nodes do not stay bad for ever.
+    """
     found: list[End] = []
-    for plan in holder.decided.plans.values():
-        found += [end for _, end in holder.facts.ends(holder.paths.trial(plan.number))]
+    decided = holder.decided
+    for number in sorted(decided.open.union(decided.recent)):
+        found += [end for _, end in holder.facts.ends(holder.paths.trial(number))]
     bad = ends.black_holes(sorted(found, key=lambda end: end.at))
     for worker in holder.paths.workers():
         end, claim = WorkerEnd.read(worker.end), WorkerClaim.read(worker.claim)
@@ -344,27 +348,37 @@ def _excluded(holder: Holder) -> list[str]:
 
 def _fruitless(holder: Holder, seen: Seen) -> str:
     """Why nothing more shall be submitted: worker after worker ended without taking a trial."""
-    took = {
-        int(claim.worker.partition("-")[0])
-        for plan in holder.decided.plans.values()
-        for attempt in holder.paths.trial(plan.number).attempts()
-        if (claim := Claim.read(attempt.claim)) is not None
-    }
-    count = 0
     by_submission: dict[int, list[Place]] = {}
     for place in seen.places:
         by_submission.setdefault(place.submission, []).append(place)
+    count = 0
     for number in sorted(by_submission, reverse=True):
-        if number in took or number <= holder.decided.resumed_after:
+        if number <= holder.decided.resumed_after:
             break
         if all(_came_to_nothing(place) for place in by_submission[number]):
+            if _took(holder, number):
+                break
             count += 1
+        elif number in holder.took:
+            break
     if count < FRUITLESS:
         return ""
     return (
         f"{count} submissions in a row ended before a worker took a trial; "
         "see the workers' logs, repair the cause, then resume"
     )
+
+
+def _took(holder: Holder, submission: int) -> bool:
+    """Whether a worker of a submission has ever claimed a trial."""
+    if submission not in holder.took:
+        holder.took |= {
+            int(claim.worker.partition("-")[0])
+            for plan in holder.decided.plans.values()
+            for attempt in holder.paths.trial(plan.number).attempts()
+            if (claim := Claim.read(attempt.claim)) is not None
+        }
+    return submission in holder.took
 
 
 def _came_to_nothing(place: Place) -> bool:

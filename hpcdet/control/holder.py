@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcdet.control import codec
-from hpcdet.control.decided import Decided
+from hpcdet.control.decided import Decided, program
 from hpcdet.control.facts import Facts
+from hpcdet.control.sight import Sight
 from hpcdet.control.watch import Watch
 from hpcdet.errors import IntegrityError
 from hpcdet.schedulers.base import Scheduler, Submission
-from hpcdet.search import api
+from hpcdet.search import api, codec
 from hpcdet.site.models import Site
 from hpcdet.store import chain, config, overrides, snapshots
-from hpcdet.store.chain import Chain
+from hpcdet.store.chain import Chain, Point
 from hpcdet.store.config import Resolved
+from hpcdet.store.journal import Line
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.lease import Lease
 from hpcdet.store.records import Intent
@@ -37,7 +39,7 @@ LEND_S = 20.0
 """A holder that cannot submit, and would have to, gives way so often and for so long."""
 
 SNAPSHOT_EVERY = 2000
-SNAPSHOT_PART = 2
+SNAPSHOT_PART = 5
 """Records after which a snapshot is written, or this part of the number of trials if that is
 more: one costs as much as there are trials, and who takes over reads what came since."""
 
@@ -55,6 +57,7 @@ class Hands:
     Attributes:
         build: renders the script of an intent (``jobs.submission.build``).
         clock: seconds that never go back.
+        known: recorded hyperparameters of trials, for ``method`` when it is told everything again.
         sweep: removes checkpoints that nobody keeps once an experiment is over.
     """
 
@@ -64,6 +67,7 @@ class Hands:
     method: api.Searcher
     build: Build
     clock: Callable[[], float] = time.monotonic
+    known: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     sweep: Callable[[ExperimentPaths], None] | None = None
 
     @classmethod
@@ -75,13 +79,15 @@ class Hands:
         from hpcdet.site import from_resolved
 
         resolved = config.load(paths.config)
+        known: dict[int, Mapping[str, Any]] = {}
         site = from_resolved(paths.site)
         return cls(
             resolved,
             site,
             open_scheduler(site),
-            searcher(resolved),
+            searcher(resolved, paths.code, known),
             submission.build,
+            known=known,
             sweep=functools.partial(_sweep, site.python or sys.executable),
         )
 
@@ -112,6 +118,9 @@ class Holder:
         throttled_until: by ``hands.clock``; the scheduler is not asked to take jobs before.
         unheeded_since: by ``hands.clock``; since when running trials are asked to leave.
         written: what this holder has made sure of in its term, to spare reading it again.
+        to_pack: trials that have ended, and since when that is known; ``packed``: of which nothing
+            is left to pack.
+        took: submissions of which a worker is known to have claimed a trial.
         width: widest array that the scheduler has been seen to accept lately.
     """
 
@@ -126,6 +135,9 @@ class Holder:
     width: int = 1 << 30
     unheeded_since: float | None = None
     written: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    to_pack: dict[int, float] = field(default_factory=dict)
+    packed: set[int] = field(default_factory=set)
+    took: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         hands = self.hands
@@ -180,30 +192,48 @@ class Holder:
         if self._chain is not None and self._chain.term == self.lease.term:
             return True
         self._forget()
+        with _uncollected():
+            self._recall()
+        self.settle()
+        self.commit()
+        return True
+
+    def _recall(self) -> None:
+        """Begin the term's journal, and know what has been decided before."""
         method = self.hands.method
-        known = {one.point: one for one in snapshots.read(self.paths, Decided(method).program)}
+        known: dict[Point, Snapshot] = {}
+
+        def points() -> Iterator[Point]:
+            for one in snapshots.read(self.paths, program(method)):
+                known[one.point] = one
+                yield one.point
+
         try:
-            self._chain = Chain.open(self.paths, self.lease.term, self.name, known)
+            self._chain = Chain.open(self.paths, self.lease.term, self.name, points())
         except IntegrityError:
             self._unreadable = True
             raise
         since, history = self._chain.since, self._chain.history
         self._chain.history = []  # a long search has many
         self._decided = Decided.decode(method, known[since].state) if since else Decided(method)
-        for line in history:
-            self._decided.take(line)
+        self._take_again(history)
         self._unsnapped = len(history)
-        self.settle()
-        self.commit()
-        return True
 
     def ask_again(self) -> None:
         """Tell a searcher that has failed everything once more: it may have been mended."""
         self._decided = Decided(self.hands.method)
-        for line in chain.read(self.paths):
-            self._decided.take(line)
+        self._take_again(chain.read(self.paths))
         self.settle()
         self.commit()
+
+    def _take_again(self, lines: list[Line]) -> None:
+        """Fold records; what was suggested then stands."""
+        known = self.hands.known
+        actions = (line["action"] for line in lines if line["kind"] == "action")
+        known.update({each["trial"]: each["params"] for each in actions if "params" in each})
+        for line in lines:
+            self.decided.take(line)
+        known.clear()
 
     def snapshot(self) -> None:
         """Write down what has been decided, if much has been since the last time."""
@@ -216,7 +246,7 @@ class Holder:
         if state is not None:
             found = Snapshot(self._chain.point, state)
             with contextlib.suppress(OSError):  # a full disk: it is a shortcut, no more
-                snapshots.write(self.paths, found, self.decided.program, self.fence)
+                snapshots.write(self.paths, found, program(self.hands.method), self.fence)
 
     @property
     def resolved(self) -> Resolved:
@@ -243,7 +273,10 @@ class Holder:
 
         Durable with the next ``commit``, which every ``fence`` is: reports come in numbers.
         """
-        self._note("event", event=codec.encode_event(event), **about)
+        assert self._chain is not None
+        self._chain.note("event", event=codec.encode_event(event), **about)
+        self._unsnapped += 1
+        self.decided.hear(event)
         self.settle()
 
     def settle(self) -> None:
@@ -282,5 +315,20 @@ class Holder:
         self._chain = self._decided = None
         self._unsnapped = 0
         self.written.clear()
+        self.to_pack.clear()
+        self.packed.clear()
         self.facts = Facts(self.paths, hands.resolved)
+        self.sight = Sight(self.paths)
         self.watch = Watch(self.paths, hands.site, hands.scheduler, hands.clock)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector, which would look at all that is read again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

@@ -9,6 +9,7 @@ from hpcdet.control.decided import Plan
 from hpcdet.control.ends import judge
 from hpcdet.control.holder import Holder
 from hpcdet.control.notify import notify
+from hpcdet.control.sight import Seen
 from hpcdet.search import api
 from hpcdet.store import trials
 from hpcdet.store.records import Control, Verdict
@@ -18,27 +19,43 @@ from hpcdet.store.trials import Standing
 def learn(holder: Holder) -> dict[int, Standing]:
     """Tell the searcher what is new of each trial; returns how those stand that go on."""
     standings: dict[int, Standing] = {}
-    for number in sorted(holder.decided.plans):
-        plan = holder.decided.plans[number]
-        trial = holder.paths.trial(number)
-        if plan.ended or not trial.record.exists():
+    decided = holder.decided
+    for number in sorted(decided.open):
+        plan = decided.plans[number]
+        known = ("record", number) in holder.written
+        if not (known or holder.paths.trial(number).record.exists()):
             continue
-        standing = trials.standing(trial)
-        unit = plan.until.unit if plan.until else "batches"
-        for report in holder.facts.reports(trial, unit, plan.told, standing.open_attempt):
-            if holder.decided.broken or holder.decided.canceled:
-                # it is heard when the searcher can hear again
-                holder.facts.forget(number)
-                break
-            best.remember(holder, report)
-            holder.tell(report)
+        seen = holder.sight.trial(number)
+        standing = seen.standing
+        if seen.fresh:
+            decided.touched.add(number)
+        if seen.fresh or standing.open_attempt:
+            _tell_reports(holder, plan, seen)
         judged = plan.failed or plan.allowed >= standing.next_attempt
         if standing.state == "doubtful" and not judged:
             _judge(holder, plan, standing.next_attempt)
         if not standing.open_attempt:
             _end(holder, plan, standing)
+            seen.dormant = decided.action(plan) != "run"
         standings[number] = standing
     return standings
+
+
+def _tell_reports(holder: Holder, plan: Plan, seen: Seen) -> None:
+    """Tell what a trial has reported since the last time, in any of its attempts if it is new."""
+    unit = plan.until.unit if plan.until else "batches"
+    running = seen.standing.open_attempt
+    reports = holder.facts.reports(
+        seen.paths, unit, plan.told, running, only_running=not seen.fresh
+    )
+    for report in reports:
+        if holder.decided.broken or holder.decided.canceled:
+            # it is heard when the searcher can hear again
+            holder.facts.forget(plan.number)
+            holder.sight.forget(plan.number)
+            return
+        best.remember(holder, report)
+        holder.tell(report)
 
 
 def _judge(holder: Holder, plan: Plan, attempts: int) -> None:
@@ -103,7 +120,8 @@ def _how_done(
 
 
 def tell_failures(holder: Holder) -> None:
-    for plan in holder.decided.plans.values():
+    for number in holder.decided.given_up:
+        plan = holder.decided.plans[number]
         if plan.given_up == "failed":
             why = f"trial {plan.number}: {plan.failed}"
             notify(holder, f"failure {plan.number}.{plan.base}", "failure", why)

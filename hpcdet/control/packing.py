@@ -50,19 +50,22 @@ def pack_ended(holder: Holder) -> None:
     """
     now = holder.hands.clock()
     left = PER_TURN
-    for plan in holder.decided.plans.values():
-        # since when the trial is known to have ended; "packed" once nothing is left to do
-        key = ("ended", plan.number)
-        if not plan.ended:
-            holder.written.pop(key, None)
+    decided, waiting = holder.decided, holder.to_pack
+    holder.packed -= decided.open
+    ended = decided.plans.keys() - decided.open
+    for number in sorted(ended - holder.packed - waiting.keys()):
+        waiting[number] = now
+    for number, since in list(waiting.items()):
+        if now - since < QUIET_S or not left:
+            break  # those behind it ended later
+        del waiting[number]
+        if number in decided.open:
             continue
-        since = holder.written.setdefault(key, now)
-        if since == "packed" or now - since < QUIET_S:
-            continue
-        if not left:
-            return
         left -= 1
-        holder.written[key] = "packed" if _tidy(holder, plan.number) else now
+        if _tidy(holder, number):
+            holder.packed.add(number)
+        else:
+            waiting[number] = now
 
 
 def pack_all(holder: Holder) -> None:

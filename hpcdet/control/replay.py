@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdet.control import codec
 from hpcdet.control.decided import Decided
-from hpcdet.search import api
+from hpcdet.search import api, codec
 from hpcdet.store.chain import Point
 from hpcdet.store.journal import Line
 

@@ -8,6 +8,7 @@ all while the files say that nothing of ours can be in it.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -88,6 +89,7 @@ class Watch:
     Attributes:
         blind: why the scheduler could not be asked at the last look, or what it cannot know; ""
             if it answered for all.
+        newest: the newest worker of each place, by submission and index, at the last look.
     """
 
     def __init__(
@@ -110,10 +112,17 @@ class Watch:
         self._asked_at: float | None = None
         self._answer = 0.0
         self._settled: dict[int, tuple[Intent, Submitted]] = {}
+        self.newest: dict[tuple[int, int], WorkerPaths] = {}
+        self._known: dict[str, WorkerPaths] = {}
+        self._left: dict[tuple[int, int, int], WorkerEnd] = {}
+        self._ends: dict[tuple[int, int, int], str] = {}  # where those that live will say so
+        self._looked: set[tuple[int, int, int]] = set()
+        self._rows: dict[tuple[str, int], Task] = {}
 
     def look(self) -> Seen:
         """Ask files and, if something may live there and it is time, the scheduler."""
-        newest = self._newest_workers()
+        self._looked.clear()
+        newest = self.newest = self._newest_workers()
         submissions = list(self._submissions(newest))
         for intent, _ in submissions:
             self._note_ends(intent, newest)
@@ -141,6 +150,11 @@ class Watch:
                 places.append(place)
                 gone += lost
         return Seen(places, gone)
+
+    @property
+    def suspects(self) -> bool:
+        """Whether another look would tell more."""
+        return bool(self._suspicions)
 
     def confirmed(self, key: tuple[object, ...], beat: str = "", *, by_files: bool = False) -> bool:
         """Whether this was suspected before, with the same beat, and in another answer.
@@ -186,9 +200,28 @@ class Watch:
                 return claim.job.partition("_")[0]
         return ""
 
+    def has_left(self, worker: WorkerPaths) -> bool:
+        """Whether a worker has said goodbye, or others have for it; asked once in each look."""
+        return self._end(worker) is not None
+
+    def _end(self, worker: WorkerPaths) -> WorkerEnd | None:
+        key = (worker.submission, worker.index, worker.incarnation)
+        if key in self._left or key in self._looked:
+            return self._left.get(key)
+        self._looked.add(key)
+        # whoever lives is in no archive: opening a file that is not there costs next to nothing
+        if key in self._ends and not _opens(self._ends[key]):
+            return None
+        end = WorkerEnd.read(worker.end)
+        if end is None:
+            self._ends[key] = str(worker.end)
+        else:
+            self._left[key] = end
+        return end
+
     def _newest_workers(self) -> dict[tuple[int, int], WorkerPaths]:
         newest: dict[tuple[int, int], WorkerPaths] = {}
-        for worker in self.paths.workers():
+        for worker in self.paths.workers(self._known):
             key = (worker.submission, worker.index)
             former = newest.get(key)
             if former is None or worker.incarnation > former.incarnation:
@@ -203,7 +236,7 @@ class Watch:
             worker = newest.get(key)
             if key in self._over or worker is None:
                 continue
-            end = WorkerEnd.read(worker.end)
+            end = self._end(worker)
             if end is not None and (end.why in LEFT_BY_ITSELF or not may_return):
                 self._over.add(key)
 
@@ -221,6 +254,10 @@ class Watch:
             self.blind = error.what
             return
         self.blind = ""
+        self._rows = {}
+        for job, rows in self._answers.items():
+            for row in rows:
+                self._rows.setdefault((job, row.index), row)
         self._asked, self._asked_at = wanted, now
         self._answer = self._scheduler.answered_at
         self._hasten()
@@ -250,9 +287,10 @@ class Watch:
                     self._scheduler.hasten(row.job, row.index)
 
     def _row(self, job: str, index: int) -> Task | None:
-        rows = self._answers.get(job, [])
-        of_index = [row for row in rows if row.index == index]
-        return next(iter(of_index or [row for row in rows if row.index < 0]), None)
+        found = self._rows.get((job, index))
+        if found is not None:
+            return found
+        return next((row for row in self._answers.get(job, []) if row.index < 0), None)
 
     def _judge(
         self, intent: Intent, job: str, index: int, worker: WorkerPaths | None
@@ -262,14 +300,13 @@ class Watch:
         def place(phase: Phase, said: TaskState | None = None) -> Place:
             return Place(intent.number, index, job, phase, said, worker)
 
-        is_open = worker is not None and WorkerEnd.read(worker.end) is None
         if key in self._over:
             return place("over", self._said(job, index)), []
+        is_open = worker is not None and not self.has_left(worker)
         if job not in self._asked:
             return place("running" if is_open else "pending"), []
         row = self._row(job, index)
         said = row.state if row else TaskState.GONE
-        beat = self._beat(worker) if worker is not None and is_open else ""
         if not said.final:
             requeued = (
                 row is not None
@@ -277,13 +314,18 @@ class Watch:
                 and is_open
                 and (said is TaskState.PENDING or row.restarts > worker.incarnation)
             )
-            if requeued and worker and self.confirmed((key, worker.name, "requeued"), beat):
+            if (
+                requeued
+                and worker
+                and self.confirmed((key, worker.name, "requeued"), self._beat(worker))
+            ):
                 return place("pending", said), [Gone(worker, "preempted")]
             if not requeued:
                 self._trust(key)
             return place("running" if said is TaskState.RUNNING else "pending", said), []
         # where no worker ever was, nothing can be lost by believing a plain word at once
         plain = worker is None and said in PLAIN
+        beat = self._beat(worker) if worker is not None and is_open else ""
         if not plain and not self.confirmed((key, worker.name if worker else "", "over"), beat):
             return place("running" if is_open else "pending", said), []
         self._over.add(key)
@@ -306,3 +348,12 @@ class Watch:
     @staticmethod
     def _beat(worker: WorkerPaths) -> str:
         return files.canonical(files.read_json(worker.beat) or {}).decode()
+
+
+def _opens(path: str) -> bool:
+    """Whether a file is there; opening asks the server, where a look may come from a cache."""
+    try:
+        os.close(os.open(path, os.O_RDONLY))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True

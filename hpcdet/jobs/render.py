@@ -94,6 +94,7 @@ def render(
     environ: Mapping[str, str] | None = None,
     *,
     command: Sequence[str] = (),
+    of: ExperimentPaths | None = None,
 ) -> str:
     """The text of the batch script of one submission.
 
@@ -102,6 +103,7 @@ def render(
             folders of templates: those of when the experiment was made, or, if it is only
             looked at, of now.
         command: what runs in the place of a worker.
+        of: the experiment whose record says so, where ``paths`` is not its folder.
 
     Raises:
         ConfigError: no template, a template that is wrong (with its line), a name in it that
@@ -110,7 +112,7 @@ def render(
     if site.scheduler not in TEMPLATES:
         raise ConfigError(f"there is no {site.scheduler} backend yet", where=f"site {site.name}")
     name = SENTINEL if intent.watches else TEMPLATES[site.scheduler]
-    record = _recorded(paths)
+    record = _recorded(of or paths)
     folders = search_path(site) if record is None else [Path(path) for path in record["templates"]]
     jinja = engine(folders)
     if environ is None:

@@ -7,7 +7,7 @@ after everything that is one; ties go to the trial that was made first.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,8 +41,9 @@ def loss(metrics: Mapping[str, Any], metric: str, smaller_is_better: bool) -> fl
 
 def insert(ranking: Ranking, new: Entry) -> int:
     """Add an entry; returns its rank, 0 for the best."""
-    insort(ranking, new)
-    return rank(ranking, new)
+    place = bisect_left(ranking, new)
+    ranking.insert(place, new)
+    return place
 
 
 def rank(ranking: Ranking, found: Entry) -> int:

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from hpcdet.errors import ConfigError
-from hpcdet.search import asha_promotion, asha_stopping, hybrid
+from hpcdet.search import asha_promotion, asha_stopping, hybrid, model_based, policies
 from hpcdet.search.api import Searcher
+from hpcdet.search.elsewhere import Elsewhere
 from hpcdet.search.grid import Points
 from hpcdet.search.halving import Halving, Rule
+from hpcdet.search.model_based import ModelBased
 from hpcdet.search.pasha import Pasha
+from hpcdet.search.program import Program, Search, command
 from hpcdet.search.random import Random
-from hpcdet.search.sampling import Independent
+from hpcdet.search.sampling import Independent, Recorded, Sampler
+from hpcdet.search.supervised import Supervised
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
-from hpcdet.store.config import HALVING, Resolved
+from hpcdet.store.config import HALVING, MODELLED, Resolved
 
-NAMES = ("single", "random", "grid", *HALVING)
+NAMES = ("single", "random", "grid", *HALVING, "custom")
 RULES: dict[str, Rule] = {
     rule.NAME: rule.verdict for rule in (hybrid, asha_stopping, asha_promotion)
 }
 
 
-def searcher(resolved: Resolved) -> Searcher:
-    """The search method that the config names.
+def searcher(
+    resolved: Resolved, code: Path = Path(), known: dict[int, Mapping[str, Any]] | None = None
+) -> Searcher:
+    """The search method that the config names, under its stopping policies.
+
+    Args:
+        code: folder of the user's code, where a custom searcher runs.
+        known: hyperparameters that are recorded of trials which are about to be made again.
 
     Raises:
-        ConfigError: there is no such searcher, or the search space is wrong.
+        ConfigError: there is no such searcher, the search space is wrong, or a package is missing.
     """
     asked = resolved.searcher
-    seed = resolved.reproducibility.experiment_seed
-    concurrent = asked.max_concurrent_trials
     if asked.name not in NAMES:
         raise ConfigError(
             f"there is no searcher {asked.name!r}",
@@ -36,30 +48,75 @@ def searcher(resolved: Resolved) -> Searcher:
             hint=f"searchers: {', '.join(NAMES)}",
         )
     try:
-        space = Space(resolved.hyperparameters)
-        points = space.grid() if asked.name == "grid" else []
+        method = _method(resolved, code, {} if known is None else known)
     except SpaceError as error:
         where = f"hyperparameters.{dotted(error.path)}".rstrip(".")
         raise ConfigError(error.what, where=where, hint=error.hint) from error
-    sampler = Independent(space, seed)
+    if not asked.stopping:
+        return method
+    chosen = policies.chosen(asked.stopping, asked.smaller_is_better)
+    slots = resolved.resources.slots_per_trial
+    return Supervised(method, chosen, asked.metric, asked.smaller_is_better, slots)
+
+
+def _method(resolved: Resolved, code: Path, known: dict[int, Mapping[str, Any]]) -> Searcher:
+    asked = resolved.searcher
+    seed = resolved.reproducibility.experiment_seed
+    space = Space(resolved.hyperparameters)
+    concurrent, length = asked.max_concurrent_trials, asked.max_length
     match asked.name:
         case "grid":
-            grid, length = Points(points), asked.max_length
+            points = space.grid()
+            grid = Points(points)
             return Random(grid, seed, length, len(points), concurrent, "grid", replaces=False)
         case "single":
-            return Random(sampler, seed, asked.max_length, 1, 1, name="single")
+            return Random(Independent(space, seed), seed, length, 1, 1, name="single")
+        case "custom":
+            return _program(resolved, code)
         case "random":
-            return Random(sampler, seed, asked.max_length, asked.max_trials, concurrent)
+            sampler = Independent(space, seed)
+            return Random(sampler, seed, length, asked.max_trials, concurrent)
     return (Pasha if asked.name == "pasha" else Halving)(
         name=asked.name,
         rule=RULES[asked.rule],
         brackets=asked.brackets,
         divisor=asked.divisor,
-        sampler=sampler,
+        sampler=_sampler(resolved, space, known),
         seed=seed,
-        until=asked.max_length,
+        until=length,
         max_concurrent=concurrent,
         metric=asked.metric,
         smaller_is_better=asked.smaller_is_better,
         time_metric=asked.time_metric or "",
     )
+
+
+def _sampler(resolved: Resolved, space: Space, known: dict[int, Mapping[str, Any]]) -> Sampler:
+    """Raises ConfigError where the library of a model is missing."""
+    asked, searcher = resolved.searcher.sampler, resolved.searcher
+    seed = resolved.reproducibility.experiment_seed
+    name = asked.name or ("tpe" if searcher.name in MODELLED else "random")
+    if name == "random":
+        return Independent(space, seed)
+    model_based.library()
+    fraction = asked.random_fraction
+    if fraction is None:
+        fraction = 0.0 if searcher.name == "bayesian" else 1 / 3
+    model = ModelBased(space, seed, name, asked.startup or 0, fraction)
+    asked_for = Elsewhere(model, resolved.hyperparameters) if name == "gp" else model
+    return Recorded(asked_for, known)
+
+
+def _program(resolved: Resolved, code: Path) -> Program:
+    asked = resolved.searcher
+    search = Search(
+        resolved.hyperparameters,
+        resolved.reproducibility.experiment_seed,
+        asked.metric,
+        asked.smaller_is_better,
+        asked.max_length,
+        asked.max_trials,
+        asked.max_concurrent_trials,
+        asked.options,
+    )
+    return Program(command(asked.program or []), code, search, asked.answer_within_s)

@@ -89,3 +89,32 @@ class Blind:
 
     def open(self) -> list[int]:
         return []
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A sampler that learns, while a search is decided again by its records.
+
+    What was suggested then stands, whatever the model says today: another version of a library
+    may say something else, and asking it for each trial would take minutes.
+
+    Attributes:
+        known: hyperparameters by the trial's number, from the records; used up as they are asked.
+    """
+
+    sampler: Sampler
+    known: dict[int, Mapping[str, Any]]
+    learns: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.sampler.name
+
+    @property
+    def constant(self) -> bool:
+        return self.sampler.constant
+
+    def suggest(self, view: View, number: int) -> dict[str, Any]:
+        """Raises as the sampler does."""
+        known = self.known.pop(number, None)
+        return dict(known) if known is not None else self.sampler.suggest(view, number)

@@ -122,6 +122,20 @@ class Launcher(Model):
     args: list[Text] = Field(default_factory=list, description="arguments added to it")
 
 
+class SearcherJob(Model):
+    """What ``hpcdet searcher run --as-job`` asks of the scheduler, for each job of its chain."""
+
+    partition: str | None = Field(
+        default=None, description="null: that of the experiment; one for small, long jobs is best"
+    )
+    walltime_s: int = Field(default=86400, ge=60, description="one job; the next one follows it")
+    cpus: int = Field(default=1, ge=1)
+    memory_mib: int | None = Field(default=1024, ge=1, description="null: do not ask for memory")
+    directives: Directives = Field(
+        default_factory=dict, description="sbatch options over those of the site: qos, account"
+    )
+
+
 class Partition(Model):
     """What differs in one partition from the rest of the site."""
 
@@ -188,6 +202,7 @@ class Site(Model):
     slots: int | None = Field(
         default=None, ge=1, description="local: ranks at once; null: one per core"
     )
+    searcher_job: SearcherJob = SearcherJob()
     max_restarts_in_place: int = Field(
         default=3, ge=0, description="requeues in a row of a task that gets nowhere"
     )

@@ -7,13 +7,14 @@ leaves the samples of all others as they were, and trial 700 needs no trial befo
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hpcdet.space import tree
-from hpcdet.space.domains import Domain, Log
+from hpcdet.space.domains import Const, Domain, Log
 from hpcdet.space.errors import Path, SpaceError, dotted
 from hpcdet.space.expression import Expression, Inactive, look_up
 from hpcdet.space.language import parse_group
@@ -22,13 +23,20 @@ from hpcdet.space.tree import Axis, Values
 MAX_REDRAWS = 100
 MAX_GRID = 100_000
 _STREAM = "hpcdet/1"  # names the way bits are made; a change of it changes every search
+_BEGIN = f'["{_STREAM}", '
 _text = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def bits(seed: int, trial: int, path: Path, redraw: int = 0) -> int:
     """128 random bits that belong to one hyperparameter of one trial."""
-    name = _text([_STREAM, seed, trial, redraw, *path])
+    name = f"{_BEGIN}{seed}, {trial}, {redraw}{_rest(path)}"
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "big")
+
+
+@functools.lru_cache(maxsize=4096)
+def _rest(path: Path) -> str:
+    """What a path adds to the JSON list ``["hpcdet/1", seed, trial, redraw, …]``."""
+    return "".join(f", {_text(part)}" for part in path) + "]"
 
 
 def trial_seed(seed: int, trial: int) -> int:
@@ -77,15 +85,45 @@ class Space:
             SpaceError: ``forbid`` refused a hundred draws in a row.
         """
         for redraw in range(MAX_REDRAWS):
-            values: Values = {}
-            for axis, domain in self._drawn:
-                if axis.exists(values):
-                    values[axis.path] = domain.draw(bits(seed, trial, axis.path, redraw))
-            params = self._assemble(values)
-            if not self._forbidden(params):
-                return params
+            found = self.build(
+                lambda axis, domain, n=redraw: domain.draw(bits(seed, trial, axis.path, n))  # type: ignore[misc]
+            )
+            if found is not None:
+                return found
         what = f"{MAX_REDRAWS} samples in a row were forbidden"
         raise SpaceError(("forbid",), what, "the rules leave next to nothing of the space")
+
+    def build(self, choose: Callable[[Axis, Domain], Any]) -> dict[str, Any] | None:
+        """The sample of which ``choose`` gives each value that exists; None if forbidden.
+
+        It is asked in sorted order of the paths, but behind what a value's existence depends on.
+        """
+        values: Values = {}
+        for axis, domain in self._drawn:
+            if axis.exists(values):
+                values[axis.path] = choose(axis, domain)
+        params = self._assemble(values)
+        return None if self._forbidden(params) else params
+
+    def drawn(self, params: Mapping[str, Any]) -> list[tuple[Axis, Domain, Any]]:
+        """What ``build`` was given for a sample, in its order."""
+        values: Values = {}
+        found = []
+        for axis, domain in self._drawn:
+            if axis.exists(values):
+                values[axis.path] = look_up(params, axis.path)
+                found.append((axis, domain, values[axis.path]))
+        return found
+
+    @property
+    def dimensions(self) -> int:
+        """How many values may be drawn that are no constants."""
+        return sum(not isinstance(domain, Const) for _, domain in self._drawn)
+
+    @property
+    def conditional(self) -> bool:
+        """Some values exist only where others have certain values."""
+        return any(axis.requires for axis, _ in self._drawn)
 
     def grid(self) -> list[dict[str, Any]]:
         """Every point, without duplicates; the last axis in sorted order turns fastest.

@@ -7,6 +7,7 @@ decided. Following these records back from the newest term gives the one list th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,13 +82,13 @@ class Chain:
 
         Args:
             known: points up to which the caller knows the records; the first of these that
-                lies in the accepted list is where ``history`` begins.
+                lies in the accepted list is where ``history`` begins, and no further is asked for.
 
         Raises:
             IntegrityError: a record that a former term accepted cannot be read (any more, or
                 not yet, on this node).
         """
-        ways = (_follow(paths, below=term, since=point) for point in (*known, None))
+        ways = (_follow(paths, below=term, since=point) for point in itertools.chain(known, [None]))
         way = next(found for found in ways if found is not None)
         writer = journal.Writer(paths.decisions(term))
         chain = cls(way.lines, term, writer, way.since)

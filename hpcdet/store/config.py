@@ -28,16 +28,28 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _NO_PERIOD = Length("batches", 0)
 
-HALVING = ("async_halving", "asha", "adaptive_asha", "hyperband", "pasha")
-"""Searchers that compare trials at rungs."""
+HALVING = ("async_halving", "asha", "adaptive_asha", "hyperband", "pasha", "bohb", "bayesian")
+"""Searchers that compare trials at rungs; of bayesian there is one, the end."""
+MODELLED = ("bayesian", "bohb")
+"""Those whose hyperparameters come from a model if nothing else is said."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """``searcher.sampler``. None: what suits the searcher."""
+
+    name: Literal["random", "tpe", "gp"] | None = None
+    startup: int | None = None
+    random_fraction: float | None = None
 
 
 @dataclass(frozen=True)
 class Searcher:
     """``searcher``. ``max_length`` is None where the user's code decides its own length.
 
+    ``stopping``: policies by their names, each with its keys.
     ``max_time`` counts in the metric ``time_metric``, where there is one, and else is None.
     ``first_length``: ``max_length`` as it was submitted, where a user has changed it since.
     """
@@ -56,6 +68,11 @@ class Searcher:
     max_rungs: int = 5
     mode: Mode = "standard"
     bracket_rungs: list[int] = field(default_factory=list)
+    sampler: Sampler = Sampler()
+    stopping: dict[str, dict[str, Any]] = field(default_factory=dict)
+    program: str | list[str] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    answer_within_s: float = 60
     first_length: Length | None = None
 
     @property
@@ -85,7 +102,9 @@ class Searcher:
                 self.max_trials,
                 open_at_once,
             )
-        if self.name == "hyperband":
+        if self.name == "bayesian":
+            return [one(top, self.divisor, 1, self.max_trials, open_at_once)]
+        if self.name in ("hyperband", "bohb"):
             return hyperband(top, self.divisor, self.max_rungs, self.max_trials, open_at_once)
         return []
 

@@ -20,6 +20,11 @@ from hpcdet.store import files, packed
 
 Line = dict[str, Any]
 
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+_HEAD = 100
+"""Bytes within which a line says what kind it is."""
+
 
 def encode(n: int, kind: str, fields: dict[str, Any], t: str) -> bytes:
     """One line, its newline included.
@@ -27,12 +32,7 @@ def encode(n: int, kind: str, fields: dict[str, Any], t: str) -> bytes:
     Raises:
         ValueError: if a value is not JSON (NaN and infinities are not; see ``records.number``).
     """
-    head = json.dumps(
-        {"n": n, "t": t, "kind": kind, **fields},
-        separators=(",", ":"),
-        ensure_ascii=False,
-        allow_nan=False,
-    ).encode()[:-1]
+    head = _encode({"n": n, "t": t, "kind": kind, **fields}).encode()[:-1]
     return head + b',"crc":"%08x"}\n' % zlib.crc32(head)
 
 
@@ -42,7 +42,7 @@ def decode(raw: bytes) -> Line | None:
     if not mark or tail != b'%08x"}' % zlib.crc32(head):
         return None
     try:
-        line = json.loads(raw)
+        line = json.loads(raw.decode())
     except ValueError:
         return None
     return line if isinstance(line, dict) else None
@@ -65,28 +65,50 @@ class Reader:
     last: int = 0
     damaged: bool = False
 
-    def read(self) -> list[Line]:
-        """The complete, intact lines that were added since the last call."""
+    def read(self, only: str = "", *, loose: bool = False) -> list[Line]:
+        """The complete, intact lines that were added since the last call.
+
+        Args:
+            only: a kind; lines of others are checked and passed over.
+            loose: it is known that the file is in no archive.
+        """
         if self.damaged:
             return []
         try:
-            data = packed.read_bytes(self.path, self.offset)
+            data = self._loose() if loose else packed.read_bytes(self.path, self.offset)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return list(self._accept(data))
+        return list(self._accept(data, b'"kind":"%s"' % only.encode() if only else b""))
 
-    def _accept(self, data: bytes) -> Iterator[Line]:
+    def _loose(self) -> bytes:
+        fd = os.open(self.path, os.O_RDONLY)
+        try:
+            new = os.fstat(fd).st_size - self.offset
+            return os.pread(fd, new, self.offset) if new > 0 else b""
+        finally:
+            os.close(fd)
+
+    def _accept(self, data: bytes, mark: bytes) -> Iterator[Line]:
         for raw in data.splitlines(keepends=True):
             if not raw.endswith(b"\n"):
                 return
-            line = decode(raw[:-1])
-            if line is None or line.get("n") != self.n + 1:
+            passed = mark and raw.find(mark, 0, _HEAD) < 0 and _is_line(raw, self.n + 1)
+            line = None if passed else decode(raw[:-1])
+            if not passed and (line is None or line.get("n") != self.n + 1):
                 self.damaged = True
                 return
             self.n += 1
             self.last = self.offset
             self.offset += len(raw)
-            yield line
+            if line is not None:
+                yield line
+
+
+def _is_line(raw: bytes, n: int) -> bool:
+    """Whether a line with its newline is intact and has this number, without decoding it."""
+    head, found, tail = raw.rpartition(b',"crc":"')
+    whole = bool(found) and tail == b'%08x"}\n' % zlib.crc32(head)
+    return whole and head.startswith(b'{"n":%d,' % n)
 
 
 def read(path: Path) -> list[Line]:

@@ -171,9 +171,13 @@ class TrialPaths:
         scratch = self.scratch / below if self.scratch else None
         return AttemptPaths(self.root / below, self.number, number, scratch)
 
+    def numbers(self) -> list[int]:
+        """The numbers of the attempts that were claimed or begun, ascending."""
+        return numbers(self.root / "attempts")
+
     def attempts(self) -> list[AttemptPaths]:
         """The attempts that were claimed or begun, ascending."""
-        return [self.attempt(n) for n in numbers(self.root / "attempts")]
+        return [self.attempt(n) for n in self.numbers()]
 
 
 @dataclass(frozen=True)
@@ -380,9 +384,18 @@ class ExperimentPaths:
         root = self.root / "workers" / f"{submission:04d}-{index:04d}.{incarnation}"
         return WorkerPaths(root, submission, index, incarnation)
 
-    def workers(self) -> Iterator[WorkerPaths]:
-        """Every worker that ever claimed its place, in order of name, packed or not."""
+    def workers(self, known: dict[str, WorkerPaths] | None = None) -> Iterator[WorkerPaths]:
+        """Every worker that ever claimed its place, in order of name, packed or not.
+
+        ``known``: by name, those of former calls; new ones are added.
+        """
         for name in sorted(packed.names(self.root / "workers")):
+            if known is not None and name in known:
+                yield known[name]
+                continue
             match = re.fullmatch(r"(\d+)-(\d+)\.(\d+)", name)
             if match:
-                yield self.worker(*(int(group) for group in match.groups()))
+                worker = self.worker(*(int(group) for group in match.groups()))
+                if known is not None:
+                    known[name] = worker
+                yield worker

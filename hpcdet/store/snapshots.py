@@ -48,7 +48,7 @@ def write(
     Raises:
         OSError: the file system refused something. Nothing is lost by that.
     """
-    body = files.canonical(snapshot.state)
+    body = json.dumps(snapshot.state, separators=(",", ":"), allow_nan=False).encode()
     point = snapshot.point
     about = {
         "schema": 1,

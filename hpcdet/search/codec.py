@@ -2,64 +2,70 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from hpcdet.search import api
 from hpcdet.store import records
 from hpcdet.units import Length
 
-_EVENTS: dict[str, type[api.Event]] = {
+EVENTS: dict[str, type[api.Event]] = {
     "start": api.Start,
     "report": api.Report,
     "segment_end": api.SegmentEnd,
     "limits": api.Limits,
 }
-_ACTIONS: dict[str, type[api.Action]] = {
+ACTIONS: dict[str, type[api.Action]] = {
     "create": api.Create,
     "continue": api.Continue,
     "pause": api.Pause,
     "stop": api.Stop,
     "shutdown": api.Shutdown,
 }
+_EVENT_NAMES: dict[type, str] = {kind: name for name, kind in EVENTS.items()}
+_ACTION_NAMES: dict[type, str] = {kind: name for name, kind in ACTIONS.items()}
 
 
 def encode_event(event: api.Event) -> dict[str, Any]:
     """``{"kind": "report", "trial": 1, "length": {"batches": 100}, "metrics": {…}}``."""
-    return _encode(event, _EVENTS)
+    return _encode(event, _EVENT_NAMES)
 
 
 def decode_event(value: dict[str, Any]) -> api.Event | None:
     """The event, or None for a kind that this version does not know."""
-    kind = _EVENTS.get(value["kind"])
+    kind = EVENTS.get(value["kind"])
     return kind(**_fields(kind, value)) if kind else None
 
 
 def encode_action(action: api.Action) -> dict[str, Any]:
     """``{"kind": "stop", "trial": 1, "why": "…"}``."""
-    return _encode(action, _ACTIONS)
+    return _encode(action, _ACTION_NAMES)
 
 
 def decode_action(value: dict[str, Any]) -> api.Action | None:
     """The action, or None for a kind that this version does not know."""
-    kind = _ACTIONS.get(value["kind"])
+    kind = ACTIONS.get(value["kind"])
     return kind(**_fields(kind, value)) if kind else None
 
 
-def _encode(value: Any, kinds: dict[str, Any]) -> dict[str, Any]:
-    [kind] = (name for name, cls in kinds.items() if type(value) is cls)
-    return {"kind": kind, **{key: _plain(item) for key, item in vars(value).items()}}
+def _encode(value: Any, kinds: dict[type, str]) -> dict[str, Any]:
+    return {"kind": kinds[type(value)], **{key: _plain(it) for key, it in vars(value).items()}}
 
 
 def _plain(value: Any) -> Any:
+    kind = type(value)
+    if kind is int or kind is str or value is None:
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else records.number(value)
     if isinstance(value, Length):
         return value.encode()
-    if isinstance(value, float):
-        return records.number(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return value
+    return records.number(value) if isinstance(value, float) else value
 
 
 def _fields(kind: type, value: dict[str, Any]) -> dict[str, Any]:

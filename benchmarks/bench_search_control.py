@@ -1,0 +1,378 @@
+"""``make bench-search-control``: what it costs to decide, by real journals in real folders.
+
+A restart of a long search, with and without a snapshot; a turn of the crank over many trials
+that report; and the time from a report to the control that the trial reads. The scheduler is
+on paper, the clock of the turns too: what is measured is this process, and the disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TOP = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
+
+import results  # noqa: E402
+
+from hpcdet.control import holder as holding  # noqa: E402
+from hpcdet.control.controller import advance  # noqa: E402
+from hpcdet.control.sight import Sight  # noqa: E402
+from hpcdet.search import api, registry  # noqa: E402
+from hpcdet.store import journal, snapshots  # noqa: E402
+from hpcdet.store.records import Claim, in_force  # noqa: E402
+from hpcdet.units import Length  # noqa: E402
+from tests.builders import at  # noqa: E402
+from tests.paper import World  # noqa: E402
+
+REPORTS = 10
+"""Reports of each trial of the long search; also seconds between two of a live one."""
+
+TURN_S = 15.0
+"""Seconds between two turns of a daemon on a cluster (``daemon.interval``)."""
+
+TOP_LENGTH = 1000
+
+
+def search(trials: int, concurrent: int, length: int) -> dict[str, Any]:
+    """A search by rungs."""
+    return {
+        "name": os.environ.get("BENCH_SEARCHER", "async_halving"),
+        "metric": "loss",
+        "max_length": {"batches": length},
+        "max_trials": trials,
+        "max_concurrent_trials": concurrent,
+    }
+
+
+def world(folder: Path, trials: int, concurrent: int, length: int = TOP_LENGTH) -> World:
+    settings = search(trials, concurrent, length)
+    made = World.make(
+        folder,
+        searcher=settings,
+        hyperparameters={"rate": {"type": "log", "minval": -4, "maxval": -1}, "width": 32},
+        site={"limits": {"poll_min_s": 60}, "lease_ttl_s": 180},
+    )
+    made.method = registry.searcher(made.resolved)
+    return made
+
+
+def loss(trial: int, step: int) -> float:
+    """A curve of each trial, falling to a level of its own."""
+    level = (trial * 2654435761 % 1000) / 1000
+    return level + 10.0 / (1 + step)
+
+
+# -- restart -------------------------------------------------------------------------------------
+
+
+def long_search(made: World, trials: int) -> None:
+    """Record all events of a search; then as many late ones as may come before a snapshot."""
+    holder = made.holder()
+    assert holder.begin()
+    holder.tell(api.Start())
+    heard = set[int]()
+    while len(heard) < trials:
+        new = sorted(holder.decided.plans.keys() - heard)
+        for number in new or ():
+            for step in range(1, REPORTS + 1):
+                length = step * TOP_LENGTH // REPORTS
+                metrics = {"loss": loss(number, length), "accuracy": 0.5}
+                report = api.Report(number, Length("batches", length), metrics, 60.0 * step)
+                holder.tell(report)
+            plan = holder.decided.plans[number]
+            if plan.searcher == "run":
+                holder.tell(api.SegmentEnd(number, "target"))
+        heard.update(new)
+        holder.commit()
+        made.clock.now += 1
+        holder.lease.beat()
+        holder.snapshot()
+        if not new:
+            break
+    due = max(holding.SNAPSHOT_EVERY, len(holder.decided.plans) // holding.SNAPSHOT_PART)
+    while holder._unsnapped < due - 1:
+        late = api.Report(1, Length("batches", TOP_LENGTH), {"loss": 1.0}, 600.0)
+        holder.tell(late)
+    holder.close()
+
+
+def restart(made: World, *, snapshot: bool) -> float:
+    """Seconds until a new holder knows what has been decided."""
+    holder = made.holder()
+    with _without_snapshots(snapshot):
+        began = time.perf_counter()
+        assert holder.begin()
+        took = time.perf_counter() - began
+    assert holder._chain is not None
+    assert (holder._chain.since is not None) == snapshot
+    holder.close()
+    return took
+
+
+@contextlib.contextmanager
+def _without_snapshots(there: bool) -> Iterator[None]:
+    read = snapshots.read
+    if not there:
+        snapshots.read = lambda *_: iter(())  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        snapshots.read = read
+
+
+# -- a turn --------------------------------------------------------------------------------------
+
+
+class Live:
+    """Trials that run and report; time passes when they are told."""
+
+    def __init__(self, folder: Path, trials: int) -> None:
+        # long enough that none comes to a rung while it is measured: reports alone
+        self.world = world(folder, 4 * trials, trials, 100 * TOP_LENGTH)
+        self.holder = self.world.holder()
+        self.seconds = 0.0
+        self.writers: dict[int, journal.Writer] = {}
+        self.batches: dict[int, int] = {}
+        self.turn()
+        self.claim()
+
+    def claim(self) -> None:
+        """Workers start and claim what is runnable."""
+        scheduler, paths = self.world.scheduler, self.world.paths
+        workers = self.world.play().start_all()
+        for number, worker in enumerate(workers, 1):
+            attempt = paths.trial(number).attempt(1)
+            Claim(worker.name, "n1", "job", ["n1"], at(0)).write_once(attempt.claim)
+            writer = self.writers[number] = journal.Writer(attempt.journal)
+            writer.append("start", world=1, host="n1", pid=1, checkpoint="", batches=0)
+            writer.append("first_step")
+            self.batches[number] = 0
+        assert len(self.writers) == len(scheduler.live)
+
+    def train(self, seconds: float) -> int:
+        """Everybody trains: a report every 10 s, progress every 5 s. Returns the reports."""
+        reports = 0
+        for number, writer in self.writers.items():
+            phase = number % 10
+            for second in range(int(self.seconds), int(self.seconds + seconds)):
+                if (second + phase) % 5 == 0:
+                    batches = self.batches[number]
+                    writer.append("progress", batches=batches, records=64 * batches, epochs=0)
+                if (second + phase) % 10 == 0:
+                    self.batches[number] += 1
+                    step = self.batches[number]
+                    metrics = {"loss": loss(number, step), "accuracy": 0.5, "f1": 0.25}
+                    units = {"batches": step, "records": 64 * step, "epochs": 0}
+                    writer.append(
+                        "metrics", group="validation", step=step, metrics=metrics, units=units
+                    )
+                    reports += 1
+        self.seconds += seconds
+        return reports
+
+    def turn(self) -> tuple[float, float]:
+        """A turn: seconds of processor and of the wall."""
+        self.world.clock.now += TURN_S
+        self.holder.lease.beat()
+        cpu, wall = time.process_time(), time.perf_counter()
+        assert advance(self.world.paths, self.holder).held
+        return time.process_time() - cpu, time.perf_counter() - wall
+
+
+def turns(folder: Path, trials: int, count: int) -> dict[str, Any]:
+    live = Live(folder, trials)
+    live.holder.sight = Sight(live.world.paths, live.world.clock)
+    cpu, wall, reports = [], [], 0
+    for _ in range(3):  # what has just begun is looked at twice
+        live.train(TURN_S)
+        live.turn()
+    for _ in range(count):
+        reports += live.train(TURN_S)
+        one, other = live.turn()
+        cpu.append(one)
+        wall.append(other)
+    high = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"cpu": cpu, "wall": wall, "reports": reports, "rss_mb": high}
+
+
+# -- from a report to its directive --------------------------------------------------------------
+
+
+class Judge:
+    """Pauses every trial at its first report, and makes another one."""
+
+    name, version = "judge", 1
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def initial(self) -> api.State:
+        return {"made": 0}
+
+    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+        actions: list[api.Action] = []
+        if isinstance(event, api.Report):
+            actions.append(api.Pause(event.trial, "judged"))
+        for _ in range(self.width - state["made"]):
+            state["made"] += 1
+            until = Length("batches", TOP_LENGTH)
+            actions.append(api.Create(state["made"], {}, state["made"], until))
+        return state, actions
+
+
+def latencies(folder: Path, trials: int, interval_s: float) -> list[float]:
+    """Seconds from before a report is written until the trial can read what came of it."""
+    made = World.make(folder, Judge(trials), searcher={"max_concurrent_trials": trials})
+    holder = made.holder()
+    advance(made.paths, holder)
+    play = made.play()
+    attempts = [play.claim(worker, number) for number, worker in enumerate(play.start_all(), 1)]
+    advance(made.paths, holder)
+    over = threading.Event()
+
+    def crank() -> None:
+        while not over.wait(interval_s):
+            made.clock.now += interval_s
+            advance(made.paths, holder)
+
+    thread = threading.Thread(target=crank)
+    thread.start()
+    found = []
+    try:
+        for attempt in attempts:
+            writer = journal.Writer(attempt.journal)
+            began = time.perf_counter()
+            units = {"batches": 10}
+            said = {"group": "validation", "step": 10, "metrics": {"loss": 0.5}, "units": units}
+            writer.append("metrics", sync=True, **said)
+            while True:
+                control = in_force(made.paths.trial(attempt.trial))
+                if control is not None and control.action == "pause":
+                    break
+                time.sleep(0.002)
+            found.append(time.perf_counter() - began)
+            writer.close()
+    finally:
+        over.set()
+        thread.join()
+    return found
+
+
+# -- all of it -----------------------------------------------------------------------------------
+
+
+def _child(what: str, trials: int, count: int) -> dict[str, Any]:
+    """A part in a process of its own, whose memory is that part's alone."""
+    argv = [sys.executable, __file__, "--part", what, "--trials", str(trials), "--n", str(count)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, env=os.environ)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _part(what: str, trials: int, count: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
+        if what == "turns":
+            return turns(Path(folder), trials, count)
+        if what == "latency":
+            return {"s": latencies(Path(folder), trials, 0.25)}
+        made = world(Path(folder), trials, 100)
+        long_search(made, trials)
+        found: dict[str, Any] = {"with": [], "without": []}
+        for _ in range(count):
+            found["with"].append(restart(made, snapshot=True))
+            found["without"].append(restart(made, snapshot=False))
+        size = max(file.stat().st_size for file in made.paths.snapshots.iterdir())
+        return {**found, "bytes": size, "trials": trials}
+
+
+def _row(
+    what: str, unit: str, ours: list[float], goal: float | None, runs: int | None = None
+) -> results.Row:
+    median = statistics.median(ours)
+    return {
+        "what": what,
+        "unit": unit,
+        "ours": round(median, 4),
+        "min": round(min(ours), 4),
+        "peer": None,
+        "peer_name": "",
+        "ratio": None,
+        "goal": goal,
+        "met": goal is None or median <= goal,
+        "runs": runs or len(ours),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument("--part", choices=["turns", "latency", "restart"])
+    parser.add_argument("--trials", type=int, default=0)
+    parser.add_argument("--n", type=int, default=0)
+    given = parser.parse_args()
+    if given.part:
+        print(json.dumps(_part(given.part, given.trials, given.n)))
+        return
+    long, live, count, judged = (500, 50, 4, 20) if given.quick else (10_000, 1000, 20, 100)
+    restarts = _child("restart", long, 5)
+    turned = _child("turns", live, count)
+    waited = sorted(_child("latency", judged, 1)["s"])
+    share = [100 * cpu / TURN_S for cpu in turned["cpu"]]
+    p95 = waited[int(0.95 * (len(waited) - 1))]
+    each = [1e6 * sum(turned["cpu"]) / turned["reports"]]
+    rows = [
+        _row(
+            f"restart, {long} trials x {REPORTS} reports, from a snapshot",
+            "s",
+            restarts["with"],
+            0.5,
+        ),
+        _row(
+            f"restart, {long} trials x {REPORTS} reports, from all records",
+            "s",
+            restarts["without"],
+            None,
+        ),
+        _row(f"{live} live trials, a report each per 10 s: share of a core", "%", share, 1.0),
+        _row(
+            f"{live} live trials: a turn every {TURN_S:g} s, wall time", "s", turned["wall"], None
+        ),
+        _row("processor per report, all of a turn", "us", each, None, count),
+        _row(f"{live} live trials: memory", "MB", [turned["rss_mb"]], 300.0),
+        _row(
+            "report to directive, turns every 0.25 s: median",
+            "s",
+            [statistics.median(waited)],
+            None,
+            judged,
+        ),
+        _row("report to directive, turns every 0.25 s: p95", "s", [p95], None, judged),
+    ]
+    print(f"a snapshot of {long} trials has {restarts['bytes'] / 1e6:.1f} MB")
+    width = max(len(row["what"]) for row in rows) + 2
+    print(f"{'what':<{width}}{'median':>10}{'min':>10}{'goal':>8}  met")
+    for row in rows:
+        goal = "" if row["goal"] is None else f"{row['goal']:g}"
+        met = "" if row["goal"] is None else ("yes" if row["met"] else "no")
+        print(
+            f"{row['what']:<{width}}{row['ours']:>10.4g}{row['min']:>10.4g}{goal:>8}  "
+            f"{met:<4}{row['unit']}"
+        )
+    results.write("search-control", rows)
+
+
+if __name__ == "__main__":
+    main()

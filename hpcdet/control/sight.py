@@ -1,0 +1,136 @@
+"""How all trials stand, without reading every file of every trial in every turn.
+
+A trial is read again when its folders look different: a folder's time changes with every name
+that comes or goes in it. Two names may come within one tick of a file system's clock, so what
+was seen to change is read once more some seconds later; and now and then everything is, in
+case that somebody wrote what nobody should have.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hpcdet.store import trials
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.records import Claim, End
+from hpcdet.store.trials import Standing
+
+TICK_S = 3.0
+"""Longer than the tick of any file system's clock."""
+
+DORMANT_S = 60.0
+"""A trial that nobody wants to run is looked at so seldom: only a mistake can change it."""
+
+AGAIN_S = 600.0
+"""What looks as before is read again all the same after so long, or up to twice that: not all
+trials in one turn."""
+
+
+@dataclass
+class Seen:
+    """One trial.
+
+    Attributes:
+        open: the attempts that were claimed and have not ended, newest first.
+        fresh: it was read in this turn: something may have changed.
+        dormant: nobody wants it to run, so that it is looked at no more often than it must.
+    """
+
+    paths: TrialPaths
+    standing: Standing
+    open: list[tuple[AttemptPaths, Claim]]
+    fresh: bool
+    turn: int
+    folders: tuple[str, ...]
+    looks: tuple[int, ...]
+    changed: float
+    read: float
+    looked: float
+    dormant: bool = False
+
+
+class Sight:
+    """The trials of one experiment as one holder of the lease sees them.
+
+    ``clock``: real seconds, as the times of files are.
+    """
+
+    def __init__(self, paths: ExperimentPaths, clock: Callable[[], float] = time.monotonic) -> None:
+        self._paths = paths
+        self._clock = clock
+        self._seen: dict[int, Seen] = {}
+        self._turn = 0
+
+    def begin(self) -> None:
+        """A new turn: what is asked for is looked at again, once."""
+        self._turn += 1
+
+    def forget(self, number: int) -> None:
+        """Something of a trial was just written: read it when it is asked for."""
+        if (seen := self._seen.get(number)) is not None:
+            seen.turn, seen.changed, seen.dormant = 0, self._clock(), False
+
+    def trial(self, number: int) -> Seen:
+        """How a trial stands now."""
+        seen = self._seen.get(number)
+        if seen is not None and seen.turn == self._turn:
+            return seen
+        now = self._clock()
+        if seen is None:
+            paths = self._paths.trial(number)
+        else:
+            paths = seen.paths
+            if self._is_as_before(seen, now):
+                seen.turn, seen.fresh = self._turn, False
+                return seen
+        fresh = self._read(paths, now)
+        if seen is not None and (fresh.folders, fresh.looks) == (seen.folders, seen.looks):
+            fresh.changed = seen.changed
+        self._seen[number] = fresh
+        return fresh
+
+    def _is_as_before(self, seen: Seen, now: float) -> bool:
+        again_s = AGAIN_S * (1 + seen.paths.number % 16 / 16)
+        if seen.read - seen.changed < TICK_S or now - seen.read >= again_s:
+            return False
+        if seen.dormant and now - seen.looked < DORMANT_S:
+            return True
+        seen.looked = now
+        return _looks(seen.folders) == seen.looks
+
+    def _read(self, paths: TrialPaths, now: float) -> Seen:
+        standing = trials.standing(paths)
+        opened = []
+        for attempt in reversed(trials.claimed(paths)) if standing.open_attempt else ():
+            claim = Claim.read(attempt.claim)
+            if claim is None or End.read(attempt.end) is not None:
+                break
+            opened.append((attempt, claim))
+        attempts = os.path.join(paths.root, "attempts")
+        # while one is open nobody claims another, and its end comes into its own folder
+        folders: tuple[str, ...] = (
+            os.path.join(attempts, str(standing.open_attempt or standing.next_attempt)),
+        )
+        if not standing.open_attempt:
+            folders = (attempts, *folders)
+        looks = _looks(folders)
+        return Seen(paths, standing, opened, True, self._turn, folders, looks, now, now, now)
+
+
+def _looks(folders: tuple[str, ...]) -> tuple[int, ...]:
+    """The times of folders; opening asks the server, where a look may come from a cache."""
+    found = []
+    for folder in folders:
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except (FileNotFoundError, NotADirectoryError):
+            found.append(0)
+            continue
+        try:
+            found.append(os.fstat(fd).st_mtime_ns)
+        finally:
+            os.close(fd)
+    return tuple(found)

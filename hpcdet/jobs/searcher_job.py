@@ -1,0 +1,97 @@
+"""The searcher's own job: the site's template for workers, with its command and a small size."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+from hpcdet.jobs import render, submission
+from hpcdet.jobs.options import SIZES
+from hpcdet.schedulers.base import Submission
+from hpcdet.site import Site
+from hpcdet.site.models import Directives
+from hpcdet.store import files
+from hpcdet.store.config import Resolved
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import Intent
+
+
+def place(paths: ExperimentPaths) -> ExperimentPaths:
+    """``EXP/searcher``: intents, scripts and logs of these jobs, as those of an experiment."""
+    return ExperimentPaths(paths.root / "searcher")
+
+
+def walltime_s(site: Site) -> int:
+    """How long one of them may run."""
+    job = site.searcher_job
+    most = site.view(job.partition).max_walltime_s
+    return min(job.walltime_s, most) if most else job.walltime_s
+
+
+def build(paths: ExperimentPaths, intent: Intent, experiment: Resolved, site: Site) -> Submission:
+    """Render and write the script of one job; doing it again gives the same.
+
+    Args:
+        intent: ``watches`` is the job after whose end it starts.
+
+    Raises:
+        ConfigError: as ``render.render``.
+    """
+    where = place(paths)
+    python = experiment.environment.python or site.python or sys.executable
+    command = [python, "-m", "hpcdet.control.searcher_job", str(paths.root)]
+    text = render.render(
+        _small(experiment, intent, site),
+        _site(site),
+        dataclasses.replace(intent, watches=""),
+        where,
+        command=[*command, "--number", str(intent.number)],
+        of=paths,
+    )
+    script = where.script(intent.number)
+    files.replace(script, text.encode(), submission.SCRIPT_MODE)
+    files.make_folder(where.job_log(intent.number))
+    argv = submission.argv(site, script)
+    return Submission(intent.name, intent.tag, script, 1, 1, argv=argv)
+
+
+def _small(experiment: Resolved, intent: Intent, site: Site) -> Resolved:
+    """The experiment's config with the resources of the searcher's job."""
+    job = site.searcher_job
+    resources = dataclasses.replace(
+        experiment.resources,
+        slots_per_trial=1,
+        nodes=1,
+        slots_per_node=1,
+        cpus_per_slot=job.cpus,
+        memory_per_slot=None if job.memory_mib is None else job.memory_mib * 2**20,
+        walltime_s=walltime_s(site) if site.scheduler == "slurm" else None,
+        resource_pool=job.partition or experiment.resources.resource_pool,
+        max_slots=None,
+        exclude_nodes=[],
+    )
+    after = [f"--dependency=afterany:{intent.watches}"] if intent.watches else []
+    return dataclasses.replace(
+        experiment,
+        resources=resources,
+        worker=dataclasses.replace(experiment.worker, lanes=1),
+        slurm=dataclasses.replace(experiment.slurm, sbatch_args=after, gpu_type=None),
+    )
+
+
+def _site(site: Site) -> Site:
+    """The site without what it asks for workers' sake; its task is never requeued."""
+
+    def small(directives: Directives) -> Directives:
+        return {name: value for name, value in directives.items() if name not in SIZES}
+
+    partitions = {
+        name: part.model_copy(update={"directives": small(part.directives)})
+        for name, part in site.partitions.items()
+    }
+    changed = {
+        "capabilities": site.capabilities.model_copy(update={"requeue": "none"}),
+        "directives": {**small(site.directives), **site.searcher_job.directives},
+        "partitions": partitions,
+    }
+    return site.changed(changed, {})

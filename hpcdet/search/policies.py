@@ -1,0 +1,397 @@
+"""When a trial or a whole search has gone on for long enough: rules that any searcher can have.
+
+A policy sees each report and says nothing, or why training ends. Its state is plain JSON that
+it changes in place. Values are *losses*: the metric, negated where larger is better; a metric
+that is missing, no number or not finite is ``WORST``.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from bisect import bisect_left, insort
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from hpcdet.units import Length
+
+WORST = sys.float_info.max
+Scope = Literal["trial", "search"]
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A report as policies see it.
+
+    Attributes:
+        trial: its number, as text (a key of JSON).
+        length: training so far, in the unit of the search.
+        loss: the metric, smaller is better; ``WORST`` if it is no finite number.
+        metric: the metric as reported.
+        slot_seconds: training of this trial so far, summed over its slots.
+        slots: of the trial.
+    """
+
+    trial: str
+    length: int
+    loss: float
+    metric: Any
+    slot_seconds: float = 0.0
+    slots: int = 1
+
+
+class Policy(Protocol):
+    """A rule. ``scope`` says what ends: the trial that reported, or the search."""
+
+    @property
+    def scope(self) -> Scope: ...
+
+    def initial(self) -> State:
+        """State before the first report: plain JSON."""
+
+    def judge(self, state: State, seen: Seen) -> str:
+        """Why training ends with this report, or ""."""
+
+
+def loss(metric: Any, smaller_is_better: bool) -> float:
+    """A metric as a loss; ``WORST`` if it is missing, a string, NaN or infinite."""
+    if isinstance(metric, bool) or not isinstance(metric, int | float):
+        return WORST
+    try:
+        value = float(metric)
+    except OverflowError:
+        return WORST
+    if not math.isfinite(value):
+        return WORST
+    return value if smaller_is_better else -value
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Ends a trial whose best value is no better than ``reports`` reports before.
+
+    Attributes:
+        min_delta: a value counts as better if it is so by more than this.
+    """
+
+    reports: int
+    min_delta: float = 0.0
+    scope: Scope = "trial"
+
+    def initial(self) -> State:
+        return {}
+
+    def judge(self, state: State, seen: Seen) -> str:
+        best, since = state.get(seen.trial, (WORST, 0))
+        if seen.loss < best - self.min_delta:
+            state[seen.trial] = [seen.loss, 0]
+            return ""
+        state[seen.trial] = [best, since + 1]
+        if since + 1 < self.reports:
+            return ""
+        return f"no better in {since + 1} reports"
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Ends a trial whose metric is below ``lower`` or above ``upper`` after ``warmup``."""
+
+    lower: float = -math.inf
+    upper: float = math.inf
+    warmup: int = 0
+    scope: Scope = "trial"
+
+    def initial(self) -> State:
+        return {}
+
+    def judge(self, state: State, seen: Seen) -> str:
+        if seen.length < self.warmup or seen.loss == WORST:
+            return ""
+        if seen.metric < self.lower:
+            return f"{seen.metric:g} is below {self.lower:g}"
+        if seen.metric > self.upper:
+            return f"{seen.metric:g} is above {self.upper:g}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Percentile:
+    """Ends a trial whose best value is not among the best ``keep`` percent at the same length.
+
+    The values compared are those that each trial had reached as its best by that length. With
+    ``keep`` 50 it is the median rule of Golovin et al., Google Vizier (KDD 2017), section 3.2.2.
+
+    Attributes:
+        warmup: shorter lengths are not judged.
+        min_trials: as many others must have reported at this length before anything is judged.
+        interval: lengths are rounded down to multiples of this before they are compared.
+    """
+
+    keep: float = 50.0
+    warmup: int = 0
+    min_trials: int = 5
+    interval: int = 1
+    scope: Scope = "trial"
+
+    def initial(self) -> State:
+        return {"best": {}, "at": {}, "last": {}}
+
+    def judge(self, state: State, seen: Seen) -> str:
+        best = min(state["best"].get(seen.trial, WORST), seen.loss)
+        state["best"][seen.trial] = best
+        at = seen.length // self.interval
+        if at <= state["last"].get(seen.trial, -1):
+            return ""
+        state["last"][seen.trial] = at
+        others = state["at"].setdefault(str(at), [])
+        rank, n = bisect_left(others, best), len(others)
+        insort(others, best)
+        if seen.length < self.warmup or n < self.min_trials:
+            return ""
+        if rank < max(math.ceil((n + 1) * self.keep / 100), 1):
+            return ""
+        return f"rank {rank + 1} of {n + 1} at {seen.length}: best {self.keep:g} % go on"
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """Ends a trial when its last ``reports`` values have a standard deviation below ``std``."""
+
+    reports: int
+    std: float
+    scope: Scope = "trial"
+
+    def initial(self) -> State:
+        return {}
+
+    def judge(self, state: State, seen: Seen) -> str:
+        last = [*state.get(seen.trial, ()), seen.loss][-self.reports :]
+        state[seen.trial] = last
+        if len(last) < self.reports or WORST in last:
+            return ""
+        spread = statistics.pstdev(last)
+        flat = spread < self.std
+        return f"flat: deviation {spread:.3g} over {self.reports} reports" if flat else ""
+
+
+@dataclass(frozen=True)
+class Wilcoxon:
+    """Ends a trial that is worse than the best one in a signed-rank test of paired values.
+
+    Each report is one instance of the same series for every trial, a fold or a data set: values
+    at equal lengths are pairs. The best trial is the one with the best mean over the longest
+    series. One-sided; Wilcoxon, Individual comparisons by ranking methods (Biometrics 1945).
+
+    Attributes:
+        p: a trial ends when the probability of such pairs under equality is below it.
+        min_pairs: fewer are not tested.
+    """
+
+    p: float = 0.1
+    min_pairs: int = 5
+    scope: Scope = "trial"
+
+    def initial(self) -> State:
+        return {"series": {}, "best": None}
+
+    def judge(self, state: State, seen: Seen) -> str:
+        series = state["series"].setdefault(seen.trial, {})
+        series[str(seen.length)] = seen.loss
+        why = ""
+        champion = state["best"]
+        if champion not in (None, seen.trial):
+            why = self._compare(series, state["series"][champion])
+        key = self._standing(series)
+        if champion is None or key < self._standing(state["series"][champion]):
+            state["best"] = seen.trial
+        return why
+
+    @staticmethod
+    def _standing(series: Mapping[str, float]) -> tuple[int, float]:
+        values = series.values()
+        mean = WORST if WORST in values else statistics.fmean(values)
+        return -len(series), mean
+
+    def _compare(self, ours: Mapping[str, float], best: Mapping[str, float]) -> str:
+        from scipy.stats import wilcoxon
+
+        both = [at for at in ours if at in best and WORST not in (ours[at], best[at])]
+        differences = [ours[at] - best[at] for at in both]
+        if len(both) < self.min_pairs or sum(differences) <= 0:
+            return ""
+        p = float(wilcoxon(differences, alternative="greater", zero_method="zsplit").pvalue)
+        return f"worse than the best in {len(both)} pairs (p = {p:.2g})" if p < self.p else ""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Ends a trial that has trained for more than so many slot-hours."""
+
+    slot_hours: float
+    scope: Scope = "trial"
+
+    def initial(self) -> State:
+        return {}
+
+    def judge(self, state: State, seen: Seen) -> str:
+        spent = seen.slot_seconds / 3600
+        return f"{spent:.3g} slot-hours of {self.slot_hours:g}" if spent > self.slot_hours else ""
+
+
+@dataclass(frozen=True)
+class Time:
+    """Ends a trial that has trained for more than so many hours, without waits in the queue."""
+
+    hours: float
+    scope: Scope = "trial"
+
+    def initial(self) -> State:
+        return {}
+
+    def judge(self, state: State, seen: Seen) -> str:
+        spent = seen.slot_seconds / seen.slots / 3600
+        return f"trained {spent:.3g} hours of {self.hours:g}" if spent > self.hours else ""
+
+
+@dataclass(frozen=True)
+class NaN:
+    """Ends a trial whose metric was no finite number in so many reports in a row."""
+
+    reports: int = 1
+    scope: Scope = "trial"
+
+    def initial(self) -> State:
+        return {}
+
+    def judge(self, state: State, seen: Seen) -> str:
+        if seen.loss != WORST:
+            state.pop(seen.trial, None)
+            return ""
+        state[seen.trial] = state.get(seen.trial, 0) + 1
+        if state[seen.trial] < self.reports:
+            return ""
+        return f"the metric is {seen.metric!r}"
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Ends a trial whose value is far worse than its own best in so many reports in a row.
+
+    Far: the distance to the best is more than ``factor`` times the greater of the best's
+    magnitude and what the trial has gained since its first report.
+    """
+
+    factor: float = 3.0
+    reports: int = 1
+    scope: Scope = "trial"
+
+    def initial(self) -> State:
+        return {}
+
+    def judge(self, state: State, seen: Seen) -> str:
+        if seen.loss == WORST:
+            return ""
+        first, best, bad = state.get(seen.trial, (seen.loss, seen.loss, 0))
+        best = min(best, seen.loss)
+        far = seen.loss - best > self.factor * max(abs(best), first - best)
+        state[seen.trial] = [first, best, bad + 1 if far else 0]
+        if bad + far < self.reports or not far:
+            return ""
+        return f"diverged: {seen.loss - best:.3g} worse than its best"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Ends the search when a trial's metric is as good as ``value``, a loss."""
+
+    value: float
+    scope: Scope = "search"
+
+    def initial(self) -> State:
+        return {}
+
+    def judge(self, state: State, seen: Seen) -> str:
+        reached = seen.loss <= self.value
+        return f"trial {seen.trial} reached the target with {seen.metric:g}" if reached else ""
+
+
+@dataclass(frozen=True)
+class NoImprovement:
+    """Ends the search when the last ``trials`` that began to report were no better.
+
+    Attributes:
+        min_delta: a value counts as better if it is so by more than this.
+    """
+
+    trials: int
+    min_delta: float = 0.0
+    scope: Scope = "search"
+
+    def initial(self) -> State:
+        return {"best": WORST, "known": {}, "since": 0}
+
+    def judge(self, state: State, seen: Seen) -> str:
+        if seen.trial not in state["known"]:
+            state["known"][seen.trial] = True
+            state["since"] += 1
+        if seen.loss < state["best"] - self.min_delta:
+            state["best"], state["since"] = seen.loss, 0
+        if state["since"] <= self.trials:
+            return ""
+        return f"{state['since'] - 1} trials were no better than the best before them"
+
+
+@dataclass(frozen=True)
+class TotalLength:
+    """Ends the search when all trials together have trained for ``length``."""
+
+    length: int
+    scope: Scope = "search"
+
+    def initial(self) -> State:
+        return {"total": 0, "of": {}}
+
+    def judge(self, state: State, seen: Seen) -> str:
+        before = state["of"].get(seen.trial, 0)
+        state["of"][seen.trial] = max(before, seen.length)
+        state["total"] += max(seen.length - before, 0)
+        used = state["total"]
+        return f"trained {used} of {self.length} in all" if used >= self.length else ""
+
+
+_POLICIES: dict[str, Callable[..., Policy]] = {
+    "patience": Patience,
+    "threshold": Threshold,
+    "median": Percentile,
+    "percentile": Percentile,
+    "plateau": Plateau,
+    "wilcoxon": Wilcoxon,
+    "cost": Cost,
+    "time": Time,
+    "nan": NaN,
+    "divergence": Divergence,
+    "target": Target,
+    "no_improvement": NoImprovement,
+    "total_length": TotalLength,
+}
+
+
+def chosen(
+    asked: Mapping[str, Mapping[str, Any]], smaller_is_better: bool
+) -> list[tuple[str, Policy]]:
+    """The policies of ``searcher.stopping`` with their names, in the order of the table above."""
+    found = []
+    for name, make in _POLICIES.items():
+        if name in asked:
+            given = {key: _plain(value) for key, value in asked[name].items() if value is not None}
+            if name == "target" and not smaller_is_better:
+                given["value"] = -given["value"]
+            found.append((name, make(**given)))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return Length.decode(value).value if isinstance(value, dict) else value

@@ -1,0 +1,112 @@
+"""A searcher under stopping policies: what they end, it hears of as stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcdet.search.api import (
+    Action,
+    Continue,
+    Create,
+    Event,
+    Limits,
+    Pause,
+    Report,
+    Searcher,
+    SegmentEnd,
+    Shutdown,
+    State,
+    Stop,
+)
+from hpcdet.search.policies import Policy, Seen, loss
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """``method`` under ``policies``, pairs of a name and a policy; any of them ends a trial.
+
+    A trial that a policy ends still counts in the searcher's ranks with that last report, and
+    then as stopped, so that its place goes to another at once. What it reports afterwards, and
+    what the searcher wants of it, is dropped. A policy for the whole search ends all trials.
+
+    Attributes:
+        slots: of each trial.
+    """
+
+    method: Searcher
+    policies: Sequence[tuple[str, Policy]]
+    metric: str
+    smaller_is_better: bool = True
+    slots: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.method.name
+
+    @property
+    def version(self) -> int:
+        return self.method.version
+
+    def initial(self) -> State:
+        return {
+            "method": self.method.initial(),
+            "policies": [policy.initial() for _, policy in self.policies],
+            "open": {},
+            "ended": {},
+            "over": False,
+        }
+
+    def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
+        """Nothing is heard of trials that a policy ended, nor after it ended the search."""
+        match event:
+            case Report(trial=trial) if state["over"] or str(trial) in state["ended"]:
+                return state, []
+            case Report():
+                return state, self._report(state, event)
+            case SegmentEnd(trial=trial):
+                state["open"].pop(str(trial), None)
+                if state["over"] or state["ended"].pop(str(trial), False):
+                    return state, []
+            case Limits() if state["over"]:
+                return state, []
+        return state, self._tell(state, event)
+
+    def _report(self, state: State, report: Report) -> list[Action]:
+        metric = report.metrics.get(self.metric)
+        seen = Seen(
+            str(report.trial),
+            report.length.value,
+            loss(metric, self.smaller_is_better),
+            metric,
+            report.seconds,
+            self.slots,
+        )
+        ends = {"trial": "", "search": ""}
+        for (name, policy), own in zip(self.policies, state["policies"], strict=True):
+            why = policy.judge(own, seen)
+            if why and not ends[policy.scope]:
+                ends[policy.scope] = f"{name}: {why}"
+        if ends["search"]:
+            state["over"] = True
+            stops = [Stop(int(trial), ends["search"]) for trial in state["open"]]
+            return [*stops, Shutdown(why=ends["search"])]
+        actions = self._tell(state, report)
+        if not ends["trial"]:
+            return actions
+        state["ended"][seen.trial] = True
+        state["open"].pop(seen.trial, None)
+        ended = SegmentEnd(report.trial, "stopped")
+        others = [a for a in actions if not _concerns(a, report.trial)]
+        return [Stop(report.trial, ends["trial"]), *others, *self._tell(state, ended)]
+
+    def _tell(self, state: State, event: Event) -> list[Action]:
+        state["method"], actions = self.method.on_event(state["method"], event)
+        for action in actions:
+            if isinstance(action, Create | Continue):
+                state["open"][str(action.trial)] = True
+        return actions
+
+
+def _concerns(action: Action, trial: int) -> bool:
+    return isinstance(action, Continue | Pause | Stop) and action.trial == trial

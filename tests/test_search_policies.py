@@ -1,0 +1,192 @@
+"""Stopping policies: when each one ends a trial or the search, and what the searcher hears."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from typing import Any
+
+import pytest
+
+from hpcdet.search import policies
+from hpcdet.search.api import Action, Create, Pause, Report, SegmentEnd, Shutdown, Start, Stop
+from hpcdet.search.policies import WORST, Policy, Seen
+from hpcdet.search.random import Random
+from hpcdet.search.sampling import Independent
+from hpcdet.search.supervised import Supervised
+from hpcdet.space.space import Space
+from hpcdet.units import Length
+
+
+def judged(policy: Policy, values: list[Any], *, trial: str = "1", **more: Any) -> list[str]:
+    """What a policy says of one trial's values at lengths 1, 2, ...; the state goes by JSON."""
+    state = policy.initial()
+    said = []
+    for length, metric in enumerate(values, 1):
+        seen = Seen(trial, length, policies.loss(metric, True), metric, **more)
+        said.append(policy.judge(state, seen))
+        state = json.loads(json.dumps(state, allow_nan=False))
+    return said
+
+
+def first(said: list[str]) -> int:
+    """The report (from 1) that ends the trial; 0: none does."""
+    return next((at for at, why in enumerate(said, 1) if why), 0)
+
+
+@pytest.mark.parametrize("metric", [None, "0.1", True, math.nan, math.inf, -math.inf, 10**400])
+def test_what_is_no_finite_number_is_worst(metric: Any) -> None:
+    assert policies.loss(metric, True) == policies.loss(metric, False) == WORST
+
+
+@pytest.mark.parametrize(
+    ("policy", "values", "ends"),
+    [
+        (policies.Patience(2), [3, 2, 2, 2, 1], 4),
+        (policies.Patience(2), [3, 2, 2, 1, 1, 1], 6),
+        (policies.Patience(2, min_delta=0.5), [3, 2.9, 2.8, 2.7], 3),
+        (policies.Patience(3), [math.nan, math.nan, 1, 1, 1, 1], 6),
+        (policies.Threshold(upper=5), [4, 6], 2),
+        (policies.Threshold(lower=0), [4, -1], 2),
+        (policies.Threshold(upper=5, warmup=3), [9, 9, 9], 3),
+        (policies.Threshold(upper=5), [math.nan, 1], 0),
+        (policies.Plateau(3, 0.01), [1, 0.5, 0.5, 0.5], 4),
+        (policies.Plateau(3, 0.01), [1, 0.5, 0.4, 0.3], 0),
+        (policies.NaN(), [1, math.nan], 2),
+        (policies.NaN(2), [math.nan, 1, math.nan, "x"], 4),
+        (policies.Divergence(3), [1.0, 0.5, 0.9, 2.5], 4),
+        (policies.Divergence(3, reports=2), [1.0, 0.5, 2.5, 0.5, 2.5, 2.6], 6),
+        (policies.Divergence(3), [1.0, 1.0, 3.9], 0),
+        (policies.Target(0.25), [1, 0.3, 0.2], 3),
+        (policies.TotalLength(3), [1, 1, 1], 3),
+    ],
+)
+def test_a_policy_ends_a_trial_with_that_report(
+    policy: Policy, values: list[Any], ends: int
+) -> None:
+    assert first(judged(policy, values)) == ends
+
+
+def test_cost_counts_slots_and_time_does_not() -> None:
+    spent = {"slot_seconds": 4 * 3600.0, "slots": 4}
+    assert first(judged(policies.Cost(3.9), [1], **spent)) == 1
+    assert first(judged(policies.Cost(4), [1], **spent)) == 0
+    assert first(judged(policies.Time(0.9), [1], **spent)) == 1
+    assert first(judged(policies.Time(1), [1], **spent)) == 0
+
+
+def reports(policy: Policy, rows: list[tuple[int, int, Any]]) -> list[tuple[int, int]]:
+    """(trial, length) of those (trial, length, metric) that are ended, each once."""
+    state, ended = policy.initial(), {}
+    for trial, length, metric in rows:
+        seen = Seen(str(trial), length, policies.loss(metric, True), metric)
+        if policy.judge(state, seen):
+            ended.setdefault(trial, length)
+        state = json.loads(json.dumps(state, allow_nan=False))
+    return list(ended.items())
+
+
+def test_the_median_is_of_the_best_that_others_had_at_the_same_length() -> None:
+    policy = policies.Percentile(50, min_trials=4)
+    rows = [(trial, 10, float(trial)) for trial in (1, 2, 3, 4)]
+    assert reports(policy, [*rows, (5, 10, 2.5)]) == []
+    assert reports(policy, [*rows, (5, 10, 3.5)]) == [(5, 10)]
+    # its best counts, not its last value; other lengths do not
+    assert reports(policy, [*rows, (5, 5, 0.5), (5, 10, 9.0)]) == []
+    assert reports(policy, [*rows, (5, 11, 9.0)]) == []
+    # nothing is judged before the fifth trial, nor within the warm-up
+    assert reports(policy, [*rows[:3], (5, 10, 9.0)]) == []
+    late = policies.Percentile(50, min_trials=4, warmup=11)
+    assert reports(late, [*rows, (5, 10, 9.0)]) == []
+
+
+def test_a_percentile_keeps_that_share_on_the_long_run() -> None:
+    draw = random.Random(0)
+    rows = [(trial, 1, draw.random()) for trial in range(1, 2001)]
+    ended = reports(policies.Percentile(25), rows)
+    assert 0.70 < len(ended) / len(rows) < 0.80
+
+
+def test_lengths_within_an_interval_are_compared() -> None:
+    policy = policies.Percentile(50, min_trials=2, interval=100)
+    rows = [(1, 101, 1.0), (2, 150, 1.1), (3, 199, 2.0)]
+    assert reports(policy, rows) == [(3, 199)]
+    # a second report of a trial within the interval is not a second value of it
+    assert reports(policy, [(1, 101, 1.0), (1, 120, 1.0), (3, 199, 2.0)]) == []
+
+
+def test_wilcoxon_compares_equal_folds_with_the_best_trial() -> None:
+    policy = policies.Wilcoxon(p=0.05)
+    best = [(1, fold, 0.1 * fold) for fold in range(1, 9)]
+    worse = [(2, fold, 0.1 * fold + 0.05 + fold / 1000) for fold in range(1, 9)]
+    mixed = [(3, fold, 0.1 * fold + (-1) ** fold / 50) for fold in range(1, 9)]
+    # all of n pairs worse: p = 2**-n, below 0.05 from the fifth
+    assert reports(policy, best + worse) == [(2, 5)]
+    assert reports(policy, best + mixed) == []
+    assert reports(policy, worse + best) == []
+
+
+def test_no_improvement_counts_trials() -> None:
+    policy = policies.NoImprovement(3)
+    rows = [(1, 1, 1.0), (2, 1, 2.0), (3, 1, 2.0), (4, 1, 2.0)]
+    assert reports(policy, rows) == []
+    assert reports(policy, [*rows, (5, 1, 2.0)]) == [(5, 1)]
+    assert reports(policy, [*rows, (2, 2, 0.5), (5, 1, 2.0)]) == []
+
+
+def searcher(*asked: tuple[str, Policy], most: int = 3, at_once: int = 2) -> Supervised:
+    space = Space({"lr": {"type": "double", "minval": 0.0, "maxval": 1.0}})
+    until = Length("batches", 100)
+    return Supervised(Random(Independent(space, 1), 1, until, most, at_once), asked, "loss")
+
+
+class Run:
+    def __init__(self, method: Supervised) -> None:
+        self.method, self.state = method, method.initial()
+        self.give(Start())
+
+    def give(self, event: Any) -> list[Action]:
+        self.state, actions = self.method.on_event(self.state, event)
+        self.state = json.loads(json.dumps(self.state, allow_nan=False))
+        return actions
+
+    def report(self, trial: int, length: int, value: Any) -> list[Action]:
+        return self.give(Report(trial, Length("batches", length), {"loss": value}))
+
+
+def test_a_trial_that_a_policy_ends_makes_room_at_once_and_is_heard_no_more() -> None:
+    run = Run(searcher(("nan", policies.NaN())))
+    stop, create = run.report(1, 10, math.nan)
+    assert stop == Stop(1, "nan: the metric is nan")
+    assert isinstance(create, Create) and create.trial == 3
+    assert run.report(1, 20, math.nan) == []
+    assert run.give(SegmentEnd(1, "stopped")) == []
+    assert run.give(SegmentEnd(2, "target")) == []
+    [end] = run.give(SegmentEnd(3, "target"))
+    assert isinstance(end, Shutdown) and not end.failed
+
+
+def test_a_target_ends_all_trials_and_the_search() -> None:
+    run = Run(searcher(("target", policies.Target(0.5)), most=9))
+    assert run.report(1, 10, 0.6) == []
+    why = "target: trial 2 reached the target with 0.4"
+    assert run.report(2, 10, 0.4) == [Stop(1, why), Stop(2, why), Shutdown(why=why)]
+    assert run.report(1, 20, 0.1) == run.give(SegmentEnd(1, "stopped")) == []
+
+
+class Pauses(Random):
+    """Pauses whatever reports, and wants the next instead."""
+
+    def on_event(self, state: Any, event: Any) -> Any:
+        if isinstance(event, Report):
+            return state, [Pause(event.trial), self._create(state, 9)]
+        return super().on_event(state, event)
+
+
+def test_what_the_searcher_wants_of_an_ended_trial_is_dropped_and_nothing_else() -> None:
+    method = Pauses(Independent(Space({"lr": 0.1}), 1), 1, Length("batches", 9), 2, 1)
+    run = Run(Supervised(method, [("nan", policies.NaN())], "loss"))
+    stop, create, *rest = run.report(1, 10, None)
+    assert isinstance(stop, Stop) and isinstance(create, Create) and create.trial == 9
+    assert not any(isinstance(action, Pause) for action in rest)
