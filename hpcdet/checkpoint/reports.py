@@ -17,6 +17,7 @@ from hpcdet.store import files
 
 PATIENCE_S = 600.0
 _IF_FAILED_S = 30.0
+_TRY_S = 20.0
 _FIRST_LOOK_S = 0.002
 _LOOK_S = 0.05
 
@@ -26,19 +27,33 @@ def _name(rank: int, world: int) -> str:
 
 
 def leave(folder: Path, rank: int, world: int, report: Mapping[str, Any]) -> None:
-    """Say what has become of a rank's file. Where even that fails, rank 0 gives up waiting.
+    """Say what has become of a rank's file; what fails is tried again for a while.
 
-    It need not be durable: it says nothing to anybody after a crash.
+    Rank 0 waits for it, and where it never comes, for long. It need not be durable: it says
+    nothing to anybody after a crash.
     """
-    path = folder / _name(rank, world)
+    limit = time.monotonic() + _TRY_S
+    while not _left(folder / _name(rank, world), files.canonical(report)):
+        if time.monotonic() >= limit:
+            return
+        time.sleep(_LOOK_S)
+
+
+def _left(path: Path, report: bytes) -> bool:
+    """Whether the report is there, or nobody waits for it any more."""
     temporary = path.with_name(f"{path.name}.tmp")
-    with contextlib.suppress(OSError):  # a folder that is gone is not made again
+    try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, files.FILE_MODE)
         try:
-            files.write_all(fd, files.canonical(report))
+            files.write_all(fd, report)
         finally:
             os.close(fd)
         os.replace(temporary, path)
+    except FileNotFoundError:  # a folder that is gone is not made again
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def collect(
