@@ -128,6 +128,10 @@ class Victim:
         self.look()
         return x.closed(self.paths) is not None or "completed" in x.ends(self.paths, 1)
 
+    def until(self, condition: Callable[[], object], timeout: float = 300) -> None:
+        """Wait for a condition, without taking the machine from those that are waited for."""
+        x.until(condition, self.story, timeout, every=0.2)
+
     def look(self) -> None:
         """Whatever looks like a checkpoint is one, whole to the last bit, at any time."""
         for place in self.paths.trial(1).checkpoint_places:
@@ -165,9 +169,9 @@ class Victim:
         """
         starting = self.draw.random() < 0.25
         more = self.draw.randint(0, 10)
-        x.until(lambda: self.over() or x.rank_pids(self.paths), self.story)
+        self.until(lambda: self.over() or x.rank_pids(self.paths))
         if not starting or self._in_vain >= 2:
-            x.until(lambda: self.over() or self.trains(), self.story)
+            self.until(lambda: self.over() or self.trains())
             least = min(self.batch() + more, BATCHES)
             further = self._saved + 1 if self._in_vain else 0
             x.until(
@@ -184,7 +188,7 @@ class Victim:
     def is_struck(self) -> None:
         """Wait until the attempts that were struck down have ended."""
         attempts = self.attempts()
-        x.until(lambda: self.over() or all(x.ends(self.paths, 1)[:attempts]), self.story)
+        self.until(lambda: self.over() or all(x.ends(self.paths, 1)[:attempts]))
         saved = x.progress(self.paths)
         self._in_vain = 0 if saved > self._saved else self._in_vain + 1
         self._saved = saved
@@ -199,7 +203,7 @@ class Victim:
         draft = self._of_rank("draft", rank)
         draft.write_text(json.dumps({"where": where, "nth": nth, "how": how, "after": after}))
         draft.rename(self._of_rank("plan", rank))
-        x.until(lambda: self.over() or fired.exists(), self.story)
+        self.until(lambda: self.over() or fired.exists())
         if not fired.exists():
             raise NotStruck
         when = "after" if after else "at"
@@ -409,7 +413,7 @@ class Campaign:
         except NotStruck:
             pass
         x.set_pace(victim.pace, 0)
-        x.until(lambda: x.closed(victim.paths), victim.story, timeout=300)
+        victim.until(lambda: x.closed(victim.paths))
         end = x.closed(victim.paths)
         assert end is not None and end.state == "COMPLETED", victim.story()
         digest, rows = self.wanted
