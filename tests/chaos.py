@@ -174,13 +174,12 @@ class Victim:
             self.until(lambda: self.over() or self.trains())
             least = min(self.batch() + more, BATCHES)
             further = self._saved + 1 if self._in_vain else 0
-            x.until(
+            self.until(
                 lambda: (
                     self.over()
                     or (self.batch() >= least and x.progress(self.paths) >= further)
                     or not self.trains()
-                ),
-                self.story,
+                )
             )
         if self.over():
             raise NotStruck
