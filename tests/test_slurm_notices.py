@@ -63,7 +63,7 @@ def test_a_trial_longer_than_its_time_limit_goes_on_in_a_chain(lab_b: Lab) -> No
 def test_ranks_preempted_with_grace_save_and_come_back(
     lab_b: Lab, user_signal: bool, heard: str
 ) -> None:
-    """Rows 2 and 3: a minute of grace; ``send_user_signal`` sends USR2 where TERM would come."""
+    """Rows 2 and 3: minutes of grace; ``send_user_signal`` sends USR2 where TERM would come."""
     if user_signal:
         options = dataclasses.replace(lab_b.cluster.options, send_user_signal=True)
         lab_b.cluster.reconfigure(options)

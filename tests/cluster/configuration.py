@@ -15,7 +15,7 @@ class Options:
     """In what a private Slurm may differ.
 
     Attributes:
-        grace_s: GraceTime of the partition ``batch``; ``patient`` always has 60, ``cancel`` 0.
+        grace_s: GraceTime of the partition ``batch``; ``patient`` always has 180, ``cancel`` 0.
         accounting: with slurmdbd on a private MariaDB; without, ``sacct`` answers nothing.
         send_user_signal: preempted jobs get the signal of ``--signal`` instead of TERM.
         max_array: MaxArraySize.
@@ -115,7 +115,7 @@ def slurm_conf(root: Path, name: str, host: str, ports: Ports, options: Options)
     low = f"Nodes={','.join(NODES)} PriorityTier=1 MaxTime=INFINITE DefaultTime=60"
     lines += [
         f"PartitionName=batch Default=YES {low} PreemptMode=REQUEUE GraceTime={options.grace_s}",
-        f"PartitionName=patient {low} PreemptMode=REQUEUE GraceTime=60",
+        f"PartitionName=patient {low} PreemptMode=REQUEUE GraceTime=180",
         f"PartitionName=cancel {low} PreemptMode=CANCEL GraceTime=0",
         f"PartitionName=short {low.replace('INFINITE', '5').replace('Time=60', 'Time=5')}",
         f"PartitionName=urgent {low.replace('Tier=1', 'Tier=10')} PreemptMode=OFF",
