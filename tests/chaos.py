@@ -400,6 +400,9 @@ class Campaign:
             victim = self.submit(lane, draw)
             try:
                 self._torment(victim)
+            except BaseException:
+                self._deck.clear()  # the other lanes end, too
+                raise
             finally:
                 victim.kill_searcher()
 
