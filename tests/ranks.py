@@ -159,6 +159,8 @@ def _rank(argv: list[str], environment: Mapping[str, str]) -> None:
     for name in [name for name in os.environ if name.startswith(("SLURM_", "HPCDET_"))]:
         del os.environ[name]
     os.environ.update(environment)
+    # else each worker of a loader would come from a new server that has imported nothing
+    multiprocessing.set_start_method("fork", force=True)
     notice.install()
     os._exit(main(argv))
 
