@@ -201,6 +201,25 @@ def test_promotion_pauses_first_and_a_small_rung_sends_its_best() -> None:
     assert alone.end(2) == "shutdown"
 
 
+def test_cohorts_decide_on_as_many_trials_as_one_full_training_stands_for() -> None:
+    asked = {"rule": "cohorts", "num_rungs": 3, "max_concurrent_trials": 1}
+    run = Run(make(max_trials=12, **asked))
+    for trial in range(1, 9):  # hybrid would have let 3 and others go on
+        assert run.report(trial, 1, 1 / trial) == f"pause {trial}, create {trial + 1}"
+    assert run.report(9, 1, 0.01) == ""  # the best of a cohort of nine goes on in place
+    assert run.report(9, 3, 0.01) == "pause 9, continue 8"
+    assert run.report(8, 3, 0.02) == "pause 8, continue 7"
+    assert run.report(7, 3, 0.03) == "pause 7, continue 9"  # three of three: the best one goes on
+    assert run.report(9, 9, 0.01) == "create 10" and run.end(9) == ""
+    assert [run.report(10, 1, 9), run.report(11, 1, 9)] == [
+        "pause 10, create 11",
+        "pause 11, create 12",
+    ]
+    # all were made: four of twelve may go on, whole cohorts or not
+    assert run.report(12, 1, 9) == "pause 12, continue 6"
+    assert run.report(6, 3, 0.04) == "pause 6, shutdown"
+
+
 def test_reports_of_a_paused_trial_count_when_it_is_promoted() -> None:
     run = Run(make(num_rungs=3, max_trials=3, max_concurrent_trials=3))
     assert run.report(1, 1, 0.5) == "pause 1"
@@ -349,21 +368,19 @@ class Cluster:
                 assert scores == sorted(scores)
                 trials = [entry[2] for entry in scores]
                 assert len(set(trials)) == len(trials)
-                best = max(len(scores) // self.eta, 1)
-                for rank, trial in enumerate(trials):
-                    went_on = state["rung"][trial - 1] > rung + 1 or (
-                        state["rung"][trial - 1] == rung + 1
-                        and state["status"][trial - 1] == "open"
-                    )
-                    if (
-                        went_on
-                        and rung + 1 < len(books["rungs"])
-                        and (trial, rung) not in self.passed
-                    ):
-                        self.passed.add((trial, rung))
-                        last = not books["next"][0] and books["created"] >= books["trials"]
-                        assert rank < best or last
+                # of several that went on in one event each may have overtaken the one before
+                new = {(t, rung) for t in trials if self.went_on(t, rung)} - self.passed
+                self.passed |= new
+                allowed = max(len(scores) // self.eta, 1) + max(len(new) - 1, 0)
+                last = not books["next"][0] and books["created"] >= books["trials"]
+                assert last or all(trials.index(trial) < allowed for trial, _ in new)
         assert sum(one["created"] - one["invalid"] for one in state["brackets"]) <= self.max_trials
+
+    def went_on(self, trial: int, rung: int) -> bool:
+        state = self.run.state
+        at, status = state["rung"][trial - 1], state["status"][trial - 1]
+        top = len(state["brackets"][state["bracket"][trial - 1]]["rungs"]) - 1
+        return rung < top and (at > rung + 1 or (at == rung + 1 and status == "open"))
 
     def step(self) -> None:
         tell, dice = self.run.tell, self.dice

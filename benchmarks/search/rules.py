@@ -273,6 +273,7 @@ RULES: dict[str, Callable[[Ladder], api.Searcher]] = {
     "hpcdet hybrid": lambda ladder: halving(ladder, "hybrid"),
     "hpcdet stopping": lambda ladder: halving(ladder, "stopping"),
     "hpcdet promotion": lambda ladder: halving(ladder, "promotion"),
+    "hpcdet cohorts": lambda ladder: halving(ladder, "cohorts"),
     "hpcdet adaptive": lambda ladder: ours(
         ladder, "adaptive_asha", divisor=ladder.eta, max_rungs=len(ladder.rungs)
     ),

@@ -54,9 +54,9 @@ class Searcher(Section):
     """The whole training in units of time_metric; of batches, records, epochs: max_length."""
     time_metric: str | None = Field(default=None, min_length=1)
     """A validation metric that says how far a trial is, where the code counts by itself."""
-    rule: Literal["hybrid", "stopping", "promotion"] = "hybrid"
+    rule: Literal["hybrid", "stopping", "promotion", "cohorts"] = "hybrid"
     """What becomes of a trial at a rung: the best go on in place, others are paused (hybrid) or
-    stopped; promotion pauses all of them first."""
+    stopped; promotion pauses all of them first; cohorts decides later, on more trials."""
     divisor: float = Field(default=4, gt=1)
     """Of this many trials at a rung one goes on."""
     num_rungs: int | None = Field(default=None, ge=1, le=1000)

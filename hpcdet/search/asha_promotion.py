@@ -6,10 +6,11 @@ place takes the best paused trial of the highest rung where one may go on, else 
 
 from __future__ import annotations
 
-from hpcdet.search.halving import Verdict
-
-NAME = "promotion"
+from hpcdet.search.halving import Rule, Verdict
 
 
-def verdict(rank: int, cut: int) -> Verdict:
+def _verdict(rank: int, cut: int) -> Verdict:
     return "pause"
+
+
+RULE = Rule("promotion", _verdict)

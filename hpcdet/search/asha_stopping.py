@@ -7,10 +7,11 @@ full: the quickest way to one good model, at the price of what is stopped too ea
 
 from __future__ import annotations
 
-from hpcdet.search.halving import Verdict
-
-NAME = "stopping"
+from hpcdet.search.halving import Rule, Verdict
 
 
-def verdict(rank: int, cut: int) -> Verdict:
+def _verdict(rank: int, cut: int) -> Verdict:
     return "on" if rank < max(cut, 1) else "stop"
+
+
+RULE = Rule("stopping", _verdict)

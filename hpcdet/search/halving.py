@@ -13,10 +13,10 @@ that come late, twice or after an end change nothing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
 from typing import Literal, cast
 
 from hpcdet.errors import HpcdetError
@@ -45,13 +45,25 @@ from hpcdet.units import Length
 
 Verdict = Literal["on", "pause", "stop"]
 Above = Literal["nothing", "rung", "unknown"]
-Rule = Callable[[int, int], Verdict]
-"""From a trial's rank at a rung (0 is best) and ``floor(n / divisor)`` to what becomes of it."""
 
 MAX_INVALID_IN_A_ROW = 100
 MAX_MUTE = 3
 """Trials that may lack what the search needs, where none ever had it, before it asks for help."""
 _GOOD = ("target", "stopped", "user_exit")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What becomes of a trial at a rung.
+
+    Attributes:
+        verdict: from its rank (0 is best) and how many go on, ``floor(n / divisor)`` of n.
+        cohorts: n counts whole cohorts only; see ``cohorts``.
+    """
+
+    name: str
+    verdict: Callable[[int, int], Verdict]
+    cohorts: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,8 +198,8 @@ class Halving:
                 if state["until"] is None:
                     actions.append(Stop(trial, f"{self._place(state, trial)}: trained in full"))
                 return
-            cut = self._cut(len(scores))
-            verdict = self.rule(rank, cut) if above == "rung" else "pause"
+            cut = self._cut(books, rung)
+            verdict = self.rule.verdict(rank, cut) if above == "rung" else "pause"
             if verdict == "on":
                 books["on"][rung] += 1
                 books["next"][rung + 1] += 1
@@ -295,16 +307,12 @@ class Halving:
         """
         books: Books = state["brackets"][number]
         below_top = range(len(books["rungs"]) - 1)
-        for rung in reversed(below_top):
-            waiting, scores = books["waiting"][rung], books["scores"][rung]
-            if waiting:
-                rank, cut = ranking.rank(scores, waiting[0]), self._cut(len(scores))
-                if rank < cut:
-                    why = f"rank {rank + 1} of {len(scores)} now, the best {cut} go on"
-                    self._promote(state, books, rung, why, actions)
-                    return True
+        if self._promoted(state, books, self._cut, actions):
+            return True
         if books["created"] - books["invalid"] < books["trials"] and not hopeless:
             self._create(state, number, actions)
+            return True
+        if self.rule.cohorts and self._promoted(state, books, self._share, actions):
             return True
         for rung in below_top:
             if books["next"][rung]:
@@ -313,6 +321,24 @@ class Halving:
                 why = f"the best of all {len(books['scores'][rung])} that come here"
                 self._promote(state, books, rung, why, actions)
                 return True
+        return False
+
+    def _promoted(
+        self,
+        state: State,
+        books: Books,
+        cuts: Callable[[Books, int], int],
+        actions: list[Action],
+    ) -> bool:
+        """Promote the best paused trial of the highest rung where one may go on, if any may."""
+        for rung in range(len(books["rungs"]) - 2, -1, -1):
+            waiting, scores = books["waiting"][rung], books["scores"][rung]
+            if waiting:
+                rank, cut = ranking.rank(scores, waiting[0]), cuts(books, rung)
+                if rank < cut:
+                    why = f"rank {rank + 1} of {len(scores)} now, the best {cut} go on"
+                    self._promote(state, books, rung, why, actions)
+                    return True
         return False
 
     def _create(self, state: State, number: int, actions: list[Action]) -> None:
@@ -443,13 +469,28 @@ class Halving:
         prefix = f"bracket {bracket}, " if several else ""
         return f"{prefix}rung {rung} of {len(rungs)} ({rungs[rung - 1]} {unit})"
 
-    @cached_property
+    @functools.cached_property
     def _eta(self) -> tuple[int, int]:
         return exact(self.divisor).as_integer_ratio()
 
-    def _cut(self, count: int) -> int:
+    def _share(self, books: Books, rung: int) -> int:
+        """How many of those on a rung are ``1/divisor`` of them."""
         over, under = self._eta
-        return count * under // over
+        return len(books["scores"][rung]) * under // over
+
+    def _cut(self, books: Books, rung: int) -> int:
+        """Up to which rank trials go on: a share of all, or of those in whole cohorts."""
+        if not self.rule.cohorts:
+            return self._share(books, rung)
+        over, under = self._eta
+        size = min(_cohort(over, under, len(books["rungs"]) - 1 - rung), max(books["trials"], 1))
+        return len(books["scores"][rung]) // size * size * under // over
+
+
+@functools.cache
+def _cohort(over: int, under: int, above: int) -> int:
+    """Trials on a rung for one at the rung so many above it."""
+    return max(int(Fraction(over, under) ** above), 1)
 
 
 def _without_detours(actions: list[Action]) -> list[Action]:

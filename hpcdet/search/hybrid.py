@@ -6,10 +6,11 @@ stopping, but who is overtaken by later, worse trials may still go on. No place 
 
 from __future__ import annotations
 
-from hpcdet.search.halving import Verdict
-
-NAME = "hybrid"
+from hpcdet.search.halving import Rule, Verdict
 
 
-def verdict(rank: int, cut: int) -> Verdict:
+def _verdict(rank: int, cut: int) -> Verdict:
     return "on" if rank < cut else "pause"
+
+
+RULE = Rule("hybrid", _verdict)

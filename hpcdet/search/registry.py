@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import ConfigError
-from hpcdet.search import asha_promotion, asha_stopping, hybrid, model_based, policies
+from hpcdet.search import asha_promotion, asha_stopping, cohorts, hybrid, model_based, policies
 from hpcdet.search.api import Searcher
 from hpcdet.search.elsewhere import Elsewhere
 from hpcdet.search.grid import Points
@@ -24,7 +24,7 @@ from hpcdet.store.config import HALVING, MODELLED, Resolved
 
 NAMES = ("single", "random", "grid", *HALVING, "custom")
 RULES: dict[str, Rule] = {
-    rule.NAME: rule.verdict for rule in (hybrid, asha_stopping, asha_promotion)
+    module.RULE.name: module.RULE for module in (hybrid, asha_stopping, asha_promotion, cohorts)
 }
 
 

@@ -62,7 +62,7 @@ class Searcher:
     max_concurrent_trials: int = 16
     max_time: int | None = None
     time_metric: str | None = None
-    rule: Literal["hybrid", "stopping", "promotion"] = "hybrid"
+    rule: Literal["hybrid", "stopping", "promotion", "cohorts"] = "hybrid"
     divisor: float = 4
     num_rungs: int | None = None
     max_rungs: int = 5
