@@ -50,9 +50,10 @@ def peers_python() -> Path:
     if not python.exists():
         venv.create(folder, with_pip=True)
     missing = subprocess.run([python, "-c", "import syne_tune, optuna, ray, sklearn"], check=False)
-    if missing.returncode:
-        subprocess.run([python, "-m", "pip", "install", "-q", *PEERS], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", *ALONE], check=True)
+    pip = [str(python), "-m", "pip", "install", "-q"]
+    wanted = ([*pip, *PEERS], [*pip, "--no-deps", *ALONE]) if missing.returncode else ()
+    if any(subprocess.run(argv, check=False).returncode for argv in wanted):
+        sys.exit(f"the peers cannot be installed into {folder}; --part e needs none of them")
     return python
 
 
