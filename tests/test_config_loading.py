@@ -183,6 +183,14 @@ def test_scalars_are_those_that_people_mean(tmp_path: Path) -> None:
         ("resources: {slots_per_trial: 3, nodes: 2}", "3 ranks cannot be spread evenly over 2"),
         ("resources: {slots_per_trial: 4, slots_per_node: 3}", "not 4 slots"),
         ("resources: {nodes: 2, slots_per_trial: 2, is_single_node: true}", "is_single_node"),
+        (
+            "resources: {slots_per_trial: 4, nodes: 2, min_slots_per_trial: 2}",
+            "what the scheduler has would change the result",
+        ),
+        (
+            "resources: {slots_per_trial: 4, nodes: 2, min_slots_per_trial: 1}",
+            "1 slots are not whole nodes of 2",
+        ),
         ("resources: {slots_per_trial: 4, max_slots: 3}", "not enough for one trial"),
         (
             "resources: {slots_per_trial: 4}\nhyperparameters: {global_batch_size: 3}",

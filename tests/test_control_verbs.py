@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,20 @@ def test_other_numbers_of_slots_are_spread_and_paid_for_as_they_were_submitted(
         intent = Intent(number, "name", "tag", 1, 1, 1, overrides=changed)
         intent.write_once(paths.intent(number))
     slots = overrides.Slots(paths, now)
-    assert [slots.of(f"{n:04}-0000.0") for n in (1, 2, 3)] == [4, 2, 2]
+    assert [slots.of(f"{n:04}-0000.0", ["a", "b"]) for n in (1, 2, 3)] == [4, 2, 2]
+
+
+def test_a_trial_that_takes_what_there_is_pays_for_what_it_got(tmp_path: Path) -> None:
+    need = {"slots_per_trial": 6, "nodes": 3, "slots_per_node": 2, "min_slots_per_trial": 4}
+    paths = ExperimentPaths(tmp_path)
+    paths.config.write_bytes(config.dump({"resources": need}))
+    resolved = config.load(paths.config)
+    Intent(1, "name", "tag", 1, 1, 1).write_once(paths.intent(1))
+    slots = overrides.Slots(paths, resolved)
+    assert [slots.of("0001-0000.0", ["n"] * nodes) for nodes in (2, 3)] == [4, 6]
+    assert (resolved.resources.least_nodes, resolved.resources.granted(2).nodes) == (2, 2)
+    asked = dataclasses.replace(resolved.resources, min_slots_per_trial=None)
+    assert asked.least_nodes == 3 and asked.granted(2) == asked
 
 
 def test_every_key_that_may_change_exists_and_is_the_same_for_reader_and_writer() -> None:

@@ -209,6 +209,9 @@ def test_options_of_site_and_user_go_over_ours() -> None:
     )
     assert not said.keys() & {"mem", "exclusive"}
     assert directives(script(slurm()))["mem"] == "6144M"
+    fewer = replace(EXPERIMENT.resources, min_slots_per_trial=2)
+    said = directives(script(slurm(), replace(EXPERIMENT, resources=fewer)))
+    assert (said["nodes"], said["mincpus"], "ntasks-per-node" in said) == ("1-2", "6", False)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ reference is the same trial undisturbed.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from hpcdet.store import journal
 from tests.experiments import parent, processes_of, rank_pids, same_bits, strike, worker_pids
 from tests.slurm_runs import Lab, Run, config, dice, urgent
 
@@ -84,6 +86,12 @@ def tell_the_script(run: Run) -> None:
     run.cluster.check("scancel", "--batch", "--signal=TERM", run.task())
 
 
+def speaks_pmix(lab: Lab) -> bool:
+    """Whether this Slurm can start ranks of the machine's Open MPI."""
+    tried = lab.cluster.call("srun", "--mpi=pmix", "--nodes=1", "--chdir=/", "true")
+    return tried.returncode == 0 and shutil.which("mpirun") is not None
+
+
 @pytest.mark.parametrize(
     ("disturb", "reasons", "mode", "ranks"),
     [
@@ -115,3 +123,33 @@ def test_a_disturbed_trial_ends_with_the_bits_of_an_undisturbed_one(
     assert ends[-1] == "completed", run.story()
     assert set(ends[:-1]) <= reasons, run.story()
     assert bool(ends[:-1]) == bool(reasons), run.story()
+
+
+def test_a_trial_takes_the_nodes_that_there_are_and_keeps_its_bits(lab: Lab) -> None:
+    """Two ranks on each of two nodes until one is lost, then on one; beside two ranks over MPI
+    that never were more, started by srun, where it speaks PMIx."""
+    exact = {"elastic": "exact", "virtual_ranks": 4}
+    pair = {"slots_per_trial": 2, "nodes": 1, "slots_per_node": 2, "exclude_nodes": ["n1", "n2"]}
+    pmix = speaks_pmix(lab)
+    over = {"backend": "mpi" if pmix else "gloo"}
+    once = lab.submit(
+        config(resources=pair, reproducibility=exact, distributed=over),
+        site={"launcher": {"kind": "srun", "args": ["--mpi=pmix"] if pmix else []}},
+    )
+    most = {"slots_per_trial": 4, "slots_per_node": 2, "exclude_nodes": ["n3", "n4"]}
+    run = lab.submit(
+        config(resources={**most, "min_slots_per_trial": 2}, reproducibility=exact), pace=PACE
+    )
+    run.until_batches(6)
+    node = run.claim().nodes[-1]  # down, and not to be used once it is up again
+    for state in ("DRAIN", "DOWN"):
+        run.cluster.check("scontrol", "update", f"NodeName={node}", f"State={state}", "Reason=test")
+    run.until_attempts(2)
+    run.faster()
+    run.wait()
+    once.wait()
+    attempts = run.paths.trial(1).attempts()
+    worlds = [journal.read(attempt.journal)[0]["world"] for attempt in attempts]
+    assert worlds[0] == 4 and set(worlds[1:]) == {2}, run.story()
+    assert once.reasons() == ["completed"], once.story()
+    same_bits(run.digest(), once.digest(), run.story())

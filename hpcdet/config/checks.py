@@ -66,6 +66,7 @@ def _resources(config: Config) -> Iterator[Problem]:
         what = f"{need.slots_per_node} on each of {nodes} nodes are not {slots} slots"
         hint = f"leave it out: it is {slots // nodes}, or change resources.nodes"
         yield Problem("resources.slots_per_node", what, hint)
+    yield from _range(config)
     if need.is_single_node and nodes > 1:
         yield Problem("resources.is_single_node", f"resources.nodes is {nodes}", "keep one of them")
     if need.max_slots is not None and need.max_slots < slots:
@@ -75,6 +76,23 @@ def _resources(config: Config) -> Iterator[Problem]:
     if size is not None and size < slots:
         what = f"a batch of {size:g} cannot be shared by {slots} ranks"
         yield Problem("hyperparameters.global_batch_size", what, f"at least {slots}")
+
+
+def _range(config: Config) -> Iterator[Problem]:
+    """A trial that takes fewer slots than it would like."""
+    need, key = config.resources, "resources.min_slots_per_trial"
+    least, most = need.min_slots_per_trial, need.slots_per_trial
+    if least is None:
+        return
+    each = need.slots_per_node or most // need.nodes
+    if least > most:
+        yield Problem(key, f"{least} is more than the {most} of slots_per_trial", "swap them")
+    elif each and least % each:
+        what = f"{least} slots are not whole nodes of {each}"
+        yield Problem(key, what, "nodes are granted as wholes: make it a multiple, or add nodes")
+    if least < most and config.reproducibility.elastic is None:
+        what = "what the scheduler has would change the result"
+        yield Problem(key, what, "add reproducibility: {elastic: exact}")
 
 
 def _elastic(config: Config) -> Iterator[Problem]:

@@ -135,6 +135,9 @@ class Optimizations(Section):
 class Resources(Section):
     slots_per_trial: int = Field(default=1, ge=1)
     """Ranks of one trial: accelerators, or processes on CPU sites."""
+    min_slots_per_trial: int | None = Field(default=None, ge=1)
+    """With elastic: exact, as few ranks, on fewer whole nodes, if the scheduler has no more; null:
+    slots_per_trial."""
     nodes: int = Field(default=1, ge=1)
     """Nodes of one trial; slots_per_trial is a multiple of it."""
     slots_per_node: int | None = Field(default=None, ge=1)

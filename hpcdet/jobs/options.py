@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hpcdet.errors import ConfigError
 from hpcdet.site.models import PartitionView, Value
-from hpcdet.store.config import Resolved
+from hpcdet.store.config import Resolved, Resources
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Intent
 
@@ -89,7 +89,7 @@ SIZES = frozenset({
     "ntasks-per-socket", "cpus-per-task", "cpus-per-gpu", "mem", "mem-per-cpu", "mem-per-gpu",
     "gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "exclusive", "nodelist",
     "exclude", "sockets-per-node", "cores-per-socket", "threads-per-core", "switches", "contiguous",
-    "time", "time-min", "signal", "requeue", "no-requeue", "hold",
+    "time", "time-min", "signal", "requeue", "no-requeue", "hold", "mincpus",
 })  # fmt: skip
 """What is asked for a worker's sake; a sentinel is small."""
 
@@ -141,8 +141,7 @@ def _ours(
         "job-name": intent.name,
         "comment": intent.tag,
         "array": f"0-{intent.tasks - 1}%{intent.throttle}",
-        "nodes": need.nodes,
-        "ntasks-per-node": per_node,
+        **_size(need, per_node),
         "cpus-per-task": need.cpus_per_slot,
         "mem": None if memory is None else f"{math.ceil(memory * per_node / MEBI)}M",
         "time": None if need.walltime_s is None else duration(need.walltime_s),
@@ -154,6 +153,17 @@ def _ours(
         "requeue": requeue,
         "no-requeue": not requeue,
         "export": "NIL",
+    }
+
+
+def _size(need: Resources, per_node: int) -> dict[str, Value]:
+    if need.least_nodes == need.nodes:
+        return {"nodes": need.nodes, "ntasks-per-node": per_node}
+    # once a job that names tasks has had the most nodes, Slurm counts the tasks of all of them as
+    # asked for, and the requeued job waits until there are as many again
+    return {
+        "nodes": f"{need.least_nodes}-{need.nodes}",
+        "mincpus": per_node * need.cpus_per_slot,
     }
 
 

@@ -83,7 +83,7 @@ def _account(gathered: Gathered) -> Account:
     held = [
         allocation
         for w in gathered.workers
-        for of_worker in [slots.of(w.paths.name) * lanes]
+        for of_worker in [slots.of(w.paths.name, w.claim.nodes if w.claim else ()) * lanes]
         if (allocation := spending.held(w.paths.name, w.claim, w.end, of_worker)) is not None
     ]
     return account(stretches, held, _until(gathered))

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar
@@ -163,6 +163,7 @@ class Optimizations:
 class Resources:
     """``resources``. ``slots_per_trial`` is the number of ranks of one trial.
 
+    Where ``min_slots_per_trial`` is set it is the most of them, and ``nodes`` the most nodes.
     ``memory_per_slot`` is in bytes; ``resource_pool`` is the partition.
     """
 
@@ -177,6 +178,19 @@ class Resources:
     priority: int | None = None
     is_single_node: bool | None = None
     exclude_nodes: list[str] = field(default_factory=list)
+    min_slots_per_trial: int | None = None
+
+    @property
+    def least_nodes(self) -> int:
+        """With fewer than so many a trial does not begin."""
+        least = self.min_slots_per_trial or self.slots_per_trial
+        return min(self.nodes, max(1, least // self.slots_per_node))
+
+    def granted(self, nodes: int) -> Resources:
+        """Those of a trial that got so many nodes, where it takes what there is."""
+        if self.min_slots_per_trial is None or not 0 < nodes < self.nodes:
+            return self
+        return replace(self, nodes=nodes, slots_per_trial=nodes * self.slots_per_node)
 
 
 @dataclass(frozen=True)

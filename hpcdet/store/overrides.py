@@ -18,7 +18,7 @@ from typing import Any
 
 from hpcdet.errors import ConfigError
 from hpcdet.store import config
-from hpcdet.store.config import Resolved
+from hpcdet.store.config import Resolved, Resources
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths
 from hpcdet.store.records import Claim, Intent
 from hpcdet.units import Length
@@ -44,6 +44,7 @@ LATER = (
     "resources.cpus_per_slot",
     "resources.exclude_nodes",
     "resources.memory_per_slot",
+    "resources.min_slots_per_trial",
     "resources.nodes",
     "resources.resource_pool",
     "resources.slots_per_node",
@@ -128,30 +129,30 @@ def of_attempt(paths: ExperimentPaths, attempt: AttemptPaths) -> Resolved:
 
 
 class Slots:
-    """Slots of a trial in each worker's allocation, as that was submitted."""
+    """Slots of a trial in each worker's allocation, as that was submitted and granted."""
 
     def __init__(self, paths: ExperimentPaths, resolved: Resolved) -> None:
         """``resolved``: for workers whose submission nobody knows."""
         self._paths = paths
         self._resolved = resolved
-        self._known: dict[int, int] = {}
+        self._known: dict[int, Resources] = {}
 
-    def of(self, worker: str) -> int:
-        """For a worker's name."""
+    def of(self, worker: str, nodes: Sequence[str]) -> int:
+        """For a worker's name, and the nodes that it was granted."""
         number = _submission(worker)
         if number not in self._known:
             intent = Intent.read(self._paths.intent(number))
             if intent is None:
                 return self._resolved.resources.slots_per_trial
-            self._known[number] = intent.overrides.get(_SLOTS, self._written)
-        return self._known[number]
+            self._known[number] = lay(self._written, intent.overrides).resources
+        return self._known[number].granted(len(nodes)).slots_per_trial
 
     @cached_property
-    def _written(self) -> int:
+    def _written(self) -> Resolved:
         try:
-            return config.load(self._paths.config).resources.slots_per_trial
+            return config.load(self._paths.config)
         except ConfigError:
-            return self._resolved.resources.slots_per_trial
+            return self._resolved
 
 
 def _submission(worker: str) -> int:

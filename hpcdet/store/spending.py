@@ -159,7 +159,9 @@ class Spending:
 
     def _held(self, worker: WorkerPaths) -> Held | None:
         claim, end = WorkerClaim.read(worker.claim), WorkerEnd.read(worker.end)
-        return held(worker.name, claim, end, self._slots.of(worker.name) * self.resolved.lanes)
+        nodes = claim.nodes if claim else ()
+        slots = self._slots.of(worker.name, nodes) * self.resolved.lanes
+        return held(worker.name, claim, end, slots)
 
     def _waiting(self) -> int:
         return sum(trials.standing(one).state == "runnable" for one in self.paths.trials())
@@ -170,7 +172,7 @@ def stretch(claim: Claim | None, end: End | None, slots: Slots) -> Stretch | Non
     if claim is None or not claim.at or (end is not None and end.reason == "released"):
         return None
     ended = epoch(end.at) if end is not None and end.at else None
-    number = slots.of(claim.worker)
+    number = slots.of(claim.worker, claim.nodes)
     return Stretch(claim.worker, number, epoch(claim.at), ended, claim.reserved_slot_s)
 
 

@@ -159,7 +159,10 @@ class Session:
         before = origin.meta.get("fingerprint", {}) if origin else {}
         if not (self.ranks.chief and before):
             return
-        changed = fingerprint.differences(before, self._fingerprint)
+        now = self._fingerprint
+        if self.virtual is not None:  # its bits are those of any number of ranks
+            now = {**now, "world": before.get("world", "")}
+        changed = fingerprint.differences(before, now)
         if not changed:
             return
         text = "the environment is not the checkpoint's; the same bits are not promised"

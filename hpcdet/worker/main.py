@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import sys
 import time
@@ -344,6 +345,8 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
     me = claims.take_place(paths, submission, index, allocation)
     if me is None:
         return 0
+    need = experiment.resources.granted(len(allocation.nodes))
+    experiment = dataclasses.replace(experiment, resources=need)
     launcher = site.view(experiment.resources.resource_pool).launcher
     with journal.Writer(me.journal) as log:
         crank = Crank(paths, site, log, notices)
