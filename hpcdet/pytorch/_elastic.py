@@ -23,9 +23,10 @@ from hpcdet.pytorch._reducers import MetricReducer, Reducer
 from hpcdet.train import rng
 from hpcdet.train.peers import Peers
 from hpcdet.train.phases import Phases
-from hpcdet.train.virtual import WHERE, Fold, TreeSum, Virtual
+from hpcdet.train.virtual import WHERE, Fold, TreeSum, Virtual, total
 
 Parameters = Mapping[str, torch.nn.Parameter]
+Leaf = list[torch.Tensor]
 
 
 class Elastic:
@@ -72,7 +73,7 @@ class Elastic:
         """
         buffers = Buffers(self._models())
         self._trained = {name: p for name, p in self._all().items() if p.requires_grad}
-        folds: dict[Group, Fold[torch.Tensor]] = defaultdict(lambda: Fold(torch.Tensor.add_))
+        folds: dict[Group, Fold[Leaf]] = defaultdict(lambda: Fold(_add))
         waiting = {name: one.grad for name, one in self._all().items()}
         asked = None
         for v in self.virtual.mine:
@@ -81,7 +82,7 @@ class Elastic:
                 learn(v, self._tallies[v])
             buffers.end(v)
             self._refuse_strangers(waiting)
-            for group, leaf in self._flat().items():
+            for group, leaf in self._leaves().items():
                 folds[group].push(v, leaf)
             if asked is not None and asked != len(self._asked):
                 raise ConfigError(
@@ -183,7 +184,7 @@ class Elastic:
             groups[one.device, one.dtype][name] = one
         return dict(groups)
 
-    def _flat(self) -> dict[Group, torch.Tensor]:
+    def _leaves(self) -> dict[Group, Leaf]:
         """This virtual rank's gradients, and behind them which parameters had any, as 1 and 0."""
         for name in self._own.keys() - self._trained.keys():
             raise ConfigError(
@@ -193,7 +194,7 @@ class Elastic:
             )
         return {group: self._leaf(parameters) for group, parameters in self._groups().items()}
 
-    def _leaf(self, parameters: Parameters) -> torch.Tensor:
+    def _leaf(self, parameters: Parameters) -> Leaf:
         pieces, had = [], []
         for name, one in parameters.items():
             own = self._own.get(name)
@@ -204,24 +205,35 @@ class Elastic:
                     hint="use sparse=False, or train without elastic: exact",
                 )
             had.append(float(own is not None))
-            pieces.append(one.new_zeros(one.numel()) if own is None else own.reshape(-1))
-        size = sum(piece.numel() for piece in pieces) + len(had)
-        rest = [0.0] * (self._sum.padded(size) - size)
-        return torch.cat([*pieces, pieces[0].new_tensor(had + rest)])
+            pieces.append(torch.zeros_like(one) if own is None else own.detach())
+        return [*pieces, pieces[0].new_tensor(had)]
 
-    def _give(self, folds: Mapping[Group, Fold[torch.Tensor]]) -> None:
+    def _summed(self, fold: Fold[Leaf]) -> Leaf:
+        """Over all virtual ranks. They are copied into one tensor only if they have to travel."""
+        if self.virtual.ranks.world == 1:
+            return total(dict(fold.parts), self.virtual.count, _add)
+        leaf = fold.parts[0][1]
+        flat: Fold[torch.Tensor] = Fold(torch.Tensor.add_)
+        flat.parts = [(block, self._flat(one)) for block, one in fold.parts]
+        pieces = torch.split(self._sum(flat), [one.numel() for one in leaf] + [self._rest(leaf)])
+        return [piece.view(one.shape) for piece, one in zip(pieces, leaf, strict=False)]
+
+    def _flat(self, leaf: Leaf) -> torch.Tensor:
+        return torch.cat([*(one.reshape(-1) for one in leaf), leaf[0].new_zeros(self._rest(leaf))])
+
+    def _rest(self, leaf: Leaf) -> int:
+        size = sum(one.numel() for one in leaf)
+        return self._sum.padded(size) - size
+
+    def _give(self, folds: Mapping[Group, Fold[Leaf]]) -> None:
         """Add the sums over all virtual ranks to the gradients that wait for an optimizer."""
         for group, parameters in self._groups().items():
-            flat = self._sum(folds[group])
-            place = sum(one.numel() for one in parameters.values())
-            had = (flat[place : place + len(parameters)] > 0).tolist()
-            start = 0
-            for one, present in zip(parameters.values(), had, strict=True):
-                stop = start + one.numel()
+            *sums, had = self._summed(folds[group])
+            for one, summed, present in zip(
+                parameters.values(), sums, (had > 0).tolist(), strict=True
+            ):
                 if present:
-                    summed = flat[start:stop].view_as(one)
                     one.grad = summed if one.grad is None else one.grad.add_(summed)
-                start = stop
 
     def _refuse_strangers(self, waiting: Mapping[str, torch.Tensor | None]) -> None:
         """Gradients that are there without ``context.backward`` would not be exact."""
@@ -289,3 +301,8 @@ class Elastic:
             tally.load(state["training_metrics"][v], device)
         self.reducers.load(state["reducers"])
         rng.restore(state["rng"], self._generators)
+
+
+def _add(left: Leaf, right: Leaf) -> Leaf:
+    torch._foreach_add_(left, right)
+    return left
