@@ -89,8 +89,16 @@ class Loads:
                     fd = os.open(path, os.O_RDONLY)
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                     os.close(fd)
+        self._warm()
         dist.barrier()
         return lambda: load(at)
+
+    def _warm(self) -> None:
+        """Free as much memory as any load takes. A virtual machine gives back to its host what is
+        free for long; then the first who takes it pays for that, be it for pages of files."""
+        memory = mmap.mmap(-1, 2 * self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(23)
+        memory.close()
 
     def _fresh(self) -> mmap.mmap:
         memory = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -106,7 +114,8 @@ class Loads:
         return memory
 
     def _ours(self, at: Path, into: State | None) -> object:
-        return checkpoint.load(at / "00000001.g1", self.rank, self.world, into=into)
+        step = at / "00000001.g1"
+        return checkpoint.load(step, self.rank, self.world, into=into, readers=self.world)
 
     def _copy(self, loaded: State) -> None:
         names = list(self.own)
@@ -126,17 +135,20 @@ def _torch(path: Path) -> State:
 
 
 def _mmap(path: Path) -> State:
-    """Nothing is read before it is used: its new tensors are read when somebody looks."""
-    found: State = torch.load(path, weights_only=True, mmap=True)
-    for one in found.values():
-        one.view(-1)[:: mmap.PAGESIZE // one.element_size()].sum()
-    return found
+    return _looked_at(torch.load(path, weights_only=True, mmap=True))
 
 
 def _safetensors(path: Path) -> State:
     from safetensors.torch import load_file
 
-    return load_file(path)
+    return _looked_at(load_file(path))
+
+
+def _looked_at(found: State) -> State:
+    """A file that is mapped is not read before somebody looks."""
+    for one in found.values():
+        one.view(-1)[:: mmap.PAGESIZE // one.element_size()].sum()
+    return found
 
 
 def _h5py(path: Path) -> State:

@@ -10,11 +10,12 @@ from typing import Any
 
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint import rankfile, reader, remove, tree
+from hpcdet.checkpoint.committing import state_digest
 from hpcdet.checkpoint.manifest import Manifest, NewerFormat
 from hpcdet.checkpoint.outline import SKELETON, private_digest, shared_digest
 from hpcdet.checkpoint.parts import PartDigests, Parts
 from hpcdet.checkpoint.reader import Entry, Use
-from hpcdet.checkpoint.saving import Exchange, alone, state_digest
+from hpcdet.checkpoint.saving import Exchange, alone
 from hpcdet.checkpoint.shard import Shard
 from hpcdet.checkpoint.tree import Leaf, StateError
 from hpcdet.errors import IntegrityError
@@ -36,7 +37,13 @@ class Loaded:
 
 
 def load(
-    folder: Path, rank: int = 0, world: int = 1, *, sharded: bool = False, into: Any = None
+    folder: Path,
+    rank: int = 0,
+    world: int = 1,
+    *,
+    sharded: bool = False,
+    into: Any = None,
+    readers: int = 1,
 ) -> Loaded:
     """The state in a checkpoint.
 
@@ -48,6 +55,7 @@ def load(
             ``world`` (as ``tree.Sharded``); else they are put together.
         into: a shared state whose tensors are overwritten and given back, where they are in main
             memory and have the same path, type and shape. After an error they may hold anything.
+        readers: how many ranks of this node load it at the same time (``reader.read``).
 
     Raises:
         IntegrityError: something in it is not what was written; names file and dataset.
@@ -70,7 +78,8 @@ def load(
     first = rank % len(shards)
     shared: dict[str, Entry] = {}
     private: dict[str, Entry] = {}
-    for entry in reader.read(folder, (*shards[first:], *shards[:first]), use, into=there):
+    ordered = (*shards[first:], *shards[:first])
+    for entry in reader.read(folder, ordered, use, into=there, readers=readers):
         if entry.leaf.part is not None:
             parts.add(entry)
             continue
@@ -200,8 +209,10 @@ def restore(
     exchange: Exchange = alone,
     kept: Path | None = None,
     *,
+    staged: Path | None = None,
     sharded: bool = False,
     into: Any = None,
+    readers: int = 1,
 ) -> Loaded | None:
     """The newest valid state of a trial; called by all ranks together, all get the same one.
 
@@ -214,7 +225,9 @@ def restore(
         kept: ``TrialPaths.kept``: where copies may be, if ``checkpoints`` can be purged. Of two
             copies the one in ``checkpoints`` is tried first; and that files are missing or
             damaged there alone, where purges leave halves behind, is no error then.
-        sharded: as for ``load``.
+        staged: a folder on this node, which all ranks share, where checkpoints may be that are
+            newer, or copies, which are tried before all others; it may be gone at any time.
+        sharded, readers: as for ``load``.
         into: as for ``load``. It is as it was if None is returned: it is left alone where that
             may be said after something was read.
 
@@ -226,7 +239,7 @@ def restore(
             lose what was trained since.
         IntegrityError: it has some, and none can be used.
     """
-    places = (checkpoints, kept) if kept else (checkpoints,)
+    places = tuple(place for place in (staged, checkpoints, kept) if place is not None)
     problems: list[str] = []
     passed: set[Path] = set()
     while True:
@@ -240,14 +253,14 @@ def restore(
         loaded: Loaded | None = None
         problem, bad = "", False
         try:
-            there = into if kept is None else None
-            loaded = load(folder, rank, world, sharded=sharded, into=there)
+            there = into if len(places) == 1 else None
+            loaded = load(folder, rank, world, sharded=sharded, into=there, readers=readers)
         except (IntegrityError, OSError) as error:
             problem, bad = str(error), isinstance(error, IntegrityError)
         found = [(text, is_bad) for text, is_bad in exchange([problem, bad]) if text]
         if loaded is not None and not found:
             return loaded
-        problems += [text for text, bad in found[:1] if not _purgeable(folder, kept, bad)]
+        problems += [text for text, bad in found[:1] if not _purgeable(folder, places, bad)]
         passed.add(folder)
         if rank == 0 and any(is_bad for _, is_bad in found):
             remove.set_aside(folder)
@@ -260,9 +273,9 @@ def restore(
     return None
 
 
-def _purgeable(folder: Path, kept: Path | None, bad: bool) -> bool:
+def _purgeable(folder: Path, places: Sequence[Path], bad: bool) -> bool:
     """Whether a checkpoint that cannot be used is what a purge leaves behind."""
-    return bad and kept is not None and folder.parent != kept
+    return bad and folder.parent != places[-1]
 
 
 def _choose(
@@ -276,7 +289,6 @@ def _choose(
         Which of the places it is in, its name, the problems that are no purge's doing, and what
         is to be said of one of a newer format, which ends the search.
     """
-    kept = places[1] if len(places) > 1 else None
     damaged: list[str] = []
     there = [(name, at) for name in manifests.current(*places) for at in range(len(places))]
     for name, at in sorted(there, key=lambda each: (manifests.position(each[0]), -each[1]))[::-1]:
@@ -290,7 +302,7 @@ def _choose(
         except (IntegrityError, OSError) as error:
             bad = isinstance(error, IntegrityError)
             passed.add(path)
-            if not _purgeable(path, kept, bad):
+            if not _purgeable(path, places, bad):
                 damaged.append(str(error))
             if bad:
                 remove.set_aside(path)

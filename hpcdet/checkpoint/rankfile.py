@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,20 @@ _PROBES = 8
 
 @dataclass(frozen=True)
 class Row:
-    """What the table says of a leaf."""
+    """What the table says of a range of bytes: a leaf and its digest, or that it is a hole."""
 
-    leaf: Leaf
-    offset: int
-    digest: str
+    start: int
+    end: int
+    leaf: Leaf | None = None
+    digest: str = ""
+
+
+def _row(start: int, end: int, found: Any) -> Row:
+    if found is None:
+        return Row(start, end)
+    name, kind, dtype, shape, _, nbytes, *of, digest = found
+    part = Part(tuple(of[0]["shape"]), of[0]["start"]) if of else None
+    return Row(start, end, Leaf(name, kind, dtype, tuple(shape), nbytes, part=part), digest)
 
 
 class RankFile:
@@ -39,16 +49,12 @@ class RankFile:
 
     Attributes:
         frame: BLAKE3 of the bytes that are in no dataset, as far as they were read.
-        holes: where those are, once ``rows`` has been asked for.
-        left: how many of its parts have not been read yet.
     """
 
     def __init__(self, path: Path, shard: Shard) -> None:
         self.path = path
         self.shard = shard
         self.frame = blake3()
-        self.holes: list[tuple[int, int]] = []
-        self.left = 0
         self._frame_digest = ""
         self._direct = -1
         try:
@@ -77,23 +83,27 @@ class RankFile:
         self.check(blake3(text.data).hexdigest(), self.shard.root, "table")
         return json.loads(text.tobytes())
 
-    def rows(self) -> list[Row]:
-        """What the table says, and where the HDF5 header lies (``holes``)."""
+    def rows(self) -> Iterator[Row]:
+        """What the table says, and the holes of it, where the HDF5 header lies, ascending.
+
+        The table is read and checked at once; what is in it is looked at as it is asked for, for
+        the first bytes are to be under way by then.
+        """
         table = self.table()
         self._frame_digest = table["frame"]
-        found = []
-        for name, kind, dtype, shape, offset, nbytes, *of, digest in table["leaves"]:
-            part = Part(tuple(of[0]["shape"]), of[0]["start"]) if of else None
-            leaf = Leaf(name, kind, dtype, tuple(shape), nbytes, part=part)
-            found.append(Row(leaf, offset, digest))
-        taken = [(row.offset, row.offset + row.leaf.nbytes) for row in found]
+        leaves = table["leaves"]
+        taken = [(row[4], row[4] + row[5]) for row in leaves]
         table_at, length = self.shard.table
-        self.holes = gaps([*taken, (table_at, table_at + length)], self.shard.bytes)
-        return found
+        holes = gaps([*taken, (table_at, table_at + length)], self.shard.bytes)
+        places: list[tuple[int, int, Any]] = [
+            *((*place, row) for place, row in zip(taken, leaves, strict=True)),
+            *((*hole, None) for hole in holes),
+        ]
+        places.sort(key=lambda place: place[:2])
+        return itertools.starmap(_row, places)
 
-    def expect(self, parts: int) -> None:
-        """So many parts of it will be read now; decides how."""
-        self.left = parts
+    def open_direct(self) -> None:
+        """Read past the page cache from now on, if it is not there already."""
         if self.shard.bytes > SMALL_FILE and not self._is_cached():
             with contextlib.suppress(OSError):  # a file system that knows no direct reads
                 self._direct = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
@@ -128,12 +138,14 @@ class RankFile:
             offset += count
             rest = rest[count:]
 
-    def count_down(self) -> None:
-        """One more part has been read."""
-        self.left -= 1
-        if not self.left:
-            self.check(self.frame.hexdigest(), self._frame_digest, "HDF5 header")
-            self.close()
+    def finish(self) -> None:
+        """All of it that is wanted, and so all of the holes, has been read.
+
+        Raises:
+            IntegrityError: the HDF5 header is not what was written.
+        """
+        self.check(self.frame.hexdigest(), self._frame_digest, "HDF5 header")
+        self.close()
 
     def check(self, found: str, expected: str, dataset: str) -> None:
         """Compare two digests.

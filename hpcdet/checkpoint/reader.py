@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blake3 import blake3
 
 from hpcdet.checkpoint.buffers import PAGE, Bytes, Scratch, lasting
 from hpcdet.checkpoint.rankfile import SMALL_FILE, RankFile
@@ -87,6 +88,7 @@ def read(
     use: Callable[[Shard, Leaf], Use] = lambda _shard, _leaf: Use.GIVE,
     seen: Callable[[int], None] = lambda _: None,
     into: Mapping[str, Leaf] | None = None,
+    readers: int = 1,
 ) -> Iterator[Entry]:
     """The leaves of files, checked; one file after the other, each from its beginning to its end.
 
@@ -98,6 +100,8 @@ def read(
         seen: told how many more bytes have been read and checked.
         into: leaves by name whose tensors are overwritten, where type and shape are the same,
             and given back. After an error they may hold anything.
+        readers: how many processes of this node read the same at the same time. Several do so
+            through the page cache, so that the disk is asked for each byte once.
 
     Raises:
         IntegrityError: a file is missing, or not what was written; names file and dataset.
@@ -106,7 +110,7 @@ def read(
     under_way: deque[tuple[_Piece, Future[None] | None]] = deque()
     scratch = Scratch(_PIECE)
     with contextlib.ExitStack() as files, ThreadPoolExecutor(_THREADS, "hpcdet-read") as pool:
-        pieces = _pieces(folder, shards, use, into or {}, files, scratch)
+        pieces = _pieces(folder, shards, _Wanted(use, into or {}), readers == 1, files, scratch)
         try:
             while True:
                 for piece in itertools.islice(pieces, _AHEAD - len(under_way)):
@@ -128,11 +132,32 @@ def read(
                     filled.cancel()
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """What a reader wants: ``use`` and ``into`` of ``read``."""
+
+    use: Callable[[Shard, Leaf], Use]
+    into: Mapping[str, Leaf]
+
+    def parts(self, file: RankFile) -> Iterator[_Bytes]:
+        """What is wanted of a file, ascending; among it all its holes."""
+        for row in file.rows():
+            leaf, target, arena = row.leaf, None, False
+            if leaf is not None:
+                wanted = self.use(file.shard, leaf)
+                if wanted is Use.SKIP:
+                    continue
+                if wanted is Use.GIVE:
+                    target = _target(leaf, self.into.get(leaf.name))
+                    arena = target is None
+            yield _Bytes(row.start, row.end, leaf, row.digest, arena, target)
+
+
 def _pieces(
     folder: Path,
     shards: Iterable[Shard],
-    use: Callable[[Shard, Leaf], Use],
-    into: Mapping[str, Leaf],
+    wanted: _Wanted,
+    direct: bool,
     files: contextlib.ExitStack,
     scratch: Scratch,
 ) -> Iterator[_Piece]:
@@ -140,26 +165,17 @@ def _pieces(
     for shard in shards:
         file = RankFile(folder / shard.file, shard)
         files.callback(file.close)
-        parts = _parts(file, use, into)
-        file.expect(len(parts))
-        for together in _arenas(parts):
-            yield from _cut(file, together, scratch)
-
-
-def _parts(
-    file: RankFile, use: Callable[[Shard, Leaf], Use], into: Mapping[str, Leaf]
-) -> list[_Bytes]:
-    """What is wanted of a file, ascending."""
-    parts = []
-    for row in file.rows():
-        leaf, start, end = row.leaf, row.offset, row.offset + row.leaf.nbytes
-        wanted = use(file.shard, leaf)
-        if wanted is not Use.SKIP:
-            target = _target(leaf, into.get(leaf.name)) if wanted is Use.GIVE else None
-            arena = wanted is Use.GIVE and target is None
-            parts.append(_Bytes(start, end, leaf, row.digest, arena, target))
-    parts += [_Bytes(start, end) for start, end in file.holes]
-    return sorted(parts, key=lambda part: (part.start, part.end))
+        if direct:
+            file.open_direct()
+        last: _Piece | None = None
+        for together in _arenas(wanted.parts(file)):
+            for piece in _cut(file, together, scratch):
+                if last is not None:
+                    yield last
+                last = piece
+        if last is not None:
+            last.ends = True
+            yield last
 
 
 class _Bytes:
@@ -184,7 +200,7 @@ class _Bytes:
         self.arena = arena
         self._digest = digest
         self._target = target
-        self._hasher = None if leaf is None else begin_digest(leaf.kind, leaf.dtype, leaf.shape)
+        self._hasher: blake3 | None = None
 
     def put(self, start: int, data: Bytes) -> None:
         """Bytes from there on in the file have been read: where they belong."""
@@ -193,7 +209,13 @@ class _Bytes:
 
     def take(self, file: RankFile, data: Bytes) -> None:
         """Hash its next bytes."""
-        (self._hasher or file.frame).update(data.data)
+        leaf = self.leaf
+        if leaf is None:
+            file.frame.update(data.data)
+            return
+        if self._hasher is None:
+            self._hasher = begin_digest(leaf.kind, leaf.dtype, leaf.shape)
+        self._hasher.update(data.data)
 
     def entry(self, file: RankFile, memory: Bytes) -> Entry | None:
         """All of it has been read: the leaf, checked; None for a hole.
@@ -218,6 +240,7 @@ class _Piece:
         memory: of this range.
         arena: of all pieces of its arena, from ``origin`` in the file on; ``memory`` itself if
             nothing in it is to be given.
+        ends: it is the last one of its file.
     """
 
     def __init__(
@@ -233,6 +256,7 @@ class _Piece:
         self.end = start + memory.size
         self.memory = memory
         self.arena = arena
+        self.ends = False
         self._origin = origin
         self._file = file
         self._parts = parts
@@ -264,12 +288,13 @@ class _Piece:
             if part.end <= self.end:
                 whole = self.arena[part.start - self._origin : part.end - self._origin]
                 entry = part.entry(self._file, whole)
-                self._file.count_down()
                 if entry is not None:
                     yield entry
+        if self.ends:
+            self._file.finish()
 
 
-def _arenas(parts: Sequence[_Bytes]) -> Iterator[list[_Bytes]]:
+def _arenas(parts: Iterable[_Bytes]) -> Iterator[list[_Bytes]]:
     """Parts, ascending, that are read into the same memory: neighbours that are treated alike."""
     arena: list[_Bytes] = []
     given: bool | None = None
@@ -284,7 +309,8 @@ def _arenas(parts: Sequence[_Bytes]) -> Iterator[list[_Bytes]]:
         arena.append(part)
         if part.leaf is not None:
             given = part.arena
-    yield arena
+    if arena:
+        yield arena
 
 
 def _cut(file: RankFile, parts: Sequence[_Bytes], scratch: Scratch) -> Iterator[_Piece]:
