@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import CheckpointFailed, Image, Saved, memory, output, remove, shard
+from hpcdet.checkpoint import CheckpointFailed, Image, Saved, memory, output, remove, shard, tree
 from hpcdet.errors import IntegrityError, UsageError
 from tests.test_checkpoint_faults import Fault, is_whole, state
 from tests.trees import TORCH_TYPES, ranks, same, tensor
@@ -346,3 +346,23 @@ def test_another_trials_checkpoint_is_taken_by_link(
     with pytest.raises(IntegrityError):
         checkpoint.link(targets[0], tmp_path / "c" / "00000003.g1")
     assert not (tmp_path / "c").exists()
+
+
+def test_a_checkpoint_whose_tensors_lie_in_parts_is_taken_by_link(tmp_path: Path) -> None:
+    whole = torch.arange(30.0).reshape(10, 3)
+    digest = shard.begin_digest("tensor", "float32", (10, 3)).update(whole.numpy().data)
+    source, target = tmp_path / "a" / "00000003.g1", tmp_path / "b" / "00000003.g2"
+
+    def work(rank: int, exchange: checkpoint.Exchange) -> None:
+        first, last = tree.rows(10, rank, 2)
+        mine = checkpoint.Sharded(whole[first:last].clone(), (10, 3), first, digest.hexdigest())
+        checkpoint.save(source, {"w": mine}, {"r": rank}, rank=rank, world=2, exchange=exchange)
+
+    ranks(2, work)
+    origin = checkpoint.verify(source)
+    assert checkpoint.link(source, target).schema == 2
+    remove.folder(source)
+    assert checkpoint.verify(target).digest == origin.digest
+    assert torch.equal(checkpoint.load(target).shared["w"], whole)
+    rows = checkpoint.load(target, 1, 2, sharded=True).shared["w"]
+    assert torch.equal(rows.local, whole[5:])

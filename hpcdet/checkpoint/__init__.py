@@ -22,6 +22,8 @@ the like: the older ones are untouched, go on training), ``hpcdet.errors.Integri
 is left alone.
 """
 
+from hpcdet.checkpoint.committing import CheckpointFailed
+from hpcdet.checkpoint.frozen import Frozen
 from hpcdet.checkpoint.image import Image
 from hpcdet.checkpoint.linking import link
 from hpcdet.checkpoint.loading import Loaded, content_digest, load, newest, restore, verify
@@ -29,7 +31,6 @@ from hpcdet.checkpoint.manifest import Manifest, NewerFormat, committed
 from hpcdet.checkpoint.retention import Policy, sweep
 from hpcdet.checkpoint.safekeeping import Secured, secure
 from hpcdet.checkpoint.saving import (
-    CheckpointFailed,
     Exchange,
     Saved,
     Saving,
@@ -43,6 +44,7 @@ from hpcdet.checkpoint.tree import Sharded, StateError
 __all__ = [
     "CheckpointFailed",
     "Exchange",
+    "Frozen",
     "Image",
     "Loaded",
     "Manifest",

@@ -76,6 +76,19 @@ class Image:
         self._pinned = 0  # its address, if CUDA knows it
         self._plan: Layout | None = None
         self._views: list[torch.Tensor] = []
+        self._second: Image | None = None
+
+    @property
+    def second(self) -> Image:
+        """Memory for a second file of the rank."""
+        if self._second is None:
+            self._second = Image(self._room)
+        return self._second
+
+    def release_second(self) -> None:
+        """There is no second file (any more): give its memory back."""
+        if self._second is not None:
+            self._second.release()
 
     def arrange(self, plan: Layout) -> None:
         """Make ready for a file of this layout; its frame is there then.
@@ -86,7 +99,7 @@ class Image:
         if plan is self._plan:
             return
         self._plan, self._views = None, []
-        fresh = len(self._bytes) < plan.size
+        fresh = not plan.size <= len(self._bytes) <= 2 * plan.size + _SPARE
         if fresh:
             self._take(plan.size)
         held = self._bytes.numpy().data

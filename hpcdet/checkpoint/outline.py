@@ -17,7 +17,7 @@ from blake3 import blake3
 from hpcdet.checkpoint import tree
 from hpcdet.checkpoint.layout import Layout, layout
 from hpcdet.checkpoint.partition import share
-from hpcdet.checkpoint.shard import Written
+from hpcdet.checkpoint.shard import Written, file_name, frozen_name
 from hpcdet.checkpoint.tree import Encoded, Leaf
 from hpcdet.store import files
 
@@ -29,21 +29,35 @@ Report = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
+class File:
+    """One file of a rank.
+
+    Attributes:
+        chosen: numbers of the leaves that are in it.
+        plan: where they lie.
+    """
+
+    name: str
+    chosen: tuple[int, ...]
+    plan: Layout
+
+
+@dataclass(frozen=True)
 class Outline:
     """What follows from the structure of a state.
 
     Attributes:
         leaves: of the shared and the private state and of their skeletons, without data.
-        chosen: numbers of those that are in the file of this rank.
-        plan: layout of that file.
+        frozen: names of leaves that are in the second file, if this rank has any of them.
+        files: of this rank: one, or two.
         structure: digest of the structure of the shared state.
     """
 
     rank: int
     world: int
     leaves: tuple[Leaf, ...]
-    chosen: tuple[int, ...]
-    plan: Layout
+    frozen: frozenset[str]
+    files: tuple[File, ...]
     structure: str
 
 
@@ -52,38 +66,30 @@ class Part:
     """One rank's part of a state.
 
     Attributes:
-        leaves: those of its file, with their data.
+        leaves: those of each of its files, with their data.
         shared, private: skeletons.
         whole: digests of the leaves of which this rank has parts, by name.
     """
 
     outline: Outline
-    leaves: Sequence[Leaf]
+    leaves: Sequence[Sequence[Leaf]]
     shared: Any
     private: Any
     whole: Mapping[str, str]
 
     @property
-    def rank(self) -> int:
-        return self.outline.rank
-
-    @property
-    def world(self) -> int:
-        return self.outline.world
-
-    @property
-    def plan(self) -> Layout:
-        return self.outline.plan
+    def files(self) -> tuple[File, ...]:
+        return self.outline.files
 
     def without_data(self) -> Part:
         """The same, not keeping alive what was copied."""
         return replace(self, leaves=())
 
-    def report(self, written: Written) -> Report:
-        """What rank 0 is told once the file is there."""
-        digests = written.digests
-        return {
-            "shard": written.shard.encode(),
+    def report(self, written: Sequence[Written]) -> Report:
+        """What rank 0 is told once the files are there."""
+        digests = digests_of(written)
+        report = {
+            "shard": written[0].shard.encode(),
             "structure": self.outline.structure,
             "shared": {
                 name: self.whole.get(name, digests[name])
@@ -92,12 +98,25 @@ class Part:
             },
             "parts": any(leaf.part for leaf in self.outline.leaves),
             "private": private_digest(self.private, digests.__getitem__),
-            "skeleton": self.shared if self.rank == 0 else None,
+            "skeleton": self.shared if self.outline.rank == 0 else None,
         }
+        if len(written) > 1:
+            report |= {"frozen": written[1].shard.encode(), "linked": written[1].linked}
+        return report
 
 
-def take_apart(shared: Any, private: Any, rank: int, world: int) -> Part:
+def digests_of(written: Sequence[Written]) -> dict[str, str]:
+    """The digests of all leaves of a rank's files, by name."""
+    return {name: digest for each in written for name, digest in each.digests.items()}
+
+
+def take_apart(
+    shared: Any, private: Any, rank: int, world: int, frozen: frozenset[str] = frozenset()
+) -> Part:
     """The part of a rank.
+
+    Args:
+        frozen: names of leaves that are to be in a file of their own.
 
     Raises:
         StateError: the state holds something that cannot be saved.
@@ -107,9 +126,9 @@ def take_apart(shared: Any, private: Any, rank: int, world: int) -> Part:
     leaves = (*common.leaves, *own.leaves, _text("private", own))
     if rank == 0:
         leaves = (*leaves, _text("shared", common))
-    outline = _outline(leaves, len(common.leaves), rank, world)
-    chosen = [leaves[number] for number in outline.chosen]
-    whole = {leaf.name: leaf.whole for leaf in chosen if leaf.part}
+    outline = _outline(leaves, len(common.leaves), rank, world, frozen)
+    chosen = [[leaves[number] for number in file.chosen] for file in outline.files]
+    whole = {leaf.name: leaf.whole for leaf in leaves if leaf.part}
     return Part(outline, chosen, common.skeleton, own.skeleton, whole)
 
 
@@ -117,23 +136,32 @@ _outlines: deque[Outline] = deque(maxlen=8)
 _lock = threading.Lock()
 
 
-def _outline(leaves: tuple[Leaf, ...], common: int, rank: int, world: int) -> Outline:
+def _outline(
+    leaves: tuple[Leaf, ...], common: int, rank: int, world: int, frozen: frozenset[str]
+) -> Outline:
     """That of a structure; ``common``: how many of the leaves, the first, are shared."""
     with _lock:
         for known in reversed(_outlines):
-            if (known.rank, known.world) == (rank, world) and known.leaves == leaves:
+            same = (known.rank, known.world, known.frozen) == (rank, world, frozen)
+            if same and known.leaves == leaves:
                 return known
     # what is remembered must not keep the tensors of this save alive
     plain = tuple(replace(leaf, source=None, whole="") for leaf in leaves)
     numbers = {id(leaf): number for number, leaf in enumerate(plain)}
     chosen = [numbers[id(leaf)] for leaf in share(plain[:common], rank, world)]
     chosen += range(common, len(plain))
+    halves = [(file_name(rank, world), [n for n in chosen if plain[n].name not in frozen])]
+    if len(halves[0][1]) < len(chosen):
+        halves.append((frozen_name(rank, world), [n for n in chosen if plain[n].name in frozen]))
     made = Outline(
         rank=rank,
         world=world,
         leaves=plain,
-        chosen=tuple(chosen),
-        plan=layout(tuple(plain[number] for number in chosen), rank, world),
+        frozen=frozen,
+        files=tuple(
+            File(name, tuple(half), layout(tuple(plain[n] for n in half), rank, world))
+            for name, half in halves
+        ),
         structure=digest(files.canonical([list(row) for row in tree.structure(plain[:common])])),
     )
     with _lock:

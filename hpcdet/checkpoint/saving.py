@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hpcdet.checkpoint import committing, outline, remove, reports, shard
 from hpcdet.checkpoint import manifest as manifests
-from hpcdet.checkpoint import outline, remove, reports, shard
+from hpcdet.checkpoint.committing import CheckpointFailed
+from hpcdet.checkpoint.frozen import Frozen
 from hpcdet.checkpoint.image import Filled, Image, NoRoom
-from hpcdet.checkpoint.manifest import Manifest
-from hpcdet.checkpoint.outline import Part, Report, digest, shared_digest
+from hpcdet.checkpoint.outline import File, Part, Report, digests_of
 from hpcdet.checkpoint.reports import PATIENCE_S
-from hpcdet.checkpoint.shard import Shard
+from hpcdet.checkpoint.shard import Shard, Written
 from hpcdet.checkpoint.task import Task
-from hpcdet.checkpoint.tree import StateError
-from hpcdet.errors import Unavailable
-from hpcdet.store import files, records
-from hpcdet.store.trials import MANIFEST
+from hpcdet.checkpoint.tree import Leaf, StateError
+from hpcdet.store import files
 
 Exchange = Callable[[Any], list[Any]]
 """Gives a plain JSON value to all ranks and returns everyone's, in order of rank."""
 
-
-class CheckpointFailed(Unavailable):
-    """The checkpoint could not be written; the ones before it are as they were."""
-
-    code = "CHECKPOINT_FAILED"
+_NONE: frozenset[str] = frozenset()
+_FileOf = tuple[File, Sequence[Leaf], Image, Callable[[Shard, Path], bool] | None]
 
 
 @dataclass(frozen=True)
@@ -41,6 +37,7 @@ class Saved:
         name: of its folder.
         digest: of its content (``Manifest.digest``).
         bytes: size of all its files.
+        linked: how much of that lay on the disk already, and was not written again.
         root: to be handed to the next ``save`` as ``previous``.
         seconds: how long this rank was busy with it.
         blocked_s: how much of that its caller had to wait for.
@@ -49,6 +46,7 @@ class Saved:
     name: str
     digest: str
     bytes: int
+    linked: int
     root: str
     seconds: float
     blocked_s: float
@@ -70,6 +68,7 @@ def save(
     meta: Mapping[str, Any] | None = None,
     previous: str = "",
     image: Image | None = None,
+    frozen: Frozen | None = None,
 ) -> Saved:
     """Write a checkpoint; called by all ranks together, returns on all when it is durable.
 
@@ -82,6 +81,8 @@ def save(
         previous: root of the checkpoint before.
         image: memory to copy the state into, written while it is copied; by default some that
             is given back. Where there is none, the state is written from where it lies.
+        frozen: the same one at each save of a trial, for what does not change between them; by
+            default all is written.
 
     Raises:
         StateError: the state cannot be saved (on each rank that has such a state).
@@ -94,16 +95,16 @@ def save(
     report: Report = {}
     try:
         _refuse(taken)
-        part = outline.take_apart(shared, private, rank, world)
+        part = outline.take_apart(shared, private, rank, world, frozen.names if frozen else _NONE)
         files.make_folder(folder)
-        report = _written_at_once(folder, part, Image() if image is None else image)
+        report = _written_at_once(folder, part, Image() if image is None else image, frozen)
     except Exception as error:  # the others must not wait for a rank that has failed
         failure, report = error, {"error": _say(error)}
     everyone = exchange(report)
     commit: dict[str, Any] = {}
     if rank == 0:
         try:
-            commit = _commit(folder, everyone, meta or {}, previous)
+            commit = committing.commit(folder, everyone, meta or {}, previous)
         except Exception as error:
             if not taken:
                 remove.folder(folder)
@@ -127,22 +128,46 @@ def _failed(folder: Path, what: str) -> CheckpointFailed:
     return CheckpointFailed(what, where=str(folder), hint=hint)
 
 
-def _written_at_once(folder: Path, part: Part, image: Image) -> Report:
-    """Write this rank's file while its state is being copied."""
-    plan = part.plan
-    try:
-        image.arrange(plan)
-    except NoRoom:
-        return part.report(shard.write(folder, part.leaves, plan, part.rank, part.world))
-    filled = Filled()
-    writing = Task(
-        lambda: shard.persist(folder, image, filled, plan, part.rank, part.world), "checkpoint"
-    )
-    try:
-        image.fill(part.leaves, filled)
-    finally:
-        writing.wait()
-    return part.report(writing.result())
+def _written_at_once(folder: Path, part: Part, image: Image, frozen: Frozen | None) -> Report:
+    """Write this rank's files while its state is being copied."""
+    written = []
+    for file, leaves, memory, link in _files(part, image, frozen):
+        try:
+            memory.arrange(file.plan)
+        except NoRoom:
+            written.append(shard.write(folder, file.name, leaves, file.plan))
+            continue
+        filled = Filled()
+        persist = partial(shard.persist, folder, file.name, memory, filled, file.plan, link)
+        writing = Task(persist, "checkpoint")
+        try:
+            memory.fill(leaves, filled)
+        finally:
+            writing.wait()
+        written.append(writing.result())
+    return _reported(folder, part, written, frozen)
+
+
+def _files(part: Part, image: Image, frozen: Frozen | None) -> Iterator[_FileOf]:
+    """A rank's files, with what is in each, memory for it, and what may link it."""
+    if len(part.files) == 1:
+        image.release_second()
+        memories: tuple[Image, ...] = (image,)
+    else:
+        memories = (image, image.second)
+    links = (None, frozen.link if frozen is not None else None)
+    yield from zip(part.files, part.leaves, memories, links, strict=False)
+
+
+def _reported(
+    folder: Path, part: Part, written: Sequence[Written], frozen: Frozen | None
+) -> Report:
+    """What rank 0 is told of files that are there."""
+    if frozen is not None:
+        second = written[1].shard if len(written) > 1 else None
+        leaves = (part.outline.leaves[n] for file in part.files for n in file.chosen)
+        frozen.learn(folder, second, leaves, digests_of(written))
+    return part.report(written)
 
 
 @dataclass(frozen=True)
@@ -194,6 +219,7 @@ def begin(
     meta: Callable[[], Mapping[str, Any]] = dict,
     previous: str = "",
     image: Image,
+    frozen: Frozen | None = None,
     committed: Callable[[Saved], None] = lambda _: None,
     patience_s: float = PATIENCE_S,
 ) -> Saving:
@@ -203,7 +229,7 @@ def begin(
     None may begin another checkpoint before this one is ``done`` on all.
 
     Args:
-        folder, shared, private, previous: as for ``save``.
+        folder, shared, private, previous, frozen: as for ``save``.
         meta: gives what rank 0 wants to remember, when all but the manifest is there.
         committed: called on rank 0, by its thread, before the checkpoint is ``done``.
         image: memory to copy the state into; not to be used before this one is ``done``.
@@ -215,13 +241,13 @@ def begin(
     start = time.monotonic()
     taken = manifests.is_committed(folder)
     try:
-        part = outline.take_apart(shared, private, rank, world)
+        part = outline.take_apart(shared, private, rank, world, frozen.names if frozen else _NONE)
     except StateError as error:
         with contextlib.suppress(OSError):
             files.make_folder(folder)
             reports.leave(folder, rank, world, {"error": _say(error)})
         raise
-    own, copied = _begun(folder, part, image, taken)
+    own, copied = _begun(folder, part, image, frozen, taken)
 
     blocked_s = time.monotonic() - start
 
@@ -242,7 +268,7 @@ def begin(
             return None
         everyone = reports.collect(folder, report, world, patience_s)
         try:
-            commit = _commit(folder, everyone, meta(), previous)
+            commit = committing.commit(folder, everyone, meta(), previous)
         except Exception:
             if not taken:
                 remove.folder(folder)
@@ -257,84 +283,45 @@ def begin(
 
 
 def _begun(
-    folder: Path, part: Part, image: Image, taken: bool
+    folder: Path, part: Part, image: Image, frozen: Frozen | None, taken: bool
 ) -> tuple[Callable[[], Report], bool]:
     """What is left to be done once this rank's state may change again, and whether it was copied.
 
     No more than the copy is done here: even to make the folder durable takes its time.
     """
-    plan, filled = part.plan, Filled()
+    rest: list[Callable[[], Written]] = []
+    copied = True
     try:
         _refuse(taken)
-        try:
-            image.arrange(plan)
-        except NoRoom:
-            files.make_folder(folder)
-            written = part.report(shard.write(folder, part.leaves, plan, part.rank, part.world))
-            return (lambda: written), False
-        image.fill(part.leaves, filled)
+        for file, leaves, memory, link in _files(part, image, frozen):
+            try:
+                memory.arrange(file.plan)
+            except NoRoom:
+                files.make_folder(folder)
+                written = shard.write(folder, file.name, leaves, file.plan)
+                rest.append(partial(_same, written))
+                copied = False
+                continue
+            filled = Filled()
+            memory.fill(leaves, filled)
+            rest.append(partial(shard.persist, folder, file.name, memory, filled, file.plan, link))
     except Exception as error:  # rank 0 waits for a word of all
         return partial(_raise, error), True
-    rest = part.without_data()
+    plain = part.without_data()
 
     def write() -> Report:
         files.make_folder(folder)
-        return rest.report(shard.persist(folder, image, filled, plan, rest.rank, rest.world))
+        return _reported(folder, plain, [each() for each in rest], frozen)
 
-    return write, True
+    return write, copied
+
+
+def _same(written: Written) -> Written:
+    return written
 
 
 def _raise(error: Exception) -> Report:
     raise error
-
-
-def _commit(
-    folder: Path, everyone: Sequence[Report], meta: Mapping[str, Any], previous: str
-) -> dict[str, Any]:
-    """Rank 0: make the folder a checkpoint."""
-    for rank, report in enumerate(everyone):
-        if "error" in report:
-            raise CheckpointFailed(f"rank {rank}: {report['error']}")
-        if report["structure"] != everyone[0]["structure"]:
-            raise StateError(
-                f"ranks 0 and {rank} have tensors of different names, types or shapes",
-                where="shared state",
-                hint="state that differs between ranks belongs into the private part",
-            )
-    shards = tuple(Shard.decode(report["shard"]) for report in everyone)
-    for each in shards:
-        with (folder / each.file).open("rb") as file:
-            file.seek(0, 2)
-            if file.tell() != each.bytes:
-                raise CheckpointFailed(f"{each.file} has {file.tell()} bytes, not {each.bytes}")
-    digests = {name: digest for report in everyone for name, digest in report["shared"].items()}
-    shared = shared_digest(everyone[0]["skeleton"], digests.__getitem__)
-    private = tuple(report["private"] for report in everyone)
-    made = Manifest(
-        name=folder.name,
-        world=len(everyone),
-        digest=state_digest(shared, private),
-        shared=shared,
-        private=private,
-        shards=shards,
-        meta={key: _json(value) for key, value in meta.items()},
-        prev_root=previous,
-        schema=2 if everyone[0]["parts"] else 1,
-    ).sealed()
-    files.replace(folder / MANIFEST, made.encode())
-    files.sync_folder(folder.parent)
-    return {"digest": made.digest, "bytes": made.bytes, "root": made.root}
-
-
-def state_digest(shared: str, private: tuple[str, ...]) -> str:
-    """Digest of a whole state. Ranks without private state do not count."""
-    filled = [[rank, digest] for rank, digest in enumerate(private) if digest]
-    return digest(files.canonical({"shared": shared, "private": filled}))
-
-
-def _json(value: Any) -> Any:
-    """A metric may be NaN, which JSON cannot say."""
-    return records.number(value) if isinstance(value, float) else value
 
 
 def _say(error: Exception) -> str:

@@ -55,12 +55,22 @@ def file_name(rank: int, world: int) -> str:
     return f"rank-{rank:05d}-of-{world:05d}.h5"
 
 
+def frozen_name(rank: int, world: int) -> str:
+    """Of the file of what stays the same: ``rank-00003-of-00008.frozen.h5``"""
+    return f"rank-{rank:05d}-of-{world:05d}.frozen.h5"
+
+
 @dataclass(frozen=True)
 class Written:
-    """A rank's file that is durable, and the digest of each of its leaves by name."""
+    """A rank's file that is durable, and the digest of each of its leaves by name.
+
+    Attributes:
+        linked: it was there already, under another name.
+    """
 
     shard: Shard
     digests: Mapping[str, str]
+    linked: bool = False
 
 
 def leaf_digest(leaf: Leaf, data: memoryview | bytes) -> str:
@@ -78,7 +88,7 @@ def _head(kind: str, dtype: str, shape: tuple[int, ...]) -> bytes:
     return files.canonical([kind, dtype, list(shape)]) + b"\n"
 
 
-def write(folder: Path, leaves: Sequence[Leaf], plan: Layout, rank: int, world: int) -> Written:
+def write(folder: Path, name: str, leaves: Sequence[Leaf], plan: Layout) -> Written:
     """Write a rank's file straight from the memory of its leaves.
 
     For states that there is no memory for a copy of; else ``persist`` is faster.
@@ -100,16 +110,25 @@ def write(folder: Path, leaves: Sequence[Leaf], plan: Layout, rank: int, world: 
         _write_at(fd, memoryview(table), plan.table[0])
         return table
 
-    table = _make(folder / file_name(rank, world), content, 0)
-    return _written(plan, rank, world, table, digests)
+    table = _make(folder / name, content, 0)
+    return _written(plan, name, table, digests)
 
 
 def persist(
-    folder: Path, image: Image, filled: Filled, plan: Layout, rank: int, world: int
+    folder: Path,
+    name: str,
+    image: Image,
+    filled: Filled,
+    plan: Layout,
+    link: Callable[[Shard, Path], bool] | None = None,
 ) -> Written:
     """Write a rank's file from an image, past the page cache where the file system can.
 
     A second thread makes the digests meanwhile; both may begin before the image is filled.
+
+    Args:
+        link: puts a file that is there already into the folder, if it is the same, and says
+            whether it did; then nothing is written before the digests are known.
 
     Raises:
         OSError: the disk is full or fails; nothing is left behind.
@@ -133,10 +152,16 @@ def persist(
         return table
 
     try:
-        table = _make(folder / file_name(rank, world), content, DIRECT)
+        if link is not None:
+            found = hashing.result()
+            same = _written(plan, name, plan.table_text(found), found, linked=True)
+            if link(same.shard, folder):
+                files.sync_folder(folder)
+                return same
+        table = _make(folder / name, content, DIRECT)
     finally:
         hashing.wait()  # the image belongs to the next save
-    return _written(plan, rank, world, table, digests)
+    return _written(plan, name, table, digests)
 
 
 def _digests(image: Image, filled: Filled, plan: Layout) -> list[str]:
@@ -168,10 +193,12 @@ def _make(path: Path, content: Callable[[int], bytes], flags: int) -> bytes:
     return result
 
 
-def _written(plan: Layout, rank: int, world: int, table: bytes, digests: Sequence[str]) -> Written:
-    shard = Shard(file_name(rank, world), plan.size, plan.table, blake3(table).hexdigest())
+def _written(
+    plan: Layout, name: str, table: bytes, digests: Sequence[str], linked: bool = False
+) -> Written:
+    shard = Shard(name, plan.size, plan.table, blake3(table).hexdigest())
     names = (extent.leaf.name for extent in plan.extents)
-    return Written(shard, dict(zip(names, digests, strict=True)))
+    return Written(shard, dict(zip(names, digests, strict=True)), linked)
 
 
 def _write_at(fd: int, data: memoryview, offset: int) -> None:

@@ -1,0 +1,85 @@
+"""The commit: what all ranks report becomes a manifest, and so a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcdet.checkpoint.manifest import Manifest
+from hpcdet.checkpoint.outline import Report, digest, shared_digest
+from hpcdet.checkpoint.shard import Shard
+from hpcdet.checkpoint.tree import StateError
+from hpcdet.errors import Unavailable
+from hpcdet.store import files, records
+from hpcdet.store.trials import MANIFEST
+
+
+class CheckpointFailed(Unavailable):
+    """The checkpoint could not be written; the ones before it are as they were."""
+
+    code = "CHECKPOINT_FAILED"
+
+
+def commit(
+    folder: Path, everyone: Sequence[Report], meta: Mapping[str, Any], previous: str
+) -> dict[str, Any]:
+    """Rank 0: make the folder a checkpoint.
+
+    Returns:
+        What ``Saved`` says of it.
+
+    Raises:
+        CheckpointFailed: a rank says so, or its file is not what it says.
+        StateError: the ranks' states do not fit together.
+        OSError: the disk is full or fails.
+    """
+    for rank, report in enumerate(everyone):
+        if "error" in report:
+            raise CheckpointFailed(f"rank {rank}: {report['error']}")
+        if report["structure"] != everyone[0]["structure"]:
+            raise StateError(
+                f"ranks 0 and {rank} have tensors of different names, types or shapes",
+                where="shared state",
+                hint="state that differs between ranks belongs into the private part",
+            )
+    shards = tuple(
+        Shard.decode(report[which])
+        for which in ("shard", "frozen")
+        for report in everyone
+        if which in report
+    )
+    for each in shards:
+        with (folder / each.file).open("rb") as file:
+            file.seek(0, 2)
+            if file.tell() != each.bytes:
+                raise CheckpointFailed(f"{each.file} has {file.tell()} bytes, not {each.bytes}")
+    digests = {name: digest for report in everyone for name, digest in report["shared"].items()}
+    shared = shared_digest(everyone[0]["skeleton"], digests.__getitem__)
+    private = tuple(report["private"] for report in everyone)
+    made = Manifest(
+        name=folder.name,
+        world=len(everyone),
+        digest=state_digest(shared, private),
+        shared=shared,
+        private=private,
+        shards=shards,
+        meta={key: _json(value) for key, value in meta.items()},
+        prev_root=previous,
+        schema=2 if everyone[0]["parts"] else 1,
+    ).sealed()
+    files.replace(folder / MANIFEST, made.encode())
+    files.sync_folder(folder.parent)
+    linked = sum(r["frozen"]["bytes"] for r in everyone if r.get("linked"))
+    return {"digest": made.digest, "bytes": made.bytes, "linked": linked, "root": made.root}
+
+
+def state_digest(shared: str, private: tuple[str, ...]) -> str:
+    """Digest of a whole state. Ranks without private state do not count."""
+    filled = [[rank, digest] for rank, digest in enumerate(private) if digest]
+    return digest(files.canonical({"shared": shared, "private": filled}))
+
+
+def _json(value: Any) -> Any:
+    """A metric may be NaN, which JSON cannot say."""
+    return records.number(value) if isinstance(value, float) else value
