@@ -46,8 +46,8 @@ _PINS = (Column("PINNED", "pinned"), Column("PATH", "path"))
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _which() -> Decorator:
-    """``--best`` or ``--latest``, where no step is named."""
+def _chosen() -> Decorator:
+    """One checkpoint: ``ID[/T]|PATH [STEP]``, ``--best`` or ``--latest`` where no step is named."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for name, text in (
@@ -58,7 +58,8 @@ def _which() -> Decorator:
                 f"--{name}", "which", flag_value=name, default=name == "latest", help=text
             )
             function = flag(function)
-        return function
+        function = click.argument("step", required=False)(function)
+        return click.argument("what", metavar="ID[/T]|PATH")(function)
 
     return decorate
 
@@ -132,9 +133,7 @@ def verify(out: Output, what: Sequence[str], deep: bool) -> None:
 
 
 @ckpt_command.command("export")
-@click.argument("what", metavar="ID[/T]|PATH")
-@click.argument("step", required=False)
-@_which()
+@_chosen()
 @click.option("--format", "form", type=click.Choice(FORMATS), help="[by the file's name].")
 @click.option("--all", "whole", is_flag=True, help="All of the shared state, not only weights.")
 @click.option(
@@ -175,9 +174,7 @@ def import_file(out: Output, file: Path, folder: Path | None) -> None:
 
 
 @ckpt_command.command("get")
-@click.argument("what", metavar="ID[/T]|PATH")
-@click.argument("step", required=False)
-@_which()
+@_chosen()
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), metavar="FOLDER", help="[its name, here]."
 )
@@ -193,9 +190,7 @@ def get(what: str, step: str | None, which: str, out: Path | None) -> None:
 
 
 @ckpt_command.command("pin")
-@click.argument("what", metavar="ID[/T]|PATH")
-@click.argument("step", required=False)
-@_which()
+@_chosen()
 @output("ckpt.pin")
 def pin(out: Output, what: str, step: str | None, which: str) -> None:
     """Keep a checkpoint whatever the rules of retention say.
@@ -209,13 +204,11 @@ def pin(out: Output, what: str, step: str | None, which: str) -> None:
     if not any((place / folder.name / MANIFEST).exists() for place in trial.checkpoint_places):
         pins.unpin(trial, folder.name)
         raise NotFound("it has just been removed", where=str(folder))
-    out.emit([{"path": str(folder), "pinned": True}], _PINS, key="path")
+    _emit_pin(out, folder, True)
 
 
 @ckpt_command.command("unpin")
-@click.argument("what", metavar="ID[/T]|PATH")
-@click.argument("step", required=False)
-@_which()
+@_chosen()
 @output("ckpt.unpin")
 def unpin(out: Output, what: str, step: str | None, which: str) -> None:
     """Leave a pinned checkpoint to the rules of retention again.
@@ -226,7 +219,11 @@ def unpin(out: Output, what: str, step: str | None, which: str) -> None:
     folder = _one(what, step, which)
     if not pins.unpin(_trial_of(folder), folder.name):
         raise NotFound("it is not pinned", where=str(folder))
-    out.emit([{"path": str(folder), "pinned": False}], _PINS, key="path")
+    _emit_pin(out, folder, False)
+
+
+def _emit_pin(out: Output, folder: Path, pinned: bool) -> None:
+    out.emit([{"path": str(folder), "pinned": pinned}], _PINS, key="path")
 
 
 @ckpt_command.command("rm")
