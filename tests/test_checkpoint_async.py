@@ -350,7 +350,7 @@ def test_another_trials_checkpoint_is_taken_by_link(
 
 def test_a_checkpoint_whose_tensors_lie_in_parts_is_taken_by_link(tmp_path: Path) -> None:
     whole = torch.arange(30.0).reshape(10, 3)
-    digest = shard.begin_digest("tensor", "float32", (10, 3)).update(whole.numpy().data)
+    digest = shard.begin_digest("tensor", "float32", (10, 3)).update(whole.numpy().tobytes())
     source, target = tmp_path / "a" / "00000003.g1", tmp_path / "b" / "00000003.g2"
 
     def work(rank: int, exchange: checkpoint.Exchange) -> None:

@@ -470,13 +470,13 @@ def test_a_notice_does_not_wait_for_a_copy_and_the_next_attempt_makes_it(
 
     with monkeypatch.context() as delayed:
         delayed.setattr(safekeeping, "_copy_file", slow)
-        delayed.setattr("hpcdet.train.saving._GIVE_UP_S", 0.0)
+        delayed.setattr("hpcdet.train.copies._GIVE_UP_S", 0.0)
         own = keeper(paths)
         assert own.save(1, {"step": 1}, None, kept=["best"])
         assert busy.wait(120)
         own.settle(lambda: True)
         go.set()
-        assert own._safe is not None and own._safe.wait(120)
+        assert own._copies._safe is not None and own._copies._safe.wait(120)
     assert names(paths.trial(1).kept) == []
     following = keeper(paths, 2)
     assert following.restore() is not None

@@ -256,6 +256,22 @@ def test_a_save_under_way_needs_its_time_too() -> None:
     assert Deadline(None).fits(100)
 
 
+@pytest.mark.parametrize("end", [None, 1000.0])
+def test_after_a_term_the_end_is_as_near_as_schedulers_have_it(end: float | None) -> None:
+    now = [0.0]
+    deadline = Deadline(end, wall=lambda: now[0], grace_s=20.0)
+    deadline.learn_save(15.0)
+    deadline.hear("SIGUSR2")  # which is sent in time before an end that is known
+    assert deadline.fits(2)
+    deadline.hear("SIGTERM")
+    now[0] = 4.0
+    deadline.hear("SIGTERM")
+    assert deadline.fits(1)
+    assert not deadline.fits(2)
+    assert not deadline.over()
+    assert deadline.left_to_save_s == 16.0
+
+
 def test_in_haste_the_save_under_way_counts_and_no_other_is_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

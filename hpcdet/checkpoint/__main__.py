@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcdet.checkpoint import foreign, loading, retention, safekeeping
+from hpcdet.checkpoint import foreign, loading, retention, safekeeping, staging
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint.manifest import NewerFormat
 from hpcdet.errors import HpcdetError, IntegrityError, Unavailable, UsageError
-from hpcdet.store import config
+from hpcdet.store import config, staged
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.trials import standing
 
@@ -56,10 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = commands.add_parser("get", help="copy a checkpoint, every byte checked")
     command.add_argument("folder", type=Path, metavar="CHECKPOINT")
     command.add_argument("target", type=Path, metavar="FOLDER")
+    command = commands.add_parser("drain", help="copy to scratch what is on this node only")
+    command.add_argument("experiment", type=Path, metavar="EXP")
+    command.add_argument("trial", type=int)
+    command.add_argument("attempt", type=int, help="that has ended")
     arguments = parser.parse_args(argv)
     try:
         if arguments.command == "sweep":
             return _sweep(ExperimentPaths(arguments.experiment), arguments.dry_run)
+        if arguments.command == "drain":
+            return _drain(ExperimentPaths(arguments.experiment), arguments.trial, arguments.attempt)
         if arguments.command == "export":
             return _export(arguments)
         if arguments.command == "import":
@@ -185,6 +191,21 @@ def _sweep(experiment: ExperimentPaths, dry_run: bool) -> int:
                 print(f"error: no copy of {trial}/{name}: {why}", file=sys.stderr)
                 code = Unavailable.exit_code
     return code
+
+
+def _drain(experiment: ExperimentPaths, number: int, attempt: int) -> int:
+    """For a worker whose ranks have ended: the journal of their attempt is nobody's but ours."""
+    trial = experiment.trial(number)
+    where = config.load(experiment.config).checkpoint_storage.local_staging
+    if where is None:
+        return 0
+    done = staging.drain(staged.folder(where, experiment, number), trial, attempt)
+    for manifest in done.copied:
+        staging.note(trial.attempt(attempt).journal, manifest)
+        _print(manifest.record())
+    for name, why in done.failed:
+        print(f"hpcdet: {name} stays on this node for now: {why}", file=sys.stderr)
+    return Unavailable.exit_code if done.failed else 0
 
 
 def _print(value: dict[str, Any]) -> None:

@@ -83,6 +83,17 @@ class Manifest:
         """The attempt that made it, from the name."""
         return position(self.name)[1]
 
+    def record(self) -> dict[str, Any]:
+        """What a journal says of it, as far as the manifest knows."""
+        return {
+            "name": self.name,
+            "step": self.step,
+            "digest": self.digest,
+            "bytes": self.bytes,
+            "metric": self.meta.get("metric"),
+            "kept": list(self.meta.get("kept", ())),
+        }
+
     def sealed(self) -> Manifest:
         """The manifest with its root."""
         return replace(self, root=_root(self._plain()))

@@ -24,7 +24,8 @@ from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.trials import MANIFEST
 
 _PIECE = 4 << 20
-_PARTIAL = ".partial-"
+PARTIAL = ".partial-"
+"""Begins the name of the folder of a copy that is being made; the attempt ends it."""
 
 
 class Stopped(Exception):
@@ -65,7 +66,8 @@ def secure(
     kept = paths.kept
     if kept is None:
         return Secured()
-    _clear(kept, attempt)
+    clear(kept, attempt)
+    remove.leftovers(kept, attempt)
     others = ended(experiment) if policy.experiment_best else []
     candidates = existing(experiment, policy, {trial, *others})
     wanted = keep(candidates, policy, 0, {*protected, *pinned(experiment, {trial, *others})})
@@ -76,14 +78,14 @@ def secure(
         if manifests.is_committed(target) or not manifests.is_committed(source):
             continue
         try:
-            copy(source, target, kept / f"{_PARTIAL}{name}-{attempt}", stop)
+            copy(source, target, kept / f"{PARTIAL}{name}-{attempt}", stop)
             copied.append(name)
         except Stopped:
             return Secured(tuple(copied), tuple(failed))
         except (OSError, IntegrityError) as error:
             aside = source.with_name(f"{remove.BAD}{name}")
             if manifests.is_committed(source) or aside.exists():  # else it was swept meanwhile
-                failed.append((name, _say(error)))
+                failed.append((name, say(error)))
     for number in {trial, *others}:
         _sweep(experiment, number, [c.key for c in candidates], wanted)
     return Secured(tuple(copied), tuple(failed))
@@ -148,14 +150,13 @@ def _examine(source: Path) -> None:
             remove.set_aside(source)
 
 
-def _clear(kept: Path, attempt: int) -> None:
-    """Take away what earlier rounds and attempts left unfinished."""
+def clear(checkpoints: Path, attempt: int) -> None:
+    """Take away the copies that earlier rounds, of this attempt or before, left unfinished."""
     with contextlib.suppress(FileNotFoundError):
-        for entry in os.listdir(kept):
+        for entry in os.listdir(checkpoints):
             owner = entry.rpartition("-")[2]
-            if entry.startswith(_PARTIAL) and owner.isdigit() and int(owner) <= attempt:
-                shutil.rmtree(kept / entry, ignore_errors=True)
-    remove.leftovers(kept, attempt)
+            if entry.startswith(PARTIAL) and owner.isdigit() and int(owner) <= attempt:
+                shutil.rmtree(checkpoints / entry, ignore_errors=True)
 
 
 def _sweep(
@@ -171,7 +172,8 @@ def _sweep(
             remove.folder(kept / name)
 
 
-def _say(error: Exception) -> str:
+def say(error: Exception) -> str:
+    """What went wrong with a copy."""
     if isinstance(error, OSError):
         return f"{error.strerror or error} ({error.filename})" if error.filename else str(error)
     return str(error)

@@ -103,6 +103,9 @@ class CheckpointStorage(Section):
     """Keep this many best checkpoints of each trial."""
     save_trial_latest: int = Field(default=1, ge=0)
     """Keep this many latest checkpoints of each trial."""
+    local_staging: str | None = Field(default=None, pattern=r"^[/$]")
+    """Commit checkpoints on the node's own disk first, below this folder ($TMPDIR, /dev/shm), and
+    copy them from there beside the training. For trials on one node."""
     max_paused_bytes: Bytes | None = Field(default=None, ge=0)
     """Warn when checkpoints of paused trials hold more than this, in bytes or as '500G'."""
 

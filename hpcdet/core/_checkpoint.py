@@ -73,7 +73,7 @@ class CheckpointContext:
 
     def latest_id(self) -> str | None:
         """Name of the checkpoint that a call of ``latest`` would give."""
-        found = next(checkpoint.newest(*self._session.place.trial.checkpoint_places), None)
+        found = next(checkpoint.newest(*self._session.keeper.places), None)
         return found.name if found else None
 
     def save(
@@ -279,13 +279,13 @@ class CheckpointContext:
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """What was given as ``metadata``."""
-        for one in checkpoint.committed(*self._session.place.trial.checkpoint_places):
+        for one in checkpoint.committed(*self._session.keeper.places):
             if one.name == storage_id:
                 return dict(one.meta.get("metadata", {}))
         raise NotFound("there is no such checkpoint", where=storage_id)
 
     def _folder(self, storage_id: str) -> Path:
-        for place in self._session.place.trial.checkpoint_places:
+        for place in self._session.keeper.places:
             folder = place / Path(storage_id).name
             if folder.is_dir():
                 return folder

@@ -87,6 +87,7 @@ def launch(
     given["HPCDET_BACKEND"] = experiment.distributed.backend
     if allocation.end_at is not None:
         given["HPCDET_DEADLINE"] = f"{allocation.end_at:.3f}"
+    given["HPCDET_GRACE"] = f"{site.limits.kill_wait_s:g}"
     launcher = site.view(experiment.resources.resource_pool).launcher
     side_by_side = experiment.lanes
     gpus = _granted_gpus(given) if launcher.kind == "srun" else 0

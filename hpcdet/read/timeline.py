@@ -97,6 +97,10 @@ def _journal_text(line: Line) -> str:
             return "first step done"
         case "checkpoint":
             return f"{line['name']} saved, {line['bytes']} bytes"
+        case "checkpoint_staged":
+            return f"{line['name']} saved on {line['host']}, not on scratch yet"
+        case "drain_failed":
+            return f"{line['name']} not copied from its node: {line['error']}"
         case "checkpoint_failed":
             return f"no checkpoint at step {line['step']}: {line['error']}"
         case "checkpoint_skipped":

@@ -17,7 +17,7 @@ from hpcdet.read import changes, costs, purged, series, states
 from hpcdet.read.gather import Gathered, GatheredAttempt, GatheredTrial, gather
 from hpcdet.read.series import metrics
 from hpcdet.read.timeline import events
-from hpcdet.store import packed, scratch
+from hpcdet.store import packed, scratch, staged
 from hpcdet.store.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
 from hpcdet.store.trials import MANIFEST, lineage
 
@@ -290,7 +290,8 @@ def checkpoints(source: Source, trial: int = 0, deleted: bool = False) -> list[V
         ``trial, step, attempt, name, path, copies, on, bytes, digest, state, metric, kept, time``;
         ``state`` is ``complete``, ``superseded`` (whole, but a user let the trial begin again from
         an earlier one), ``partial`` (without a commit: being written, or cut off), ``damaged``
-        (set aside by a reader that found it so), or ``deleted`` (only if asked for). ``copies``
+        (set aside by a reader that found it so), ``staged`` (newer than all others, on the disk
+        of a node only, which ``on`` names), or ``deleted`` (only if asked for). ``copies``
         are all folders in this state, ``path`` the one that lasts longest; ``on`` says for each
         whether it is on ``scratch`` or ``project`` storage, where there are both.
     """
@@ -306,9 +307,26 @@ def _checkpoints(trial: GatheredTrial) -> list[View]:
     saved = {line["name"]: line for a in trial.attempts for line in a.of_kind("checkpoint")}
     there = _folders(trial.paths)
     names = sorted(set(saved) | set(there))
-    return [
+    rows = [
         _checkpoint(trial.paths, name, saved.get(name, {}), there.get(name, [])) for name in names
     ]
+    return [*rows, *_on_a_node(trial, names)]
+
+
+def _on_a_node(trial: GatheredTrial, names: Sequence[str]) -> list[View]:
+    """The newest checkpoint, if as far as anybody has heard only a node has it."""
+    told = [
+        line
+        for attempt in trial.attempts
+        for line in attempt.of_kind("checkpoint_staged")
+        if line["name"] in lineage(trial.paths)
+    ]
+    newest = max(told, key=lambda line: staged.position(line["name"]), default=None)
+    behind = max(map(staged.position, names), default=(-1, -1))
+    if newest is None or staged.position(newest["name"]) <= behind:
+        return []
+    row = _checkpoint(trial.paths, newest["name"], newest, [])
+    return [{**row, "state": "staged", "path": "", "on": [f"node {newest['host']}"]}]
 
 
 _STATES = ("complete", "superseded", "partial", "damaged")

@@ -23,7 +23,7 @@ JOB = (
     *RANK, *BINDING, "SLURM_*", "SLURMD_*", "SBATCH_*", "SRUN_*", "SALLOC_*", "SQUEUE_*", "SACCT_*",
     "SINFO_*", "SCANCEL_*", "SCONTROL_*", "PBS_*",
     "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HPCDET_JOB",
-    "HPCDET_TASK_INDEX", "HPCDET_RESTART_COUNT", "HPCDET_DEADLINE",
+    "HPCDET_TASK_INDEX", "HPCDET_RESTART_COUNT", "HPCDET_DEADLINE", "HPCDET_GRACE",
 )  # fmt: skip
 """What a shell inside some other job has of that job, and options that override a script's."""
 

@@ -136,6 +136,7 @@ class CheckpointStorage:
     save_experiment_best: int = 0
     save_trial_best: int = 1
     save_trial_latest: int = 1
+    local_staging: str | None = None
     max_paused_bytes: int | None = None
 
 

@@ -129,9 +129,9 @@ def _mark(paths: ExperimentPaths, folder: Path) -> None:
     """Write whose it is, where that is not written already."""
     found = _read(folder)
     root = str(paths.root.resolve())
-    identity = _identity(paths)
-    if found is None or (found.experiment, found.identity) != (root, identity):
-        files.replace(folder / SCRATCH_MARK, ScratchMark(root, identity, files.now()).encode())
+    own = identity(paths)
+    if found is None or (found.experiment, found.identity) != (root, own):
+        files.replace(folder / SCRATCH_MARK, ScratchMark(root, own, files.now()).encode())
 
 
 def _read(folder: Path) -> ScratchMark | None:
@@ -141,7 +141,8 @@ def _read(folder: Path) -> ScratchMark | None:
     return None
 
 
-def _identity(paths: ExperimentPaths) -> str:
+def identity(paths: ExperimentPaths) -> str:
+    """What tells an experiment from all others, whatever its folder is called."""
     return hashlib.sha256(paths.provenance.read_bytes()).hexdigest()
 
 
@@ -157,7 +158,7 @@ def _not_ours(paths: ExperimentPaths, folder: Path) -> str:
     mark = _read(folder)
     if mark is None:
         return ""
-    if mark.identity != _identity(paths):
+    if mark.identity != identity(paths):
         return f"is that of {mark.experiment}"
     other = ExperimentPaths(Path(mark.experiment))
     if other.root != paths.root.resolve() and target(other) == folder:

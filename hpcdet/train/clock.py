@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 
 _MARGIN_S = 2.0
 _SAFETY = 1.5
+_GRACE_S = 30.0
+"""Slurm's KillWait, where nothing else is known."""
 
 
 class Deadline:
@@ -19,19 +21,33 @@ class Deadline:
     Args:
         end: seconds since the epoch; None if nobody knows.
         wall: the clock that ``end`` refers to.
+        grace_s: from a TERM that nobody announced to the end.
     """
 
-    def __init__(self, end: float | None, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        end: float | None,
+        wall: Callable[[], float] = time.time,
+        grace_s: float = _GRACE_S,
+    ) -> None:
         self._end = end
+        self._killed_at: float | None = None
+        self._grace_s = grace_s
         self._wall = wall
         self._save_s = 0.0
         self._step_s = 0.0
 
     @staticmethod
     def from_environment(env: Mapping[str, str] = os.environ) -> Deadline:
-        """From ``HPCDET_DEADLINE``, which the worker sets."""
+        """From ``HPCDET_DEADLINE`` and ``HPCDET_GRACE``, which the worker sets."""
         text = env.get("HPCDET_DEADLINE", "")
-        return Deadline(float(text) if text else None)
+        grace_s = float(env.get("HPCDET_GRACE") or _GRACE_S)
+        return Deadline(float(text) if text else None, grace_s=grace_s)
+
+    def hear(self, signal: str) -> None:
+        """A notice came. After a TERM a scheduler kills, as a rule, whatever time was left."""
+        if signal == "SIGTERM" and self._killed_at is None:
+            self._killed_at = self._wall() + self._grace_s
 
     def learn_save(self, seconds: float) -> None:
         """A checkpoint took so long; the slowest is remembered."""
@@ -68,12 +84,18 @@ class Deadline:
         """Seconds until the end; None if nobody knows."""
         return None if self._end is None else self._end - self._wall()
 
+    @property
+    def left_to_save_s(self) -> float | None:
+        """Seconds until the end as far as it can be guessed, or is known; None if not at all."""
+        ends = [end for end in (self._end, self._killed_at) if end is not None]
+        return min(ends) - self._wall() if ends else None
+
     def fits(self, saves: int) -> bool:
         """Whether so many saves, one after the other, will be through before the end.
 
         As far as can be told from those before: not if each takes what the slowest did.
         """
-        left = self.left_s
+        left = self.left_to_save_s
         return left is None or saves * self._save_s <= left
 
 

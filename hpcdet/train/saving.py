@@ -11,29 +11,28 @@ from typing import Any, NamedTuple
 from hpcdet import checkpoint
 from hpcdet.checkpoint import (
     CheckpointFailed,
+    Frozen,
     Image,
     Loaded,
     Manifest,
     Saved,
     Saving,
-    Secured,
     StateError,
     memory,
     retention,
 )
-from hpcdet.errors import HpcdetError, UsageError
-from hpcdet.store import scratch
+from hpcdet.errors import UsageError
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import number
-from hpcdet.train.background import Background
 from hpcdet.train.clock import Deadline
+from hpcdet.train.copies import Copies
 from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
+from hpcdet.train.staging import Stage
 from hpcdet.train.tracking import Tracker
 
 _LOOK_S = 0.2
-_GIVE_UP_S = 2.0
 _ABANDON_S = 60.0
 
 
@@ -46,10 +45,11 @@ class _About(NamedTuple):
 
 
 class _UnderWay(NamedTuple):
-    """A checkpoint that is being written."""
+    """A checkpoint that is being written; ``staged``: on this node's own disk."""
 
     step: int
     saving: Saving
+    staged: bool
 
     def outcome(self) -> Saved | None:
         """What rank 0 has committed; None if it has not."""
@@ -76,6 +76,7 @@ class Keeper:
         self._root = ""
         # ranks of a node take their memory at the same time
         self._image = Image(lambda: memory.available() // peers.ranks.local_world)
+        self._frozen = Frozen()
         self._under_way: _UnderWay | None = None
         self._written: list[str] = []
         self._complained = False
@@ -84,8 +85,8 @@ class Keeper:
         self._config = config
         self._tracker = tracker
         self._deadline = deadline
-        split = place.experiment is not None and place.trial.kept is not None
-        self._safe = Background(self._secure) if split and peers.ranks.chief else None
+        self._copies = Copies(place, peers, config, tracker)
+        self._stage = Stage(place, peers, config, tracker, self._copies.request)
 
     def restore(self, *, sharded: bool = False, into: Any = None) -> Loaded | None:
         """The newest valid state of the trial; None if it has none yet.
@@ -105,6 +106,8 @@ class Keeper:
             ranks.world,
             self._peers.allgather,
             trial.kept,
+            staged=self._stage.folder,
+            readers=1 if sharded else ranks.local_world,
             sharded=sharded,
             into=into,
         )
@@ -122,8 +125,10 @@ class Keeper:
         """This attempt goes on from a checkpoint."""
         self.latest, self.digest, self._root = manifest.name, manifest.digest, manifest.root
         self._deadline.learn_save(float(manifest.meta.get("save_s", 0)))
-        if self._safe is not None:  # what an attempt before had no time to copy
-            self._safe.request()
+        where = self._stage.folder or self._place.trial.checkpoints
+        self._frozen = Frozen.after(where, manifest.name, self._peers.ranks.rank)
+        self._copies.request()  # what an attempt before had no time to copy
+        self._stage.request()
 
     def save(
         self,
@@ -174,39 +179,69 @@ class Keeper:
         }
         if untold := self._tracker.untold():
             described["untold"] = untold
-        folder = self._place.trial.checkpoint(step, self._place.attempt.number)
         try:
             if alone:
-                self.prepare()
+                self._copies.prepare()
             else:
-                self._prepare_together()
+                self._copies.prepare_together()
+            where = None if alone else self._stage.takes()
             if not wait and not alone:
-                self._begin(folder, shared, private, described, about)
+                self._begin(where, shared, private, described, about)
                 return True
-            ranks = Ranks() if alone else self._peers.ranks
-            saved = checkpoint.save(
-                folder,
-                shared,
-                private,
-                rank=ranks.rank,
-                world=ranks.world,
-                exchange=checkpoint.alone if alone else self._peers.allgather,
-                meta=described,
-                previous=self._root,
-                # alone are folders of files, which lie on a disk already: no copy of them is kept
-                image=Image(lambda: 0) if alone else self._image,
-            )
+            try:
+                saved = self._save_now(where, shared, private, described, about, alone)
+            except CheckpointFailed as error:
+                if where is None:
+                    raise
+                self._stage.failed(error)
+                saved = self._save_now(None, shared, private, described, about, alone)
         except CheckpointFailed as error:
             self._failed(step, error)
             if must:
                 raise
             return False
         self._deadline.learn_save(saved.seconds)
-        self._committed(about, saved)
         return True
 
+    def _folder(self, where: Path | None, step: int) -> Path:
+        """That of a checkpoint, on this node (``where``) or where all are."""
+        folder = self._place.trial.checkpoint(step, self._place.attempt.number)
+        return folder if where is None else where / folder.name
+
+    def _save_now(
+        self,
+        where: Path | None,
+        shared: Any,
+        private: Any,
+        described: dict[str, Any],
+        about: _About,
+        alone: bool,
+    ) -> Saved:
+        ranks = Ranks() if alone else self._peers.ranks
+        folder = self._folder(where, about.step)
+        saved = checkpoint.save(
+            folder,
+            shared,
+            private,
+            rank=ranks.rank,
+            world=ranks.world,
+            exchange=checkpoint.alone if alone else self._peers.allgather,
+            meta=described,
+            previous=self._root,
+            # alone are folders of files, which lie on a disk already: no copy of them is kept
+            image=Image(lambda: 0) if alone else self._image,
+            frozen=None if alone else self._frozen,
+        )
+        self._committed(folder, about, saved)
+        return saved
+
     def _begin(
-        self, folder: Path, shared: Any, private: Any, described: dict[str, Any], about: _About
+        self,
+        where: Path | None,
+        shared: Any,
+        private: Any,
+        described: dict[str, Any],
+        about: _About,
     ) -> None:
         def meta() -> dict[str, Any]:
             self._tracker.flush(sync=True)  # what was told before this step stays told
@@ -215,6 +250,7 @@ class Keeper:
             return described
 
         ranks = self._peers.ranks
+        folder = self._folder(where, about.step)
         saving = checkpoint.begin(
             folder,
             shared,
@@ -224,9 +260,10 @@ class Keeper:
             meta=meta,
             previous=self._root,
             image=self._image,
-            committed=lambda saved: self._committed(about, saved),
+            frozen=self._frozen,
+            committed=lambda saved: self._committed(folder, about, saved),
         )
-        self._under_way = _UnderWay(about.step, saving)
+        self._under_way = _UnderWay(about.step, saving, where is not None)
         if not saving.copied and not self._complained:
             self._complained = True
             print(
@@ -235,22 +272,23 @@ class Keeper:
                 file=sys.stderr,
             )
 
-    def _committed(self, about: _About, saved: Saved) -> None:
+    def _committed(self, folder: Path, about: _About, saved: Saved) -> None:
         """There is a checkpoint; called by the thread that has written it."""
         self._step = about.step
         self.latest, self.digest, self._root = saved.name, saved.digest, saved.root
-        self._tracker.record(
-            "checkpoint",
-            sync=True,
-            name=saved.name,
-            step=about.step,
-            digest=saved.digest,
-            bytes=saved.bytes,
-            metric=about.metric,
-            kept=list(about.kept),
-            save_s=round(saved.seconds, 3),
-            blocked_s=round(saved.blocked_s, 3),
-        )
+        record = {
+            "name": saved.name,
+            "step": about.step,
+            "digest": saved.digest,
+            "bytes": saved.bytes,
+            "linked_bytes": saved.linked,
+            "metric": about.metric,
+            "kept": list(about.kept),
+            "save_s": round(saved.seconds, 3),
+            "blocked_s": round(saved.blocked_s, 3),
+        }
+        if self._peers.ranks.chief:
+            self._stage.committed(folder.parent, record, self._tracker)
         self.sweep()
 
     def _failed(self, step: int, error: CheckpointFailed) -> None:
@@ -286,12 +324,14 @@ class Keeper:
         under_way, self._under_way = self._under_way, None
         if under_way is None:
             return
-        step, saving = under_way
+        step, saving, staged = under_way
         if lost:
             try:
                 saving.result()
             except CheckpointFailed as error:
                 self._failed(step, error)
+                if staged:
+                    self._stage.failed(error)
             return
         if self._peers.ranks.chief:
             saved = saving.result()
@@ -343,7 +383,7 @@ class Keeper:
                 "checkpoint_skipped",
                 step=step,
                 needed_s=round(saves * self._deadline.save_s, 3),
-                left_s=round(self._deadline.left_s or 0.0, 3),
+                left_s=round(self._deadline.left_to_save_s or 0.0, 3),
                 instead=self.under_way,
             )
         return skips
@@ -366,73 +406,39 @@ class Keeper:
             return
         for name in gone:
             self._tracker.record("checkpoint_deleted", name=name, why="retention")
-        if self._safe is not None:
-            self._safe.request()
-            self._note()
+        self._copies.request()
+        self._copies.note()
 
-    # -- two places --------------------------------------------------------------------------
+    # -- places ------------------------------------------------------------------------------
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """Every folder that may hold checkpoints of this trial, this node's own first."""
+        there = self._place.trial.checkpoint_places
+        return there if self._stage.folder is None else (self._stage.folder, *there)
 
     def prepare(self) -> None:
-        """See that there is a folder to save in: a purge may have taken it while this ran.
+        """See that there is a folder to save in (``Copies.prepare``)."""
+        self._copies.prepare()
 
-        Raises:
-            ConfigError: it is not this experiment's (``scratch.prepare``).
-            Unavailable: scratch cannot be used.
-        """
-        if self._place.experiment is not None and self._place.trial.kept is not None:
-            scratch.prepare(self._place.experiment)
-
-    def _prepare_together(self) -> None:
-        if self._place.experiment is None or self._place.trial.kept is None:
-            return
-        problem = ""
-        try:
-            self.prepare()
-        except HpcdetError as error:
-            problem = str(error)
-        problems = [text for text in self._peers.allgather(problem) if text]
-        if problems:
-            raise CheckpointFailed(problems[0])
-
-    def settle(self, hurry: Callable[[], bool], together: bool = True) -> None:
-        """Wait until what the policy keeps has its copy on project storage.
+    def settle(
+        self, hurry: Callable[[], bool], together: bool = True, *, ends: bool = False
+    ) -> None:
+        """Wait until what is to be copied to scratch, or to project storage, is there.
 
         Args:
             hurry: whether to give up what is being copied; a later attempt does it then.
             together: all ranks call, and none goes on before the others.
+            ends: perhaps there is no later attempt: what only this node has is waited for.
+
+        Raises:
+            CheckpointFailed: what is on this node's own disk could not be copied to scratch.
         """
-        if self._place.experiment is None or self._place.trial.kept is None:
-            return
-        settled = False
-        while not settled:
-            settled = self._safe is None or self._settled(self._safe, hurry())
-            if together:
-                settled = self._peers.broadcast(settled)
-        self._note()
+        self._stage.settle((lambda: False) if ends else hurry, together)
+        self._copies.settle(hurry, together)
 
-    def _settled(self, safe: Background[Secured], hurry: bool) -> bool:
-        if not hurry:
-            return safe.wait(_LOOK_S)
-        safe.stop()
-        safe.wait(_GIVE_UP_S)  # while it verifies it does not listen; to be cut off is harmless
-        return True
-
-    def _secure(self, stop: Callable[[], bool]) -> Secured:
-        experiment, trial = self._place.experiment, self._place.trial.number
-        assert experiment is not None
-        policy = checkpoint.Policy.of(self._config)
-        try:
-            return checkpoint.secure(
-                experiment, policy, trial, self._place.attempt.number, stop=stop
-            )
-        except Exception as error:  # nothing that goes wrong with a copy ends training
-            return Secured(failed=(("", f"{type(error).__name__}: {error}"),))
-
-    def _note(self) -> None:
-        """Record what has become of copies."""
-        for result in self._safe.results() if self._safe is not None else ():
-            for name in result.copied:
-                self._tracker.record("checkpoint_copied", name=name)
-            for name, error in result.failed:
-                self._tracker.record("copy_failed", name=name, error=error)
-                print(f"hpcdet: no copy of {name} on project storage: {error}", file=sys.stderr)
+    def leave(self, done: bool) -> None:
+        """Rank 0: the trial will not go on here; ``done``: nor anywhere."""
+        if done and self._stage.folder is not None:
+            self.sweep(resume=1)  # what came to scratch last
+        self._stage.leave()

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from hpcdet.checkpoint import Manifest
+from hpcdet.checkpoint import CheckpointFailed, Manifest
 from hpcdet.errors import ConfigError
 from hpcdet.store import files
 from hpcdet.store.config import Resolved
@@ -212,6 +212,7 @@ class Session:
             self.until = orders.until
         if orders.leave and not self._noticed:
             self._noticed = True
+            self._deadline.hear(notice.heard())
             self.tracker.record("notice", signal=notice.heard() or orders.leave)
         return orders
 
@@ -331,8 +332,12 @@ class Session:
         if verdict == "done":
             self.keeper.sweep(resume=1)
         hurried = cause in ("signal", "walltime")
-        self.keeper.settle(lambda: hurried or bool(notice.heard()) or self._deadline.over())
+        self.keeper.settle(
+            lambda: hurried or bool(notice.heard()) or self._deadline.over(), ends=not hurried
+        )
         if self.ranks.chief:
+            if not hurried:
+                self.keeper.leave(done=verdict == "done")
             self._conclude(
                 Verdict(
                     verdict,
@@ -372,7 +377,8 @@ class Session:
         )
         self._conclude(verdict)
         if self.ranks.chief:
-            self.keeper.settle(lambda: bool(notice.heard()), together=False)
+            with contextlib.suppress(CheckpointFailed):  # which has been said
+                self.keeper.settle(lambda: bool(notice.heard()), together=False)
         return 0 if norestart else 1
 
     def _conclude(self, verdict: Verdict) -> None:

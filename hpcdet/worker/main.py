@@ -25,7 +25,7 @@ from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
 from hpcdet.store.records import Closed, End, Reason, Verdict, WorkerEnd, in_force
 from hpcdet.store.spending import Spending
 from hpcdet.store.trials import standing
-from hpcdet.worker import again, allowance, claims, ends, traces
+from hpcdet.worker import again, allowance, claims, ends, staging, traces
 from hpcdet.worker import allocation as allocations
 from hpcdet.worker.crank import Crank
 from hpcdet.worker.lane import Lane
@@ -60,6 +60,7 @@ class Worker:
     _said: str = ""
     _told_by: str = ""
     _noted: bool = False
+    _drain_until: float = 0.0
 
     def __post_init__(self) -> None:
         self.spending = Spending(self.paths, self.experiment)
@@ -237,6 +238,7 @@ class Worker:
     def _judge(self, lane: Lane) -> End:
         """Write why an attempt is over, and return it. Runs in a thread of its own."""
         attempt = lane.attempt
+        staging.drain(self.paths, self.experiment, attempt, self._left_to_drain)
         oom = traces.kernel_oom_kills() > lane.oom_kills
         exit_ = lane.step.result() if lane.step else None
         launcher = traces.tail(attempt.launcher_log) or lane.said
@@ -306,6 +308,14 @@ class Worker:
     def _left(self) -> float:
         end = self.allocation.end_at
         return end - time.time() if end is not None else float("inf")
+
+    def _left_to_drain(self) -> float:
+        """Seconds for what is copied after an attempt; after a notice, half of what is certain."""
+        left = self._left() - _LOOK_S
+        if not self.notices.heard():
+            return left
+        self._drain_until = self._drain_until or time.monotonic() + self.site.limits.kill_wait_s / 2
+        return min(left, self._drain_until - time.monotonic())
 
     def _lead(self) -> float:
         """Seconds before the end at which the step is told; of a short allocation, half."""

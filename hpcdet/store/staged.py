@@ -1,0 +1,88 @@
+"""Checkpoints on the disk of a node (``checkpoint_storage.local_staging``): where they lie there.
+
+They are committed there first and copied to where checkpoints are saved otherwise. Each node has
+its own; nothing else of an experiment is ever kept there, and it may be gone at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from hpcdet.errors import ConfigError
+from hpcdet.store import files
+from hpcdet.store.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
+from hpcdet.store.scratch import identity
+from hpcdet.store.trials import MANIFEST
+
+
+def folder(where: str, paths: ExperimentPaths, trial: int) -> Path:
+    """Folder of a trial's checkpoints on this node; it need not be there.
+
+    Args:
+        where: as configured; ``$TMPDIR`` and the like are this process's.
+
+    Raises:
+        ConfigError: a variable is not set here, or it is no absolute path.
+    """
+    root = Path(os.path.expandvars(where))
+    if not root.is_absolute() or "$" in str(root):
+        raise ConfigError(
+            f"{where} is {root} on this node, which is no folder",
+            where="checkpoint_storage.local_staging",
+        )
+    own = f"{paths.root.name}-{identity(paths)[:12]}"
+    return root / f"hpcdet-{os.getuid()}" / own / f"{trial:04d}" / "checkpoints"
+
+
+def prepare(place: Path) -> None:
+    """Make the folder, for this user alone.
+
+    Raises:
+        ConfigError: somebody else could write there.
+        OSError: it cannot be made.
+    """
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for each in (place, *list(place.parents)[:3]):
+        status = each.lstat()
+        foreign = status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if foreign or not stat.S_ISDIR(status.st_mode):
+            raise ConfigError(
+                "others may write into the folder for checkpoints on this node",
+                where=str(each),
+                hint="remove it, or have local_staging point elsewhere",
+            )
+
+
+def waiting(place: Path, trial: TrialPaths) -> list[str]:
+    """Names of checkpoints on this node that are to be copied, the most urgent first.
+
+    That is the newest, then what was made to be kept; a resume checkpoint that has a newer one
+    beside it is not worth the way.
+    """
+    names = _committed(place)
+    missing = [name for name in names if not (trial.checkpoints / name / MANIFEST).exists()]
+    kept = [name for name in missing if name != names[-1] and _is_kept(place / name)]
+    return [*(name for name in names[-1:] if name in missing), *kept]
+
+
+def position(name: str) -> tuple[int, int]:
+    """Step and attempt of a checkpoint's name; (-1, -1) for any other name."""
+    match = CHECKPOINT_NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else (-1, -1)
+
+
+def _committed(place: Path) -> list[str]:
+    try:
+        found = os.listdir(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    whole = [n for n in found if position(n)[0] >= 0 and (place / n / MANIFEST).exists()]
+    return sorted(whole, key=position)
+
+
+def _is_kept(checkpoint: Path) -> bool:
+    about: Any = files.read_json(checkpoint / MANIFEST) or {}
+    return isinstance(about, dict) and about.get("meta", {}).get("kind") != "resume"

@@ -1,0 +1,52 @@
+"""After an attempt: what its ranks had no time to copy from this node to scratch is copied."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable
+
+from hpcdet.errors import ConfigError
+from hpcdet.store import staged
+from hpcdet.store.config import Resolved
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths
+
+_LOOK_S = 0.2
+# the scheduler tells every process of the allocation, this one, too
+_DEAF = ["/bin/sh", "-c", 'trap "" TERM USR1 USR2; exec "$@"', "sh"]
+
+
+def drain(
+    paths: ExperimentPaths,
+    experiment: Resolved,
+    attempt: AttemptPaths,
+    left_s: Callable[[], float],
+) -> None:
+    """Copy them, by a process that has torch, as long as there is time.
+
+    What goes wrong is said in the launcher's log; the checkpoints stay where they are then.
+
+    Args:
+        left_s: asked all the time: seconds that it may still take.
+    """
+    where = experiment.checkpoint_storage.local_staging
+    if where is None:
+        return
+    trial = paths.trial(attempt.trial)
+    try:
+        if not staged.waiting(staged.folder(where, paths, trial.number), trial):
+            return
+    except (ConfigError, OSError):
+        return
+    verb = [sys.executable, "-m", "hpcdet.checkpoint", "drain", str(paths.root)]
+    argv = [*_DEAF, *verb, str(attempt.trial), str(attempt.number)]
+    with contextlib.suppress(OSError), attempt.launcher_log.open("ab") as log:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log
+        )
+        while process.poll() is None and left_s() > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK_S)
+        process.kill()
+        process.wait()
