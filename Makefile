@@ -6,7 +6,7 @@ WORKERS ?= 2
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test check packages setup wheel chaos bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-elastic bench-gpu bench-search clean
+.PHONY: demo test test-frameworks check packages setup wheel chaos bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-elastic bench-gpu bench-search clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -14,6 +14,9 @@ demo:  ## set up, train the example search on this machine, write report.html
 
 test: packages setup check  ## set up (Slurm included) and run all tests
 	$(PYTEST) $(TESTS)
+
+test-frameworks:  ## every adapter on its framework, all of them installed in an environment of their own (gigabytes)
+	venv=$$(scripts/setup.sh frameworks) && $$venv/bin/python -m pytest --durations=8 tests/test_frameworks.py
 
 check: setup  ## style, types, architecture
 	$(PY) -m ruff check .

@@ -1,9 +1,17 @@
 #!/usr/bin/env bash
-# Make .venv with hpcdet in it. Usage: scripts/setup.sh [demo|dev]. Does nothing when it is up to date.
+# Make .venv with hpcdet in it. Usage: scripts/setup.sh [demo|dev|frameworks]. Does nothing when it is up to date.
+# `frameworks` makes one with every extra, gigabytes, in ~/.cache/hpcdet-bench/frameworks, and prints where it is.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:-dev}
-stamp=.venv/.installed-$what
+extras=examples
+venv=.venv
+if [ "$what" = frameworks ]; then
+    extras=examples,deepspeed,huggingface,keras,lightning,tensorflow
+    venv=${XDG_CACHE_HOME:-$HOME/.cache}/hpcdet-bench/frameworks
+    echo "$venv"
+fi
+stamp=$venv/.installed-$what
 python=${PYTHON:-python3.11}
 command -v "$python" >/dev/null || python=python3
 
@@ -11,19 +19,20 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     echo "hpcdet needs Python 3.11 or newer; found $("$python" --version). Set PYTHON=/path/to/python3.11" >&2
     exit 1
 fi
-if [ "$stamp" -nt pyproject.toml ] && [ "$stamp" -nt scripts/constraints.txt ]; then
+if [ "$stamp" -nt pyproject.toml ] && [ "$stamp" -nt scripts/constraints.txt ] &&
+    { [ "$what" != frameworks ] || [ "$(cat "$stamp")" = "$PWD" ]; }; then
     exit 0
 fi
 # without pip it would be taken for a finished one next time
-[ -x .venv/bin/python ] || "$python" -m venv .venv || { rm -rf .venv; exit 1; }
-pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt)
-echo "installing hpcdet into .venv (PyTorch takes a minute) ..." >&2
-.venv/bin/python -c 'import torch' 2>/dev/null || "${pip[@]}" torch==2.13.0
-"${pip[@]}" --editable '.[examples]'
-if [ "$what" = dev ]; then
-    .venv/bin/python - <<'PY' | xargs -d '\n' "${pip[@]}"
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv" || { rm -rf "$venv"; exit 1; }
+pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt)
+echo "installing hpcdet into $venv (PyTorch takes a minute) ..." >&2
+"$venv/bin/python" -c 'import torch' 2>/dev/null || "${pip[@]}" torch==2.13.0
+"${pip[@]}" --editable ".[$extras]"
+if [ "$what" != demo ]; then
+    "$venv/bin/python" - <<'PY' | xargs -d '\n' "${pip[@]}"
 import tomllib
 print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")
 PY
 fi
-touch "$stamp"
+echo "$PWD" >"$stamp"

@@ -5,6 +5,7 @@ is there; ``GATE=validate:8:1`` inside the validation after eight batches. ``LEA
 a rank notify itself then. The hyperparameter ``own_accumulation`` makes the code itself, and not
 the trainer, sum up the gradients of so many batches, each rank for itself (``no_sync``); with
 ``scaled`` it has a gradient scaler, whose powers of two change no bit of the gradients.
+``precision`` is that of autocast: ``bf16``, or ``fp16`` with a scaler that soon overflows.
 ``SEEN=FILE`` takes down which samples were trained: lines of epoch, batch and their numbers.
 """
 
@@ -112,9 +113,12 @@ class BitsTrial(pytorch.PyTorchTrial):
         self.optimizer = context.wrap_optimizer(torch.optim.AdamW(self.model.parameters(), lr=0.01))
         schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.93)
         context.wrap_lr_scheduler(schedule, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
+        precision, scaled = (context.get_hparams().get(key) for key in ("precision", "scaled"))
+        self.precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
         self.scaler = None
-        if context.get_hparams().get("scaled"):
-            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+        if scaled or precision == "fp16":
+            scale, growth = (1024.0, 3) if scaled else (2.0**17, 2)
+            scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=growth)
             self.scaler = context.wrap_scaler(scaler)
         self.seen = context.wrap_reducer(sum, name="seen")
         self.noise = np.random.Generator(np.random.Philox(3))
@@ -151,7 +155,8 @@ class BitsTrial(pytorch.PyTorchTrial):
         own = self.context.get_hparams().get("own_accumulation", 1)
         steps = (batch_idx + 1) % own == 0
         with contextlib.nullcontext() if steps else self.model.no_sync():
-            loss = nn.functional.cross_entropy(self.model(x.float()), y)
+            with torch.autocast("cpu", self.precision, enabled=self.precision is not None):
+                loss = nn.functional.cross_entropy(self.model(x.float()), y)
             self.seen.update(len(y))
             loss = loss * (1 + penalty)
             self.context.backward(self.scaler.scale(loss) if self.scaler else loss)
@@ -161,7 +166,7 @@ class BitsTrial(pytorch.PyTorchTrial):
                 clip_grads=lambda parameters: nn.utils.clip_grad_norm_(parameters, 1.0),
                 scaler=self.scaler,
             )
-            if self.scaler and self.context.steps_now:
+            if self.scaler and self.context.learning.steps_now:
                 self.scaler.update()
         return {"loss": loss}
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -27,7 +28,7 @@ from hpcdet.store.records import Claim, Control, Trial, Verdict
 from hpcdet.units import Length
 
 PATIENCE_S = 180.0
-_SERVER = multiprocessing.get_context("forkserver")
+_SERVER: Any = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.ranks_preload"])
 MPIRUN = (
     *("mpirun", "--allow-run-as-root", "--oversubscribe"),
@@ -71,6 +72,42 @@ def experiment(
     trial = paths.trial(1)
     Trial(1, dict(hparams), seed).write_once(trial.record)
     return trial
+
+
+def elsewhere(call: Callable[..., None], *arguments: Any) -> None:
+    """Call in a process of its own; its ranks are forks of it, with all that it has imported.
+
+    Raises:
+        AssertionError: it has raised something.
+    """
+    reader, writer = _SERVER.Pipe(duplex=False)
+    process = _SERVER.Process(target=_elsewhere, args=(writer, call, arguments))
+    process.start()
+    writer.close()
+    try:
+        assert reader.poll(3 * PATIENCE_S), "no answer"
+        told = reader.recv()
+        assert not told, told
+    except EOFError:
+        raise AssertionError(f"it ended with {process.exitcode}") from None
+    finally:
+        if process.is_alive():
+            process.terminate()  # which ends its ranks
+        process.join(PATIENCE_S)
+        process.kill()
+        process.join()
+
+
+def _elsewhere(writer: Any, call: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    global _SERVER
+    _SERVER = multiprocessing.get_context("fork")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    told = ""
+    try:
+        call(*arguments)
+    except BaseException:
+        told = traceback.format_exc()
+    writer.send(told)
 
 
 def control(trial: TrialPaths, action: Any, until: int | None = None) -> None:

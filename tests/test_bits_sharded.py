@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +15,24 @@ from blake3 import blake3
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import Sharded, content_digest, manifest
-from hpcdet.store.layout import TrialPaths
+from hpcdet.store.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.records import Control, Verdict
 from tests import ranks
 from tests.experiments import same_bits
 from tests.ranks import Result
-from tests.test_bits_local import MODEL, interrupt, make, signals
+from tests.test_bits_local import HPARAMS, MODEL, interrupt, make, signals
 
 pytestmark = pytest.mark.xdist_group("bits")
 
-RANKS = 4
+RANKS = 3  # the order in which two ranks add is always the same
 UNTIL = 16
 FSDP = {"strategy": "fsdp2"}
+POWERSGD = {"gradient_compression": "powersgd", "powersgd": {"start_step": 2}}
 SHARDED = (
     MODEL
     + """
+
+import shutil
 
 from blake3 import blake3
 
@@ -45,6 +51,10 @@ class Look(pytorch.PyTorchCallback):
                 total.update(whole(slot))
         if "LOOK" in os.environ and self.trial.context.distributed.rank == 0:
             Path(os.environ["LOOK"]).write_text(total.hexdigest())
+
+    def on_checkpoint_write_end(self, checkpoint_dir):
+        if self.trial.context.distributed.rank == 0 and checkpoint_dir.name == "00000000.g1":
+            shutil.copytree(checkpoint_dir, checkpoint_dir.parents[3] / "beginning")
 
 
 def whole(tensor):
@@ -73,18 +83,31 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrialPaths, R
     return trial, ranks.result(trial)
 
 
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrialPaths, Verdict]:
+    """A trial that was told to leave between two steps of the optimizer."""
+    folder = tmp_path_factory.mktemp("left")
+    trial = sharded(folder / "EXP", checkpoint_every_s=0.1)
+    attempt = interrupt(trial, folder / "1", "train:5", signals(signal.SIGUSR2, 2), RANKS)
+    verdict = attempt.verdict()
+    assert verdict is not None and verdict.batches == 7, attempt.log()
+    return trial, verdict
+
+
+def copy(trial: TrialPaths, root: Path) -> TrialPaths:
+    shutil.copytree(trial.root.parent.parent, root, symlinks=True)
+    return ExperimentPaths(root).trial(trial.number)
+
+
 def test_a_sharded_trial_that_is_interrupted_leaves_the_bits(
-    undisturbed: tuple[TrialPaths, Result], tmp_path: Path
+    undisturbed: tuple[TrialPaths, Result], left: tuple[TrialPaths, Verdict], tmp_path: Path
 ) -> None:
-    trial = sharded(tmp_path / "EXP", checkpoint_every_s=0.1)
-    first = interrupt(trial, tmp_path / "1", "train:5", signals(signal.SIGUSR2, 2))
-    verdict = first.verdict()
-    assert verdict is not None and verdict.batches == 7, first.log()
-    left = checkpoint.load(trial.checkpoints / verdict.checkpoint, 0, RANKS, sharded=True)
-    assert left.manifest.schema == 2
+    trial = copy(left[0], tmp_path / "EXP")
+    saved = checkpoint.load(trial.checkpoints / left[1].checkpoint, 0, RANKS, sharded=True)
+    assert saved.manifest.schema == 2
     # gradients wait for the next batch; no rank has more of them than its rows
-    assert [len(one.local) for one in left.shared["gradients"].values()][:2] == [4, 4]
-    interrupt(trial, tmp_path / "2", "train:11", signals(signal.SIGKILL))
+    assert [len(one.local) for one in saved.shared["gradients"].values()][:2] == [6, 6]
+    interrupt(trial, tmp_path / "2", "train:11", signals(signal.SIGKILL), RANKS)
     ranks.finish(trial, RANKS)
     same_bits(ranks.result(trial), undisturbed[1])
 
@@ -121,11 +144,11 @@ def test_parts_are_the_whole_for_any_number_of_ranks(
     assert shared[0] == shared[1]  # as if one rank had saved all of it
 
 
-def test_a_sharded_trial_goes_on_with_half_of_its_ranks(tmp_path: Path) -> None:
-    trial = sharded(tmp_path / "EXP")
-    verdict = ranks.run(trial, RANKS, LEAVE="train:6").verdict()
-    assert verdict is not None and verdict.verdict == "resume"
-    saved = checkpoint.load(trial.checkpoints / verdict.checkpoint).shared
+def test_a_sharded_trial_goes_on_with_fewer_ranks(
+    left: tuple[TrialPaths, Verdict], tmp_path: Path
+) -> None:
+    trial = copy(left[0], tmp_path / "EXP")
+    saved = checkpoint.load(trial.checkpoints / left[1].checkpoint).shared
     total = blake3()
     for name in sorted(saved["models"][0]):
         if name != "1.mean":
@@ -138,52 +161,86 @@ def test_a_sharded_trial_goes_on_with_half_of_its_ranks(tmp_path: Path) -> None:
     assert ranks.result(trial).batches == UNTIL
 
 
-def test_a_state_has_one_digest_whatever_holds_it(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[TrialPaths, Result]]:
+    """Trials on one and two ranks without any optimization, by their numbers of ranks."""
+    found = {}
+    for world in (1, 2):
+        trial = sharded(tmp_path_factory.mktemp("plain") / "EXP", world, distributed={}, until=12)
+        attempt = ranks.run(trial, world)
+        assert attempt.verdict() is not None, attempt.log()
+        found[world] = trial, ranks.result(trial)
+    return found
+
+
+def test_a_state_has_one_digest_whatever_holds_it(
+    plain: dict[int, tuple[TrialPaths, Result]], undisturbed: tuple[TrialPaths, Result]
+) -> None:
+    """Here what each trial began with, on one rank, on two with DDP and on three with FSDP2."""
     found = set()
-    for name, world, how in (("a", 1, {}), ("b", 2, {}), ("c", 2, FSDP), ("d", 3, FSDP)):
-        trial = make(tmp_path / name, world, distributed=how)
-        attempt = ranks.run(trial, world, LEAVE="train:0")
-        verdict = attempt.verdict()
-        assert verdict is not None and verdict.verdict == "resume", attempt.log()
-        assert content_digest(trial.checkpoints / verdict.checkpoint) == verdict.digest
-        found.add(manifest.read(trial.checkpoint(0, 1)).shared)  # what it began with
+    for trial in (plain[1][0], plain[2][0], undisturbed[0]):
+        beginning = trial.root.parent.parent / "beginning"
+        assert content_digest(beginning) == manifest.read(beginning).digest
+        found.add(manifest.read(beginning).shared)
     assert len(found) == 1
 
 
 @pytest.mark.parametrize(
-    ("world", "wanted", "same"),
+    ("world", "wanted", "precision", "same"),
     [
-        (1, {"activation_checkpointing": "full"}, True),
-        (2, {"activation_checkpointing": ["Sequential"]}, True),
-        (2, {"gradient_compression": True}, False),
-        (2, {"gradient_compression": "powersgd", "powersgd": {"start_step": 3}}, False),
-        (2, {"compile": {"backend": "aot_eager"}}, None),
-        (1, {"compile": True, "activation_checkpointing": ["Linear"]}, None),
+        (1, {"activation_checkpointing": "full"}, None, True),
+        (2, {"activation_checkpointing": ["Sequential"]}, None, True),
+        (2, {"gradient_compression": True}, "fp16", False),
+        (2, {"gradient_compression": "bf16"}, "bf16", False),
+        (2, {**POWERSGD, "compile": {"backend": "aot_eager"}}, None, False),
+        (1, {"compile": True, "activation_checkpointing": ["Linear"]}, None, None),
     ],
-    ids=["full", "classes", "fp16", "powersgd", "aot_eager", "inductor"],
+    ids=["full", "classes", "fp16", "bf16", "powersgd", "inductor"],
 )
-def test_optimizations_leave_the_bits_of_an_interrupted_trial(
-    plain: dict[int, str], tmp_path: Path, world: int, wanted: dict[str, Any], same: bool | None
+def test_optimizations_leave_the_bits_of_a_trial_that_goes_on(
+    plain: dict[int, tuple[TrialPaths, Result]],
+    tmp_path: Path,
+    world: int,
+    wanted: dict[str, Any],
+    precision: str | None,
+    same: bool | None,
 ) -> None:
-    """Those that only save memory also have the bits of a trial without them."""
-    settings = {"optimizations": {"aggregation_frequency": 2, **wanted}, "until": 12}
-    once, twice = (make(tmp_path / name, world, **settings) for name in ("once", "twice"))
-    attempt = ranks.run(once, world)
+    """Begun again from the middle; those that only save memory have the bits of a plain one."""
+    call = ranks.elsewhere if "compile" in wanted else _call
+    call(_optimized, tmp_path / "EXP", world, wanted, precision, same, plain[world][1].digest)
+
+
+def _call(call: Callable[..., None], *arguments: Any) -> None:
+    call(*arguments)
+
+
+def _optimized(
+    root: Path,
+    world: int,
+    wanted: dict[str, Any],
+    precision: str | None,
+    same: bool | None,
+    plain: str,
+) -> None:
+    if "compile" in wanted:
+        importlib.import_module("torch._inductor.compile_fx")  # once for all ranks
+    optimizations = {"aggregation_frequency": 2, **wanted}
+    trial = sharded(
+        root,
+        world,
+        distributed={},
+        until=12,
+        optimizations=optimizations,
+        checkpoint_storage={"save_trial_latest": 9},
+        min_checkpoint_period={"batches": 7},  # the gradients of one batch wait for the next one's
+        hparams={**HPARAMS, "precision": precision},
+    )
+    attempt = ranks.run(trial, world)
     assert attempt.verdict() is not None, attempt.log()
-    ranks.run(twice, world, LEAVE="train:8")
-    ranks.finish(twice, world)
-    result = ranks.result(once)
-    same_bits(ranks.result(twice), result)
+    once = ranks.result(trial)
+    Control("run", rewinds=[["00000007.g1", 2]]).write_once(trial.control(1))
+    again = ranks.run(trial, world)
+    assert again.lines()[0]["checkpoint"] == "00000007.g1", again.log()
+    same_bits(ranks.result(trial), once)
     if same is not None:
-        assert (result.digest == plain[world]) is same
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    """Digests of trials on one and two ranks without any optimization."""
-    found = {}
-    for world in (1, 2):
-        trial = make(tmp_path_factory.mktemp("plain") / "EXP", world, until=12)
-        ranks.run(trial, world)
-        found[world] = ranks.result(trial).digest
-    return found
+        assert (once.digest == plain) is same

@@ -1,166 +1,209 @@
-"""The examples of other frameworks: told to leave, they go on to the same bits; with ranks."""
+"""The examples of other frameworks: however they are interrupted, they end with the same bits."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import importlib.util
+import os
 import runpy
 import signal
-import subprocess
 import sys
-from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcdet import core
-from hpcdet.checkpoint import Manifest, committed
+from hpcdet.checkpoint import committed
+from hpcdet.errors import ConfigError
 from hpcdet.integrations._steps import Steps
 from hpcdet.store.config import Searcher
-from hpcdet.train import notice
+from hpcdet.store.layout import TrialPaths
 from hpcdet.units import Length
 from tests import ranks
 from tests.alone import as_script
+from tests.experiments import same_bits
 
 __all__ = ["as_script"]
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FRAMEWORKS = ("deepspeed", "keras", "lightning", "tensorflow", "transformers")
-
-Run = Callable[..., list[Manifest]]
+EPOCH = 22
 
 
 def needs(framework: str) -> None:
     """Skip where it is not installed; finding that out does not import it."""
     if importlib.util.find_spec(framework) is None:
-        pytest.skip(f"{framework} is not installed: pip install 'hpcdet[{framework}]'")
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, as_script: None) -> Run:
-    """Runs an example's ``main`` in this process, as ``python train.py`` does."""
-    _ = as_script
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "KERAS_BACKEND"):
-        monkeypatch.setenv(name, "")  # what adapters set ends with the test
-        monkeypatch.delenv(name)
-
-    def once(script: Path, storage: Path, until: int, leave_at: int = -1) -> list[Manifest]:
-        monkeypatch.syspath_prepend(str(script.parent))
-        for name in ("digits", "train"):
-            sys.modules.pop(name, None)
-        example = runpy.run_path(str(script))
-        notice.forget()
-        asked = core.PreemptContext.should_preempt
-
-        def should_preempt(self: core.PreemptContext, auto_ack: bool = True) -> bool:
-            if context.train.units.batches == leave_at:
-                signal.raise_signal(signal.SIGTERM)
-            return asked(self, auto_ack)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(core.PreemptContext, "should_preempt", should_preempt)
-            try:
-                with core.init(
-                    hparams=example["ALONE"], checkpoint_storage=storage, seed=3
-                ) as context:
-                    context.session.until = Length("batches", until)
-                    example["main"](context)
-            except SystemExit as end:
-                if end.code:
-                    raise
-        return committed(storage / "checkpoints")
-
-    return once
+        pytest.skip(f"{framework} is not installed: make test-frameworks")
 
 
 @pytest.mark.parametrize(
-    ("framework", "example"),
+    ("framework", "example", "size", "metric", "grows"),
     [
-        ("keras", "keras/train.py"),
-        ("lightning", "lightning/train.py"),
-        ("lightning", "lightning/fabric.py"),
-        ("tensorflow", "tensorflow/train.py"),
-        ("transformers", "huggingface/train.py"),
+        ("deepspeed", "deepspeed/train.py", 2, "validation_loss", False),
+        ("keras", "keras/train.py", 1, "val_loss", True),
+        ("lightning", "lightning/train.py", 2, "validation_loss", True),
+        ("lightning", "lightning/fabric.py", 1, "accuracy", False),
+        ("tensorflow", "tensorflow/train.py", 1, "validation_loss", False),
+        ("transformers", "huggingface/train.py", 2, "eval_loss", False),
     ],
+    ids=["deepspeed", "keras", "lightning", "fabric", "tensorflow", "huggingface"],
 )
 @pytest.mark.xdist_group("frameworks")
 def test_an_interrupted_example_ends_with_the_same_bits(
-    tmp_path: Path, run: Run, framework: str, example: str
+    tmp_path: Path, framework: str, example: str, size: int, metric: str, grows: bool
 ) -> None:
-    """Left within the first epoch (of 22 batches), ended within the second."""
+    """Killed and told to leave within the first epoch, ended within the second."""
     needs(framework)
+    ranks.elsewhere(interrupted, tmp_path, example, size, metric, grows)
+
+
+def interrupted(folder: Path, example: str, size: int, metric: str, grows: bool) -> None:
+    """The whole test of an example, in a process that imports its framework once."""
     script = EXAMPLES / example
-    whole = run(script, tmp_path / "a", 26)
-    left = run(script, tmp_path / "b", 26, leave_at=7)
-    assert left[-1].step == 7
-    resumed = run(script, tmp_path / "b", 26)
-    assert [one.step for one in resumed[-2:]] == [7, 26]
-    assert resumed[-1].digest == whole[-1].digest
-    # nothing is left to train, and nothing is trained
-    assert run(script, tmp_path / "b", 26)[-1].name == resumed[-1].name
+    if script.parent.name == "keras":
+        os.environ["KERAS_BACKEND"] = "torch"
+    importlib.import_module(f"hpcdet.integrations.{script.parent.name}")
+    interruptible()
+
+    def trial(name: str, until: int = EPOCH + 4) -> TrialPaths:
+        return ranks.experiment(
+            folder / name,
+            code=script.parent,
+            ranks=size,
+            hparams={"learning_rate": 0.003, "hidden": 64, "global_batch_size": 64},
+            entrypoint=f"python3 {script.name}",
+            until=until,
+            searcher={"metric": metric, "max_length": {"batches": until}},
+            scheduling_unit=10,
+        )
+
+    once, twice = trial("once"), trial("twice")
+    ranks.finish(once, size)
+    whole = ranks.result(once)
+    assert whole.batches == EPOCH + 4
+    assert metric in whole.validations[EPOCH + 4]
+    assert "loss" in whole.training[10]
+
+    killed = ranks.run(twice, size, SAVE="5", KILL="9")
+    assert killed.verdict() is None, killed.log()
+    left = ranks.run(twice, size, LEAVE="12")
+    verdict = left.verdict()
+    assert verdict is not None, left.log()
+    assert (verdict.verdict, verdict.cause) == ("resume", "signal"), left.log()
+    assert 12 <= verdict.batches < EPOCH
+    assert left.lines()[0]["batches"] == 5
+    ranks.finish(twice, size)
+    same_bits(ranks.result(twice), whole)
+
+    if grows:  # ended within an epoch, and validated there
+        longer = trial("longer", 9)
+        ranks.finish(longer, size)
+        ranks.control(longer, "run", EPOCH + 4)
+        ranks.finish(longer, size)
+        same_bits(ranks.result(longer).digest, whole.digest)
+
+    alone = get_context("fork").Process(target=run_alone, args=(script, folder))
+    alone.start()
+    alone.join(ranks.PATIENCE_S)
+    assert alone.exitcode == 0
 
 
-@pytest.mark.parametrize(
-    ("framework", "example"),
-    [("keras", "keras/train.py"), ("lightning", "lightning/train.py")],
-)
-@pytest.mark.xdist_group("frameworks")
-def test_a_length_that_grows_changes_no_bit(
-    tmp_path: Path, run: Run, framework: str, example: str
-) -> None:
-    """Ended within an epoch, and validated there, then lengthened."""
-    needs(framework)
-    script = EXAMPLES / example
-    run(script, tmp_path / "a", 9)
-    longer = run(script, tmp_path / "a", 24)
-    assert longer[-1].digest == run(script, tmp_path / "b", 24)[-1].digest
+def interruptible() -> None:
+    """What the environment says happens when a rank has trained so many batches.
+
+    ``SAVE``: a checkpoint is due; ``KILL``: the last rank is killed; ``LEAVE``: it is told to
+    leave.
+    """
+    asked = core.PreemptContext.should_preempt
+
+    def should_preempt(self: core.PreemptContext, auto_ack: bool = True) -> bool:
+        batches, last = str(self._train.units.batches), self._session.ranks
+        for name, number in (("KILL", signal.SIGKILL), ("LEAVE", signal.SIGUSR2)):
+            if os.environ.get(name) == batches and last.rank == last.world - 1:
+                signal.raise_signal(number)
+        answer = asked(self, auto_ack)
+        self.checkpoint_due |= os.environ.get("SAVE") == batches
+        return answer
+
+    core.PreemptContext.should_preempt = should_preempt  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(
-    ("framework", "example", "size", "metric"),
-    [
-        ("keras", "keras", 1, "val_loss"),
-        ("lightning", "lightning", 2, "validation_loss"),
-        ("transformers", "huggingface", 2, "eval_loss"),
-    ],
-)
-@pytest.mark.xdist_group("frameworks")
-def test_an_example_in_an_experiment(
-    tmp_path: Path, framework: str, example: str, size: int, metric: str
-) -> None:
-    """Its ranks, its metrics in the journal, the verdict after a signal, the searcher's length."""
-    needs(framework)
-    trial = ranks.experiment(
-        tmp_path / "EXP",
-        code=EXAMPLES / example,
-        ranks=size,
-        hparams={"learning_rate": 0.003, "hidden": 64, "global_batch_size": 64},
-        entrypoint="python3 train.py",
-        until=25,
-        searcher={"metric": metric, "max_length": {"batches": 25}},
-        scheduling_unit=10,
-    )
-    with ranks.start(trial, size) as attempt:
-        attempt.wait_for(lambda: any(line["kind"] == "first_step" for line in attempt.lines()))
-        attempt.signal(signal.SIGUSR2, size - 1)
-        attempt.wait()
-    verdict = attempt.verdict()
-    assert verdict is not None and verdict.cause in ("signal", "completed"), attempt.log()
-    last = ranks.finish(trial, size)
-    found = ranks.result(trial)
-    assert found.batches == 25, last.log()
-    assert metric in found.validations[25]
-    assert "loss" in found.training[10]
+def run_alone(script: Path, folder: Path) -> None:
+    """``python train.py``."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
+    os.chdir(folder)
+    sys.path.insert(0, str(script.parent))
+    sys.argv = [script.name]
+    with open("alone.log", "w") as log, contextlib.redirect_stdout(log):
+        runpy.run_path(str(script), run_name="__main__")
 
 
 def test_nothing_but_an_adapter_imports_a_framework() -> None:
-    program = (
-        "import sys, hpcdet.attempt, hpcdet.determined, hpcdet.integrations, hpcdet.pytorch;"
-        f"print([name for name in {FRAMEWORKS} if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.strip() == "[]", done.stderr
+    ranks.elsewhere(without_adapters)
+
+
+def without_adapters() -> None:
+    for name in ("attempt", "determined", "integrations", "pytorch"):
+        importlib.import_module(f"hpcdet.{name}")
+    found = [name for name in FRAMEWORKS if name in sys.modules]
+    assert not found, found
+
+
+@pytest.mark.xdist_group("frameworks")
+def test_deepspeeds_engine_goes_on_in_every_stage_of_zero(tmp_path: Path) -> None:
+    needs("deepspeed")
+    ranks.elsewhere(in_every_stage, tmp_path)
+
+
+def in_every_stage(folder: Path) -> None:
+    """Each engine has a process of its own: DeepSpeed's groups of ranks last as long as one."""
+    importlib.import_module("hpcdet.integrations.deepspeed")
+    half: dict[str, Any] = {"bf16": {"enabled": True}}
+    for stage, precision in ((0, {}), (1, half), (2, {}), (3, half)):
+        once, twice = folder / f"{stage}-once", folder / f"{stage}-twice"
+        config = {"zero_optimization": {"stage": stage}, **precision}
+        for storage, until in ((once, 5), (twice, 3), (twice, 5)):
+            ranks.elsewhere(with_deepspeed, storage, config, until)
+        whole, resumed = (committed(one / "checkpoints") for one in (once, twice))
+        assert [one.step for one in resumed] == [3, 5]
+        same_bits(resumed[-1].digest, whole[-1].digest, f"stage {stage}")
+    other = {"zero_optimization": {"stage": 2}, **half}
+    with pytest.raises(AssertionError, match="saved with ZeRO 1, and this is 2"):
+        ranks.elsewhere(with_deepspeed, folder / "1-once", other, 7)
+    waiting = {"gradient_accumulation_steps": 2}
+    with pytest.raises(AssertionError, match="gradients of some batches wait"):
+        ranks.elsewhere(with_deepspeed, folder / "waiting", waiting, 3)
+
+
+def with_deepspeed(storage: Path, config: dict[str, Any], until: int) -> None:
+    """Train on one rank until so many batches."""
+    import torch
+
+    from hpcdet.integrations import deepspeed
+
+    with core.init(checkpoint_storage=storage, seed=3) as context:
+        network = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 3))
+        engine, *_ = deepspeed.initialize(
+            context,
+            model=network,
+            optimizer=torch.optim.Adam(network.parameters()),
+            config={
+                "train_micro_batch_size_per_gpu": 4,
+                "zero_allow_untested_optimizer": True,
+                **config,
+            },
+        )
+        known = deepspeed.restore(context, engine) or {"step": 0}
+        for _ in range(known["step"], until):
+            data = torch.rand(4, 8, dtype=next(engine.module.parameters()).dtype)
+            engine.backward(engine(data).float().square().mean())
+            engine.step()
+        deepspeed.save(context, engine, until, {"step": until})
 
 
 @pytest.mark.usefixtures("as_script")
@@ -168,7 +211,6 @@ def test_a_loader_goes_on_behind_any_batch(tmp_path: Path) -> None:
     """Also with workers: the same samples with the same noise, each once in an epoch."""
     import torch
 
-    from hpcdet.errors import ConfigError
     from hpcdet.integrations._loader import Loader
 
     class Noise(torch.utils.data.Dataset[Any]):

@@ -92,6 +92,20 @@ def test_a_node_without_a_compiler_is_named(
     with pytest.raises(ConfigError, match=r"C\+\+ compiler"):
         _wrap._compile(nn.Linear(1, 1), {}, None)
     _wrap._compile(nn.Linear(1, 1), {"backend": "aot_eager"}, None)
+    with pytest.raises(ConfigError, match="zip"):
+        _wrap._compile(nn.Linear(1, 1), {"backend": "zip"}, None)
+
+
+def test_what_has_no_effect_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        "entrypoint: m:T\nsearcher: {max_length: 5}\ndistributed: {fsdp2: {units: 9}}\n"
+        "optimizations: {gradient_compression: bf16, compile: {dynamic: true}}\n"
+    )
+    said = "\n".join(map(str, config.load(file).warnings))
+    assert "one slot sends no gradients" in said
+    assert "means nothing with strategy ddp" in said
+    assert "bits depend on which shapes" in said
 
 
 @pytest.mark.parametrize(
@@ -104,7 +118,12 @@ def test_a_node_without_a_compiler_is_named(
             "reduce_dtype",
         ),
         ("optimizations: {compile: {mod: default}}", "no option 'mod'"),
-        ("optimizations: {gradient_compression: zip}", "optimizations.gradient_compression"),
+        ("optimizations: {compile: {fullgraph: y}}", "true or false, got 'y'"),
+        (
+            "optimizations: {compile: {dynamic: true}}\nreproducibility: {deterministic: true}",
+            "which shapes an attempt has seen",
+        ),
+        ("optimizations: {gradient_compression: zip}", "'bf16' or 'powersgd', got 'zip'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(tmp_path: Path, text: str, match: str) -> None:

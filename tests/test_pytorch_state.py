@@ -50,12 +50,12 @@ def recording(metrics: Metrics) -> type[BitsTrial]:
     return Trial
 
 
-def run(storage: Path, metrics: Metrics) -> None:
+def run(storage: Path, metrics: Metrics, precision: str | None = None) -> None:
     alone.train(
         recording(metrics),
         storage,
         UNTIL,
-        {"global_batch_size": 16, "scaled": True},
+        {"global_batch_size": 16, "precision": precision, "scaled": precision is None},
         aggregation=2,
         reporting_period=pytorch.Batch(3),
         validation_period=pytorch.Batch(5),
@@ -85,7 +85,10 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Metrics
 
 
 def resumed(
-    interrupted: tuple[Path, Metrics], storage: Path, tamper: Tamper | None = None
+    interrupted: tuple[Path, Metrics],
+    storage: Path,
+    tamper: Tamper | None = None,
+    precision: str | None = None,
 ) -> tuple[str, Metrics]:
     shutil.copytree(interrupted[0], storage)
     metrics = dict(interrupted[1])
@@ -95,7 +98,7 @@ def resumed(
         tamper(loaded.shared, loaded.private)
         folder = TrialPaths(storage, 1).checkpoint(7, 50)
         checkpoint.save(folder, loaded.shared, loaded.private, meta=loaded.manifest.meta)
-    run(storage, metrics)
+    run(storage, metrics, precision)
     return alone.checkpoints(storage)[-1].digest, metrics
 
 
@@ -162,6 +165,32 @@ def test_each_part_of_the_state_is_needed(
     undisturbed: tuple[str, Metrics], interrupted: tuple[Path, Metrics], tmp_path: Path, part: str
 ) -> None:
     assert resumed(interrupted, tmp_path / "copy", PARTS[part]) != undisturbed
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_in_mixed_precision_nothing_differs_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    """The scale that fp16 wants overflows every few steps, and those steps are left out."""
+    metrics: Metrics = {}
+    run(tmp_path / "once", metrics, precision)
+    left: tuple[Path, Metrics] = (tmp_path / "left", {})
+    with monkeypatch.context() as patch:
+        patch.setenv("LEAVE", "train:6")
+        run(*left, precision)
+    once = alone.checkpoints(tmp_path / "once")[-1]
+    assert resumed(left, tmp_path / "again", None, precision) == (once.digest, metrics)
+    if precision == "fp16":
+        steps = next(iter(_final(tmp_path / "once")["optimizers"][0]["state"].values()))["step"]
+        assert 0 < steps < UNTIL // 2
+        scale = _set("shared/scaler/scale", lambda scale: scale * 4)
+        _, others = resumed(left, tmp_path / "other", scale, precision)
+        assert others != metrics  # not the scale alone, which is in the digest
+
+
+def _final(storage: Path) -> dict[str, Any]:
+    latest = alone.checkpoints(storage)[-1]
+    return checkpoint.load(storage / "checkpoints" / latest.name).shared
 
 
 def test_gradients_outlive_a_validation_that_was_owed(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hpcdet.config.models import Config, Searcher
+from hpcdet.config.models import Config, Fsdp2, Searcher
 from hpcdet.config.problems import Problem, default
 from hpcdet.config.stopping import Stopping
 from hpcdet.space.errors import SpaceError, dotted
@@ -15,7 +15,9 @@ from hpcdet.store.config import HALVING, MODELLED, resolve
 from hpcdet.units import Length
 
 _SECRET = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)(?:$|_)", re.I)
-_COMPILE = ("backend", "dynamic", "fullgraph", "mode")
+_COMPILE = {"backend": str, "dynamic": bool, "fullgraph": bool, "mode": str}
+
+_DYNAMIC = "bits depend on which shapes an attempt has seen: another one after an interruption"
 
 
 def errors(config: Config) -> Iterator[Problem]:
@@ -50,6 +52,18 @@ def warnings(config: Config) -> Iterator[Problem]:
         length = config.searcher.max_length
         if length and period.unit == length.unit and period.value > length.value:
             yield Problem(key, f"{period} is longer than the whole training of {length}")
+    yield from _without_effect(config)
+
+
+def _without_effect(config: Config) -> Iterator[Problem]:
+    """What large models need, asked for where it does nothing, or not what is hoped for."""
+    wanted, how = config.optimizations, config.distributed
+    if wanted.gradient_compression and config.resources.slots_per_trial == 1:
+        yield Problem("optimizations.gradient_compression", "one slot sends no gradients")
+    if how.fsdp2 != Fsdp2() and how.strategy != "fsdp2":
+        yield Problem("distributed.fsdp2", f"means nothing with strategy {how.strategy}")
+    if isinstance(wanted.compile, dict) and wanted.compile.get("dynamic") is True:
+        yield Problem("optimizations.compile.dynamic", _DYNAMIC)
 
 
 def _key(path: tuple[str | int, ...]) -> str:
@@ -149,10 +163,17 @@ def _strategy(config: Config) -> Iterator[Problem]:
             what = "it is done by DDP, and distributed.strategy is fsdp2"
             hint = "use distributed.fsdp2.reduce_dtype"
             yield Problem("optimizations.gradient_compression", what, hint)
-    for name in wanted.compile if isinstance(wanted.compile, dict) else ():
+    options = wanted.compile if isinstance(wanted.compile, dict) else {}
+    for name, value in options.items():
         if name not in _COMPILE:
             what = f"torch.compile has no option {name!r}"
             yield Problem("optimizations.compile", what, f"there are: {', '.join(_COMPILE)}")
+        elif not isinstance(value, _COMPILE[name]):
+            expected = "true or false" if _COMPILE[name] is bool else "text"
+            yield Problem(f"optimizations.compile.{name}", f"expected {expected}, got {value!r}")
+    if options.get("dynamic") is True and config.reproducibility.deterministic:
+        hint = "leave it out, or reproducibility.deterministic"
+        yield Problem("optimizations.compile.dynamic", _DYNAMIC, hint)
 
 
 def _least(spec: Any) -> float | None:

@@ -8,15 +8,15 @@ from hpcdet import core
 from hpcdet.errors import ConfigError
 
 
-def announce(context: core.Context) -> None:
+def announce(context: core.Context, *, also_alone: bool = False) -> None:
     """Set ``RANK``, ``WORLD_SIZE`` and the like for this process; none of them for one alone,
-    which frameworks would have look for others.
+    which most frameworks would have look for others.
 
     The process group exists already where there are several ranks, so the address of rank 0 is
     only there for code that looks whether it is set.
     """
     ranks = context.session.ranks
-    if ranks.world == 1:
+    if ranks.world == 1 and not also_alone:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)
         return
@@ -41,5 +41,5 @@ def one_only(context: core.Context, who: str) -> None:
         raise ConfigError(
             f"{who} trains on one rank, and there are {world}",
             where="resources.slots_per_trial",
-            hint="set it to 1; PyTorchTrial, Lightning and Hugging Face train on several",
+            hint="set it to 1; PyTorchTrial, Lightning, Hugging Face, DeepSpeed train on several",
         )

@@ -47,8 +47,10 @@ class Compression:
             )
             # a lambda, since torch reads a function's types and cannot read ours
             model.register_comm_hook(self._powersgd, lambda state, bucket: in_turn(state, bucket))
-        elif kind == "bf16":
-            model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        elif kind == "bf16":  # a lambda, since by its name torch refuses it over gloo and MPI
+            model.register_comm_hook(
+                None, lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket)
+            )
         elif kind:  # Determined's word for fp16 is true
             model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 

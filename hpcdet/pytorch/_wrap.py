@@ -66,7 +66,11 @@ def _compile(model: nn.Module, options: dict[str, Any], sharded: Fsdp2 | None) -
     if options.get("backend", "inductor") == "inductor":
         _need_compiler()
     for module in (sharded and _sharding.find_units(model, sharded)) or [model]:
-        module.forward = torch.compile(module.forward, **options)
+        try:
+            module.forward = torch.compile(module.forward, **options)
+        except RuntimeError as error:  # a mode or a backend that there is not
+            why = " ".join(str(error).split())
+            raise ConfigError(why, where="optimizations.compile") from error
 
 
 def _need_compiler() -> None:
