@@ -118,7 +118,7 @@ def test_walltime_is_a_chain_of_attempts(lab: Lab, requeue: str, attempts: int) 
     batches = 60 * attempts - 20
     data = {"lead_s": 2, "stint": 60, "step_s": 0.005}
     # long enough for a slow machine to reach its first step each time
-    values = x.config(batches, data=data, resources={"walltime_s": 6})
+    values = x.config(batches, data=data, resources={"walltime_s": 8})
     limits = {"signal_lead_s": 2, "poll_min_s": 0.2, "kill_wait_s": 20}
     paths = lab.submit(values, lab.site(capabilities={"requeue": requeue}, limits=limits))
     assert x.crank_to_end(paths).state == "COMPLETED"
