@@ -128,8 +128,10 @@ def test_training_waits_for_the_node_only_and_both_copies_serve(
     newest = next((node(trial) / "00000004.g1").glob("*.h5"))
     newest.write_bytes(newest.read_bytes()[:-1] + b"!")
     (trial.checkpoints / "00000001.g1" / "MANIFEST.json").write_text("{}")
-    loaded = keeper(trial, 3).restore()  # the node's is damaged, that on scratch is whole
+    third = keeper(trial, 3)
+    loaded = third.restore()  # the node's is damaged, that on scratch is whole
     assert loaded is not None and loaded.folder == trial.checkpoints / "00000004.g1"
+    third.settle(never)
     shutil.rmtree(tmp_path / "node")
     elsewhere = keeper(trial, 4)
     loaded = elsewhere.restore()
