@@ -60,12 +60,13 @@ def waiting(place: Path, trial: TrialPaths) -> list[str]:
     """Names of checkpoints on this node that are to be copied, the most urgent first.
 
     That is the newest, then what was made to be kept; a resume checkpoint that has a newer one
-    beside it is not worth the way.
+    beside it, or there, is not worth the way.
     """
-    names = _committed(place)
-    missing = [name for name in names if not (trial.checkpoints / name / MANIFEST).exists()]
-    kept = [name for name in missing if name != names[-1] and _is_kept(place / name)]
-    return [*(name for name in names[-1:] if name in missing), *kept]
+    names, there = _committed(place), _committed(trial.checkpoints)
+    behind = max(map(position, there), default=(-1, -1))
+    newest = [name for name in names[-1:] if position(name) > behind]
+    kept = [name for name in names if name not in (*there, *newest) and _is_kept(place / name)]
+    return [*newest, *kept]
 
 
 def position(name: str) -> tuple[int, int]:
