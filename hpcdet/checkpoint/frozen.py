@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from hpcdet.checkpoint.manifest import committed, position
+from hpcdet.checkpoint.manifest import Manifest, committed, is_committed, position
 from hpcdet.checkpoint.rankfile import RankFile
 from hpcdet.checkpoint.shard import Shard, frozen_name
 from hpcdet.checkpoint.tree import Leaf
@@ -48,11 +48,9 @@ class Frozen:
     def after(checkpoints: Path, name: str, rank: int) -> Frozen:
         """To go on from the checkpoint of this name among a trial's, as if one had made it."""
         made = Frozen()
-        there = [
-            manifest
-            for manifest in committed(checkpoints)
-            if position(manifest.name) <= position(name)
-        ]
+        there: list[Manifest] = []
+        with contextlib.suppress(OSError):  # what cannot be read now: then all is written again
+            there = [one for one in committed(checkpoints) if position(one.name) <= position(name)]
         for manifest in there[-2:]:
             wanted = frozen_name(rank, manifest.world)
             shard = next((one for one in manifest.shards if one.file == wanted), None)
@@ -70,6 +68,8 @@ class Frozen:
     def link(self, shard: Shard, folder: Path) -> bool:
         """Have a file of this content in a checkpoint's folder; False if it must be written."""
         if len(self._files) < 2 or self._files[0][1] != shard:
+            return False
+        if not is_committed(self._files[1][0]):  # then the neighbour is the one before it
             return False
         source = self._files[0][0] / shard.file
         try:

@@ -19,6 +19,7 @@ from hpcdet.checkpoint.safekeeping import Stopped
 from hpcdet.errors import IntegrityError
 from hpcdet.store import journal, staged
 from hpcdet.store.layout import TrialPaths
+from hpcdet.store.trials import lineage
 
 KEEP = 2
 """So many of the newest stay on the node, to go on from there: one may be damaged."""
@@ -60,6 +61,7 @@ def drain(
             name = left[0]
             try:
                 copied.append(_copy(place / name, trial.checkpoints, attempt, stop))
+                (place / name / staged.COPIED).touch()
             except (OSError, IntegrityError) as error:
                 failed[name] = safekeeping.say(error)
     _sweep(place, trial)
@@ -90,7 +92,9 @@ def note(path: Path, manifest: Manifest) -> None:
 def _sweep(place: Path, trial: TrialPaths) -> None:
     """Take from the node what has no more use there."""
     there = [name for name in manifests.names(place) if manifests.is_committed(place / name)]
-    wanted = {*there[-KEEP:], *staged.waiting(place, trial)}
+    line = lineage(trial)
+    newest = [name for name in there if name in line][-KEEP:]
+    wanted = {*newest, *staged.waiting(place, trial)}
     for name in there:
         if name not in wanted:
             remove.folder(place / name)

@@ -209,13 +209,18 @@ class Elastic:
         return [*pieces, pieces[0].new_tensor(had)]
 
     def _summed(self, fold: Fold[Leaf]) -> Leaf:
-        """Over all virtual ranks. They are copied into one tensor only if they have to travel."""
-        if self.virtual.ranks.world == 1:
-            return total(dict(fold.parts), self.virtual.count, _add)
+        """Over all virtual ranks, in one tensor with any number of ranks.
+
+        What norms of gradients add up, and in which order, depends on how these lie in memory.
+        """
         leaf = fold.parts[0][1]
-        flat: Fold[torch.Tensor] = Fold(torch.Tensor.add_)
-        flat.parts = [(block, self._flat(one)) for block, one in fold.parts]
-        pieces = torch.split(self._sum(flat), [one.numel() for one in leaf] + [self._rest(leaf)])
+        if self.virtual.ranks.world == 1:
+            summed = self._flat(total(dict(fold.parts), self.virtual.count, _add))
+        else:
+            flat: Fold[torch.Tensor] = Fold(torch.Tensor.add_)
+            flat.parts = [(block, self._flat(one)) for block, one in fold.parts]
+            summed = self._sum(flat)
+        pieces = torch.split(summed, [one.numel() for one in leaf] + [self._rest(leaf)])
         return [piece.view(one.shape) for piece, one in zip(pieces, leaf, strict=False)]
 
     def _flat(self, leaf: Leaf) -> torch.Tensor:

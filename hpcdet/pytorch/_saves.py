@@ -109,10 +109,12 @@ class Saves:
             self._tell(name)
 
     def _tell(self, name: str) -> None:
+        places = [place / name for place in self._session.keeper.places]
+        folder = next((place for place in places if place.is_dir()), places[0])
         for callback in self._callbacks.values():
             if self._session.ranks.chief:
-                callback.on_checkpoint_end(str(self._session.place.trial.checkpoints / name))
-                callback.on_checkpoint_write_end(self._session.place.trial.checkpoints / name)
+                callback.on_checkpoint_end(str(folder))
+                callback.on_checkpoint_write_end(folder)
             callback.on_checkpoint_upload_end(name)
 
     def sync_buffers(self) -> None:

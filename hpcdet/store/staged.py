@@ -15,7 +15,10 @@ from hpcdet.errors import ConfigError
 from hpcdet.store import files
 from hpcdet.store.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
 from hpcdet.store.scratch import identity
-from hpcdet.store.trials import MANIFEST
+from hpcdet.store.trials import MANIFEST, lineage
+
+COPIED = ".copied"
+"""An empty file beside the manifest of what has been copied: retention may remove the copy."""
 
 
 def folder(where: str, paths: ExperimentPaths, trial: int) -> Path:
@@ -60,12 +63,16 @@ def waiting(place: Path, trial: TrialPaths) -> list[str]:
     """Names of checkpoints on this node that are to be copied, the most urgent first.
 
     That is the newest, then what was made to be kept; a resume checkpoint that has a newer one
-    beside it, or there, is not worth the way.
+    beside it, or there, is not worth the way. What a user has gone back from is not either, nor
+    what has been copied once.
     """
-    names, there = _committed(place), _committed(trial.checkpoints)
+    line = lineage(trial)
+    names = [name for name in _committed(place) if name in line]
+    there = [name for name in _committed(trial.checkpoints) if name in line]
     behind = max(map(position, there), default=(-1, -1))
     newest = [name for name in names[-1:] if position(name) > behind]
-    kept = [name for name in names if name not in (*there, *newest) and _is_kept(place / name)]
+    rest = [name for name in names if name not in (*there, *newest)]
+    kept = [n for n in rest if not (place / n / COPIED).exists() and _is_kept(place / n)]
     return [*newest, *kept]
 
 

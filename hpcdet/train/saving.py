@@ -24,6 +24,7 @@ from hpcdet.checkpoint import (
 from hpcdet.errors import UsageError
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import number
+from hpcdet.store.trials import MANIFEST
 from hpcdet.train.clock import Deadline
 from hpcdet.train.copies import Copies
 from hpcdet.train.peers import Peers
@@ -435,7 +436,14 @@ class Keeper:
             CheckpointFailed: what is on this node's own disk could not be copied to scratch.
         """
         self._stage.settle((lambda: False) if ends else hurry, together)
+        if ends and self._stage.folder is not None and self._peers.broadcast(self._is_gone()):
+            raise CheckpointFailed(f"{self.latest} is not on scratch, nor whole on this node")
         self._copies.settle(hurry, together)
+
+    def _is_gone(self) -> bool:
+        """Whether the last checkpoint is in no place that outlives this node."""
+        places = self._place.trial.checkpoint_places
+        return bool(self.latest) and not any((p / self.latest / MANIFEST).exists() for p in places)
 
     def leave(self, done: bool) -> None:
         """Rank 0: the trial will not go on here; ``done``: nor anywhere."""

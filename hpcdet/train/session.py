@@ -111,6 +111,7 @@ class Session:
         self._fingerprint: fingerprint.Fingerprint = {}
         self._noticed = False
         self._not_finite: set[str] = set()  # groups of metrics that were so at their last report
+        self._asked: Cause | None = None  # why this rank wants all to leave
         self._polled: set[bool] = set()  # after a step (True), while validating (False)
         self._saved = False  # since the last poll
         self._last_step = time.monotonic()
@@ -194,7 +195,8 @@ class Session:
         if self.ranks.chief and self._progress.take():
             self.tracker.record("progress", **dataclasses.asdict(units))
         with self.profile.phases.within("communication"):
-            orders = self._agreement.exchange(lambda: self._mine(wish), stepped)
+            self._asked = wish or self._asked  # until the next exchange, which may be steps away
+            orders = self._agreement.exchange(lambda: self._mine(self._asked), stepped)
         if stepped:
             self.profile.step(units)
         return NOTHING if orders is None else self._obey(orders)

@@ -238,8 +238,14 @@ class Worker:
     def _judge(self, lane: Lane) -> End:
         """Write why an attempt is over, and return it. Runs in a thread of its own."""
         attempt = lane.attempt
-        staging.drain(self.paths, self.experiment, attempt, self._left_to_drain)
+        # as things are when it ends, not when its last checkpoint has been copied
+        slurm = self.allocation.slurm
         oom = traces.kernel_oom_kills() > lane.oom_kills
+        noticed = bool(self.notices.heard() or self._told_by or lane.is_used_up)
+        early = _SLURM_EARLY_S if slurm else _LOOK_S
+        time_up = lane.is_used_up or self._left() < self._lead() + early
+        stands = attempt.verdict.exists() or allocations.stands(self.allocation)
+        staging.drain(self.paths, self.experiment, attempt, self._left_to_drain)
         exit_ = lane.step.result() if lane.step else None
         launcher = traces.tail(attempt.launcher_log) or lane.said
         first = exit_.rank if exit_ else None
@@ -248,17 +254,15 @@ class Worker:
         trace = traces.of_attempt(attempt, first, self.paths.code)
         got = progress.of(attempt)
         verdict = Verdict.read(attempt.verdict)
-        slurm = self.allocation.slurm
         reason, error = ends.judge(
             ends.Evidence(
                 verdict=verdict,
                 control=in_force(self.paths.trial(attempt.trial)),
                 exit_code=exit_.code if exit_ else 127,
                 died_of=exit_.died_of if exit_ else "",
-                noticed=bool(self.notices.heard() or self._told_by or lane.is_used_up),
-                time_up=lane.is_used_up
-                or self._left() < self._lead() + (_SLURM_EARLY_S if slurm else _LOOK_S),
-                stands=verdict is not None or allocations.stands(self.allocation),
+                noticed=noticed,
+                time_up=time_up,
+                stands=stands,
                 oom=oom,
                 first_step=got.first_step,
                 error=trace.error if trace else "",
