@@ -9,13 +9,24 @@ from typing import Any
 
 import pytest
 
-from hpcdet.search import policies
-from hpcdet.search.api import Action, Create, Pause, Report, SegmentEnd, Shutdown, Start, Stop
+from hpcdet.search import policies, registry
+from hpcdet.search.api import (
+    Action,
+    Continue,
+    Create,
+    Pause,
+    Report,
+    SegmentEnd,
+    Shutdown,
+    Start,
+    Stop,
+)
 from hpcdet.search.policies import WORST, Policy, Seen
 from hpcdet.search.random import Random
 from hpcdet.search.sampling import Independent
 from hpcdet.search.supervised import Supervised
 from hpcdet.space.space import Space
+from hpcdet.store.config import resolve
 from hpcdet.units import Length
 
 
@@ -190,3 +201,52 @@ def test_what_the_searcher_wants_of_an_ended_trial_is_dropped_and_nothing_else()
     stop, create, *rest = run.report(1, 10, None)
     assert isinstance(stop, Stop) and isinstance(create, Create) and create.trial == 9
     assert not any(isinstance(action, Pause) for action in rest)
+
+
+def halving(*asked: tuple[str, Policy]) -> Supervised:
+    values = {
+        "hyperparameters": {"lr": {"type": "double", "minval": 0.0, "maxval": 1.0}},
+        "searcher": {
+            "name": "async_halving",
+            "metric": "loss",
+            "max_length": {"batches": 16},
+            "divisor": 4,
+            "num_rungs": 3,
+            "max_trials": 16,
+            "max_concurrent_trials": 4,
+        },
+        "reproducibility": {"experiment_seed": 1},
+    }
+    return Supervised(registry.searcher(resolve(values)), asked, "loss")
+
+
+def test_who_is_ended_by_a_policy_has_had_its_turn_at_the_rungs() -> None:
+    """Nobody is promoted in its stead: it would end in the same way."""
+    method = halving(("time", policies.Time(9 / 3600)))
+    state, actions = method.on_event(method.initial(), Start())
+    lengths: dict[int, int] = {}
+    running, longest = [a.trial for a in actions if isinstance(a, Create)], {}
+    ended = 0
+    while running:
+        trial = running.pop(0)
+        lengths[trial] = at = lengths.get(trial, 0) + 1
+        longest[trial] = at
+        report = Report(trial, Length("batches", at), {"loss": trial / 100}, seconds=float(at))
+        state, actions = method.on_event(state, report)
+        state = json.loads(json.dumps(state, allow_nan=False))
+        running.append(trial)
+        while actions:
+            action = actions.pop(0)
+            if isinstance(action, Create | Continue):
+                running.append(action.trial)
+            elif isinstance(action, Pause | Stop) and action.trial in running:
+                running.remove(action.trial)
+                if isinstance(action, Stop):
+                    ended += 1
+                    state, more = method.on_event(state, SegmentEnd(action.trial, "stopped"))
+                    actions += more
+            elif isinstance(action, Shutdown):
+                running = []
+    assert len(longest) == 16 and state["method"]["over"]
+    # of 16 trials at most a few come beyond the second rung, as without the policy
+    assert 1 <= ended <= 5 and sum(at > 4 for at in longest.values()) <= 5

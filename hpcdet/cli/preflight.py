@@ -144,5 +144,7 @@ def _judge(wanted: Request, code: int, output: str) -> None:
 def _first_trial(resolved: config.Resolved, code: Path) -> Trial:
     searcher = registry.searcher(resolved, code)
     _, actions = searcher.on_event(searcher.initial(), api.Start())
-    created = next(action for action in actions if isinstance(action, api.Create))
+    created = next((action for action in actions if isinstance(action, api.Create)), None)
+    if created is None:
+        raise ConfigError("the searcher makes no trial at its start", where="searcher")
     return Trial(1, dict(created.params), created.seed, parent=created.parent)

@@ -175,7 +175,7 @@ def simulate_command(
         for seed in range(seeds):
             unit_s = (trial_time or _FULL_TRIAL_S) / top
             simulation = Simulation(
-                searcher(resolved),
+                searcher(resolved, wanted.model_dir.absolute()),
                 cluster,
                 Curves(seed, top, unit_s, costs=cost_spread),
                 sorted(lengths),

@@ -224,6 +224,9 @@ def _stopping(stopping: Stopping, unit: str) -> Iterator[Problem]:
         policy = getattr(stopping, name)
         for key in type(policy).model_fields if policy is not None else ():
             value = getattr(policy, key)
+            if key == "interval" and isinstance(value, Length) and not value.value:
+                at = f"searcher.stopping.{name}.interval"
+                yield Problem(at, "an interval of length 0", "leave it out")
             if isinstance(value, Length) and value.value and value.unit != unit:
                 what = f"{value} cannot be compared with the {unit} that trials are measured in"
                 yield Problem(f"searcher.stopping.{name}.{key}", what, f"write it in {unit}")

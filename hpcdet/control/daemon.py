@@ -90,9 +90,11 @@ def once(paths: ExperimentPaths, say: Callable[[controller.Turn], None] = lambda
                 return True
             if not turn.held and (lease.last(paths) != before or time.monotonic() > until):
                 return False
-            time.sleep(max(0.2, limits.poll_min_s) if turn.held else 0.2)
-            if turn.held:
-                holder.lease.beat()
+            wake = time.monotonic() + (max(0.2, limits.poll_min_s) if turn.held else 0.2)
+            while (rest := wake - time.monotonic()) > 0:
+                time.sleep(min(rest, ttl_s / 5))
+                if turn.held:
+                    holder.lease.beat()
     finally:
         holder.close()
 

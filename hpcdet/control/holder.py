@@ -85,7 +85,7 @@ class Hands:
             resolved,
             site,
             open_scheduler(site),
-            searcher(resolved, paths.code, known),
+            searcher(resolved, paths.code, known, site.lease_ttl_s / 2),
             submission.build,
             known=known,
             sweep=functools.partial(_sweep, site.python or sys.executable),
@@ -146,6 +146,7 @@ class Holder:
         self._chain: Chain | None = None
         self._decided: Decided | None = None
         self._unreadable = False
+        self._stay_at = 0.0
         self._lends_at = self._lent_until = 0.0
         self._forget()
 
@@ -192,6 +193,7 @@ class Holder:
         if self._chain is not None and self._chain.term == self.lease.term:
             return True
         self._forget()
+        self._stay_at = self.hands.clock() + self.lease.ttl_s / 10
         with _uncollected():
             self._recall()
         self.settle()
@@ -233,7 +235,17 @@ class Holder:
         known.update({each["trial"]: each["params"] for each in actions if "params" in each})
         for line in lines:
             self.decided.take(line)
+            self._stay()
         known.clear()
+
+    def _stay(self) -> None:
+        """Keep the lease while a searcher takes its time. Raises Fenced once the term is over."""
+        now = self.hands.clock()
+        if now >= self._stay_at:
+            self._stay_at = now + self.lease.ttl_s / 10
+            if not self.lease.verify():
+                self._forget()
+                raise Fenced
 
     def snapshot(self) -> None:
         """Write down what has been decided, if much has been since the last time."""
@@ -245,7 +257,7 @@ class Holder:
         state = self.decided.encode()
         if state is not None:
             found = Snapshot(self._chain.point, state)
-            with contextlib.suppress(OSError):  # a full disk: it is a shortcut, no more
+            with contextlib.suppress(OSError, ValueError, TypeError):  # it is a shortcut, no more
                 snapshots.write(self.paths, found, program(self.hands.method), self.fence)
 
     @property
@@ -278,6 +290,7 @@ class Holder:
         self._unsnapped += 1
         self.decided.hear(event)
         self.settle()
+        self._stay()
 
     def settle(self) -> None:
         """Record what the searcher wants and a former term did not come to record."""

@@ -217,6 +217,8 @@ def run(paths: ExperimentPaths, number: int) -> int:
     if chain.is_stopped(number):
         return 0
     print(files.now(), f"searcher of {paths.id}, job {own}, number {number}", flush=True)
+    if wish is not None and Closed.read(paths.closed) is None:
+        wish.see_to_it()
     code = daemon.run(paths, KIND, on_turn=say, until=over)
     if chain.is_stopped(number) or Closed.read(paths.closed) is not None:
         chain.cancel({number + 1})

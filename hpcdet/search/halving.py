@@ -258,7 +258,9 @@ class Halving:
             books["invalid"] += 1
             for scores in books["scores"][:rung]:
                 ranking.remove(scores, trial)
-        if not (good and rung == len(books["rungs"])):
+        # an open or paused trial is stopped by a policy only: then nobody takes its turn
+        by_policy = end.reason == "stopped" and status != LEAVING
+        if not by_policy and not (good and rung == len(books["rungs"])):
             for below in range(rung if status == OPEN else rung - 1):
                 books["on"][below] -= 1
         self._close(state, trial, good)

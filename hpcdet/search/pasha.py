@@ -87,7 +87,8 @@ def _settled(state: State, books: Books) -> bool:
     top = len(books["rungs"]) - 1
     crossed = state["crossed"]
     epsilon = crossed[(len(crossed) - 1) * PERCENTILE // 100] if crossed else 0.0
-    trials = [one[2] for one in books["scores"][top] if str(one[2]) in state["losses"]]
+    known = state["losses"]
+    trials = [one[2] for one in books["scores"][top] if len(known.get(str(one[2]), ())) > top]
     order = [state["losses"][str(trial)][top - 1] for trial in trials]
     before = sorted(entry(loss, trial) for loss, trial in zip(order, trials, strict=True))
     for now, then in zip(order, map(loss_of, before), strict=True):

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from hpcdet.errors import HpcdetError
 from hpcdet.search import codec
 from hpcdet.search.api import Action, Create, Event, State
 from hpcdet.space.space import Space, trial_seed
@@ -40,7 +41,7 @@ _HOST = "hpcdet.search.host"
 _TRIALS = frozenset({"continue", "pause", "stop"})
 
 
-class ProgramError(Exception):
+class ProgramError(HpcdetError):
     """The program crashed, hung, or what it wrote is no answer."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,16 @@ RULES: dict[str, Rule] = {
 
 
 def searcher(
-    resolved: Resolved, code: Path = Path(), known: dict[int, Mapping[str, Any]] | None = None
+    resolved: Resolved,
+    code: Path = Path(),
+    known: dict[int, Mapping[str, Any]] | None = None,
+    patience_s: float = math.inf,
 ) -> Searcher:
     """The search method that the config names, under its stopping policies.
 
     Args:
         code: folder of the user's code, where a custom searcher runs.
+        patience_s: the most that an answer of a custom searcher may take, whatever the config says.
         known: hyperparameters that are recorded of trials which are about to be made again.
 
     Raises:
@@ -48,7 +53,7 @@ def searcher(
             hint=f"searchers: {', '.join(NAMES)}",
         )
     try:
-        method = _method(resolved, code, {} if known is None else known)
+        method = _method(resolved, code, {} if known is None else known, patience_s)
     except SpaceError as error:
         where = f"hyperparameters.{dotted(error.path)}".rstrip(".")
         raise ConfigError(error.what, where=where, hint=error.hint) from error
@@ -59,7 +64,9 @@ def searcher(
     return Supervised(method, chosen, asked.metric, asked.smaller_is_better, slots)
 
 
-def _method(resolved: Resolved, code: Path, known: dict[int, Mapping[str, Any]]) -> Searcher:
+def _method(
+    resolved: Resolved, code: Path, known: dict[int, Mapping[str, Any]], patience_s: float
+) -> Searcher:
     asked = resolved.searcher
     seed = resolved.reproducibility.experiment_seed
     space = Space(resolved.hyperparameters)
@@ -72,7 +79,7 @@ def _method(resolved: Resolved, code: Path, known: dict[int, Mapping[str, Any]])
         case "single":
             return Random(Independent(space, seed), seed, length, 1, 1, name="single")
         case "custom":
-            return _program(resolved, code)
+            return _program(resolved, code, patience_s)
         case "random":
             sampler = Independent(space, seed)
             return Random(sampler, seed, length, asked.max_trials, concurrent)
@@ -107,7 +114,7 @@ def _sampler(resolved: Resolved, space: Space, known: dict[int, Mapping[str, Any
     return Recorded(asked_for, known)
 
 
-def _program(resolved: Resolved, code: Path) -> Program:
+def _program(resolved: Resolved, code: Path, patience_s: float) -> Program:
     asked = resolved.searcher
     search = Search(
         resolved.hyperparameters,
@@ -119,4 +126,5 @@ def _program(resolved: Resolved, code: Path) -> Program:
         asked.max_concurrent_trials,
         asked.options,
     )
-    return Program(command(asked.program or []), code, search, asked.answer_within_s)
+    within_s = min(asked.answer_within_s, patience_s)
+    return Program(command(asked.program or []), code, search, within_s)

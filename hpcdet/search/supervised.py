@@ -105,6 +105,7 @@ class Supervised:
         for action in actions:
             if isinstance(action, Create | Continue):
                 state["open"][str(action.trial)] = True
+                state["ended"].pop(str(action.trial), None)
         return actions
 
 

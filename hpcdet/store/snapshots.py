@@ -48,7 +48,8 @@ def write(
     Raises:
         OSError: the file system refused something. Nothing is lost by that.
     """
-    body = json.dumps(snapshot.state, separators=(",", ":"), allow_nan=False).encode()
+    # a user's searcher may keep NaN, which Python reads back
+    body = json.dumps(snapshot.state, separators=(",", ":")).encode()
     point = snapshot.point
     about = {
         "schema": 1,
