@@ -13,11 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpcdet.control import codec
 from hpcdet.errors import NotFound
 from hpcdet.read import find, gather, index, logs, series, states, views
 from hpcdet.read.tables import TABLES
-from hpcdet.search import api
+from hpcdet.search import api, codec
 from hpcdet.store import lease, records
 from hpcdet.units import Length
 from tests.builders import Builder, put, sweep

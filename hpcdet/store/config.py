@@ -184,8 +184,9 @@ class Resources:
     @property
     def least_nodes(self) -> int:
         """With fewer than so many a trial does not begin."""
-        least = self.min_slots_per_trial or self.slots_per_trial
-        return min(self.nodes, max(1, least // self.slots_per_node))
+        if self.min_slots_per_trial is None:
+            return self.nodes
+        return min(self.nodes, max(1, self.min_slots_per_trial // self.slots_per_node))
 
     def granted(self, nodes: int) -> Resources:
         """Those of a trial that got so many nodes, where it takes what there is."""
