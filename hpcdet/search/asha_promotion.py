@@ -6,7 +6,7 @@ place takes the best paused trial of the highest rung where one may go on, else 
 
 from __future__ import annotations
 
-from hpcdet.search.halving import Rule, Verdict
+from hpcdet.search.rule import Rule, Verdict
 
 
 def _verdict(rank: int, cut: int) -> Verdict:

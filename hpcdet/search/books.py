@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, TypedDict
 
-from hpcdet.rungs import Bracket
+from hpcdet.rungs import Bracket, share, spread
 from hpcdet.search.api import State
 from hpcdet.search.ranking import Ranking, loss_of
 from hpcdet.search.sampling import Observation
@@ -73,6 +74,35 @@ def add_rung(books: Books, length: int) -> None:
     books["waiting"].append([])
     books["on"].append(0)
     books["next"].append(0)
+
+
+def has_reached(books: Books, rung: int, length: float) -> bool:
+    """Whether a trial on its way to a rung has come there."""
+    return rung < len(books["rungs"]) and length >= books["rungs"][rung]
+
+
+def share_trials(brackets: list[Books], trials: int, as_first: Sequence[Bracket]) -> None:
+    """Another number of trials, in the first proportions; with fewer nothing that there is goes."""
+    parts = share(trials, [Fraction(one.trials) for one in as_first])
+    parts += [0] * (len(brackets) - len(parts))
+    for books, part in zip(brackets, parts, strict=True):
+        books["trials"] = max(part, books["created"] - books["invalid"])
+
+
+def spread_places(brackets: list[Books], places: int, divisor: float) -> None:
+    """Another number of places; see ``rungs.spread``."""
+    parts = spread(places, divisor, [books["trials"] for books in brackets])
+    for books, part in zip(brackets, parts, strict=True):
+        books["concurrent"] = part
+
+
+def place(state: State, trial: int, unit: str) -> str:
+    """The rung that a trial has reported at last, in words."""
+    number, rung = state["bracket"][trial - 1], state["rung"][trial - 1]
+    brackets: list[Books] = state["brackets"]
+    rungs = brackets[number]["rungs"]
+    prefix = f"bracket {number + 1}, " if len(brackets) > 1 else ""
+    return f"{prefix}rung {rung} of {len(rungs)} ({rungs[rung - 1]} {unit})"
 
 
 def in_turn(brackets: list[Books]) -> list[tuple[int, Books]]:

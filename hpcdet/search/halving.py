@@ -14,15 +14,13 @@ that come late, twice or after an end change nothing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Literal, cast
 
-from hpcdet.errors import HpcdetError
-from hpcdet.rungs import Bracket, exact, share, spread
+from hpcdet.rungs import Bracket
 from hpcdet.search import books as book
-from hpcdet.search import ranking
+from hpcdet.search import detours, mute, places, ranking
 from hpcdet.search.api import (
     Action,
     Continue,
@@ -38,32 +36,16 @@ from hpcdet.search.api import (
     Stop,
 )
 from hpcdet.search.books import DONE, ENDED, FULL, LEAVING, OPEN, PAUSED, Books
+from hpcdet.search.places import Promotion
+from hpcdet.search.rule import Cut, Rule
 from hpcdet.search.sampling import Sampler
 from hpcdet.space.errors import SpaceError
 from hpcdet.space.space import trial_seed
 from hpcdet.units import Length
 
-Verdict = Literal["on", "pause", "stop"]
 Above = Literal["nothing", "rung", "unknown"]
 
-MAX_INVALID_IN_A_ROW = 100
-MAX_MUTE = 3
-"""Trials that may lack what the search needs, where none ever had it, before it asks for help."""
 _GOOD = ("target", "stopped", "user_exit")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What becomes of a trial at a rung.
-
-    Attributes:
-        verdict: from its rank (0 is best) and how many go on, ``floor(n / divisor)`` of n.
-        cohorts: n counts whole cohorts only; see ``cohorts``.
-    """
-
-    name: str
-    verdict: Callable[[int, int], Verdict]
-    cohorts: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,7 +115,7 @@ class Halving:
             case _:
                 return state, []
         self._fill(state, actions)
-        return state, _without_detours(actions)
+        return state, detours.without(actions)
 
     # -- reports -----------------------------------------------------------------------------
 
@@ -146,8 +128,9 @@ class Halving:
         if self.metric in report.metrics and length is not None:
             state["mute"], state["in_a_row"] = None, 0
         elif length is None or state["mute"] is not None:
-            if length is None or self._has_reached(state, trial, length):
-                self._miss(state, trial)
+            rung = state["rung"][trial - 1]
+            if length is None or book.has_reached(self._books(state, trial), rung, length):
+                mute.miss(state, trial, self.metric, self.time_metric)
             return
         if status == PAUSED:
             state["late"].setdefault(str(trial), []).append([length, found])
@@ -159,27 +142,6 @@ class Halving:
         if self.time_metric:
             return ranking.loss(report.metrics, self.time_metric, True)
         return report.length.value if report.length.unit in state["until"] else None
-
-    def _has_reached(self, state: State, trial: int, length: float) -> bool:
-        rungs, rung = self._books(state, trial)["rungs"], int(state["rung"][trial - 1])
-        return rung < len(rungs) and length >= rungs[rung]
-
-    def _miss(self, state: State, trial: int) -> None:
-        """A trial lacks what the search needs; say so as long as none has ever had it."""
-        mute, brackets = state["mute"], state["brackets"]
-        if mute is None or trial in mute:
-            return
-        mute.append(trial)
-        if len(mute) < min(MAX_MUTE, sum(books["trials"] for books in brackets)):
-            return
-        first = min(books["rungs"][0] for books in brackets)
-        at = f"with {self.time_metric!r} " if self.time_metric else ""
-        raise HpcdetError(
-            f"none of {len(mute)} trials has reported {self.metric!r} {at}as a number of its "
-            f"validations at a length of {first} or more",
-            where="searcher.time_metric" if self.time_metric else "searcher.metric",
-            hint="cancel the experiment, let the code report it, and submit again",
-        )
 
     def _climb(
         self, state: State, trial: int, length: float, found: float | None, actions: list[Action]
@@ -265,7 +227,7 @@ class Halving:
                 books["on"][below] -= 1
         self._close(state, trial, good)
         if good and status == OPEN and rung == 0:
-            self._miss(state, trial)
+            mute.miss(state, trial, self.metric, self.time_metric)
 
     def _close(self, state: State, trial: int, good: bool) -> None:
         top = state["rung"][trial - 1] == len(self._books(state, trial)["rungs"])
@@ -277,9 +239,9 @@ class Halving:
     def _fill(self, state: State, actions: list[Action]) -> None:
         """Give every free place to a trial; with nothing left to wait for the search is over."""
         brackets: list[Books] = state["brackets"]
-        places = state["concurrent"] or sum(books["concurrent"] for books in brackets)
-        hopeless = self._hopeless(state)
-        while state["open"] < places:
+        most = state["concurrent"] or sum(books["concurrent"] for books in brackets)
+        hopeless = places.hopeless(state, self.sampler.constant)
+        while state["open"] < most:
             try:
                 turns = book.in_turn(brackets)
                 if any(self._advance(state, n, bool(hopeless), actions) for n, _ in turns):
@@ -304,44 +266,21 @@ class Halving:
     def _advance(self, state: State, number: int, hopeless: bool, actions: list[Action]) -> bool:
         """The next step of a bracket: promote, else create, else promote the last ones.
 
-        Returns whether there was any. A rung is closed when no trial can come to it any more; if
-        it was too small for anyone to go on, its best one does.
+        Returns whether there was any.
         """
         books: Books = state["brackets"][number]
-        below_top = range(len(books["rungs"]) - 1)
-        if self._promoted(state, books, self._cut, actions):
-            return True
-        if books["created"] - books["invalid"] < books["trials"] and not hopeless:
+        found = places.promotable(books, self._cut)
+        if found is None and not hopeless and places.is_open(books):
             self._create(state, number, actions)
             return True
-        if self.rule.cohorts and self._promoted(state, books, self._share, actions):
-            return True
-        for rung in below_top:
-            if books["next"][rung]:
-                break
-            if books["waiting"][rung] and books["on"][rung] <= 0:
-                why = f"the best of all {len(books['scores'][rung])} that come here"
-                self._promote(state, books, rung, why, actions)
-                return True
-        return False
-
-    def _promoted(
-        self,
-        state: State,
-        books: Books,
-        cuts: Callable[[Books, int], int],
-        actions: list[Action],
-    ) -> bool:
-        """Promote the best paused trial of the highest rung where one may go on, if any may."""
-        for rung in range(len(books["rungs"]) - 2, -1, -1):
-            waiting, scores = books["waiting"][rung], books["scores"][rung]
-            if waiting:
-                rank, cut = ranking.rank(scores, waiting[0]), cuts(books, rung)
-                if rank < cut:
-                    why = f"rank {rank + 1} of {len(scores)} now, the best {cut} go on"
-                    self._promote(state, books, rung, why, actions)
-                    return True
-        return False
+        if found is None and self.rule.cohorts:
+            found = places.promotable(books, self._cut.share)
+        if found is None:
+            found = places.last(books)
+        if found is None:
+            return False
+        self._promote(state, books, found, actions)
+        return True
 
     def _create(self, state: State, number: int, actions: list[Action]) -> None:
         trial = len(state["status"]) + 1
@@ -359,10 +298,9 @@ class Halving:
         seed = trial_seed(self.seed, trial)
         actions.append(Create(trial, params, seed, self._until(state), why=why))
 
-    def _promote(
-        self, state: State, books: Books, rung: int, why: str, actions: list[Action]
-    ) -> None:
+    def _promote(self, state: State, books: Books, found: Promotion, actions: list[Action]) -> None:
         """The best paused trial of a rung goes on; what it has reported since then counts now."""
+        rung = found.rung
         trial = books["waiting"][rung].pop(0)[2]
         trains = state["status"][trial - 1] == PAUSED
         books["on"][rung] += 1
@@ -370,7 +308,7 @@ class Halving:
         state["status"][trial - 1] = OPEN
         state["open"] += 1
         told: list[Action] = [
-            Continue(trial, self._until(state), f"{self._place(state, trial)}: {why}")
+            Continue(trial, self._until(state), f"{self._place(state, trial)}: {found.why}")
         ]
         late = state["late"].pop(str(trial), [])
         for place, (length, found) in enumerate(late):
@@ -397,14 +335,6 @@ class Halving:
                 books["next"][state["rung"][trial - 1]] -= 1
         self._close(state, trial, good=True)
 
-    def _hopeless(self, state: State) -> str:
-        """Why no trial can be made any more; "" if one can."""
-        if state["in_a_row"] and self.sampler.constant:
-            return "the code refuses these hyperparameters, and there are no others"
-        if state["in_a_row"] >= MAX_INVALID_IN_A_ROW:
-            return f"the code refused {state['in_a_row']} samples of hyperparameters in a row"
-        return ""
-
     # -- what users change -------------------------------------------------------------------
 
     def _change(self, state: State, limits: Limits, actions: list[Action]) -> None:
@@ -415,16 +345,10 @@ class Halving:
         brackets: list[Books] = state["brackets"]
         state["over"] = False
         if limits.max_trials != sum(books["trials"] for books in brackets):
-            parts = share(limits.max_trials, [Fraction(one.trials) for one in self.brackets])
-            parts += [0] * (len(brackets) - len(parts))
-            for books, part in zip(brackets, parts, strict=True):
-                books["trials"] = max(part, books["created"] - books["invalid"])
+            book.share_trials(brackets, limits.max_trials, self.brackets)
         if limits.max_concurrent != state["concurrent"]:
             state["concurrent"] = limits.max_concurrent
-            trials = [books["trials"] for books in brackets]
-            parts = spread(limits.max_concurrent, self.divisor, trials)
-            for books, part in zip(brackets, parts, strict=True):
-                books["concurrent"] = part
+            book.spread_places(brackets, limits.max_concurrent, self.divisor)
         longer = limits.max_length
         now = self._until(state)
         if longer and now and longer.unit == now.unit and longer.value > now.value:
@@ -465,46 +389,9 @@ class Halving:
 
     def _place(self, state: State, trial: int) -> str:
         """The rung that a trial has reported at last, in words."""
-        rungs, rung = self._books(state, trial)["rungs"], state["rung"][trial - 1]
-        bracket, several = state["bracket"][trial - 1] + 1, len(state["brackets"]) > 1
         unit = self.time_metric or (self.until.unit if self.until else "")
-        prefix = f"bracket {bracket}, " if several else ""
-        return f"{prefix}rung {rung} of {len(rungs)} ({rungs[rung - 1]} {unit})"
+        return book.place(state, trial, unit)
 
     @functools.cached_property
-    def _eta(self) -> tuple[int, int]:
-        return exact(self.divisor).as_integer_ratio()
-
-    def _share(self, books: Books, rung: int) -> int:
-        """How many of those on a rung are ``1/divisor`` of them."""
-        over, under = self._eta
-        return len(books["scores"][rung]) * under // over
-
-    def _cut(self, books: Books, rung: int) -> int:
-        """Up to which rank trials go on: a share of all, or of those in whole cohorts."""
-        if not self.rule.cohorts:
-            return self._share(books, rung)
-        over, under = self._eta
-        size = min(_cohort(over, under, len(books["rungs"]) - 1 - rung), max(books["trials"], 1))
-        return len(books["scores"][rung]) // size * size * under // over
-
-
-@functools.cache
-def _cohort(over: int, under: int, above: int) -> int:
-    """Trials on a rung for one at the rung so many above it."""
-    return max(int(Fraction(over, under) ** above), 1)
-
-
-def _without_detours(actions: list[Action]) -> list[Action]:
-    """Of a trial that is told several things at once, what they come to."""
-    if len(actions) < 2 or not any(type(action) is Continue for action in actions):
-        return actions
-    told: dict[int, list[Action]] = {}
-    for action in actions:
-        if isinstance(action, Pause | Continue | Stop):
-            told.setdefault(action.trial, []).append(action)
-    dropped: set[int] = set()
-    for said in told.values():
-        back = type(said[-1]) is not type(said[0]) and not isinstance(said[-1], Stop)
-        dropped.update(map(id, said if back else said[:-1]))
-    return [action for action in actions if id(action) not in dropped]
+    def _cut(self) -> Cut:
+        return Cut.of(self.divisor, self.rule.cohorts)

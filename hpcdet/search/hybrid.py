@@ -6,7 +6,7 @@ stopping, but who is overtaken by later, worse trials may still go on. No place 
 
 from __future__ import annotations
 
-from hpcdet.search.halving import Rule, Verdict
+from hpcdet.search.rule import Rule, Verdict
 
 
 def _verdict(rank: int, cut: int) -> Verdict:

@@ -12,11 +12,12 @@ from hpcdet.search import asha_promotion, asha_stopping, cohorts, hybrid, model_
 from hpcdet.search.api import Searcher
 from hpcdet.search.elsewhere import Elsewhere
 from hpcdet.search.grid import Points
-from hpcdet.search.halving import Halving, Rule
+from hpcdet.search.halving import Halving
 from hpcdet.search.model_based import ModelBased
 from hpcdet.search.pasha import Pasha
 from hpcdet.search.program import Program, Search, command
 from hpcdet.search.random import Random
+from hpcdet.search.rule import Rule
 from hpcdet.search.sampling import Independent, Recorded, Sampler
 from hpcdet.search.supervised import Supervised
 from hpcdet.space.errors import SpaceError, dotted

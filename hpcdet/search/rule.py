@@ -1,0 +1,62 @@
+"""What becomes of a trial at a rung, and up to which rank trials there go on.
+
+The rules themselves are ``hybrid``, ``asha_stopping``, ``asha_promotion`` and ``cohorts``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from hpcdet.rungs import exact
+from hpcdet.search.books import Books
+
+Verdict = Literal["on", "pause", "stop"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What becomes of a trial at a rung.
+
+    Attributes:
+        verdict: from its rank (0 is best) and how many go on, ``floor(n / divisor)`` of n.
+        cohorts: n counts whole cohorts only; see ``cohorts``.
+    """
+
+    name: str
+    verdict: Callable[[int, int], Verdict]
+    cohorts: bool = False
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Up to which rank trials go on; the divisor is ``over / under``."""
+
+    over: int
+    under: int
+    cohorts: bool
+
+    @staticmethod
+    def of(divisor: float, cohorts: bool) -> Cut:
+        return Cut(*exact(divisor).as_integer_ratio(), cohorts)
+
+    def share(self, books: Books, rung: int) -> int:
+        """How many of those on a rung are ``1/divisor`` of them."""
+        return len(books["scores"][rung]) * self.under // self.over
+
+    def __call__(self, books: Books, rung: int) -> int:
+        """A share of all on a rung, or of those in whole cohorts."""
+        if not self.cohorts:
+            return self.share(books, rung)
+        whole = _cohort(self.over, self.under, len(books["rungs"]) - 1 - rung)
+        size = min(whole, max(books["trials"], 1))
+        return len(books["scores"][rung]) // size * size * self.under // self.over
+
+
+@functools.cache
+def _cohort(over: int, under: int, above: int) -> int:
+    """Trials on a rung for one at the rung so many above it."""
+    return max(int(Fraction(over, under) ** above), 1)
