@@ -94,3 +94,12 @@ class Cluster:
     def instant(self) -> bool:
         """A report is decided upon the moment it is written."""
         return self.poll_s == 0 and self.visible.never and not self.away
+
+    def turn(self, at: float) -> float:
+        """The first turn of the crank from a time on."""
+        if self.poll_s:
+            at = math.ceil(at / self.poll_s - 1e-9) * self.poll_s
+        for begin, end in sorted(self.away):
+            if begin <= at < end:
+                at = end
+        return at

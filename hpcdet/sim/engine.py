@@ -19,69 +19,13 @@ from typing import Any, Literal
 import numpy as np
 
 from hpcdet.search import api
+from hpcdet.sim.actors import Luck, Trial, Worker
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course, Moment
 from hpcdet.sim.surrogate import Workload
 from hpcdet.units import Length, Unit
 
-_BLOCK = 256  # trials whose luck is drawn together
 _FOREVER_S = 100 * 365 * 86400.0
-
-
-@dataclass(slots=True)
-class _Trial:
-    """A trial as the cluster has it.
-
-    Attributes:
-        at: length trained at ``since``, on the way to ``goal`` at ``rate`` seconds per unit.
-        began: when the attempt began to train.
-        saved: length that a restore brings back; ``leaves_with`` is being saved.
-        most: greatest length ever trained; ``reported`` and ``told`` likewise.
-        heard_at: when the last of its reports came or comes to the searcher.
-        version: events in the heap that were meant for an earlier one are void.
-    """
-
-    number: int
-    until: int
-    state: Literal["runnable", "running", "leaving", "paused", "ended"] = "runnable"
-    wanted: Literal["run", "pause", "stop", "lost"] = "run"
-    why: str = ""
-    at: int = 0
-    since: float = 0.0
-    goal: int = 0
-    rate: float = 1.0
-    began: float = 0.0
-    saved: int = 0
-    leaves_with: int = 0
-    most: int = 0
-    reported: int = 0
-    told: int = 0
-    seconds: float = 0.0
-    heard_at: float = 0.0
-    worker: int = -1
-    version: int = 0
-
-
-@dataclass(slots=True)
-class _Worker:
-    """A place in the job array: ``life`` counts its incarnations.
-
-    Attributes:
-        state: ``eligible`` may run but for the throttle; ``out`` is not even submitted.
-        ends: when its walltime is over.
-        going: it takes no further trial.
-    """
-
-    number: int
-    rng: np.random.Generator
-    state: Literal["out", "queued", "eligible", "idle", "busy"] = "out"
-    life: int = 0
-    began: float = 0.0
-    ends: float = math.inf
-    idle_since: float = 0.0
-    trial: int = 0
-    submitted: float = 0.0
-    going: bool = False
 
 
 @dataclass
@@ -124,22 +68,21 @@ class Simulation:
         self._named = {length: Length(self.unit, length) for length in self.lengths}
         self._heap: list[tuple[float, int, str, Any, int]] = []
         self._seq = 0
-        self._trials: dict[int, _Trial] = {}
+        self._trials: dict[int, Trial] = {}
         self._runnable: list[int] = []  # a heap: workers take the lowest number first
         self._open = 0  # trials that run, leave, or wait for a worker
         self._workers = [
-            _Worker(n, np.random.default_rng((self.seed, 2, n)))
-            for n in range(self.cluster.workers)
+            Worker(n, np.random.default_rng((self.seed, 2, n))) for n in range(self.cluster.workers)
         ]
         self._out = deque(range(self.cluster.workers))
         self._idle: list[int] = []  # a heap
         self._eligible: deque[int] = deque()
         self._granted = 0
         self._coming = 0  # workers that wait in the queue
-        self._luck: dict[int, list[list[float]]] = {}
+        self._luck = Luck(self.seed, len(self.lengths) + 1)
         self._rng = np.random.default_rng((self.seed, 3))
         self._facts: deque[api.Event] = deque()
-        self._at_rungs: list[tuple[_Trial, int]] = []
+        self._at_rungs: list[tuple[Trial, int]] = []
         self._state = self.searcher.initial()
         self._best = math.inf
         self._quiet = 0  # events since something was learnt
@@ -205,7 +148,7 @@ class Simulation:
 
     # --- workers ---
 
-    def _submit(self, worker: _Worker) -> None:
+    def _submit(self, worker: Worker) -> None:
         worker.state, worker.submitted = "queued", self.now
         self._coming += 1
         wait = self.cluster.queue_wait.draw(worker.rng)
@@ -236,7 +179,7 @@ class Simulation:
             self._push(first, "end", (number, why), life)
         self._serve(worker)
 
-    def _serve(self, worker: _Worker) -> None:
+    def _serve(self, worker: Worker) -> None:
         """Give a worker a trial, or let it wait for one; it leaves where that makes no sense."""
         useful = max(self.cluster.min_segment_s, self.cluster.save_s)
         if worker.going or worker.ends - self.now < useful:
@@ -255,12 +198,12 @@ class Simulation:
         if idle and self.now >= worker.idle_since + self.cluster.idle_s:
             self._dismiss(worker)
 
-    def _dismiss(self, worker: _Worker) -> None:
+    def _dismiss(self, worker: Worker) -> None:
         self._idle.remove(worker.number)
         heapq.heapify(self._idle)
         self._leave(worker)
 
-    def _leave(self, worker: _Worker) -> None:
+    def _leave(self, worker: Worker) -> None:
         """Its allocation ends; the next in line may run."""
         self.course.allocated_s += self.now - worker.began
         self._note("leave", worker=worker.number)
@@ -290,7 +233,7 @@ class Simulation:
             self.course.preempted += 1
             self._depart(trial, why)
 
-    def _fail(self, trial: _Trial, worker: _Worker) -> None:
+    def _fail(self, trial: Trial, worker: Worker) -> None:
         """Nothing more is saved, and the worker is gone."""
         self.course.failures += 1
         if trial.state == "running":
@@ -308,7 +251,7 @@ class Simulation:
 
     # --- trials ---
 
-    def _start(self, trial: _Trial, worker: _Worker) -> None:
+    def _start(self, trial: Trial, worker: Worker) -> None:
         """An attempt begins."""
         trial.state, trial.worker = "running", worker.number
         worker.state, worker.trial = "busy", trial.number
@@ -318,46 +261,24 @@ class Simulation:
         self._note("restore" if trial.at else "begin", trial.number, worker.number, trial.at)
         self._stretch(trial)
 
-    def _stretch(self, trial: _Trial) -> None:
+    def _stretch(self, trial: Trial) -> None:
         """Train on until the next report or, if that is sooner, the target."""
         place = bisect_right(self.lengths, trial.at)
         following = self.lengths[place] if place < len(self.lengths) else trial.until
         trial.goal = min(following, trial.until)
         slow = 1.0
         if self.cluster.stragglers:
-            slow += self.cluster.stragglers * abs(self._lucks(trial.number, place))
+            slow += self.cluster.stragglers * abs(self._luck.of(trial.number, place))
         seconds = self.workload.seconds(trial.number, trial.at, trial.goal) * slow
         trial.rate = seconds / max(1, trial.goal - trial.at)
         trial.version += 1
         self._push(trial.since + seconds, "reach", trial.number, trial.version)
 
-    def _lucks(self, trial: int, place: int) -> float:
-        """The same for a trial's stretch before a rung, whatever the method that made it."""
-        number = trial // _BLOCK
-        if number not in self._luck:
-            rng = np.random.default_rng((self.seed, 4, number))
-            shape = (_BLOCK, len(self.lengths) + 1)
-            self._luck[number] = rng.standard_normal(shape).tolist()
-        return self._luck[number][trial % _BLOCK][place]
-
-    def _train(self, trial: _Trial) -> None:
+    def _train(self, trial: Trial) -> None:
         """Bring a running trial's books up to now."""
-        spent = self.now - trial.since
-        if spent <= 0:
-            return
-        before = trial.at
-        trial.at = min(before + int(spent / trial.rate + 1e-9), trial.goal)
-        again = max(0, min(trial.most, trial.at) - before) * trial.rate
-        every = self.cluster.checkpoint_every_s
-        last = trial.began + math.floor((self.now - trial.began) / every) * every
-        if last > trial.since:
-            units = int((last - trial.since) / trial.rate + 1e-9)
-            trial.saved = min(before + units, trial.goal)
+        spent, again = trial.train(self.now, self.cluster.checkpoint_every_s)
         self.course.trained_s += spent
-        self.course.redone_s += min(again, spent)
-        trial.seconds += spent
-        trial.most = max(trial.most, trial.at)
-        trial.since = self.now
+        self.course.redone_s += again
 
     def _on_reach(self, number: int, version: int) -> None:
         trial = self._trials[number]
@@ -380,7 +301,7 @@ class Simulation:
         self._hear(trial, api.SegmentEnd(number, "target"))
         self._free(worker)
 
-    def _report(self, trial: _Trial) -> None:
+    def _report(self, trial: Trial) -> None:
         """Validate, count what was not there before, and let the searcher hear of it."""
         length, number = trial.at, trial.number
         loss = self.workload.metric(number, length)
@@ -404,7 +325,7 @@ class Simulation:
             later = float(self._rng.exponential(60.0 + self.cluster.poll_s))
             self._push(self.now + later, "repeat", report)
 
-    def _depart(self, trial: _Trial, why: str) -> None:
+    def _depart(self, trial: Trial, why: str) -> None:
         """A running trial saves its state and leaves its worker."""
         self._train(trial)
         trial.state, trial.leaves_with = "leaving", trial.at
@@ -432,7 +353,7 @@ class Simulation:
         if worker >= 0:
             self._free(self._workers[worker])
 
-    def _park(self, trial: _Trial) -> None:
+    def _park(self, trial: Trial) -> None:
         """It runs no more, for now or for good."""
         trial.state = "paused" if trial.wanted == "pause" else "ended"
         if trial.wanted == "stop":
@@ -440,36 +361,26 @@ class Simulation:
         elif trial.wanted == "lost":
             self._hear(trial, api.SegmentEnd(trial.number, "failed"))
 
-    def _free(self, worker: _Worker) -> None:
+    def _free(self, worker: Worker) -> None:
         """Its trial has left it."""
         worker.trial = 0
         worker.going = worker.going or not self.cluster.shared
         self._serve(worker)
 
-    def _queue(self, trial: _Trial) -> None:
+    def _queue(self, trial: Trial) -> None:
         trial.state = "runnable"
         heapq.heappush(self._runnable, trial.number)
 
     # --- the searcher ---
 
-    def _hear(self, trial: _Trial, event: api.Event) -> None:
+    def _hear(self, trial: Trial, event: api.Event) -> None:
         """What a trial wrote comes to the searcher, in the order in which it wrote it."""
         if self.cluster.instant:
             self._facts.append(event)
             return
         seen = self.now + self.cluster.visible.draw(self._rng)
-        trial.heard_at = max(trial.heard_at, self._turn(seen))
+        trial.heard_at = max(trial.heard_at, self.cluster.turn(seen))
         self._push(trial.heard_at, "hear", event)
-
-    def _turn(self, at: float) -> float:
-        """The first turn of the crank from a time on."""
-        every = self.cluster.poll_s
-        if every:
-            at = math.ceil(at / every - 1e-9) * every
-        for begin, end in sorted(self.cluster.away):
-            if begin <= at < end:
-                at = end
-        return at
 
     def _on_hear(self, event: api.Event, version: int) -> None:
         self._facts.append(event)
@@ -496,7 +407,7 @@ class Simulation:
         match action:
             case api.Create(number, params, _, until):
                 target = until.value if until else self._full
-                trial = self._trials[number] = _Trial(number, target)
+                trial = self._trials[number] = Trial(number, target)
                 self.workload.begin(number, params)
                 self.course.created += 1
                 self._open += 1
@@ -512,7 +423,7 @@ class Simulation:
                 self.course.over = True
                 self._note("shutdown", why=why)
 
-    def _continue(self, trial: _Trial, until: int) -> None:
+    def _continue(self, trial: Trial, until: int) -> None:
         if trial.wanted in ("stop", "lost"):
             return
         trial.until, trial.wanted = until, "run"
@@ -521,7 +432,7 @@ class Simulation:
             self._note("continue", trial.number, length=until)
             self._queue(trial)
 
-    def _halt(self, trial: _Trial, wanted: Literal["pause", "stop"], why: str) -> None:
+    def _halt(self, trial: Trial, wanted: Literal["pause", "stop"], why: str) -> None:
         if trial.state == "ended" or trial.wanted in ("stop", "lost"):
             return
         trial.wanted, trial.why = wanted, why
