@@ -19,7 +19,7 @@ class Trial:
         at: length trained at ``since``, on the way to ``goal`` at ``rate`` seconds per unit.
         began: when the attempt began to train.
         saved: length that a restore brings back; ``leaves_with`` is being saved.
-        most: greatest length ever trained; ``reported`` and ``told`` likewise.
+        most: greatest length ever trained; ``reported`` likewise.
         heard_at: when the last of its reports came or comes to the searcher.
         version: events in the heap that were meant for an earlier one are void.
     """
@@ -38,7 +38,6 @@ class Trial:
     leaves_with: int = 0
     most: int = 0
     reported: int = 0
-    told: int = 0
     seconds: float = 0.0
     heard_at: float = 0.0
     worker: int = -1

@@ -60,6 +60,12 @@ class Course:
     facts: int = 0
     moments: list[Moment] = field(default_factory=list)
 
+    def learn(self, at_s: float, trial: int, length: int, loss: float) -> None:
+        """A trial has reported at a length for the first time."""
+        self.at[length] += 1
+        if not self.best or loss < self.best[-1][2]:
+            self.best.append((at_s, trial, loss))
+
     @property
     def utilisation(self) -> float:
         """Share of what the cluster gave in which a trial trained; 0 where it gave nothing."""

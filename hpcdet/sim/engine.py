@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,8 +19,10 @@ import numpy as np
 
 from hpcdet.search import api
 from hpcdet.sim.actors import Luck, Trial, Worker
+from hpcdet.sim.array import JobArray
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course, Moment
+from hpcdet.sim.crank import Crank
 from hpcdet.sim.surrogate import Workload
 from hpcdet.units import Length, Unit
 
@@ -71,20 +72,11 @@ class Simulation:
         self._trials: dict[int, Trial] = {}
         self._runnable: list[int] = []  # a heap: workers take the lowest number first
         self._open = 0  # trials that run, leave, or wait for a worker
-        self._workers = [
-            Worker(n, np.random.default_rng((self.seed, 2, n))) for n in range(self.cluster.workers)
-        ]
-        self._out = deque(range(self.cluster.workers))
-        self._idle: list[int] = []  # a heap
-        self._eligible: deque[int] = deque()
-        self._granted = 0
-        self._coming = 0  # workers that wait in the queue
+        self._array = JobArray(self.cluster, self.seed)
         self._luck = Luck(self.seed, len(self.lengths) + 1)
         self._rng = np.random.default_rng((self.seed, 3))
-        self._facts: deque[api.Event] = deque()
         self._at_rungs: list[tuple[Trial, int]] = []
-        self._state = self.searcher.initial()
-        self._best = math.inf
+        self._crank = Crank(self.searcher, self.cluster, self._rng)
         self._quiet = 0  # events since something was learnt
 
     def run(self) -> Course:
@@ -93,7 +85,7 @@ class Simulation:
         Raises:
             Exception: whatever the searcher raises.
         """
-        self._facts.append(api.Start())
+        self._crank.bring(api.Start())
         self._settle()
         while self._heap and not self._finished and self._quiet < self.patience:
             if self._heap[0][0] > self.horizon_s:
@@ -114,27 +106,27 @@ class Simulation:
         for trial in self._trials.values():
             if trial.state == "running":
                 self._train(trial)
-        for worker in self._workers:
-            if worker.state in ("idle", "busy"):
-                self.course.allocated_s += at - worker.began
-        self.course.end_s = at
+        self.course.allocated_s = self._array.allocated(at)
+        self.course.waits_s = self._array.waits_s
+        self.course.end_s, self.course.facts = at, self._crank.told
         return self.course
 
     def _settle(self) -> None:
         """Tell the searcher what it can hear, then give workers what can run."""
-        while self._facts:
-            self._tell(self._facts.popleft())
+        while event := self._crank.next():
+            for action in self._crank.tell(event):
+                self._do(action)
         while self._at_rungs:  # nothing has held it there
             trial, version = self._at_rungs.pop()
             if trial.version == version:
                 self._stretch(trial)
-        while self._runnable and self._idle:
-            self._serve(self._workers[heapq.heappop(self._idle)])
-        missing = min(len(self._runnable) - self._coming, len(self._out))
-        for _ in range(missing):
-            self._submit(self._workers[self._out.popleft()])
-        while self.course.over and self._idle:
-            self._leave(self._workers[heapq.heappop(self._idle)])
+        while self._runnable and (worker := self._array.first_idle()):
+            self._serve(worker)
+        for _ in range(len(self._runnable) - self._array.coming):
+            if not self._submit():
+                break
+        while self.course.over and (worker := self._array.first_idle()):
+            self._leave(worker)
 
     def _push(self, at: float, kind: str, whom: Any, version: int = 0) -> None:
         self._seq += 1
@@ -146,83 +138,57 @@ class Simulation:
         if self.keep:
             self.course.moments.append(Moment(self.now, what, trial, worker, length, why))
 
-    # --- workers ---
-
-    def _submit(self, worker: Worker) -> None:
-        worker.state, worker.submitted = "queued", self.now
-        self._coming += 1
-        wait = self.cluster.queue_wait.draw(worker.rng)
-        self._push(self.now + wait, "grant", worker.number, worker.life)
+    def _submit(self) -> bool:
+        submitted = self._array.submit(self.now)
+        if submitted:
+            worker, until = submitted
+            self._push(until, "grant", worker.number, worker.life)
+        return submitted is not None
 
     def _on_grant(self, number: int, life: int) -> None:
         """Its turn in the queue has come."""
-        worker = self._workers[number]
-        if self.cluster.throttle and self._granted >= self.cluster.throttle:
-            worker.state = "eligible"
-            self._eligible.append(number)
+        worker = self._array[number]
+        if not self._array.grant(worker, self.now):
             return
-        self._coming -= 1
-        self._granted += 1
-        worker.began = self.now
-        self.course.waits_s.append(self.now - worker.submitted)
         self._note("grant", worker=number)
-        worker.ends = self.now + self.cluster.walltime_s
-        ends = [(worker.ends - self.cluster.save_s, "walltime")]
-        for rate, why in (
-            (self.cluster.preempt_per_h, "preempted"),
-            (self.cluster.fail_per_h, "node failed"),
-        ):
-            if rate:
-                ends.append((self.now + float(worker.rng.exponential(3600 / rate)), why))
-        first, why = min(ends)
-        if first < math.inf:
-            self._push(first, "end", (number, why), life)
+        ends, why = self._array.end(worker)
+        if ends < math.inf:
+            self._push(ends, "end", (number, why), worker.life)
         self._serve(worker)
 
     def _serve(self, worker: Worker) -> None:
         """Give a worker a trial, or let it wait for one; it leaves where that makes no sense."""
-        useful = max(self.cluster.min_segment_s, self.cluster.save_s)
-        if worker.going or worker.ends - self.now < useful:
+        if not self._array.may_train(worker, self.now):
             self._leave(worker)
         elif self._runnable:
             self._start(self._trials[heapq.heappop(self._runnable)], worker)
         else:
-            worker.state, worker.idle_since = "idle", self.now
-            heapq.heappush(self._idle, worker.number)
-            if self.cluster.idle_s < math.inf:
-                self._push(self.now + self.cluster.idle_s, "idle", worker.number, worker.life)
+            until = self._array.rest(worker, self.now)
+            if until < math.inf:
+                self._push(until, "idle", worker.number, worker.life)
 
     def _on_idle(self, number: int, life: int) -> None:
-        worker = self._workers[number]
-        idle = worker.life == life and worker.state == "idle"
-        if idle and self.now >= worker.idle_since + self.cluster.idle_s:
-            self._dismiss(worker)
-
-    def _dismiss(self, worker: Worker) -> None:
-        self._idle.remove(worker.number)
-        heapq.heapify(self._idle)
-        self._leave(worker)
+        worker = self._array[number]
+        if self._array.has_idled(worker, life, self.now):
+            self._array.wake(worker)
+            self._leave(worker)
 
     def _leave(self, worker: Worker) -> None:
         """Its allocation ends; the next in line may run."""
-        self.course.allocated_s += self.now - worker.began
         self._note("leave", worker=worker.number)
-        worker.state, worker.trial, worker.going = "out", 0, False
-        worker.life += 1
-        self._out.append(worker.number)
-        self._granted -= 1
-        if self._eligible:
-            following = self._workers[self._eligible.popleft()]
+        following = self._array.leave(worker, self.now)
+        if following:
             self._on_grant(following.number, following.life)
 
     def _on_end(self, what: tuple[int, str], life: int) -> None:
         """An allocation ends by itself, and what its trial does with it."""
         number, why = what
-        worker = self._workers[number]
+        worker = self._array[number]
         if worker.life != life:
             return
         if worker.state == "idle":
-            self._dismiss(worker)
+            self._array.wake(worker)
+            self._leave(worker)
             return
         trial = self._trials[worker.trial]
         if why == "node failed":
@@ -248,8 +214,6 @@ class Simulation:
         if self.cluster.on_failure == "lost":
             trial.wanted = "lost"
         self._push(self.now + self.cluster.detect_s, "left", trial.number, trial.version)
-
-    # --- trials ---
 
     def _start(self, trial: Trial, worker: Worker) -> None:
         """An attempt begins."""
@@ -292,7 +256,7 @@ class Simulation:
         if trial.at < trial.until:
             self._at_rungs.append((trial, version))
             return
-        worker = self._workers[trial.worker]
+        worker = self._array[trial.worker]
         trial.saved, trial.state, trial.worker = trial.at, "ended", -1
         trial.version += 1
         self._open -= 1
@@ -315,10 +279,7 @@ class Simulation:
         if length <= trial.reported:
             return
         trial.reported, self._quiet = length, 0
-        self.course.at[length] += 1
-        if loss < self._best:
-            self._best = loss
-            self.course.best.append((self.now, number, loss))
+        self.course.learn(self.now, number, length, loss)
         if length == self._full:
             self.course.finished.append((self.now, number, self.workload.final(number)))
         if self.cluster.repeats and self._rng.random() < self.cluster.repeats:
@@ -351,7 +312,7 @@ class Simulation:
             self._open -= 1
             self._park(trial)
         if worker >= 0:
-            self._free(self._workers[worker])
+            self._free(self._array[worker])
 
     def _park(self, trial: Trial) -> None:
         """It runs no more, for now or for good."""
@@ -371,39 +332,19 @@ class Simulation:
         trial.state = "runnable"
         heapq.heappush(self._runnable, trial.number)
 
-    # --- the searcher ---
-
     def _hear(self, trial: Trial, event: api.Event) -> None:
-        """What a trial wrote comes to the searcher, in the order in which it wrote it."""
-        if self.cluster.instant:
-            self._facts.append(event)
-            return
-        seen = self.now + self.cluster.visible.draw(self._rng)
-        trial.heard_at = max(trial.heard_at, self.cluster.turn(seen))
-        self._push(trial.heard_at, "hear", event)
+        heard = self._crank.write(trial, event, self.now)
+        if heard is not None:
+            self._push(heard, "hear", event)
 
     def _on_hear(self, event: api.Event, version: int) -> None:
-        self._facts.append(event)
+        self._crank.bring(event)
 
     def _on_repeat(self, event: api.Event, version: int) -> None:
-        self._ask(event)
+        for action in self._crank.ask(event):
+            self._do(action)
 
-    def _tell(self, event: api.Event) -> None:
-        """As the controller does: each length of a trial is told once, in order."""
-        if isinstance(event, api.Report):
-            trial = self._trials[event.trial]
-            if event.length.value <= trial.told:
-                return
-            trial.told = event.length.value
-        self._ask(event)
-
-    def _ask(self, event: api.Event) -> None:
-        self._state, actions = self.searcher.on_event(self._state, event)
-        self.course.facts += 1
-        for action in actions:
-            self._act(action)
-
-    def _act(self, action: api.Action) -> None:
+    def _do(self, action: api.Action) -> None:
         match action:
             case api.Create(number, params, _, until):
                 target = until.value if until else self._full

@@ -1,0 +1,61 @@
+"""Who turns the crank: when the searcher hears what a trial wrote, and what it answers."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from hpcdet.search import api
+from hpcdet.sim.actors import Trial
+from hpcdet.sim.cluster import Cluster
+
+
+class Crank:
+    """A searcher and what it is still to be told.
+
+    Attributes:
+        told: events that it has heard.
+    """
+
+    def __init__(self, searcher: api.Searcher, cluster: Cluster, rng: np.random.Generator) -> None:
+        self.searcher, self.cluster, self.rng = searcher, cluster, rng
+        self.told = 0
+        self._state = searcher.initial()
+        self._facts: deque[api.Event] = deque()
+        self._lengths: dict[int, int] = {}  # up to which each trial's reports were told
+
+    def write(self, trial: Trial, event: api.Event, now: float) -> float | None:
+        """What a trial wrote comes to the searcher in the order in which it wrote it.
+
+        Returns:
+            When ``bring`` has to be called with it; None where it is in sight at once.
+        """
+        if self.cluster.instant:
+            self.bring(event)
+            return None
+        seen = now + self.cluster.visible.draw(self.rng)
+        trial.heard_at = max(trial.heard_at, self.cluster.turn(seen))
+        return trial.heard_at
+
+    def bring(self, event: api.Event) -> None:
+        """An event is in sight."""
+        self._facts.append(event)
+
+    def next(self) -> api.Event | None:
+        """The next event in sight."""
+        return self._facts.popleft() if self._facts else None
+
+    def tell(self, event: api.Event) -> list[api.Action]:
+        """As the controller does: each length of a trial is told once, in order."""
+        if isinstance(event, api.Report):
+            if event.length.value <= self._lengths.get(event.trial, 0):
+                return []
+            self._lengths[event.trial] = event.length.value
+        return self.ask(event)
+
+    def ask(self, event: api.Event) -> list[api.Action]:
+        """What the searcher wants now; raises what it raises."""
+        self._state, actions = self.searcher.on_event(self._state, event)
+        self.told += 1
+        return actions
