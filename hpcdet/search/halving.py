@@ -298,9 +298,11 @@ class Halving:
         seed = trial_seed(self.seed, trial)
         actions.append(Create(trial, params, seed, self._until(state), why=why))
 
-    def _promote(self, state: State, books: Books, found: Promotion, actions: list[Action]) -> None:
+    def _promote(
+        self, state: State, books: Books, chosen: Promotion, actions: list[Action]
+    ) -> None:
         """The best paused trial of a rung goes on; what it has reported since then counts now."""
-        rung = found.rung
+        rung = chosen.rung
         trial = books["waiting"][rung].pop(0)[2]
         trains = state["status"][trial - 1] == PAUSED
         books["on"][rung] += 1
@@ -308,7 +310,7 @@ class Halving:
         state["status"][trial - 1] = OPEN
         state["open"] += 1
         told: list[Action] = [
-            Continue(trial, self._until(state), f"{self._place(state, trial)}: {found.why}")
+            Continue(trial, self._until(state), f"{self._place(state, trial)}: {chosen.why}")
         ]
         late = state["late"].pop(str(trial), [])
         for place, (length, found) in enumerate(late):
