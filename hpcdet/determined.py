@@ -29,7 +29,10 @@ LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
 
 @dataclass(frozen=True)
 class TrialInfo:
-    """``info.trial``: the trial this process trains; ``steps_completed`` of its checkpoint."""
+    """``info.trial``: the trial this process trains; ``steps_completed`` of its checkpoint.
+
+    ``parent``: the trial that it began from, as ``3@400 batches``; "" if it began from nothing.
+    """
 
     trial_id: int
     experiment_id: str
@@ -37,6 +40,7 @@ class TrialInfo:
     hparams: dict[str, Any]
     config: dict[str, Any] = field(repr=False)
     steps_completed: int = 0
+    parent: str = ""
 
     @property
     def _config(self) -> dict[str, Any]:
@@ -99,6 +103,7 @@ def get_cluster_info() -> ClusterInfo | None:
             dict(record.params),
             dict(config.raw),
             position(checkpoint)[0] if checkpoint else 0,
+            record.parent,
         ),
         container_rank=ranks.node,
     )

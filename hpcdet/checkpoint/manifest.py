@@ -15,13 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
-
 from hpcdet import __version__
 from hpcdet.checkpoint.shard import HINT, Shard
 from hpcdet.errors import IntegrityError
-from hpcdet.store import files, trials
-from hpcdet.store.layout import CHECKPOINT_NAME, TrialPaths
+from hpcdet.store import sealed, trials
+from hpcdet.store.layout import CHECKPOINT_NAME, INHERITED, TrialPaths
 from hpcdet.store.trials import MANIFEST
 
 SCHEMAS = (1, 2)
@@ -94,13 +92,18 @@ class Manifest:
             "kept": list(self.meta.get("kept", ())),
         }
 
+    @property
+    def inherited(self) -> bool:
+        """Whether it is another trial's, which this one began from (``layout.INHERITED``)."""
+        return self.attempt == INHERITED
+
     def sealed(self) -> Manifest:
         """The manifest with its root."""
-        return replace(self, root=_root(self._plain()))
+        return replace(self, root=sealed.digest(self._plain()))
 
     def encode(self) -> builtins.bytes:
         """The file's contents, of a sealed manifest."""
-        return _text(self._plain() | {"root": self.root})
+        return sealed.text(self._plain() | {"root": self.root})
 
     def _plain(self) -> dict[str, Any]:
         return {
@@ -116,14 +119,6 @@ class Manifest:
             "meta": dict(self.meta),
             "prev_root": self.prev_root,
         }
-
-
-def _text(plain: Mapping[str, Any]) -> bytes:
-    return files.canonical(plain) + b"\n"
-
-
-def _root(plain: Mapping[str, Any]) -> str:
-    return str(blake3(files.canonical(plain)).hexdigest())
 
 
 def position(name: str) -> tuple[int, int]:
@@ -151,7 +146,7 @@ def read(folder: Path) -> Manifest:
         raise IntegrityError("it is not a checkpoint's manifest", where=str(path), hint=HINT)
     plain = {key: value for key, value in raw.items() if key != "root"}
     schema = raw.get("schema")
-    flipped = any(_root(plain | {"schema": known}) == raw.get("root") for known in SCHEMAS)
+    flipped = any(sealed.digest(plain | {"schema": known}) == raw.get("root") for known in SCHEMAS)
     if isinstance(schema, int) and schema > SCHEMAS[-1] and not flipped:
         raise NewerFormat(
             f"it was made by a newer hpcdet ({raw.get('writer')}, format {raw['schema']}; "
@@ -159,7 +154,7 @@ def read(folder: Path) -> Manifest:
             where=str(path),
             hint="use that version of hpcdet or a later one; nothing of it was changed",
         )
-    if schema not in SCHEMAS or _text(raw) != text or _root(plain) != raw.get("root"):
+    if schema not in SCHEMAS or sealed.text(raw) != text or sealed.digest(plain) != raw.get("root"):
         raise IntegrityError("it is not what was written", where=str(path), hint=HINT)
     return Manifest(
         name=raw["name"],

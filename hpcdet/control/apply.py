@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from hpcdet.control import clones
 from hpcdet.control.decided import Plan
 from hpcdet.control.holder import Holder
 from hpcdet.errors import IntegrityError
@@ -31,7 +32,8 @@ def apply(holder: Holder) -> None:
         if not (settled or never):
             _write_control(holder, number, trial, wanted)
             try:
-                _write_record(holder, plan, trial)
+                if not _write_record(holder, plan, trial):
+                    continue
             except IntegrityError as error:
                 wrong.append(error)  # of this trial alone: the others hear what is decided of them
                 continue
@@ -58,15 +60,23 @@ def _write_limits(holder: Holder) -> None:
     holder.written["limits",] = wanted
 
 
-def _write_record(holder: Holder, plan: Plan, trial: TrialPaths) -> None:
-    """After the first control: a trial with a record may be claimed."""
+def _write_record(holder: Holder, plan: Plan, trial: TrialPaths) -> bool:
+    """After the first control: a trial with a record may be claimed.
+
+    Returns:
+        False if it has to wait for the checkpoint that it is to begin from.
+    """
     if ("record", plan.number) in holder.written:
-        return
+        return True
     there = Trial.read(trial.record)
     if there is None:
+        if not clones.has_origin(holder, plan, trial):
+            return False
         holder.fence()
-        term = holder.lease.term
-        record = Trial(plan.number, plan.params, plan.seed, term, plan.parent, files.now())
+        term, origin = holder.lease.term, plan.origin or {}
+        record = Trial(
+            plan.number, plan.params, plan.seed, term, plan.parent, files.now(), origin
+        )
         holder.sight.forget(plan.number)
         if record.write_once(trial.record):
             holder.actions.append(f"create trial {plan.number}")
@@ -78,6 +88,7 @@ def _write_record(holder: Holder, plan: Plan, trial: TrialPaths) -> None:
             hint="a former holder of the lease wrote it after its term; submit again",
         )
     holder.written["record", plan.number] = True
+    return True
 
 
 def _write_control(holder: Holder, number: int, trial: TrialPaths, wanted: Control) -> None:

@@ -46,6 +46,9 @@ class Plan:
         alone: its user resumed it while the experiment as a whole stays paused.
         since: only workers of this submission or a later one may take it.
         rewinds: see ``records.Control``.
+        parent: what it begins from (``store.parents``).
+        origin: the checkpoint that it was given, as ``records.Trial`` has it; empty: it begins
+            from nothing; None: that is not known yet.
     """
 
     number: int
@@ -53,6 +56,7 @@ class Plan:
     seed: int
     until: Length | None
     parent: str = ""
+    origin: dict[str, Any] | None = None
     searcher: str = "run"
     why: str = ""
     paused: bool = False
@@ -248,6 +252,9 @@ class Decided:
                 self.plans[trial].searcher, self.plans[trial].why = "stop", why
             case api.Shutdown() as shutdown:
                 self.shutdown = shutdown
+
+    def _take_clone(self, line: Line) -> None:
+        self.plans[line["trial"]].origin = line["origin"]
 
     def _take_retry(self, line: Line) -> None:
         plan = self.plans[line["trial"]]

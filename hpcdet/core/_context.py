@@ -41,6 +41,7 @@ class Context:
         hparams: this trial's hyperparameters.
         seed: this trial's seed; python, numpy and torch are seeded with it, on all ranks alike.
         data: the config's ``data``, with its secrets.
+        parent: the trial that this one began from, as ``3@400 batches``; "" if from nothing.
         first_batch: batches behind the checkpoint that this attempt went on from.
     """
 
@@ -48,6 +49,7 @@ class Context:
         self.session = session
         self.hparams: dict[str, Any] = dict(session.record.params)
         self.seed = session.record.seed
+        self.parent = session.record.parent
         experiment = session.place.experiment
         self.data = (
             resolve(session.config.data, experiment.secrets)

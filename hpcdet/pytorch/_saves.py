@@ -134,11 +134,15 @@ class Saves:
         loaded = self._session.keeper.restore(sharded=sharded, into={"models": weights})
         if loaded is not None:
             self._progress.decode(loaded.shared["progress"])
+            if loaded.manifest.inherited:
+                self._progress.best = None  # it was its parent's
             self.changed = False
         return loaded
 
     def load(self, loaded: Loaded, size: int | None) -> None:
         """Put everything back but random numbers.
+
+        Of what another trial has left, what follows from hyperparameters stays this trial's own.
 
         Args:
             size: of the loader's batches.
@@ -150,7 +154,7 @@ class Saves:
         for callback in self._callbacks.values():
             callback.on_checkpoint_load_start(loaded.shared)
         shared, private = loaded.shared, loaded.private or None
-        _state.load_shared(self._context, shared)
+        _state.load_shared(self._context, shared, inherited=loaded.manifest.inherited)
         _state.load_gradients(self._context, shared, private)
         own = private.get("registered") if private is not None else None
         self._session.registered.load(shared.get("registered", {}), own)

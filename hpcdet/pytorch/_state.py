@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hpcdet.errors import ConfigError, IntegrityError
-from hpcdet.pytorch import _gradients, _sharding
+from hpcdet.pytorch import _gradients, _inheriting, _sharding
 from hpcdet.pytorch._callback import PyTorchCallback
 from hpcdet.pytorch._compression import Compression
 from hpcdet.pytorch._context import PyTorchTrialContext
@@ -74,8 +74,12 @@ def private(
     return state | {"compression": compression} if any(compression) else state
 
 
-def load_shared(context: PyTorchTrialContext, state: State) -> None:
+def load_shared(context: PyTorchTrialContext, state: State, *, inherited: bool = False) -> None:
     """Put models, optimizers, schedulers and scaler back.
+
+    Args:
+        inherited: it is another trial's: options of optimizers and arguments of schedulers stay as
+            this trial's code has made them (``_inheriting``).
 
     Raises:
         IntegrityError: the state is not of these models and optimizers.
@@ -87,9 +91,12 @@ def load_shared(context: PyTorchTrialContext, state: State) -> None:
         for model, others in zip(context.plain_models(), state["other_buffers"], strict=True):
             _load_other_buffers(model, others)
         for optimizer, saved in zip(context.optimizers, state["optimizers"], strict=True):
-            _load_optimizer(optimizer, saved, names)
+            _load_optimizer(optimizer, saved, names, inherited)
         for scheduler, saved in zip(context.lr_schedulers, state["lr_schedulers"], strict=True):
-            scheduler.load_state_dict(saved)
+            if inherited:
+                _inheriting.catch_up(scheduler, saved)
+            else:
+                scheduler.load_state_dict(saved)
         if context.scaler is not None and state["scaler"] is not None:
             context.scaler.load_state_dict(state["scaler"])
     except (KeyError, ValueError, RuntimeError) as error:
@@ -182,13 +189,16 @@ def _optimizer(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> St
 
 
 def _load_optimizer(
-    optimizer: torch.optim.Optimizer, saved: State, names: Mapping[int, str]
+    optimizer: torch.optim.Optimizer, saved: State, names: Mapping[int, str], inherited: bool
 ) -> None:
     own = [one for group in optimizer.param_groups for one in group["params"]]
     index = {name: number for number, name in enumerate(_ordered(optimizer, names))}
     for group, wanted in zip(saved["param_groups"], optimizer.param_groups, strict=True):
         if strange := sorted(group.keys() - wanted.keys()):
             raise ValueError(f"{type(optimizer).__name__} has no {', '.join(strange)}")
+    groups = saved["param_groups"]
+    if inherited:
+        groups = _inheriting.options(optimizer, groups)
     optimizer.load_state_dict(
         {
             "state": {
@@ -198,8 +208,7 @@ def _load_optimizer(
                 for name, slots in saved["state"].items()
             },
             "param_groups": [
-                {**group, "params": [index[name] for name in group["params"]]}
-                for group in saved["param_groups"]
+                {**group, "params": [index[name] for name in group["params"]]} for group in groups
             ],
         }
     )

@@ -23,8 +23,8 @@ def events(source: Source, trial: int = 0) -> list[Event]:
     Returns:
         ``time, kind, trial`` (0: the experiment), ``attempt`` (0: none), ``text``. Kinds:
         ``submitted refused worker_started worker_ended started first_step checkpoint
-        checkpoint_copied copy_failed not_finite notice ended decision retry failed lost command
-        state``.
+        checkpoint_copied copy_failed not_finite notice ended decision clone retry failed lost
+        command state``.
     """
     gathered = gather(source)
     found = [
@@ -123,6 +123,8 @@ def _decisions(gathered: Gathered) -> Iterator[Event]:
             case "action":
                 action = line["action"]
                 yield _event(line["t"], "decision", _action_text(action), action.get("trial", 0))
+            case "clone":
+                yield _event(line["t"], "clone", str(line["why"]), line["trial"])
             case "retry":
                 text = f"allowed attempts up to {line['attempts']}: {line.get('why', '')}"
                 yield _event(line["t"], "retry", text, line["trial"])
@@ -148,7 +150,8 @@ def _action_text(action: dict[str, Any]) -> str:
     why = f": {action['why']}" if action.get("why") else ""
     match action.get("kind"):
         case "create":
-            return f"made, to train {length or 'as long as the code says'}{why}"
+            parent = f" from trial {action['parent']}" if action.get("parent") else ""
+            return f"made{parent}, to train {length or 'as long as the code says'}{why}"
         case "continue":
             return f"to go on{f' until {length}' if length else ''}{why}"
         case kind:

@@ -21,6 +21,8 @@ from hpcdet.store import packed
 _NUMBER = re.compile(r"\d+")
 _REOPENED = re.compile(r"reopened-\d+\.json")
 CHECKPOINT_NAME = re.compile(r"(\d{8,})\.g(\d+)")
+INHERITED = 0
+"""In the name of a checkpoint, instead of an attempt: it is another trial's, to begin from."""
 EXPERIMENTS = "hpcdet-experiments"
 """The folder that holds experiments, below a site's scratch or project path or the present one."""
 SCRATCH_MARK = "hpcdet-experiment.json"

@@ -85,7 +85,13 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Trial(Record):
-    """``trial.json``: what makes this trial this trial."""
+    """``trial.json``: what makes this trial this trial.
+
+    Attributes:
+        parent: what it begins from (``store.parents``); "": from nothing.
+        origin: of the checkpoint that it was given: ``checkpoint`` and ``root`` (its parent's),
+            ``name`` (here), ``digest``, ``units``; empty without a parent, or if that had none.
+    """
 
     number: int
     params: dict[str, Any]
@@ -93,6 +99,7 @@ class Trial(Record):
     term: int = 0
     parent: str = ""
     created_at: str = ""
+    origin: dict[str, Any] = field(default_factory=dict)
 
 
 Action = Literal["run", "pause", "stop", "kill", "fail"]

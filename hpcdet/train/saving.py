@@ -21,9 +21,9 @@ from hpcdet.checkpoint import (
     memory,
     retention,
 )
-from hpcdet.errors import UsageError
+from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.store.config import Resolved
-from hpcdet.store.records import number
+from hpcdet.store.records import Trial, number
 from hpcdet.store.trials import MANIFEST
 from hpcdet.train.clock import Deadline
 from hpcdet.train.copies import Copies
@@ -97,7 +97,8 @@ class Keeper:
             into: tensors that may be overwritten and given back (``checkpoint.restore``).
 
         Raises:
-            IntegrityError: there are checkpoints and none can be used.
+            IntegrityError: there are checkpoints and none can be used, or that of its parent,
+                which the trial was to begin from, is gone.
         """
         ranks = self._peers.ranks
         trial = self._place.trial
@@ -112,7 +113,9 @@ class Keeper:
             sharded=sharded,
             into=into,
         )
-        if loaded is not None:
+        if loaded is None:
+            self._see_that_it_has_no_parent()
+        else:
             self.begin_from(loaded.manifest)
             if ranks.chief and loaded.folder.parent == trial.kept:
                 print(
@@ -121,6 +124,17 @@ class Keeper:
                     file=sys.stderr,
                 )
         return loaded
+
+    def _see_that_it_has_no_parent(self) -> None:
+        """Who was to begin from another trial's checkpoint does not begin from nothing."""
+        record = None if self._place.experiment is None else Trial.read(self._place.trial.record)
+        if record is not None and record.origin:
+            raise IntegrityError(
+                f"the checkpoint that it was to begin from is gone: {record.origin['name']}, "
+                f"of trial {record.parent}",
+                where=str(self._place.trial.checkpoints),
+                hint="make a new experiment, or bring the checkpoint back from where it was saved",
+            )
 
     def begin_from(self, manifest: Manifest) -> None:
         """This attempt goes on from a checkpoint."""

@@ -1,0 +1,118 @@
+"""A checkpoint under a second name, without its data written again.
+
+Login and node tower both need it: the holder of the lease gives a trial the checkpoint that it
+begins from, before anybody may remove that. Data are not read here; whoever loads them checks
+every byte.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcdet.errors import IntegrityError, UsageError
+from hpcdet.store import files, sealed
+from hpcdet.store.trials import MANIFEST
+
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+def manifest(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself, checked against its own digest and its files' sizes.
+
+    Raises:
+        IntegrityError: it is not a whole checkpoint.
+    """
+    path = checkpoint / MANIFEST
+    try:
+        found = json.loads(path.read_bytes())
+        if sealed.digest(found) != found[sealed.ROOT]:
+            raise ValueError("the digest is another one")
+        for shard in found["shards"]:
+            size = (checkpoint / shard["file"]).stat().st_size
+            if size != shard["bytes"]:
+                raise ValueError(f"{shard['file']} has {size} bytes")
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError) as error:
+        what = f"it is not a whole checkpoint: {error}"
+        hint = "hpcdet ckpt verify says which of a trial's are"
+        raise IntegrityError(what, where=str(path), hint=hint) from error
+    return dict(found)
+
+
+def link(
+    source: Path,
+    target: Path,
+    *,
+    meta: Mapping[str, Any] | None = None,
+    without: Collection[str] = (),
+    previous: str = "",
+) -> dict[str, Any]:
+    """Make ``target`` a checkpoint of the same content, whatever becomes of ``source``.
+
+    Its files are hard links: they take no room, and the data go with the last of their names. On
+    another file system, or one without links, they are copies. Only the manifest is its own. A
+    crash leaves no manifest, so that it can be done again.
+
+    Args:
+        source: a checkpoint.
+        target: ``TrialPaths.checkpoint(step, attempt)`` of the same step.
+        meta: what is remembered beside, or instead of, what ``source`` does; ``without``: what of
+            that is not.
+        previous: root of the checkpoint before ``target``.
+
+    Returns:
+        The manifest of ``target``, which is durable; ``meta["linked"]`` names its origin.
+
+    Raises:
+        IntegrityError: the source is no whole checkpoint.
+        UsageError: there is a checkpoint of that name already.
+        OSError: the disk is full or fails; nothing is left behind.
+    """
+    if (target / MANIFEST).exists():
+        raise UsageError("a checkpoint of this name exists", where=str(target))
+    origin = manifest(source)
+    inherited = {key: value for key, value in origin["meta"].items() if key not in without}
+    made = sealed.sealed(
+        {
+            **origin,
+            "name": target.name,
+            "meta": {
+                **inherited,
+                **(meta or {}),
+                "linked": {"name": origin["name"], "root": origin[sealed.ROOT]},
+            },
+            "prev_root": previous,
+        }
+    )
+    shutil.rmtree(target, ignore_errors=True)  # what an earlier try left
+    files.make_folder(target)
+    try:
+        for shard in origin["shards"]:
+            _same(source / shard["file"], target / shard["file"])
+        files.sync_folder(target)
+        files.replace(target / MANIFEST, sealed.text(made))
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+    files.sync_folder(target.parent)
+    return made
+
+
+def _same(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(source, target)
+        target.chmod(files.FILE_MODE)
+        fd = os.open(target, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,140 @@
+"""From which trial another one begins, and from which of its checkpoints.
+
+Written as text, in decisions and in ``trial.json``: ``3`` (trial 3, its newest checkpoint),
+``3@400 batches`` (as it was at that length), ``../digits-7f3a/3@2 epochs`` (of another
+experiment, whose folder is named as seen from this one's).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdet.errors import IntegrityError
+from hpcdet.store import linking, sealed
+from hpcdet.store.layout import CHECKPOINT_NAME, INHERITED, ExperimentPaths, TrialPaths
+from hpcdet.store.trials import MANIFEST, checkpoints, lineage
+from hpcdet.units import UNITS, Length
+
+_TEXT = re.compile(rf"(?:(.+)/)?([1-9]\d*)(?:@(\d+) ({'|'.join(UNITS)}))?")
+
+_ITS_OWN = ("untold", "metric", "kept", "kind", "trial", "journal_bytes")
+"""What a checkpoint says of the trial that made it, and that is not so of one that began from it."""
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A trial at a length of its training.
+
+    Attributes:
+        length: None: as far as it has come.
+        experiment: its folder, relative to that of the child's experiment; "": the same one.
+    """
+
+    trial: int
+    length: Length | None = None
+    experiment: str = ""
+
+    def __str__(self) -> str:
+        prefix = f"{self.experiment}/" if self.experiment else ""
+        return f"{prefix}{self.trial}" + (f"@{self.length}" if self.length else "")
+
+    @staticmethod
+    def parse(text: str) -> Parent | None:
+        """The parent that a text names; None if it names none."""
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            return None
+        length = Length(match[4], int(match[3])) if match[4] else None  # type: ignore[arg-type]
+        return Parent(int(match[2]), length, match[1] or "")
+
+    def paths(self, child: ExperimentPaths) -> TrialPaths:
+        """The files of the parent, for a child of this experiment."""
+        there = ExperimentPaths(child.root / self.experiment) if self.experiment else child
+        return there.trial(self.trial)
+
+
+@dataclass(frozen=True)
+class Donation:
+    """A committed checkpoint that a trial may begin from.
+
+    Attributes:
+        at: how far its trial was, in the unit that was asked for.
+        manifest: what it says of itself.
+    """
+
+    folder: Path
+    at: int
+    manifest: dict[str, Any]
+
+
+def donations(trial: TrialPaths, unit: str) -> list[Donation]:
+    """The whole checkpoints of a trial that are on its way to where it is now, shortest first."""
+    line = lineage(trial)
+    found: list[Donation] = []
+    for name in checkpoints(trial):
+        folders = (place / name for place in trial.checkpoint_places)
+        folder = next((each for each in folders if (each / MANIFEST).is_file()), None)
+        if folder is None or name not in line:
+            continue
+        try:
+            manifest = linking.manifest(folder)
+        except (IntegrityError, OSError):
+            continue
+        step = int(name.partition(".")[0])
+        at = step if unit == "batches" else int(manifest["meta"].get(unit, 0))
+        found.append(Donation(folder, at, manifest))
+    return found
+
+
+def choose(found: list[Donation], length: Length | None) -> Donation | None:
+    """The newest checkpoint at or below a length; where there is none, the first one above."""
+    if length is None:
+        return found[-1] if found else None
+    below = [each for each in found if each.at <= length.value]
+    return below[-1] if below else next(iter(found), None)
+
+
+def give(donation: Donation, child: TrialPaths) -> dict[str, Any]:
+    """Link a checkpoint into a trial that has not begun; returns its manifest there.
+
+    Raises:
+        IntegrityError: it has been damaged, or is gone by now.
+        OSError: the disk is full or fails; nothing is left behind.
+    """
+    step = int(donation.manifest["name"].partition(".")[0])
+    return linking.link(
+        donation.folder,
+        child.checkpoint(step, INHERITED),
+        meta={"kind": "resume", "kept": [], "trial": child.number},
+        without=_ITS_OWN,
+        previous=donation.manifest[sealed.ROOT],
+    )
+
+
+def given(child: TrialPaths) -> dict[str, Any] | None:
+    """The manifest of what was linked into a trial to begin from, if that was done."""
+    for name in checkpoints(child):
+        match = CHECKPOINT_NAME.fullmatch(name)
+        if match and int(match[2]) == INHERITED:
+            for place in child.checkpoint_places:
+                if (place / name / MANIFEST).is_file():
+                    return linking.manifest(place / name)
+    return None
+
+
+def origin_of(made: dict[str, Any]) -> dict[str, Any]:
+    """What is recorded of the checkpoint that a trial began from, by the manifest it has there.
+
+    ``checkpoint`` and ``root`` are those of its parent's, ``name`` is the child's.
+    """
+    meta = made["meta"]
+    return {
+        "checkpoint": meta["linked"]["name"],
+        "root": meta["linked"]["root"],
+        "digest": made["digest"],
+        "name": made["name"],
+        "units": {unit: meta.get(unit, 0) for unit in UNITS},
+    }
