@@ -25,7 +25,7 @@ from hpcdet.schedulers.base import (
 )
 from hpcdet.search import api
 from hpcdet.site.models import Site
-from hpcdet.store import config, files, journal
+from hpcdet.store import config, files, journal, sealed
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
 from hpcdet.store.records import (
@@ -38,7 +38,7 @@ from hpcdet.store.records import (
     WorkerEnd,
     in_force,
 )
-from hpcdet.store.trials import standing
+from hpcdet.store.trials import MANIFEST, standing
 from hpcdet.units import Length
 
 
@@ -240,6 +240,29 @@ class Promotion:
         return state, actions
 
 
+class Heir:
+    """A searcher: once trial 1 has reported at 50 batches it is stopped, and trial 2 goes on."""
+
+    name = "heir"
+    version = 1
+
+    def initial(self) -> api.State:
+        return {"heir": False}
+
+    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+        until = Length("batches", 100)
+        match event:
+            case api.Start():
+                return state, [api.Create(1, {"rate": 0.1}, 7, until)]
+            case api.Report(1, length) if length.value == 50 and not state["heir"]:
+                state["heir"] = True
+                heir = api.Create(2, {"rate": 0.2}, 7, until, parent="1@50 batches")
+                return state, [api.Stop(1, "its heir goes on"), heir]
+            case api.SegmentEnd(2):
+                return state, [api.Shutdown()]
+        return state, []
+
+
 @dataclass
 class Clock:
     """Seconds that pass when a test says so."""
@@ -356,6 +379,18 @@ class Player:
             units = {"batches": step}
             metrics = {"loss": loss}
             writer.append("metrics", group="validation", step=step, metrics=metrics, units=units)
+
+    def save(self, attempt: AttemptPaths, step: int) -> Path:
+        """Rank 0 commits a checkpoint; what it holds nobody can read."""
+        folder = self.paths.trial(attempt.trial).checkpoint(step, attempt.number)
+        files.make_folder(folder)
+        data = f"trial {attempt.trial} after {step}".encode()
+        (folder / "rank-00000-of-00001.h5").write_bytes(data)
+        shard = {"file": "rank-00000-of-00001.h5", "bytes": len(data)}
+        meta = {"batches": step, "kind": "kept", "metric": 0.5, "untold": [1]}
+        plain = {"name": folder.name, "digest": data.decode(), "shards": [shard], "meta": meta}
+        files.replace(folder / MANIFEST, sealed.text(sealed.sealed(plain)))
+        return folder
 
     def end(self, attempt: AttemptPaths, reason: Reason, **about: Any) -> None:
         """An attempt ends, as its worker says it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from hpcdet.control.holder import Holder
 from hpcdet.control.replay import Replay
 from hpcdet.schedulers.base import TaskState
 from hpcdet.search import api
-from hpcdet.store import chain
-from hpcdet.store.records import Closed, Submitted, in_force
-from tests.paper import Promotion, Waves, World
+from hpcdet.store import chain, linking
+from hpcdet.store.records import Closed, Submitted, Trial, in_force
+from hpcdet.store.trials import checkpoints
+from tests.paper import Heir, Promotion, Waves, World
 
 EFFECTS = ("link", "replace", "write", "fsync", "mkdir")
 DECISIONS = ("event", "action", "retry", "fail", "state")
@@ -208,6 +210,47 @@ class Promoted(Life):
         self.turn()
 
 
+class Inherited(Life):
+    """A trial goes on from a checkpoint of another one, which is removed at once."""
+
+    END = ("COMPLETED", "2 of 2 trials succeeded")
+
+    def method(self) -> api.Searcher:
+        return Heir()
+
+    def story(self) -> None:
+        world, play = self.world, self.world.play()
+        self.turn()
+        [worker] = play.start_all()
+        one = play.claim(worker, 1)
+        play.save(one, 40)
+        play.report(one, 50)
+        self.turn()  # it is about to save
+        assert not world.paths.trial(2).record.exists()
+        for name in ("00000050.g1", "00000060.g1"):
+            play.save(one, int(name[:8]))
+        self.turn()
+        shutil.rmtree(world.paths.trial(1).checkpoints)
+        play.end(one, "stopped", progressed=True)
+        self.turn()
+        play.finish(play.claim(worker, 2))
+        self.turn()
+
+    def outcome(self) -> dict[str, Any]:
+        heir = self.world.paths.trial(2)
+        record = Trial.read(heir.record)
+        assert record is not None
+        made = linking.manifest(heir.checkpoint(50, 0))
+        clones = [line for line in chain.read(self.world.paths) if line["kind"] == "clone"]
+        return {
+            **super().outcome(),
+            "checkpoints": checkpoints(heir),
+            "origin": (record.parent, record.origin),
+            "manifest": (made["digest"], made["meta"]),
+            "clones": [(line["trial"], line["origin"], line["why"]) for line in clones],
+        }
+
+
 def _drop(holder: Holder) -> None:
     """What the kernel does for a killed process: close its files."""
     if holder._chain is not None:
@@ -226,7 +269,7 @@ def killer(monkeypatch: pytest.MonkeyPatch) -> Killer:
 
 
 @pytest.mark.parametrize("trouble", [False, True], ids=["killed", "disk full"])
-@pytest.mark.parametrize("life", [Life, Promoted])
+@pytest.mark.parametrize("life", [Life, Promoted, Inherited])
 def test_dying_at_every_effect_loses_and_doubles_nothing(
     tmp_path: Path,
     killer: Killer,
@@ -240,7 +283,7 @@ def test_dying_at_every_effect_loses_and_doubles_nothing(
     expected, effects = calm.outcome(), killer.count
     assert expected["closed"] == life.END
     assert any(calm.world.paths.snapshots.iterdir())
-    assert effects > 250  # 500 in both lives
+    assert effects > 250 or life is Inherited  # 500 in the others
     killer.trouble = trouble
     for at in range(1, effects + 1, 1 + 4 * trouble):
         killer.at, killer.count = at, 0

@@ -74,9 +74,7 @@ def _write_record(holder: Holder, plan: Plan, trial: TrialPaths) -> bool:
             return False
         holder.fence()
         term, origin = holder.lease.term, plan.origin or {}
-        record = Trial(
-            plan.number, plan.params, plan.seed, term, plan.parent, files.now(), origin
-        )
+        record = Trial(plan.number, plan.params, plan.seed, term, plan.parent, files.now(), origin)
         holder.sight.forget(plan.number)
         if record.write_once(trial.record):
             holder.actions.append(f"create trial {plan.number}")

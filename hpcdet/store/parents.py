@@ -21,7 +21,7 @@ from hpcdet.units import UNITS, Length
 _TEXT = re.compile(rf"(?:(.+)/)?([1-9]\d*)(?:@(\d+) ({'|'.join(UNITS)}))?")
 
 _ITS_OWN = ("untold", "metric", "kept", "kind", "trial", "journal_bytes")
-"""What a checkpoint says of the trial that made it, and that is not so of one that began from it."""
+"""What a checkpoint says that holds for the trial that made it, and not for its children."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,126 @@
+"""A trial that begins from another one's checkpoint: whose state it has, and whose options."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpcdet import checkpoint, pytorch
+from hpcdet.store import parents
+from hpcdet.store.layout import TrialPaths
+from hpcdet.units import Length
+from tests.alone import as_script, checkpoints, train  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("as_script")
+
+
+class Points(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        x = torch.randn(6, generator=torch.Generator().manual_seed(index))
+        return x + 0.1 * torch.randn(6), x.sum().reshape(1)
+
+
+class Child(pytorch.PyTorchTrial):
+    """Rates by two schedules of hyperparameters, dropout, augmentation, a short last batch."""
+
+    def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+        self.context = context
+        get = context.get_hparams().get
+        net = torch.nn.Sequential(
+            torch.nn.Linear(6, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)
+        )
+        self.net = context.wrap_model(net)
+        sgd = torch.optim.SGD(
+            [
+                {"params": net[0].parameters(), "lr": get("lr", 0.1) / 2},
+                {"params": net[2].parameters()},
+            ],
+            lr=get("lr", 0.1),
+            momentum=get("momentum", 0.9),
+            weight_decay=0.01,
+        )
+        self.optimizer = context.wrap_optimizer(sgd)
+        drops = torch.optim.lr_scheduler.MultiStepLR(sgd, [3, 8], get("gamma", 0.5))
+        warms = torch.optim.lr_scheduler.LinearLR(sgd, 0.1, total_iters=10)
+        schedule = torch.optim.lr_scheduler.ChainedScheduler([drops, warms])
+        mode = pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH
+        self.schedule = context.wrap_lr_scheduler(schedule, mode)
+
+    def build_training_data_loader(self) -> Any:
+        return pytorch.DataLoader(Points(), batch_size=16)
+
+    def build_validation_data_loader(self) -> Any:
+        return pytorch.DataLoader(Points(), batch_size=40)
+
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+        x, y = batch
+        loss = (self.net(x) - y).square().mean()
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": loss}
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return {"validation_loss": (self.net(x) - y).square().mean()}
+
+
+def heir(donor: Path, storage: Path, at: int) -> Path:
+    """A trial in ``storage`` that is to begin from the donor's checkpoint."""
+    found = parents.donations(TrialPaths(donor, 1), "batches")
+    chosen = parents.choose(found, Length("batches", at))
+    assert chosen is not None
+    parents.give(chosen, TrialPaths(storage, 2))
+    return storage
+
+
+def groups(trial: Any) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in trial.optimizer.param_groups
+    ]
+
+
+def test_a_child_has_its_parents_state_and_its_own_options(tmp_path: Path) -> None:
+    donor = tmp_path / "donor"
+    train(Child, donor, 12, checkpoint_period=pytorch.Batch(6))
+    last = checkpoints(donor)[-1]
+
+    same = heir(donor, tmp_path / "same", 7)
+    train(Child, same, 12)
+    assert [one.name for one in checkpoints(same)] == ["00000006.g0", "00000012.g1"]
+    assert checkpoints(same)[-1].digest == last.digest  # with nothing changed it is its parent
+
+    asked = {"global_batch_size": 16, "lr": 0.02, "momentum": 0.5, "gamma": 0.1}
+    fresh = train(Child, tmp_path / "fresh", 6, asked)
+    began = heir(donor, tmp_path / "other", 6)
+    at_once = train(Child, began, 6, asked)
+    assert groups(at_once) == groups(fresh)
+    assert at_once.schedule.get_last_lr() == fresh.schedule.get_last_lr()
+    saved = checkpoint.load(donor / "checkpoints" / "00000006.g1").shared
+    for name, value in at_once.net.state_dict().items():
+        assert torch.equal(value, saved["models"][0][name])
+    momenta = [state["momentum_buffer"] for state in at_once.optimizer.state.values()]
+    before = [state["momentum_buffer"] for state in saved["optimizers"][0]["state"].values()]
+    assert all(map(torch.equal, momenta, before))
+
+    train(Child, began, 12, asked)
+    [*_, ended] = checkpoints(began)
+    assert ended.digest != last.digest
+    shutil.rmtree(began / "checkpoints" / ended.name)  # killed before it has saved
+    shutil.rmtree(donor)  # nobody needs its parent any more
+    train(Child, began, 12, asked)
+    assert checkpoints(began)[-1].digest == ended.digest
+
+
+def test_a_parent_is_read_as_it_is_written() -> None:
+    for text in ("3", "3@400 batches", "../digits-7f3a/3@2 epochs"):
+        assert str(parents.Parent.parse(text)) == text
+    assert parents.Parent.parse("../elsewhere/7") == parents.Parent(7, None, "../elsewhere")
+    assert not any(map(parents.Parent.parse, ("", "0", "a", "3@4", "3@x batches")))
