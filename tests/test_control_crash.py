@@ -268,8 +268,10 @@ def killer(monkeypatch: pytest.MonkeyPatch) -> Killer:
     return killer
 
 
-@pytest.mark.parametrize("trouble", [False, True], ids=["killed", "disk full"])
-@pytest.mark.parametrize("life", [Life, Promoted, Inherited])
+@pytest.mark.parametrize(
+    ("life", "trouble"),
+    [(Life, False), (Life, True), (Promoted, False), (Promoted, True), (Inherited, False)],
+)
 def test_dying_at_every_effect_loses_and_doubles_nothing(
     tmp_path: Path,
     killer: Killer,

@@ -216,6 +216,7 @@ _TRIAL = (
     Column("AT", "best_step", right=True),
     Column("RESTARTS", "restarts", right=True),
     Column("HYPERPARAMETERS", "hyperparameters"),
+    Column("PARENT", "parent", wide=True),
     Column("SEED", "seed", wide=True, right=True),
     Column("CHECKPOINT", lambda row: (row["last_checkpoint"] or {}).get("name"), wide=True),
     Column("WHY", "why", wide=True),

@@ -105,7 +105,8 @@ def trials(source: Source) -> list[View]:
 
     Returns:
         ``id, trial, state, steps, best, best_step, restarts`` (attempts after the first),
-        ``failures, why, hyperparameters, seed, last_checkpoint, start, end, attempts``.
+        ``failures, why, hyperparameters, seed, last_checkpoint, start, end, attempts``, ``parent``
+        (the trial that it began from, as ``3@400 batches``) and ``origin`` (of its checkpoint).
     """
     gathered = gather(source)
     state, _ = states.experiment_state(gathered)
@@ -134,6 +135,8 @@ def _trial(gathered: Gathered, trial: GatheredTrial, best: View | None, over: st
         "until": control.until.encode() if control and control.until else None,
         "hyperparameters": record.params if record else {},
         "seed": record.seed if record else None,
+        "parent": record.parent if record else "",
+        "origin": record.origin if record else {},
         "last_checkpoint": _last_checkpoint(trial),
         "start": claims[0].at if claims else "",
         "end": end.at if end else "",

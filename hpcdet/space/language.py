@@ -19,15 +19,19 @@ from hpcdet.space.expression import Expression
 TAG = "name"
 """Key of a chosen option's name in a sample: ``{"name": "sgd", "momentum": 0.9}``."""
 
-_LATER = {"prior", "mutable", "init"}
+_LATER = {"prior", "init"}
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """``when``: dotted path of another hyperparameter to the values that make this one exist."""
+    """``when``: dotted path of another hyperparameter to the values that make this one exist.
+
+    ``mutable``: whether a search may change it while a model trains.
+    """
 
     domain: Domain
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    mutable: bool = True
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,14 @@ class Items:
 
 @dataclass(frozen=True)
 class Choice:
-    """Exactly one of several groups, each with hyperparameters of its own."""
+    """Exactly one of several groups, each with hyperparameters of its own.
+
+    ``mutable``: whether a search may choose another one while a model trains.
+    """
 
     options: Mapping[str, Group]
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    mutable: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ def parse_node(spec: Any, path: Path) -> Node:
         guess = f"did you mean {close[0]!r}? " if close else ""
         hint = f"{guess}types: {', '.join(TYPES)}. No hyperparameter can be named 'type'"
         raise SpaceError((*path, "type"), f"there is no type {kind!r}", hint)
-    return Leaf(_DOMAINS[kind](_Fields(spec, path)), _when(spec, path))
+    return Leaf(_DOMAINS[kind](_Fields(spec, path)), _when(spec, path), _mutable(spec, path))
 
 
 def parse_group(spec: Mapping[str, Any], path: Path) -> Group:
@@ -94,7 +102,7 @@ def parse_group(spec: Mapping[str, Any], path: Path) -> Group:
 
 
 def _choice(spec: Mapping[str, Any], path: Path) -> Choice:
-    _only(spec, path, {"type", "choice", "when"})
+    _only(spec, path, {"type", "choice", "when", "mutable"})
     options = spec["choice"]
     if not isinstance(options, Mapping) or not options:
         raise SpaceError(
@@ -108,7 +116,14 @@ def _choice(spec: Mapping[str, Any], path: Path) -> Choice:
         if TAG in (option or {}):
             raise SpaceError((*at, TAG), f"{TAG!r} holds which option was chosen", "rename it")
         groups[str(name)] = parse_group(option or {}, at)
-    return Choice(groups, _when(spec, path))
+    return Choice(groups, _when(spec, path), _mutable(spec, path))
+
+
+def _mutable(spec: Mapping[str, Any], path: Path) -> bool:
+    found = spec.get("mutable", True)
+    if not isinstance(found, bool):
+        raise SpaceError((*path, "mutable"), f"mutable is {found!r}, not true or false")
+    return found
 
 
 def _when(spec: Mapping[str, Any], path: Path) -> dict[str, tuple[Any, ...]]:
@@ -156,7 +171,7 @@ class _Fields:
     path: Path
 
     def only(self, *known: str) -> None:
-        _only(self.spec, self.path, {"type", "when", *known})
+        _only(self.spec, self.path, {"type", "when", "mutable", *known})
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.spec.get(key, default)

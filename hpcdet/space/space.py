@@ -73,6 +73,11 @@ class Space:
             (axis.at, text) for axis, domain in self._drawn for text in _doubts(domain)
         ]
 
+    @functools.cached_property
+    def selectors(self) -> frozenset[Path]:
+        """Paths of the values that decide which others exist."""
+        return frozenset(path for axis, _ in self._drawn for path, _ in axis.requires)
+
     @property
     def constant(self) -> bool:
         """Every sample is the same."""

@@ -24,12 +24,14 @@ class Axis:
     Attributes:
         path: where its value stands in a sample.
         at: where it stands in ``hyperparameters``; differs below a choice.
+        mutable: whether a search may change it while a model trains.
     """
 
     path: Path
     at: Path
     what: Domain | Expression
     requires: Requires
+    mutable: bool = True
 
     def exists(self, values: Values) -> bool:
         return all(path in values and values[path] in allowed for path, allowed in self.requires)
@@ -38,8 +40,8 @@ class Axis:
 def axes(node: Node, path: Path = (), at: Path = (), requires: Requires = ()) -> Iterator[Axis]:
     """Everything that is drawn or computed, in the order written."""
     match node:
-        case Leaf(domain, when):
-            yield Axis(path, at, domain, (*requires, *_conditions(when)))
+        case Leaf(domain, when, mutable):
+            yield Axis(path, at, domain, (*requires, *_conditions(when)), mutable)
         case Derived(expression):
             yield Axis(path, at, expression, requires)
         case Group(children):
@@ -48,10 +50,10 @@ def axes(node: Node, path: Path = (), at: Path = (), requires: Requires = ()) ->
         case Items(items):
             for index, child in enumerate(items):
                 yield from axes(child, (*path, index), (*at, index), requires)
-        case Choice(options, when):
+        case Choice(options, when, mutable):
             tag = (*path, TAG)
             outside = (*requires, *_conditions(when))
-            yield Axis(tag, at, Categorical(tuple(options)), outside)
+            yield Axis(tag, at, Categorical(tuple(options)), outside, mutable)
             for name, option in options.items():
                 yield from axes(option, path, (*at, "choice", name), (*outside, (tag, (name,))))
 
