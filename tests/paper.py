@@ -22,6 +22,7 @@ from hpcdet.schedulers.base import (
     SubmissionRefused,
     Task,
     TaskState,
+    Usage,
 )
 from hpcdet.search import api
 from hpcdet.site.models import Site
@@ -70,6 +71,7 @@ class PaperScheduler:
     throttled: list[tuple[str, int]] = field(default_factory=list)
     held: dict[str, bool] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    used: dict[str, list[Usage]] = field(default_factory=dict)
 
     def submit(self, submission: Submission) -> str:
         self._answer()
@@ -104,6 +106,10 @@ class PaperScheduler:
             for number, job in found.items()
         }
         return self.answer
+
+    def usage(self, jobs: Sequence[Job]) -> dict[str, list[Usage]]:
+        self._answer()
+        return {job.job: self.used[job.job] for job in jobs if job.job in self.used}
 
     def cancel(self, job: str, index: int | None = None) -> None:
         self._answer()
@@ -335,7 +341,8 @@ class Player:
         task.states[index] = TaskState.RUNNING
         number = int(task.submission.name.rpartition("-")[2])
         worker = self.paths.worker(number, index, task.restarts[index])
-        WorkerClaim(job, node, 1, [node], task.restarts[index]).write_once(worker.claim)
+        claim = WorkerClaim(job, node, 1, [node], task.restarts[index], at=files.now())
+        claim.write_once(worker.claim)
         return worker
 
     def start_all(self) -> list[WorkerPaths]:

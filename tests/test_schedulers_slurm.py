@@ -21,7 +21,14 @@ from hpcdet import site as sites
 from hpcdet.control.watch import Watch
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.schedulers import polling, slurm_text
-from hpcdet.schedulers.base import Job, Submission, SubmissionRefused, Task, TaskState
+from hpcdet.schedulers.base import (
+    Job,
+    Submission,
+    SubmissionRefused,
+    Task,
+    TaskState,
+    Usage,
+)
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.schedulers.polling import Answer, SharedQuery
 from hpcdet.schedulers.slurm import SlurmScheduler
@@ -245,6 +252,29 @@ def test_a_lost_submission_is_found_by_its_tag_only(
     fake("squeue", "exit 1")
     with pytest.raises(Unavailable):
         scheduler().find("exp-1", "hpcdet:exp:1-ab")
+
+
+def test_accounting_tells_every_run_and_its_gpus(
+    tmp_path: Path, fake: Callable[[str, str], None]
+) -> None:
+    rows = (
+        "12_0|1795260000|1795260010|1795260070|55|billing=4,cpu=4,gres/gpu:a100=2,gres/gpu=2,node=1",
+        "12_0|1795260080|1795260100|Unknown|7|billing=4,cpu=4,gres/gpu=2,node=1",
+        "12_1|1795260000|Unknown|1795260071|0|",
+        "12_[2-9]|1795260000|Unknown|Unknown|0|",
+        "12_1|1700000000|1700000000|1700000100|100|cpu=1",  # of another job with its id
+    )
+    fake("sacct", "echo '" + "\n".join(rows) + "'")
+    job = Job("12", 10, "2026-11-21T00:00:00Z")
+    asked = scheduler(capabilities={"accounting": True})
+    assert asked.usage([job]) == {
+        "12": [
+            Usage("12", 0, 1795260010, 1795260070, 55, 2),
+            Usage("12", 0, 1795260100, None, 7, 2),
+        ]
+    }
+    assert calls(tmp_path, "sacct")[0].endswith("-j 12") and "-X -D" in calls(tmp_path, "sacct")[0]
+    assert scheduler(capabilities={"accounting": False}).usage([job]) == {}
 
 
 def test_tasks_that_left_the_queue_are_asked_of_accounting_or_are_gone(

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hpcdet.control import charging
 from hpcdet.read import views
+from hpcdet.store.charges import Book
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import End, Intent, Submitted
 from tests.cluster.configuration import Options
@@ -221,3 +223,28 @@ def test_a_task_that_comes_back_leaves_its_siblings_alone(lab: Lab) -> None:
     first = run.paths.trial(victim).attempt(1)
     end = End.read(first.end)
     assert end is not None and end.closed_by
+    # accounting has each run of each task, and its word replaces what the workers noted
+    [job] = run.submissions()
+
+    def charged() -> bool:
+        charging.settle(run.paths)
+        return Book(run.paths).read() != [] and 1 in _settled(run.paths)
+
+    until(charged, run.story)
+    argv = ("sacct", "-X", "-D", "-n", "-P", "-j", job, "-o", "JobID,ElapsedRaw")
+    rows = [line.split("|") for line in lab.cluster.check(*argv).splitlines()]
+    charges = Book(run.paths).read()
+    assert sorted((one.job, one.slot_s) for one in charges) == sorted(
+        (name, float(seconds)) for name, seconds in rows
+    )
+    assert len(charges) == 4 and all(one.worker for one in charges)
+    spent = views.status(run.paths)["spent"]
+    assert spent["slot_hours"] == spent["charged_slot_hours"]
+    assert spent["slot_hours"] == pytest.approx(sum(one.slot_s for one in charges) / 3600, abs=1e-5)
+    assert spent["counted_slot_hours"] != spent["charged_slot_hours"]
+
+
+def _settled(paths: ExperimentPaths) -> set[int]:
+    book = Book(paths)
+    book.read()
+    return book.settled

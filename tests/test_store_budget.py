@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from hpcdet.control import commands
 from hpcdet.control.controller import advance
 from hpcdet.jobs.launch import Allocation
+from hpcdet.schedulers.base import TaskState, Usage
 from hpcdet.store import files
-from hpcdet.store.budget import Account, Budget, Held, Stretch, Terms, account
+from hpcdet.store.budget import Account, Budget, Charge, Held, Stretch, Terms, account
 from hpcdet.store.layout import numbers
-from hpcdet.store.records import Claim, End
+from hpcdet.store.records import Charges, Claim, End
 from hpcdet.store.spending import Spending
 from hpcdet.store.trials import standing
 from hpcdet.worker import claims
@@ -73,6 +74,103 @@ def test_grants_never_exceed_the_budget(
         assert spent + granted * slots <= hours * 3600 * (1 + 1e-9)
         spent += granted * slots * part
     assert granted == 0 or terms.slot_s_left(Account(training_slot_s=spent)) >= -1e-6
+
+
+def test_what_accounting_charges_replaces_what_was_counted() -> None:
+    stretches = [Stretch("a", 2, 10, 40), Stretch("b", 2, 20, None, 500)]
+    held = [Held("a", 2, 5, 45), Held("b", 2, 15), Held("c", 2, 90)]
+    charges = [
+        Charge("a", "7_0", 2, 0, 50, 100),
+        Charge("b", "7_1", 2, 12, 42, 60),  # killed: nobody has closed its attempt yet
+        Charge("", "7_2", 2, 12, 20, 16),  # no worker ever came up in it
+    ]
+    found = account(stretches, held, 100, charges)
+    assert (found.spent_slot_s, found.charged_slot_s) == (100 + 60 + 16 + 20, 176)
+    assert found.counted_slot_s == 80 + 170 + 20
+    assert (found.training_slot_s, found.reserved_slot_s) == (60 + 44, 0)
+    by_job = {row.job: (row.counted_slot_s, row.charged_slot_s) for row in found.rows}
+    assert by_job == {"7_0": (80, 100), "7_1": (170, 60), "7_2": (0, 16), "": (20, None)}
+    assert found.begun == 5
+
+
+@given(
+    st.floats(1, 20),
+    st.integers(1, 4),
+    st.lists(
+        st.tuples(st.integers(0, 2), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=60
+    ),
+)
+def test_what_is_charged_exceeds_the_budget_by_a_segment_per_slot_at_most(
+    hours: float, slots: int, turns: list[tuple[int, float, float]]
+) -> None:
+    """Three workers, one allocation after the other. Each is charged for more than its worker has
+    noted, and that is known only when the next one has begun."""
+    least_s, now = 300.0, 0.0
+    terms = Terms(Budget(slot_hours=hours), slots, least_s)
+    stretches: dict[int, list[Stretch]] = {0: [], 1: [], 2: []}
+    held: dict[int, list[Held]] = {0: [], 1: [], 2: []}
+    owed: dict[int, list[Charge]] = {0: [], 1: [], 2: []}
+    charges: list[Charge] = []
+    bill = 0.0
+    for worker, part, more in turns:
+        now += 1
+        if stretches[worker] and stretches[worker][-1].end is None:
+            last = stretches[worker].pop()
+            assert last.reserved_slot_s is not None
+            took = part * last.reserved_slot_s / slots
+            now = max(now, last.start + took)
+            before = more * least_s / 2  # until its worker was up
+            stretches[worker].append(
+                Stretch(last.worker, slots, last.start, last.start + took, last.reserved_slot_s)
+            )
+            held[worker][-1] = Held(last.worker, slots, last.start, last.start + took)
+            cost = slots * (took + before)
+            name, begin = last.worker, last.start - before
+            owed[worker].append(Charge(name, name, slots, begin, last.start + took, cost))
+            bill += cost
+            continue
+        charges += owed[worker][:-1]
+        owed[worker] = owed[worker][-1:]
+        every = [one for each in stretches.values() for one in each]
+        standing = account(every, [one for each in held.values() for one in each], now, charges)
+        seconds = terms.grant(standing, 2, 4000, now)
+        if seconds > 0:
+            name = f"{worker}-{len(held[worker])}"
+            stretches[worker].append(Stretch(name, slots, now, None, seconds * slots))
+            held[worker].append(Held(name, slots, now))
+    running = [one for each in stretches.values() for one in each if one.end is None]
+    most = bill + sum(one.reserved_slot_s or 0 for one in running)
+    assert most <= hours * 3600 + 3 * slots * least_s + 1e-6
+
+
+def test_ends_are_charged_by_accounting_once_and_stop_what_it_cannot_pay(tmp_path: Path) -> None:
+    world = _world(tmp_path, 2, slot_hours=1)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    one, two = play.start_all()
+    began = time.time()
+    play.finish(play.claim(one, 1))
+    play.vanish(one, TaskState.NODE_FAIL)  # it did not come to say goodbye
+    world.scheduler.used["1"] = [
+        Usage("1", 0, began - 1500, began - 20, 1480),  # a run that ended before a worker was up
+        Usage("1", 0, began - 10, began + 1209, 1219, 1),
+        Usage("1", 1, began, None, 30),
+    ]
+    later(world, holder, 3)
+    spending = Spending(world.paths, world.resolved)
+    found = spending.account()
+    assert found.charged_slot_s == 1480 + 1219
+    rows = {(row.held.worker, row.charged_slot_s) for row in found.rows}
+    assert {("", 1480), (one.name, 1219), (two.name, None)} == rows
+    assert spending.room() == 3  # of five minutes each
+    play.finish(play.claim(two, 2))
+    play.leave(two)
+    world.scheduler.used["1"][-1] = Usage("1", 1, began, began + 901, 901)
+    assert later(world, holder, 3).closed
+    assert Spending(world.paths, world.resolved).account().charged_slot_s == 3600
+    written = numbers(world.paths.charges(0).parent, ".json")
+    records = [Charges.read(world.paths.charges(number)) for number in written]
+    assert [record.settled for record in records if record] == [[], [1]]
 
 
 def _world(folder: Path, trials: int, **budget: float) -> World:

@@ -274,8 +274,11 @@ def _spent(spent: Item) -> str:
     parts = []
     if budget["slot_hours"] is not None:
         more = f"{spent['overhead_slot_hours']:.3g} of it overhead"
+        if spent["charged_slot_hours"]:
+            more += f", {spent['charged_slot_hours']:.3g} charged by accounting"
         if spent["reserved_slot_hours"]:
             more += f", {spent['reserved_slot_hours']:.3g} more reserved"
+        more += f", {spent['left_slot_hours']:.3g} left"
         parts.append(f"{spent['slot_hours']:.3g} of {budget['slot_hours']:g} slot hours ({more})")
     if budget["wall_s"] is not None:
         since = words.duration(spent["wall_s"] or 0)
@@ -321,9 +324,18 @@ ALLOCATIONS = (
     Column("END", words.time_of("end"), cut=False),
     Column("SLOT HOURS", "slot_hours", right=True),
     Column("OVERHEAD", "overhead_slot_hours", right=True),
+    Column("COUNTED", "counted_slot_hours", right=True),
+    Column("CHARGED", "charged_slot_hours", right=True),
 )
 
 SECTIONS = ("status", "attempts", "jobs", "allocations", "changes", "config", "provenance", "files")
+
+
+def settle(paths: ExperimentPaths) -> None:
+    """Ask accounting for what its last workers have cost, if it is closed and nobody has asked."""
+    from hpcdet.control import charging  # with its scheduler: not for verbs that only read
+
+    charging.settle(paths)
 
 
 @click.command("show", short_help="Everything known of an experiment, trial or attempt.")
@@ -337,6 +349,7 @@ def show_command(out: Output, id: str, section: Sequence[str]) -> None:
     Example: hpcdet show digits-7f3a --section attempts
     """
     found = find.reference(id, settings().root)
+    settle(found.paths)
     item = views.show(found.paths)
     if found.trial:
         for part in ("trials", "attempts", "checkpoints"):

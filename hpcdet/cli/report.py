@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from hpcdet.cli.ids import ids_argument, references
+from hpcdet.cli.observe import settle
 from hpcdet.cli.progress import busy
 from hpcdet.errors import UsageError
 
@@ -34,5 +35,6 @@ def report_command(ids: Sequence[str], out: Path | None) -> None:
         raise UsageError("one file cannot hold several experiments", where="-o")
     for reference in found:
         with busy(f"writing the report of {reference.paths.id}"):
+            settle(reference.paths)
             file = write(reference.paths, out)
         click.echo(str(file))

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcdet.control import apply, capacity, closing, fleet, queueing, sentinels
+from hpcdet.control import apply, capacity, charging, closing, fleet, queueing, sentinels
 from hpcdet.control.decided import Plan
 from hpcdet.control.holder import Fenced, Holder
 from hpcdet.control.learn import learn, tell_failures
@@ -113,6 +113,7 @@ def _turn(holder: Holder) -> Turn:
     holder.lease.blind = holder.watch.blind
     holder.lease.waiting = sum(place.phase == "pending" for place in seen.places)
     closing.close_gone(holder, seen.gone)
+    charging.charge(holder, seen.places)
     standings = learn(holder)
     holder.commit()
     apply.apply(holder)

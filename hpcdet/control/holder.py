@@ -116,6 +116,7 @@ class Holder:
         unmet: this turn wanted a submission that it may not make.
         actions: what this turn has done, for journals of those who turn.
         throttled_until: by ``hands.clock``; the scheduler is not asked to take jobs before.
+        charges_at: by ``hands.clock``; accounting is not asked before.
         unheeded_since: by ``hands.clock``; since when running trials are asked to leave.
         written: what this holder has made sure of in its term, to spare reading it again.
         to_pack: trials that have ended, and since when that is known; ``packed``: of which nothing
@@ -133,6 +134,7 @@ class Holder:
     actions: list[str] = field(default_factory=list)
     throttled_until: float = 0.0
     width: int = 1 << 30
+    charges_at: float = 0.0
     unheeded_since: float | None = None
     written: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     to_pack: dict[int, float] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from typing import Any
 from hpcdet.read.gather import Gathered, gather
 from hpcdet.store import limits, overrides, spending
 from hpcdet.store.budget import HOUR_S, Account, Budget, account
+from hpcdet.store.charges import Book
 from hpcdet.store.layout import ExperimentPaths
 
 View = dict[str, Any]
@@ -19,17 +20,26 @@ def spent(source: ExperimentPaths | Gathered) -> View:
 
     Returns:
         ``slot_hours`` in all, of these ``training_slot_hours`` in attempts and
-        ``overhead_slot_hours`` that workers held without a trial; ``reserved_slot_hours`` that
-        those that run may still cost; ``wall_s`` since the first allocation, None before it;
-        ``budget {slot_hours, wall_s}`` in force, None where there is no bound.
+        ``overhead_slot_hours`` that workers held without a trial; ``charged_slot_hours``: how
+        much of it the scheduler's accounting has charged, while the rest is counted by ourselves;
+        ``counted_slot_hours``: what we have counted of everything; ``reserved_slot_hours`` that
+        those that run may still cost; ``left_slot_hours`` of the budget after all that;
+        ``wall_s`` since the first allocation, None before it; ``budget {slot_hours, wall_s}`` in
+        force, None where there is no bound.
     """
     gathered = gather(source)
     budget, found = _budget(gathered), _account(gathered)
+    left = None
+    if budget.slot_hours is not None:
+        left = budget.slot_hours * HOUR_S - found.spent_slot_s - found.reserved_slot_s
     return {
         "slot_hours": _hours(found.spent_slot_s),
         "training_slot_hours": _hours(found.training_slot_s),
         "overhead_slot_hours": _hours(found.overhead_slot_s),
+        "charged_slot_hours": _hours(found.charged_slot_s),
+        "counted_slot_hours": _hours(found.counted_slot_s),
         "reserved_slot_hours": _hours(found.reserved_slot_s),
+        "left_slot_hours": None if left is None else _hours(max(0.0, left)),
         "wall_s": None if found.begun is None else round(_until(gathered) - found.begun, 3),
         "budget": {"slot_hours": budget.slot_hours, "wall_s": budget.wall_s},
     }
@@ -39,21 +49,26 @@ def allocations(source: ExperimentPaths | Gathered) -> list[View]:
     """What each allocation has cost, by its start.
 
     Returns:
-        ``worker, job, slots, start, end`` ("" while it lives), ``slot_hours,
-        training_slot_hours, overhead_slot_hours``.
+        ``worker`` ("" if none ever took the place), ``job, slots, start, end`` ("" while it
+        lives), ``slot_hours, training_slot_hours, overhead_slot_hours``, and ``counted_slot_hours``
+        by our records and ``charged_slot_hours`` by accounting, None where that has not said it.
     """
     gathered = gather(source)
     jobs = {w.paths.name: w.claim.job for w in gathered.workers if w.claim is not None}
     return [
         {
             "worker": row.held.worker,
-            "job": jobs.get(row.held.worker, ""),
+            "job": jobs.get(row.held.worker, "") or row.job,
             "slots": row.held.slots,
             "start": _iso(row.held.start),
             "end": _iso(row.held.end) if row.held.end is not None else "",
             "slot_hours": _hours(row.training_slot_s + row.overhead_slot_s),
             "training_slot_hours": _hours(row.training_slot_s),
             "overhead_slot_hours": _hours(row.overhead_slot_s),
+            "counted_slot_hours": _hours(row.counted_slot_s),
+            "charged_slot_hours": None
+            if row.charged_slot_s is None
+            else _hours(row.charged_slot_s),
         }
         for row in _account(gathered).rows
     ]
@@ -86,7 +101,7 @@ def _account(gathered: Gathered) -> Account:
         for of_worker in [slots.of(w.paths.name, w.claim.nodes if w.claim else ()) * lanes]
         if (allocation := spending.held(w.paths.name, w.claim, w.end, of_worker)) is not None
     ]
-    return account(stretches, held, _until(gathered))
+    return account(stretches, held, _until(gathered), Book(gathered.paths).read())
 
 
 def _until(gathered: Gathered) -> float:

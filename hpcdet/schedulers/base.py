@@ -117,6 +117,24 @@ class Submission:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Usage:
+    """One run of one task, as the scheduler's accounting has it; a requeue begins another one.
+
+    Attributes:
+        start, end: epoch seconds; ``end`` is None while it runs.
+        elapsed_s: what is charged for: without the time in which it was suspended.
+        gpus: that it held; 0 if accounting names none.
+    """
+
+    job: str
+    index: int
+    start: float
+    end: float | None
+    elapsed_s: float
+    gpus: int = 0
+
+
 class Scheduler(Protocol):
     """One backend. ``for_site`` of each module makes one from a resolved site.
 
@@ -179,6 +197,18 @@ class Prunes(Protocol):
 
     def prune(self, job: str) -> None:
         """End the tasks of a job that have not started. Raises Unavailable."""
+
+
+@runtime_checkable
+class Accounts(Protocol):
+    """A backend with accounting of what jobs have used."""
+
+    def usage(self, jobs: Sequence[Job]) -> dict[str, list[Usage]]:
+        """Every run of the tasks of these jobs that has begun, by job id, requeued ones too.
+
+        Jobs of which nothing is known yet are left out, and all where there is no accounting.
+        The answer is shared and may be as old as that of ``query``. Raises Unavailable.
+        """
 
 
 @runtime_checkable

@@ -29,6 +29,7 @@ from hpcdet.schedulers.base import (
     SubmissionRefused,
     Task,
     TaskState,
+    Usage,
 )
 from hpcdet.schedulers.polling import SharedQuery
 from hpcdet.schedulers.slurm_text import Row
@@ -187,6 +188,17 @@ class SlurmScheduler:
             found[job.job] += _epilogue(job, lost, said, known=ended is None or job.job in ended)
         return {job: [row.task for row in rows] for job, rows in found.items()}
 
+    def usage(self, jobs: Sequence[Job]) -> dict[str, list[Usage]]:
+        """See ``base.Accounts``."""
+        if not jobs or not self._accounting():
+            return {}
+        answer = self._usage.get(frozenset(job.job for job in jobs))
+        rows, known = slurm_text.usage(answer.text), answer.wanted
+        return {
+            job.job: [run for run, at in rows if run.job == job.job and _is_of(job, at)]
+            for job in (each for each in jobs if each.job in known)
+        }
+
     def cancel(self, job: str, index: int | None = None) -> None:
         """See ``base.Scheduler``."""
         self._cancel(job, job if index is None else f"{job}_{index}")
@@ -281,6 +293,13 @@ class SlurmScheduler:
 
         return self._shared("sacct", ask, str)
 
+    @cached_property
+    def _usage(self) -> SharedQuery:
+        def ask(jobs: frozenset[str]) -> str:
+            return self._ask([*slurm_text.USAGE, "-j", ",".join(sorted(jobs))])
+
+        return self._shared("usage", ask, slurm_text.usage_gist)
+
     def _shared(
         self, name: str, ask: Callable[[frozenset[str]], str], gist: Callable[[str], object]
     ) -> SharedQuery:
@@ -343,10 +362,12 @@ def _submitted(job: Job) -> float | None:
 
 def _own(rows: list[Row], job: Job) -> list[Row]:
     """The rows that are of this job and not of an older one with its id."""
+    return [row for row in rows if _is_of(job, row.submitted)]
+
+
+def _is_of(job: Job, submitted: float | None) -> bool:
     since = _submitted(job)
-    if since is None:
-        return list(rows)
-    return [row for row in rows if row.submitted is None or row.submitted > since - _SAME_ID_S]
+    return since is None or submitted is None or submitted > since - _SAME_ID_S
 
 
 def _missing(job: Job, rows: list[Row]) -> frozenset[int]:

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from hpcdet.schedulers.base import Refusal, Task, TaskState
+from hpcdet.schedulers.base import Refusal, Task, TaskState, Usage
 
 SQUEUE_FIELDS = (
     "ArrayJobID", "ArrayTaskID", "State", "Reason", "RestartCnt", "SubmitTime", "StartTime",
     "EndTime", "exit_code", "NodeList",
 )  # fmt: skip
 SACCT_FIELDS = ("JobID", "State", "ExitCode", "Submit", "Start", "End", "NodeList")
+USAGE_FIELDS = ("JobID", "Submit", "Start", "End", "ElapsedRaw", "AllocTRES")
+USAGE = ("sacct", "-X", "-D", "-n", "-P", "-o", ",".join(USAGE_FIELDS))
 
 STATES = {
     "PENDING": TaskState.PENDING,
@@ -176,6 +178,33 @@ def _sacct_rows(text: str, uid: int, preempt_as_cancelled: bool) -> Iterator[Row
             count=len(members),
         )
         yield from _rows(task, _epoch(submit), members)
+
+
+def usage(text: str) -> list[tuple[Usage, float | None]]:
+    """The rows that ``USAGE`` prints, each with its time of submission.
+
+    Tasks that never started are left out.
+    """
+    found = []
+    for line in text.splitlines():
+        parts = line.split("|")
+        match = re.fullmatch(r"(\d+)(?:_(\d+))?", parts[0])
+        if match is None or len(parts) != len(USAGE_FIELDS):
+            continue
+        _, submit, start, end, elapsed, resources = parts
+        begun = _epoch(start)
+        if begun is None or not elapsed.isdecimal():
+            continue
+        gpus = re.search(r"(?:^|,)gres/gpu=(\d+)", resources)
+        index, held = int(match[2] or 0), int(gpus[1]) if gpus else 0
+        run = Usage(match[1], index, begun, _epoch(end), float(elapsed), held)
+        found.append((run, _epoch(submit)))
+    return found
+
+
+def usage_gist(text: str) -> frozenset[Usage]:
+    """What has to differ for something to have changed: the runs that are over."""
+    return frozenset(run for run, _ in usage(text) if run.end is not None)
 
 
 def indices(text: str) -> set[int]:

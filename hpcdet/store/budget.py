@@ -1,16 +1,18 @@
 """What an experiment has cost and what it may still cost: slots times seconds. Pure arithmetic.
 
 An attempt costs its slots from claim to end, an allocation what its worker held beyond that
-(overhead). A claim reserves what the attempt may cost at most, so that those that run together
-stay within the budget; where the attempt ends sooner, the rest is free again.
+(overhead). That is what is counted here, and what holds until the scheduler's accounting knows
+what it has charged for the allocation: then that holds. A claim reserves what the attempt may
+cost at most, so that those that run together stay within the budget; where the attempt ends
+sooner, the rest is free again.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 HOUR_S = 3600.0
 
@@ -70,19 +72,50 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Charge:
+    """What the scheduler's accounting has charged for an allocation that is over.
+
+    Attributes:
+        worker: who held it; "" if no worker ever took the place.
+        job: the scheduler's id of the task, ``12_3``; with ``start`` it tells runs apart.
+        start, end: epoch seconds by the scheduler's clock.
+        slot_s: slot-seconds.
+    """
+
+    worker: str
+    job: str
+    slots: int
+    start: float
+    end: float
+    slot_s: float
+
+
+@dataclass(frozen=True)
 class Row:
-    """What one allocation has cost, in slot-seconds."""
+    """What one allocation has cost, in slot-seconds.
+
+    Attributes:
+        counted_slot_s: by the worker's own records.
+        charged_slot_s: by the scheduler's accounting; None if it has not said it (yet).
+    """
 
     held: Held
     training_slot_s: float
     overhead_slot_s: float
+    counted_slot_s: float = 0.0
+    charged_slot_s: float | None = None
+    job: str = ""
 
 
 @dataclass(frozen=True)
 class Account:
     """How things stand. Slot-seconds; ``begun`` is when the first allocation started.
 
-    ``reserved_slot_s``: what those that run may still cost.
+    Attributes:
+        reserved_slot_s: what those that run may still cost.
+        charged_slot_s: how much of what is spent the scheduler's accounting has charged; the rest
+            is counted by the workers' records.
+        counted_slot_s: what these say of everything, charged for or not.
     """
 
     training_slot_s: float = 0.0
@@ -91,35 +124,61 @@ class Account:
     running: int = 0
     begun: float | None = None
     rows: tuple[Row, ...] = ()
+    charged_slot_s: float = 0.0
+    counted_slot_s: float = 0.0
 
     @property
     def spent_slot_s(self) -> float:
         return self.training_slot_s + self.overhead_slot_s
 
 
-def account(stretches: Iterable[Stretch], allocations: Iterable[Held], now: float) -> Account:
-    """Add everything up."""
-    by_worker: dict[str, float] = defaultdict(float)
-    training = reserved = 0.0
+def account(
+    stretches: Iterable[Stretch],
+    allocations: Iterable[Held],
+    now: float,
+    charges: Sequence[Charge] = (),
+) -> Account:
+    """Add everything up. What is charged for an allocation replaces what was counted of it."""
+    charged = {charge.worker: charge for charge in charges if charge.worker}
+    unclaimed = [charge for charge in charges if not charge.worker]
+    counted: dict[str, float] = defaultdict(float)
+    reserved = 0.0
     running = 0
     for stretch in stretches:
-        cost = stretch.cost(now)
-        by_worker[stretch.worker] += cost
-        training += cost
-        reserved += stretch.to_come(now)
         running += stretch.end is None
-    rows = tuple(
-        Row(held, by_worker[held.worker], max(0.0, held.cost(now) - by_worker[held.worker]))
-        for held in sorted(allocations, key=lambda held: (held.start, held.worker))
-    )
+        over = charged.get(stretch.worker)
+        if over is not None and stretch.end is None:  # and nobody has said so of the attempt yet
+            stretch = replace(stretch, end=max(stretch.start, over.end))
+        counted[stretch.worker] += stretch.cost(now)
+        reserved += stretch.to_come(now)
+    held = {each.worker: each for each in allocations}
+    rows = [
+        _row(each, counted[each.worker], charged.get(each.worker), now) for each in held.values()
+    ]
+    rows += [
+        Row(Held("", one.slots, one.start, one.end), 0.0, one.slot_s, 0.0, one.slot_s, one.job)
+        for one in unclaimed
+    ]
+    rows.sort(key=lambda row: (row.held.start, row.held.worker))
+    elsewhere = sum(cost for worker, cost in counted.items() if worker not in held)
     return Account(
-        training,
+        elsewhere + sum(row.training_slot_s for row in rows),
         sum(row.overhead_slot_s for row in rows),
         reserved,
         running,
         rows[0].held.start if rows else None,
-        rows,
+        tuple(rows),
+        sum(row.charged_slot_s or 0.0 for row in rows),
+        elsewhere + sum(row.counted_slot_s for row in rows),
     )
+
+
+def _row(held: Held, training: float, charge: Charge | None, now: float) -> Row:
+    whole = max(held.cost(now), training)
+    if charge is None:
+        return Row(held, training, whole - training, whole)
+    within = min(training, charge.slot_s)
+    return Row(held, within, charge.slot_s - within, whole, charge.slot_s, charge.job)
 
 
 @dataclass(frozen=True)

@@ -286,6 +286,10 @@ class ExperimentPaths:
         """A claim under a limit (``records.Reservation``), numbered from 1 without gaps."""
         return self.root / "reservations" / f"{number:06d}.json"
 
+    def charges(self, number: int) -> Path:
+        """What accounting has charged (``records.Charges``), numbered from 1."""
+        return self.root / "charges" / f"{number:04d}.json"
+
     def intent(self, submission: int) -> Path:
         """What is about to be submitted (``records.Intent``), written before it is."""
         return self.root / "jobs" / f"{submission:04d}.json"

@@ -336,6 +336,20 @@ class Reservation(Record):
 
 
 @dataclass(frozen=True)
+class Charges(Record):
+    """``charges/0001.json``: what the scheduler's accounting says of allocations that have ended.
+
+    Attributes:
+        allocations: the fields of ``budget.Charge``, one mapping for each.
+        settled: numbers of the submissions of which nothing more is to come.
+    """
+
+    allocations: list[dict[str, Any]] = field(default_factory=list)
+    settled: list[int] = field(default_factory=list)
+    at: str = ""
+
+
+@dataclass(frozen=True)
 class Best(Record):
     """``best.json``: the best validation that the holder of the lease has heard of.
 

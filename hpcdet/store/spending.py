@@ -15,6 +15,7 @@ from datetime import datetime
 
 from hpcdet.store import files, limits, trials
 from hpcdet.store.budget import Account, Budget, Held, Stretch, Terms, account
+from hpcdet.store.charges import Book
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths, numbers
 from hpcdet.store.overrides import Slots
@@ -32,10 +33,12 @@ class Spending:
     _ended: dict[Key, Stretch] = field(default_factory=dict)
     _left: dict[str, Held] = field(default_factory=dict)
     _reserved: dict[int, Reservation] = field(default_factory=dict)
-    _slots: Slots = field(init=False)
+    slots: Slots = field(init=False)
+    book: Book = field(init=False)
 
     def __post_init__(self) -> None:
-        self._slots = Slots(self.paths, self.resolved)
+        self.slots = Slots(self.paths, self.resolved)
+        self.book = Book(self.paths)
 
     @property
     def limits(self) -> Limits:
@@ -51,7 +54,7 @@ class Spending:
     def account(self, now: float | None = None) -> Account:
         """How things stand; ``now`` in epoch seconds."""
         now = time.time() if now is None else now
-        return account(self._stretches().values(), self._allocations(), now)
+        return account(self._stretches().values(), self._allocations(), now, self.book.read())
 
     def room(self) -> float:
         """How many more trials the budget lets begin; infinity without one."""
@@ -127,7 +130,7 @@ class Spending:
             if key != mine
             and (stretch.end is not None or stretch.reserved_slot_s is None or key in earlier)
         ]
-        return account(counted, self._allocations(), now)
+        return account(counted, self._allocations(), now, self.book.read())
 
     def _stretches(self) -> dict[Key, Stretch]:
         found: dict[Key, Stretch] = {}
@@ -144,7 +147,7 @@ class Spending:
 
     def _stretch(self, attempt: AttemptPaths) -> Stretch | None:
         claim, end = Claim.read(attempt.claim), End.read(attempt.end)
-        return stretch(claim, end, self._slots)
+        return stretch(claim, end, self.slots)
 
     def _allocations(self) -> list[Held]:
         found = []
@@ -160,7 +163,7 @@ class Spending:
     def _held(self, worker: WorkerPaths) -> Held | None:
         claim, end = WorkerClaim.read(worker.claim), WorkerEnd.read(worker.end)
         nodes = claim.nodes if claim else ()
-        slots = self._slots.of(worker.name, nodes) * self.resolved.lanes
+        slots = self.slots.of(worker.name, nodes) * self.resolved.lanes
         return held(worker.name, claim, end, slots)
 
     def _waiting(self) -> int:

@@ -146,9 +146,15 @@ def _numbers(
 def _budget(spent: Mapping[str, Any]) -> tuple[str, str, str]:
     """What its allocations have cost, with what workers held without a trial."""
     overhead = f"{slot_time(spent['overhead_slot_hours'] * 3600)} of it overhead"
+    if spent["charged_slot_hours"]:
+        overhead += f", {slot_time(spent['charged_slot_hours'] * 3600)} charged by accounting"
+    if spent["reserved_slot_hours"]:
+        overhead += f", {slot_time(spent['reserved_slot_hours'] * 3600)} more reserved"
     most = spent["budget"]["slot_hours"]
-    budget = f", of a budget of {number(most)} slot hours" if most is not None else ""
-    return ("Spent", slot_time(spent["slot_hours"] * 3600), f"{overhead}{budget}")
+    if most is not None:
+        left = slot_time(spent["left_slot_hours"] * 3600)
+        overhead += f", {left} left of a budget of {number(most)} slot hours"
+    return ("Spent", slot_time(spent["slot_hours"] * 3600), overhead)
 
 
 def _shares(sums: Mapping[str, float]) -> list[Share]:

@@ -1,0 +1,160 @@
+"""Writing down what the scheduler's accounting has charged for allocations that are over.
+
+What a worker notes of its own life is an estimate: it begins when its Python runs, says nothing
+after a SIGKILL, and nothing at all where it never came up. So once an allocation is over,
+accounting is asked, and its word replaces ours in the budget.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hpcdet.control.holder import Holder
+from hpcdet.control.watch import Place
+from hpcdet.errors import HpcdetError, Unavailable
+from hpcdet.schedulers.base import Accounts, Job, Usage
+from hpcdet.store import config, spending
+from hpcdet.store.budget import Charge
+from hpcdet.store.layout import ExperimentPaths, WorkerPaths
+from hpcdet.store.records import Closed, Submitted, WorkerClaim, WorkerEnd
+from hpcdet.store.spending import Spending
+
+NEAR_S = 60.0
+"""Clocks of a node and of the accounting differ by less."""
+
+PATIENCE_S = 86400.0
+"""An allocation of which accounting knows nothing so long after its end is not asked for again."""
+
+
+@dataclass(frozen=True)
+class _Due:
+    """A submission whose charges are not all known.
+
+    Attributes:
+        workers: that have claimed a place of it, with their claims.
+        over: none of its tasks lives.
+    """
+
+    number: int
+    job: Job
+    workers: Sequence[tuple[WorkerPaths, WorkerClaim]]
+    over: bool
+
+
+def charge(holder: Holder, places: Sequence[Place]) -> None:
+    """Ask for what has ended since, as often as the scheduler may be asked.
+
+    Raises:
+        Fenced: the term ended meanwhile.
+    """
+    scheduler, now = holder.hands.scheduler, holder.hands.clock()
+    if not isinstance(scheduler, Accounts) or now < holder.charges_at:
+        return
+    holder.charges_at = now + holder.hands.site.limits.poll_min_s
+    live = {place.submission for place in places if place.phase != "over"}
+    try:
+        found = list(_due(holder.paths, holder.spending, live, holder.watch.has_left))
+        if found and (fresh := _ask(holder.spending, scheduler, found)):
+            holder.fence()
+            holder.spending.book.write(*fresh)
+    except Unavailable as error:
+        holder.actions.append(f"accounting asked again later: {error.what}")
+
+
+def settle(paths: ExperimentPaths) -> None:
+    """Ask for what the last workers of a closed experiment have cost, as nobody has since.
+
+    Best effort, for those who are about to show it.
+    """
+    if Closed.read(paths.closed) is None:
+        return
+    from hpcdet.schedulers.opening import open_scheduler
+    from hpcdet.site import from_resolved
+
+    try:
+        scheduler = open_scheduler(from_resolved(paths.site))
+        if not isinstance(scheduler, Accounts):
+            return
+        reader = Spending(paths, config.load(paths.config))
+        found = list(_due(paths, reader, set(), lambda one: WorkerEnd.read(one.end) is not None))
+        if found and (fresh := _ask(reader, scheduler, found)):
+            reader.book.write(*fresh)
+    except (HpcdetError, OSError):
+        return
+
+
+def _due(
+    paths: ExperimentPaths, reader: Spending, live: set[int], left: Callable[[WorkerPaths], bool]
+) -> Iterator[_Due]:
+    charged = {one.worker for one in reader.book.read()}
+    there: dict[int, list[WorkerPaths]] = {}
+    for worker in paths.workers():
+        if worker.submission not in reader.book.settled:
+            there.setdefault(worker.submission, []).append(worker)
+    for number in paths.submissions():
+        if number in reader.book.settled:
+            continue
+        workers, over = there.get(number, []), number not in live
+        if not over and not any(left(one) for one in workers if one.name not in charged):
+            continue
+        claims = [(one, claim) for one in workers if (claim := WorkerClaim.read(one.claim))]
+        submitted = Submitted.read(paths.submitted(number))
+        job = submitted.job if submitted is not None else ""
+        if not job and claims:  # given to the scheduler by hand
+            job = claims[0][1].job.partition("_")[0]
+        if job:
+            at = submitted.at if submitted is not None else ""
+            yield _Due(number, Job(job, 1, at), claims, over)
+
+
+def _ask(
+    reader: Spending, scheduler: Accounts, found: Sequence[_Due]
+) -> tuple[list[Charge], list[int]]:
+    """What is charged, and which submissions are settled by that."""
+    said = scheduler.usage([one.job for one in found])
+    charges: list[Charge] = []
+    settled: list[int] = []
+    for one in found:
+        runs = said.get(one.job.job)
+        if runs is None:
+            continue
+        by_run = _matched(one, runs)
+        ended = [run for run in runs if run.end is not None]
+        charges += [_charge(reader, one, run, by_run.get(run)) for run in ended]
+        known = {worker.name for worker in by_run.values()}
+        missing = [claim for worker, claim in one.workers if worker.name not in known]
+        is_late = all(time.time() - spending.epoch(each.at) > PATIENCE_S for each in missing)
+        if one.over and len(ended) == len(runs) and is_late:
+            settled.append(one.number)
+    return charges, settled
+
+
+def _matched(one: _Due, runs: Sequence[Usage]) -> dict[Usage, WorkerPaths]:
+    """Which worker lived in which run: the one that began in its time, soonest after its start."""
+    found: dict[Usage, WorkerPaths] = {}
+    for worker, claim in sorted(one.workers, key=lambda each: each[0].incarnation):
+        at = spending.epoch(claim.at)
+        fitting = [
+            run
+            for run in runs
+            if run.index == worker.index and run not in found and _within(at, run)
+        ]
+        if fitting:
+            found[min(fitting, key=lambda run: abs(at - run.start))] = worker
+    return found
+
+
+def _within(at: float, run: Usage) -> bool:
+    return run.start - NEAR_S <= at and (run.end is None or at <= run.end + NEAR_S)
+
+
+def _charge(reader: Spending, one: _Due, run: Usage, worker: WorkerPaths | None) -> Charge:
+    """A slot is a GPU where accounting names GPUs, and what was asked for where it does not."""
+    nodes = next((claim.nodes for each, claim in one.workers if each == worker), [])
+    name = worker.name if worker is not None else ""
+    slots = run.gpus or reader.slots.of(name or f"{one.number}-", nodes) * reader.resolved.lanes
+    job = f"{run.job}_{run.index}"
+    assert run.end is not None
+    return Charge(name, job, slots, run.start, run.end, slots * run.elapsed_s)
