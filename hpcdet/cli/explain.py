@@ -12,7 +12,7 @@ from hpcdet.cli import words
 from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
-from hpcdet.read import changes, costs, find, gather, logs, states, timing, views
+from hpcdet.read import changes, costs, find, gather, logs, states, timeline, timing, views
 
 Finding = dict[str, Any]
 
@@ -139,6 +139,16 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
         told = ", ".join(f"{_WORDS[reason]} ({n} times)" for reason, n in counts.items())
         again = f"it began {len(attempts)} times: {told}; {lost} steps again"
         yield _finding("restart", row["id"], again)
+    line = timeline.passed_over(gathered, row["trial"]) if row["state"] == "PENDING" else None
+    if line is not None and (not attempts or line["t"] > attempts[-1]["end"]):
+        needs = [
+            f"about {words.duration(line['start_s'])} to begin",
+            f"{words.duration(line['useful_s'])} to get anywhere",
+            f"{words.duration(line['leave_s'])} to save and leave",
+        ]
+        left = words.duration(line["left_s"])
+        said = f"it waits for another allocation: worker {line['worker']} had {left} left"
+        yield _finding("pending", row["id"], said, "", needs)
     if row["state"] == "RUNNING" and attempts:
         last_heard = attempts[-1]["last_heard"]
         if last_heard:

@@ -7,11 +7,14 @@ from typing import Any
 
 from hpcdet.read import changes
 from hpcdet.read.gather import Gathered, GatheredAttempt, Line, gather
+from hpcdet.store import journal
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Command, Stuck
 
 Event = dict[str, Any]
 Source = ExperimentPaths | Gathered
+
+_ASKED = 20
 
 
 def events(source: Source, trial: int = 0) -> list[Event]:
@@ -65,6 +68,19 @@ def _workers(gathered: Gathered) -> Iterator[Event]:
             yield _event(worker.claim.at, "worker_started", where)
         if worker.end is not None:
             yield _event(worker.end.at, "worker_ended", f"worker {name}: {worker.end.why}")
+
+
+def passed_over(gathered: Gathered, trial: int) -> Line | None:
+    """The newest note of a worker that a trial does not fit into the time it had left.
+
+    With the worker's name as ``worker``. Of the workers only the newest are asked.
+    """
+    newest = sorted(gathered.workers[-_ASKED:], key=lambda w: w.claim.at if w.claim else "")
+    for worker in reversed(newest):
+        for line in reversed(journal.Reader(worker.paths.journal).read("passed_over")):
+            if line["trial"] == trial:
+                return {**line, "worker": worker.paths.name}
+    return None
 
 
 def _attempts(gathered: Gathered) -> Iterator[Event]:

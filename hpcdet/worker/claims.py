@@ -7,11 +7,11 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hpcdet.jobs.launch import Allocation
 from hpcdet.store import files, packed, progress
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths
 from hpcdet.store.records import (
     Claim,
     End,
@@ -106,16 +106,18 @@ def next_attempt(
     worker: WorkerPaths,
     allocation: Allocation,
     spending: Spending | None = None,
+    fits: Callable[[TrialPaths, Standing], bool] = lambda *_: True,
 ) -> AttemptPaths | None:
     """Claim an attempt of the lowest trial that may run; None if there is none now.
 
     Args:
         spending: keeps the claim within the experiment's limits; None: there are none.
+        fits: whether a trial gets anywhere in what is left of the allocation.
     """
     for trial in paths.trials():
         stands = standing(trial)
         # a control is there before the record: what hides it may hide claims, too
-        if not may_take(worker, stands) or in_force(trial) is None:
+        if not may_take(worker, stands) or in_force(trial) is None or not fits(trial, stands):
             continue
         attempt = trial.attempt(stands.next_attempt)
         at = files.now()

@@ -28,8 +28,10 @@ from hpcdet.store.trials import standing
 from hpcdet.worker import again, allowance, claims, ends, staging, traces
 from hpcdet.worker import allocation as allocations
 from hpcdet.worker.crank import Crank
+from hpcdet.worker.fitting import Fitting
 from hpcdet.worker.lane import Lane
 from hpcdet.worker.notice import Notices
+from hpcdet.worker.remaining import Remaining
 from hpcdet.worker.step import RunningStep
 
 APPEAR_S = 180
@@ -52,7 +54,6 @@ class Worker:
     me: WorkerPaths
     log: journal.Writer
     crank: Crank
-    started: float = field(default_factory=time.time)
     _beat_at: float = 0.0
     _launch_failures: int = 0
     _busy: list[Lane] = field(default_factory=list)
@@ -65,6 +66,8 @@ class Worker:
     def __post_init__(self) -> None:
         self.spending = Spending(self.paths, self.experiment)
         self.lanes = self.experiment.lanes
+        self.remaining = Remaining(self.allocation.end_at, self.site.limits.signal_lead_s)
+        self.fitting = Fitting(self.experiment, self.remaining, self._note)
         self._judges = ThreadPoolExecutor(self.lanes, "judge")
 
     def work(self) -> int:
@@ -97,7 +100,9 @@ class Worker:
         if self.site.capabilities.requeue != "user":
             return False
         if not self._something_to_take():
-            self.crank.turned(self._left() / 2)  # what ended last may have made another trial
+            self.crank.turned(
+                self.remaining.left_s / 2
+            )  # what ended last may have made another trial
         return self._something_to_take()
 
     def _something_to_take(self) -> bool:
@@ -149,7 +154,7 @@ class Worker:
             return "signal"
         if not self._busy and self.spending.room() < 1:
             return "idle"  # what it holds costs, too
-        return "" if self._time_for_another() else "time"
+        return "" if self.remaining.suffices(self.experiment.worker.min_segment_s) else "time"
 
     def _leave_after(self, reason: Reason, used_up: bool) -> str:
         self._launch_failures = self._launch_failures + 1 if reason == "launch_failed" else 0
@@ -163,8 +168,13 @@ class Worker:
     def _fill_lanes(self) -> None:
         """Begin what may run, as long as there is a lane for it."""
         while not self._why and len(self._busy) < self.lanes:
-            attempt = claims.next_attempt(self.paths, self.me, self.allocation, self.spending)
+            self.fitting.passed_over.clear()
+            attempt = claims.next_attempt(
+                self.paths, self.me, self.allocation, self.spending, self.fitting.fits
+            )
             if attempt is None:
+                if self.fitting.passed_over and not self._busy:
+                    self._why = "time"  # a fresh allocation does it better
                 return
             free = set(range(self.lanes)) - {lane.number for lane in self._busy}
             self._busy.append(self._begin(attempt, min(free)))
@@ -213,6 +223,7 @@ class Worker:
                 self._busy.remove(lane)
                 end = lane.judged.result()
                 self._journal_end(lane.attempt)
+                self.fitting.learn(lane.attempt)
                 if not self.notices.heard():
                     self.crank.turn(now=True)  # it may be what the searcher has been waiting for
                 yield end, lane.is_used_up
@@ -224,7 +235,7 @@ class Worker:
             if lane.at_work and ends.is_unwanted(in_force(trial)):
                 lane.end()
         notice = self.notices.heard() or self._told_by
-        if not notice and self._last_moments():
+        if not notice and self.remaining.is_last:
             notice = "walltime"
         told = [lane.tell() for lane in self._busy if notice]
         if any(told):
@@ -243,7 +254,7 @@ class Worker:
         oom = traces.kernel_oom_kills() > lane.oom_kills
         noticed = bool(self.notices.heard() or self._told_by or lane.is_used_up)
         early = _SLURM_EARLY_S if slurm else _LOOK_S
-        time_up = lane.is_used_up or self._left() < self._lead() + early
+        time_up = lane.is_used_up or self.remaining.left_s < self.remaining.lead_s + early
         stands = attempt.verdict.exists() or allocations.stands(self.allocation)
         staging.drain(self.paths, self.experiment, attempt, self._left_to_drain)
         exit_ = lane.step.result() if lane.step else None
@@ -309,34 +320,13 @@ class Worker:
         with contextlib.suppress(OSError):
             self.log.append(kind, sync=sync, **fields)
 
-    def _left(self) -> float:
-        end = self.allocation.end_at
-        return end - time.time() if end is not None else float("inf")
-
     def _left_to_drain(self) -> float:
         """Seconds for what is copied after an attempt; after a notice, half of what is certain."""
-        left = self._left() - _LOOK_S
+        left = self.remaining.left_s - _LOOK_S
         if not self.notices.heard():
             return left
         self._drain_until = self._drain_until or time.monotonic() + self.site.limits.kill_wait_s / 2
         return min(left, self._drain_until - time.monotonic())
-
-    def _lead(self) -> float:
-        """Seconds before the end at which the step is told; of a short allocation, half."""
-        return min(self.site.limits.signal_lead_s, self._length() / 2)
-
-    def _length(self) -> float:
-        end = self.allocation.end_at
-        return end - self.started if end is not None else float("inf")
-
-    def _last_moments(self) -> bool:
-        """Our own clock, where no signal comes."""
-        return self._left() < self._lead()
-
-    def _time_for_another(self) -> bool:
-        """Enough for a useful stretch; an allocation shorter than that is used at least once."""
-        useful = min(self.experiment.worker.min_segment_s, self._length() / 2)
-        return self._left() > useful
 
 
 def run(exp: str, submission: int, index: int, digest: str) -> int:

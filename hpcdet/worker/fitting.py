@@ -1,0 +1,180 @@
+"""Whether a trial can get anywhere in the time that an allocation has left.
+
+Every attempt pays for its start (launch, imports, data, loading the checkpoint, the first batch)
+and for a save. Where what is left hardly pays for these, the slots would be held for nothing: the
+next allocation does it better. What is not known yet runs.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hpcdet.store import journal
+from hpcdet.store.config import Resolved
+from hpcdet.store.layout import AttemptPaths, TrialPaths
+from hpcdet.store.records import Claim, in_force
+from hpcdet.store.spending import epoch
+from hpcdet.store.trials import Standing, claimed
+from hpcdet.units import UNITS
+from hpcdet.worker.remaining import Remaining
+
+LATEST = 3
+"""So many attempts are asked for their pace."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long the parts of an attempt take, in seconds.
+
+    Attributes:
+        start_s: from the claim to the end of the first batch.
+        save_s: of one checkpoint, 0 where nobody has saved yet.
+        batch_s: of one batch, with its part of validations; None after one batch only.
+        units: lengths at the last report, to tell batches from epochs.
+    """
+
+    start_s: float
+    save_s: float = 0.0
+    batch_s: float | None = None
+    units: dict[str, int] = field(default_factory=dict)
+
+    def useful_s(self, batches: float) -> float:
+        """The least training that is worth it, of so many batches to the next rung.
+
+        To that rung; or, as whoever is told to leave saves at any batch, as long as it takes to
+        begin and to save, so that at least half of the time goes into training.
+        """
+        whole = math.inf if self.batch_s is None else batches * self.batch_s
+        return min(whole, max(self.start_s + self.save_s, self.batch_s or 0.0))
+
+
+@dataclass(frozen=True)
+class Need:
+    """The least seconds in which an attempt gets anywhere, and of what they consist."""
+
+    start_s: float
+    useful_s: float
+    leave_s: float
+
+    @property
+    def whole_s(self) -> float:
+        return self.start_s + self.useful_s + self.leave_s
+
+
+@dataclass
+class Fitting:
+    """What a worker knows of its trials' paces: by their former attempts, else by its own.
+
+    Attributes:
+        time: of this allocation.
+        note: writes into the worker's journal.
+        here: the newest attempts that ended in this allocation.
+        passed_over: trials that did not fit since the caller cleared it.
+    """
+
+    resolved: Resolved
+    time: Remaining
+    note: Callable[..., None]
+    here: list[AttemptPaths] = field(default_factory=list)
+    passed_over: set[int] = field(default_factory=set)
+    _told: set[int] = field(default_factory=set)
+    _known: dict[tuple[int, int], Pace | None] = field(default_factory=dict)
+
+    def learn(self, attempt: AttemptPaths) -> None:
+        """Take in an attempt that has ended here."""
+        self.here = [*self.here[1 - LATEST :], attempt]
+
+    def fits(self, trial: TrialPaths, stands: Standing) -> bool:
+        """Whether a trial gets anywhere in the time left; a fresh allocation is used at least once.
+
+        Journals of former attempts are read only in the second half of an allocation.
+        """
+        left_s = self.time.left_s
+        if left_s >= self.time.length_s / 2:
+            return True
+        need = self.need(trial, stands)
+        if need is None or need.whole_s <= left_s:
+            return True
+        self.passed_over.add(trial.number)
+        if trial.number not in self._told:
+            self._told.add(trial.number)
+            about = {name: round(value, 1) for name, value in vars(need).items()}
+            self.note("passed_over", trial=trial.number, left_s=round(left_s, 1), **about)
+        return False
+
+    def need(self, trial: TrialPaths, stands: Standing) -> Need | None:
+        """What the next attempt of a trial needs; None if nobody knows."""
+        pace = self._pace(claimed(trial)[-LATEST:]) or self._pace(self.here)
+        if pace is None:
+            return None
+        to_go = self._to_go(trial, stands, pace)
+        return Need(pace.start_s, pace.useful_s(to_go), max(self.time.lead_s, pace.save_s))
+
+    def _pace(self, attempts: Sequence[AttemptPaths]) -> Pace | None:
+        """The middle of those that trained anything. All have ended, and are read once."""
+        found = []
+        for one in attempts:
+            key = (one.trial, one.number)
+            if key not in self._known:
+                self._known[key] = measure(one)
+            if (pace := self._known[key]) is not None:
+                found.append(pace)
+        return _middle(found)
+
+    def _to_go(self, trial: TrialPaths, stands: Standing, pace: Pace) -> float:
+        """Batches to the next rung or the end; infinity if that cannot be known."""
+        search, control = self.resolved.searcher, in_force(trial)
+        last = (control.until if control else None) or search.max_length
+        if last is None:
+            return math.inf
+        each = 1.0
+        if last.unit != "batches":
+            done = pace.units.get(last.unit, 0)
+            if not done:
+                return math.inf
+            each = pace.units.get("batches", 0) / done
+        ends = [rung.value for rung in search.rungs if rung.unit == last.unit] + [last.value]
+        return min(
+            (end * each - stands.batches for end in ends if end * each > stands.batches),
+            default=math.inf,
+        )
+
+
+def measure(attempt: AttemptPaths) -> Pace | None:
+    """The pace of an attempt by its journal; None if it never trained a batch."""
+    claim, lines = Claim.read(attempt.claim), journal.read(attempt.journal)
+    first = next((line for line in lines if line["kind"] == "first_step"), None)
+    if first is None or claim is None or not claim.at:
+        return None
+    begun = epoch(first["t"])
+    start = next((line for line in lines if line["kind"] == "start"), {})
+    reached: list[tuple[int, float]] = [(int(start.get("batches", 0)) + 1, begun)]
+    save_s, units = 0.0, dict[str, int]()
+    for line in lines:
+        if line["kind"] == "checkpoint":
+            save_s = max(save_s, float(line.get("save_s") or 0.0))
+        elif line["kind"] in ("metrics", "progress"):
+            units = line.get("units") or line
+        step = line.get("step", line.get("batches"))
+        if line["kind"] in ("checkpoint", "metrics", "progress") and step is not None:
+            reached.append((int(step), epoch(line["t"])))
+    (low, since), (high, until) = reached[0], max(reached)
+    batch_s = max(0.0, until - since) / (high - low) if high > low else None
+    known = {str(name): int(units[name]) for name in UNITS if name in units}
+    return Pace(max(0.0, begun - epoch(claim.at)), save_s, batch_s, known)
+
+
+def _middle(paces: Sequence[Pace]) -> Pace | None:
+    """Their medians, with the lengths of the newest."""
+    if not paces:
+        return None
+    known = [pace.batch_s for pace in paces if pace.batch_s is not None]
+    return Pace(
+        statistics.median(pace.start_s for pace in paces),
+        max(pace.save_s for pace in paces),
+        statistics.median(known) if known else None,
+        next((pace.units for pace in reversed(paces) if pace.units), {}),
+    )

@@ -1,0 +1,44 @@
+"""What is left of an allocation's time."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """Seconds of an allocation; all are infinite where it does not end.
+
+    Attributes:
+        end_at: when the scheduler ends it, epoch seconds; None: it does not.
+        signal_lead_s: how long before that ranks should be told to leave.
+        started: when its worker was up, epoch seconds.
+    """
+
+    end_at: float | None
+    signal_lead_s: float
+    started: float = field(default_factory=time.time)
+
+    @property
+    def left_s(self) -> float:
+        return self.end_at - time.time() if self.end_at is not None else math.inf
+
+    @property
+    def length_s(self) -> float:
+        return self.end_at - self.started if self.end_at is not None else math.inf
+
+    @property
+    def lead_s(self) -> float:
+        """Seconds before the end at which the step is told; of a short allocation, half."""
+        return min(self.signal_lead_s, self.length_s / 2)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is time to leave: our own clock, where no signal comes."""
+        return self.left_s < self.lead_s
+
+    def suffices(self, least_s: float) -> bool:
+        """Whether so much is left; an allocation shorter than that is used at least once."""
+        return self.left_s > min(least_s, self.length_s / 2)
