@@ -38,7 +38,8 @@ def attempt(built: Builder, trial: Any, *, start_s: float = 30, until: int = 60)
     fresh.line("start", batches=0)
     fresh.line("first_step")
     built.clock += until - 2
-    fresh.line("checkpoint", step=until, save_s=2.0)
+    name = f"{until:08}.g{found.paths.number}"
+    fresh.line("checkpoint", step=until, save_s=2.0, name=name, digest="", bytes=9, metric=None)
     fresh.batches = until
     fresh.line("progress", batches=until, records=8 * until, epochs=until // 20)
     return fresh
