@@ -143,47 +143,28 @@ def test_each_system_call_may_fail(tmp_path: Path, number: int, world: int, room
 
 
 KILLED_AT_EACH_CALL = """
-import os, shutil, signal, sys
+import shutil, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from hpcdet import checkpoint
-from tests.test_checkpoint_faults import CALLS, is_whole, state
+from tests.test_checkpoint_faults import is_whole, killed_after, state
 folder = Path(sys.argv[1])
-old = checkpoint.save(folder / "00000001.g1", state(1))
+target, old = folder / "00000002.g1", checkpoint.save(folder / "00000001.g1", state(1))
 
-def save(nth, asynchronous):
-    count = 0
-    def wrap(real):
-        def call(*arguments, **options):
-            nonlocal count
-            count += 1
-            result = real(*arguments, **options)
-            if count == nth:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-        return call
-    for name in (*CALLS, "unlink"):
-        setattr(os, name, wrap(getattr(os, name)))
-    target, image = folder / "00000002.g1", checkpoint.Image()
-    if asynchronous:
-        checkpoint.begin(target, state(2), image=image, previous=old.root).result()
-    else:
-        checkpoint.save(target, state(2), image=image, previous=old.root)
+def at_once():
+    checkpoint.save(target, state(2), image=checkpoint.Image(), previous=old.root)
 
-for asynchronous in (False, True):
-    nth, status, found = 0, 1, []
-    while status:
+def beside():
+    checkpoint.begin(target, state(2), image=checkpoint.Image(), previous=old.root).result()
+
+for save in (at_once, beside):
+    nth, killed, found = 0, True, []
+    while killed:
         nth += 1
-        child = os.fork()
-        if child == 0:
-            try:
-                save(nth, asynchronous)
-            finally:
-                os._exit(0)
-        status = os.waitpid(child, 0)[1]
+        killed = killed_after(nth, save, "unlink")
         found.append(is_whole(checkpoint.restore(folder)))
-        shutil.rmtree(folder / "00000002.g1", ignore_errors=True)
+        shutil.rmtree(target, ignore_errors=True)
     print(*found)
 assert not list(folder.glob(".bad-*"))
 """

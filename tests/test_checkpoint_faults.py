@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,44 @@ class Fault:
             return real(*arguments, **options)
 
         return call
+
+
+def kill_after(nth: int, also: Sequence[str]) -> None:
+    """This process is killed by the n-th of these system calls, once that is done."""
+    count = 0
+
+    def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            result = real(*arguments, **options)
+            if count == nth:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return call
+
+    for name in (*CALLS, *also):
+        setattr(os, name, wrap(getattr(os, name)))
+
+
+def killed_after(nth: int, work: Callable[[], object], *also: str) -> bool:
+    """Have a child do the work, killed by its n-th system call; False if there are not so many.
+
+    What it raises is shown on standard error, and then fails this process.
+    """
+    child = os.fork()
+    if child == 0:
+        try:
+            kill_after(nth, also)
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL)
+    return bool(status)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])

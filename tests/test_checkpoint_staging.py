@@ -230,47 +230,26 @@ def test_a_folder_that_others_may_write_into_is_not_used(
 
 
 KILLED_AT_EACH_CALL = """
-import os, shutil, signal, sys
+import shutil, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from hpcdet import checkpoint
 from hpcdet.checkpoint import staging
 from hpcdet.store.layout import TrialPaths
-from tests.test_checkpoint_faults import CALLS, is_whole, state
+from tests.test_checkpoint_faults import is_whole, killed_after, state
 trial, node = TrialPaths(Path(sys.argv[1]), 1), Path(sys.argv[2])
-old = checkpoint.save(trial.checkpoint(1, 1), state(1))
-
-def drain(nth):
-    count = 0
-    def wrap(real):
-        def call(*arguments, **options):
-            nonlocal count
-            count += 1
-            result = real(*arguments, **options)
-            if count == nth:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-        return call
-    for name in (*CALLS, "rename", "read", "unlink", "rmdir"):
-        setattr(os, name, wrap(getattr(os, name)))
-    staging.drain(node, trial, 1)
-
-nth, status, found = 0, 1, []
-while status:
+checkpoint.save(trial.checkpoint(1, 1), state(1))
+drain = lambda: staging.drain(node, trial, 1)
+nth, killed, found = 0, True, []
+while killed:
     nth += 1
     if not (node / "00000002.g1").exists():
         checkpoint.save(node / "00000002.g1", state(2), meta={"kind": "resume"})
-    child = os.fork()
-    if child == 0:
-        try:
-            drain(nth)
-        finally:
-            os._exit(0)
-    status = os.waitpid(child, 0)[1]
+    killed = killed_after(nth, drain, "rename", "read", "unlink", "rmdir")
     assert is_whole(checkpoint.restore(trial.checkpoints, staged=node)) == 2
     found.append(is_whole(checkpoint.restore(trial.checkpoints)))
-    if status:
+    if killed:
         shutil.rmtree(trial.checkpoints / "00000002.g1", ignore_errors=True)
 print(*found)
 assert [path.name for path in trial.checkpoints.iterdir() if path.name[0] == "."] == []

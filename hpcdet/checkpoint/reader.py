@@ -178,34 +178,27 @@ def _pieces(
             yield last
 
 
+@dataclass(eq=False)
 class _Bytes:
     """Bytes of a file that belong together: a leaf, or a hole between leaves (of the frame).
 
     Attributes:
         arena: whether it is a leaf whose value is to be where it is read to.
+        target: where its bytes are to go, if there is such a place.
     """
 
-    def __init__(
-        self,
-        start: int,
-        end: int,
-        leaf: Leaf | None = None,
-        digest: str = "",
-        arena: bool = False,
-        target: torch.Tensor | None = None,
-    ) -> None:
-        self.start = start
-        self.end = end
-        self.leaf = leaf
-        self.arena = arena
-        self._digest = digest
-        self._target = target
-        self._hasher: blake3 | None = None
+    start: int
+    end: int
+    leaf: Leaf | None = None
+    digest: str = ""
+    arena: bool = False
+    target: torch.Tensor | None = None
+    _hasher: blake3 | None = None
 
     def put(self, start: int, data: Bytes) -> None:
         """Bytes from there on in the file have been read: where they belong."""
-        if self._target is not None:
-            self._target.numpy()[start - self.start : start - self.start + data.size] = data
+        if self.target is not None:
+            self.target.numpy()[start - self.start : start - self.start + data.size] = data
 
     def take(self, file: RankFile, data: Bytes) -> None:
         """Hash its next bytes."""
@@ -225,12 +218,12 @@ class _Bytes:
         """
         if self.leaf is None or self._hasher is None:
             return None
-        file.check(self._hasher.hexdigest(), self._digest, self.leaf.name)
-        data = self._target
+        file.check(self._hasher.hexdigest(), self.digest, self.leaf.name)
+        data = self.target
         if self.arena:
             small = memory.size <= _SMALL
             data = torch.from_numpy(memory.copy() if small else memory) if memory.size else _empty()
-        return Entry(file.shard, self.leaf, self._digest, data)
+        return Entry(file.shard, self.leaf, self.digest, data)
 
 
 class _Piece:

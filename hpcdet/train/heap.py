@@ -14,8 +14,9 @@ from collections.abc import Mapping
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in malloc.h
 _KEPT_BYTES = 2**30
-_LARGEST_BYTES = 2**26
-"""What is larger has pages of its own, and gives them back at once."""
+_LARGEST_BYTES = 2**25
+"""What is larger has pages of its own, and gives them back at once. It is the most that a glibc
+before 2.35 takes on 64 bits, half of a heap of its; it refuses anything above."""
 _USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import (
@@ -16,8 +16,6 @@ from hpcdet.checkpoint import (
     Loaded,
     Manifest,
     Saved,
-    Saving,
-    StateError,
     memory,
     retention,
 )
@@ -32,32 +30,10 @@ from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
 from hpcdet.train.staging import Stage
 from hpcdet.train.tracking import Tracker
+from hpcdet.train.underway import Order, UnderWay
 
 _LOOK_S = 0.2
 _ABANDON_S = 60.0
-
-
-class _About(NamedTuple):
-    """What the journal says of a checkpoint beside what it is."""
-
-    step: int
-    kept: tuple[str, ...]
-    metric: float | str | None
-
-
-class _UnderWay(NamedTuple):
-    """A checkpoint that is being written; ``staged``: on this node's own disk."""
-
-    step: int
-    saving: Saving
-    staged: bool
-
-    def outcome(self) -> Saved | None:
-        """What rank 0 has committed; None if it has not."""
-        try:
-            return self.saving.result()
-        except (CheckpointFailed, StateError):
-            return None
 
 
 class Keeper:
@@ -78,7 +54,7 @@ class Keeper:
         # ranks of a node take their memory at the same time
         self._image = Image(lambda: memory.available() // peers.ranks.local_world)
         self._frozen = Frozen()
-        self._under_way: _UnderWay | None = None
+        self._under_way: UnderWay | None = None
         self._written: list[str] = []
         self._complained = False
         self._place = place
@@ -182,18 +158,12 @@ class Keeper:
                 f"a checkpoint of step {step} would not be newer than that of step {self._step}",
                 hint="save each step once, with steps_completed growing",
             )
-        about = _About(step, tuple(kept), None if metric is None else number(metric))
-        length = self._tracker.flush(sync=wait)
-        described = {
-            **(meta or {}),
-            "kind": "kept" if kept else "resume",
-            "kept": list(kept),
-            "metric": about.metric,
-            "save_s": round(self._deadline.save_s, 3),
-            "journal_bytes": length,
-        }
+        described = {**(meta or {}), "save_s": round(self._deadline.save_s, 3)}
+        described["journal_bytes"] = self._tracker.flush(sync=wait)
         if untold := self._tracker.untold():
             described["untold"] = untold
+        known = None if metric is None else number(metric)
+        order = Order(step, tuple(kept), known, shared, private, described)
         try:
             if alone:
                 self._copies.prepare()
@@ -201,15 +171,15 @@ class Keeper:
                 self._copies.prepare_together()
             where = None if alone else self._stage.takes()
             if not wait and not alone:
-                self._begin(where, shared, private, described, about)
+                self._begin(where, order)
                 return True
             try:
-                saved = self._save_now(where, shared, private, described, about, alone)
+                saved = self._save_now(where, order, alone)
             except CheckpointFailed as error:
                 if where is None:
                     raise
                 self._stage.failed(error)
-                saved = self._save_now(None, shared, private, described, about, alone)
+                saved = self._save_now(None, order, alone)
         except CheckpointFailed as error:
             self._failed(step, error)
             if must:
@@ -223,62 +193,50 @@ class Keeper:
         folder = self._place.trial.checkpoint(step, self._place.attempt.number)
         return folder if where is None else where / folder.name
 
-    def _save_now(
-        self,
-        where: Path | None,
-        shared: Any,
-        private: Any,
-        described: dict[str, Any],
-        about: _About,
-        alone: bool,
-    ) -> Saved:
+    def _how(self, alone: bool = False) -> dict[str, Any]:
+        """What saving at once and beside the training have in common."""
         ranks = Ranks() if alone else self._peers.ranks
-        folder = self._folder(where, about.step)
+        return {
+            "rank": ranks.rank,
+            "world": ranks.world,
+            "previous": self._root,
+            # alone are folders of files, which lie on a disk already: no copy of them is kept
+            "image": Image(lambda: 0) if alone else self._image,
+            "frozen": None if alone else self._frozen,
+        }
+
+    def _save_now(self, where: Path | None, order: Order, alone: bool) -> Saved:
+        folder = self._folder(where, order.step)
         saved = checkpoint.save(
             folder,
-            shared,
-            private,
-            rank=ranks.rank,
-            world=ranks.world,
+            order.shared,
+            order.private,
             exchange=checkpoint.alone if alone else self._peers.allgather,
-            meta=described,
-            previous=self._root,
-            # alone are folders of files, which lie on a disk already: no copy of them is kept
-            image=Image(lambda: 0) if alone else self._image,
-            frozen=None if alone else self._frozen,
+            meta=order.meta(),
+            **self._how(alone),
         )
-        self._committed(folder, about, saved)
+        self._committed(folder, order, saved)
         return saved
 
-    def _begin(
-        self,
-        where: Path | None,
-        shared: Any,
-        private: Any,
-        described: dict[str, Any],
-        about: _About,
-    ) -> None:
+    def _begin(self, where: Path | None, order: Order) -> None:
+        folder = self._folder(where, order.step)
+        about = order.without_state()  # what was copied is not kept alive
+
         def meta() -> dict[str, Any]:
             self._tracker.flush(sync=True)  # what was told before this step stays told
             if not self._tracker.untold():
-                described.pop("untold", None)
-            return described
+                about.described.pop("untold", None)
+            return about.meta()
 
-        ranks = self._peers.ranks
-        folder = self._folder(where, about.step)
         saving = checkpoint.begin(
             folder,
-            shared,
-            private,
-            rank=ranks.rank,
-            world=ranks.world,
+            order.shared,
+            order.private,
             meta=meta,
-            previous=self._root,
-            image=self._image,
-            frozen=self._frozen,
             committed=lambda saved: self._committed(folder, about, saved),
+            **self._how(),
         )
-        self._under_way = _UnderWay(about.step, saving, where is not None)
+        self._under_way = UnderWay(order.step, saving, where is not None)
         if not saving.copied and not self._complained:
             self._complained = True
             print(
@@ -287,23 +245,12 @@ class Keeper:
                 file=sys.stderr,
             )
 
-    def _committed(self, folder: Path, about: _About, saved: Saved) -> None:
+    def _committed(self, folder: Path, order: Order, saved: Saved) -> None:
         """There is a checkpoint; called by the thread that has written it."""
-        self._step = about.step
+        self._step = order.step
         self.latest, self.digest, self._root = saved.name, saved.digest, saved.root
-        record = {
-            "name": saved.name,
-            "step": about.step,
-            "digest": saved.digest,
-            "bytes": saved.bytes,
-            "linked_bytes": saved.linked,
-            "metric": about.metric,
-            "kept": list(about.kept),
-            "save_s": round(saved.seconds, 3),
-            "blocked_s": round(saved.blocked_s, 3),
-        }
         if self._peers.ranks.chief:
-            self._stage.committed(folder.parent, record, self._tracker)
+            self._stage.committed(folder.parent, order.record(saved), self._tracker)
         self.sweep()
 
     def _failed(self, step: int, error: CheckpointFailed) -> None:

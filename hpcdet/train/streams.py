@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
@@ -103,50 +104,40 @@ class Stream:
         return DataLoader(readers, batch_size=None, collate_fn=as_is, **options)
 
 
+@dataclass(eq=False)
 class _Readers(IterableDataset[Any]):
     """What a loader's workers read: batches with their sizes and the state behind them.
 
-    Args:
+    Attributes:
         positions: of each worker; None: at the beginning.
         turn: the worker whose batch comes next; those before it say None first.
         passes: through the stream; None: without end.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        collate: Callable[[list[Any]], Any],
-        batch: int,
-        drop_last: bool,
-        seed: tuple[int | str, ...],
-        positions: list[State | None],
-        turn: int,
-        passes: int | None,
-    ) -> None:
-        self._dataset = dataset
-        self._collate = collate
-        self._batch = batch
-        self._drop_last = drop_last
-        self._seed = seed
-        self._positions = positions
-        self._turn = turn
-        self._passes = passes
+    dataset: Any
+    collate: Callable[[list[Any]], Any]
+    batch: int
+    drop_last: bool
+    seed: tuple[int | str, ...]
+    positions: list[State | None]
+    turn: int
+    passes: int | None
 
     def __iter__(self) -> Iterator[tuple[int, Any, State | None] | None]:
         worker = get_worker_info()
         number = worker.id if worker else 0
-        seed, position = (*self._seed, number), self._positions[number]
-        reader = _Reader(self._dataset, self._collate, seed, position)
-        if number < self._turn:
+        seed, position = (*self.seed, number), self.positions[number]
+        reader = _Reader(self.dataset, self.collate, seed, position)
+        if number < self.turn:
             yield None
-        while self._passes is None or reader.epoch < self._passes:
+        while self.passes is None or reader.epoch < self.passes:
             before = None if worker else reader.sources.capture()
             try:
-                size, batch = reader.batch(self._batch)
+                size, batch = reader.batch(self.batch)
             finally:
                 if before is not None:
                     reader.sources.restore(before)
-            if size == self._batch or (size and not self._drop_last):
+            if size == self.batch or (size and not self.drop_last):
                 yield size, batch, reader.state()
 
 

@@ -1,0 +1,64 @@
+"""A checkpoint as the training sees it: what it is to be of, and what has become of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hpcdet.checkpoint import CheckpointFailed, Saved, Saving, StateError
+
+
+@dataclass(frozen=True)
+class Order:
+    """A checkpoint that is to be made.
+
+    Attributes:
+        kept: reasons why the rules of retention see it; none for a resume checkpoint.
+        metric: the searcher's at this step, as records have it.
+        described: what else the manifest is to say.
+    """
+
+    step: int
+    kept: tuple[str, ...]
+    metric: float | str | None
+    shared: Any
+    private: Any
+    described: dict[str, Any]
+
+    def meta(self) -> dict[str, Any]:
+        """What the manifest says beside the state."""
+        kind = "kept" if self.kept else "resume"
+        return {**self.described, "kind": kind, "kept": list(self.kept), "metric": self.metric}
+
+    def record(self, saved: Saved) -> dict[str, Any]:
+        """What the journal says of it."""
+        return {
+            "name": saved.name,
+            "step": self.step,
+            "digest": saved.digest,
+            "bytes": saved.bytes,
+            "linked_bytes": saved.linked,
+            "metric": self.metric,
+            "kept": list(self.kept),
+            "save_s": round(saved.seconds, 3),
+            "blocked_s": round(saved.blocked_s, 3),
+        }
+
+    def without_state(self) -> Order:
+        """The same, not keeping alive what was copied."""
+        return Order(self.step, self.kept, self.metric, None, None, self.described)
+
+
+class UnderWay(NamedTuple):
+    """A checkpoint that is being written; ``staged``: on this node's own disk."""
+
+    step: int
+    saving: Saving
+    staged: bool
+
+    def outcome(self) -> Saved | None:
+        """What rank 0 has committed; None if it has not."""
+        try:
+            return self.saving.result()
+        except (CheckpointFailed, StateError):
+            return None
