@@ -187,7 +187,8 @@ def test_a_checkpoint_forged_with_objects_in_it_is_refused(
             patch.setattr(layout, "_table_text", functools.partial(forged, forgery))
             patch.setattr(shard, "leaf_digest", functools.partial(digest, forgery))
             folder = tmp_path / f"{number:08d}.g1"
-            checkpoint.save(folder, {"x": np.arange(number + 2, dtype="<i8")})
+            state = {"x": np.arange(number + 2, dtype="<i8")}
+            checkpoint.save(folder, state, image=checkpoint.Image(lambda: 0))
         with pytest.raises(IntegrityError, match="dataset shared/x cannot be a array"):
             checkpoint.load(folder)
 

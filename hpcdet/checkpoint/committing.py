@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.checkpoint.manifest import Manifest
-from hpcdet.checkpoint.outline import Report, digest, shared_digest
+from hpcdet.checkpoint.outline import Content, Report, digest
 from hpcdet.checkpoint.shard import Shard
 from hpcdet.checkpoint.tree import StateError
 from hpcdet.errors import Unavailable
@@ -22,9 +22,16 @@ class CheckpointFailed(Unavailable):
 
 
 def commit(
-    folder: Path, everyone: Sequence[Report], meta: Mapping[str, Any], previous: str
+    folder: Path,
+    everyone: Sequence[Report],
+    content: Content,
+    meta: Mapping[str, Any],
+    previous: str,
 ) -> dict[str, Any]:
     """Rank 0: make the folder a checkpoint.
+
+    Args:
+        content: what the shared state says.
 
     Returns:
         What ``Saved`` says of it.
@@ -55,7 +62,7 @@ def commit(
             if file.tell() != each.bytes:
                 raise CheckpointFailed(f"{each.file} has {file.tell()} bytes, not {each.bytes}")
     digests = {name: digest for report in everyone for name, digest in report["shared"].items()}
-    shared = shared_digest(everyone[0]["skeleton"], digests.__getitem__)
+    shared = digest(content(digests.__getitem__))
     private = tuple(report["private"] for report in everyone)
     made = Manifest(
         name=folder.name,

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from hpcdet.checkpoint import memory
+from hpcdet.checkpoint import memory, tree
 from hpcdet.checkpoint.layout import Layout, gaps
 from hpcdet.checkpoint.tree import Leaf
 
@@ -50,8 +50,8 @@ class Filled:
             self._failed = True
             self._changed.notify_all()
 
-    def wait(self, offset: int) -> None:
-        """Return once everything below this offset is there.
+    def wait(self, offset: int) -> int:
+        """Return once everything below this offset is there: up to where it is.
 
         Raises:
             RuntimeError: it never will be.
@@ -60,6 +60,7 @@ class Filled:
             self._changed.wait_for(lambda: self._failed or self._upto >= offset)
             if self._upto < offset:
                 raise RuntimeError("the state could not be copied")
+            return self._upto
 
 
 class Image:
@@ -75,7 +76,7 @@ class Image:
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._pinned = 0  # its address, if CUDA knows it
         self._plan: Layout | None = None
-        self._views: list[torch.Tensor] = []
+        self._chunks: tuple[_Chunk, ...] = ()
         self._second: Image | None = None
 
     @property
@@ -98,7 +99,7 @@ class Image:
         """
         if plan is self._plan:
             return
-        self._plan, self._views = None, []
+        self._plan, self._chunks = None, ()
         fresh = not plan.size <= len(self._bytes) <= 2 * plan.size + _SPARE
         if fresh:
             self._take(plan.size)
@@ -109,10 +110,11 @@ class Image:
                 held[start:end] = bytes(end - start)
         for offset, piece in plan.pieces:
             held[offset : offset + len(piece)] = piece
-        self._views = [
+        views = [
             self._view(each.leaf, *extent)
             for each, extent in zip(plan.extents, extents, strict=True)
         ]
+        self._chunks = tuple(_chunks(plan, views))
         self._plan = plan
 
     def _view(self, leaf: Leaf, start: int, end: int) -> torch.Tensor:
@@ -147,45 +149,36 @@ class Image:
         """Give the memory back."""
         if self._pinned:
             _cuda().cudaHostUnregister(self._pinned)
-        self._pinned, self._plan, self._views = 0, None, []
+        self._pinned, self._plan, self._chunks = 0, None, ()
         self._bytes, self._memory = torch.empty(0, dtype=torch.uint8), None
 
-    def fill(self, leaves: Sequence[Leaf], filled: Filled) -> None:
-        """Copy the data of leaves, which are those of the layout, to their places.
+    def fill(self, sources: Sequence[Any], filled: Filled) -> None:
+        """Copy the data of the layout's leaves to their places.
 
         What the caller does to them afterwards no longer matters. ``filled`` is told how far it
         is, and that it failed if it does.
         """
         assert self._plan is not None
         try:
-            self._fill(leaves, self._plan, filled)
+            self._fill(sources, self._plan, filled)
         except BaseException:
             filled.fail()
             raise
 
-    def _fill(self, leaves: Sequence[Leaf], plan: Layout, filled: Filled) -> None:
-        devices = {leaf.source.device for leaf in leaves if _on_device(leaf.source)}
+    def _fill(self, sources: Sequence[Any], plan: Layout, filled: Filled) -> None:
+        devices = {one.device for one in sources if isinstance(one, torch.Tensor)}
+        devices.discard(torch.device("cpu"))
         if devices and torch.cuda.is_available():
             self._pin()
-        into: list[torch.Tensor] = []
-        sources: list[torch.Tensor] = []
-        size = 0
-        for number in plan.ascending:
-            leaf, extent = leaves[number], plan.extents[number]
-            if not leaf.nbytes:
-                continue
-            if size >= _CHUNK:
-                _copy(into, sources)
-                if not devices:
-                    filled.advance(extent.offset)
-                into, sources, size = [], [], 0
-            if isinstance(leaf.source, torch.Tensor):
-                into.append(self._views[number])
-                sources.append(leaf.source)
-            else:
-                self.put(extent.offset, leaf.data())
-            size += leaf.nbytes
-        _copy(into, sources)
+        for chunk in self._chunks:
+            for number, offset in chunk.others:
+                self.put(offset, tree.data(sources[number]))
+            if chunk.tensors:
+                with torch.no_grad():
+                    there = [sources[number] for number in chunk.tensors]
+                    torch._foreach_copy_(chunk.views, there, non_blocking=True)
+            if not devices:
+                filled.advance(chunk.upto)
         for device in devices:
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
@@ -208,14 +201,38 @@ class Image:
         return self._bytes.numpy().data[start:end]
 
 
-def _on_device(source: object) -> bool:
-    return isinstance(source, torch.Tensor) and source.device.type != "cpu"
+class _Chunk(NamedTuple):
+    """What is copied at once.
+
+    Attributes:
+        upto: everything below this offset is there afterwards.
+        tensors: numbers of the leaves that are tensors.
+        views: their places.
+        others: the other leaves and their offsets.
+    """
+
+    upto: int
+    tensors: list[int]
+    views: list[torch.Tensor]
+    others: list[tuple[int, int]]
 
 
-def _copy(into: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    if into:
-        with torch.no_grad():
-            torch._foreach_copy_(into, sources, non_blocking=True)
+def _chunks(plan: Layout, views: Sequence[torch.Tensor]) -> Iterator[_Chunk]:
+    chunk, size = _Chunk(0, [], [], []), 0
+    for number in plan.ascending:
+        extent = plan.extents[number]
+        if not extent.leaf.nbytes:
+            continue
+        if size >= _CHUNK:
+            yield chunk._replace(upto=extent.offset)
+            chunk, size = _Chunk(0, [], [], []), 0
+        if extent.leaf.kind == "tensor":
+            chunk.tensors.append(number)
+            chunk.views.append(views[number])
+        else:
+            chunk.others.append((number, extent.offset))
+        size += extent.leaf.nbytes
+    yield chunk._replace(upto=plan.size)
 
 
 def _cuda() -> Any:

@@ -77,8 +77,24 @@ class Layout:
         return tuple(sorted(range(len(places)), key=places.__getitem__))
 
     @functools.cached_property
+    def to_hash(self) -> tuple[tuple[int, int, int, bytes], ...]:
+        """Number, begin and end of each leaf, and what its digest begins with; ascending."""
+        return tuple(
+            (number, each.offset, each.end, digest_head(leaf.kind, leaf.dtype, leaf.shape))
+            for number in self.ascending
+            for each in (self.extents[number],)
+            for leaf in (each.leaf,)
+        )
+
+    @functools.cached_property
     def _rows(self) -> tuple[str, ...]:
         return tuple(map(_row, self.extents))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def digest_head(kind: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """What the digest of a leaf begins with, before its bytes."""
+    return files.canonical([kind, dtype, list(shape)]) + b"\n"
 
 
 def _row(extent: Extent) -> str:

@@ -12,7 +12,7 @@ from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint import rankfile, reader, remove, tree
 from hpcdet.checkpoint.committing import state_digest
 from hpcdet.checkpoint.manifest import Manifest, NewerFormat
-from hpcdet.checkpoint.outline import SKELETON, private_digest, shared_digest
+from hpcdet.checkpoint.outline import SKELETON, digest, digest_of_private
 from hpcdet.checkpoint.parts import PartDigests, Parts
 from hpcdet.checkpoint.reader import Entry, Use
 from hpcdet.checkpoint.saving import Exchange, alone
@@ -170,13 +170,15 @@ def content_digest(folder: Path, seen: Callable[[int], None] = lambda _: None) -
             )
     digests |= parts.whole()
     private = [
-        private_digest(
-            skeletons[f"{shard.file}/{SKELETON}/private"], of_rank[shard.file].__getitem__
+        digest_of_private(
+            tree.content(
+                skeletons[f"{shard.file}/{SKELETON}/private"], of_rank[shard.file].__getitem__
+            )
         )
         for shard in manifest.shards[: manifest.world]
     ]
-    shared = skeletons[f"{SKELETON}/shared"]
-    return state_digest(shared_digest(shared, digests.__getitem__), tuple(private))
+    shared = tree.content(skeletons[f"{SKELETON}/shared"], digests.__getitem__)
+    return state_digest(digest(shared), tuple(private))
 
 
 def _digests_only(_: Shard, leaf: Leaf) -> Use:

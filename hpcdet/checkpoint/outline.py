@@ -6,10 +6,12 @@ worked out once: it is what training waits for.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from blake3 import blake3
@@ -17,13 +19,16 @@ from blake3 import blake3
 from hpcdet.checkpoint import tree
 from hpcdet.checkpoint.layout import Layout, layout
 from hpcdet.checkpoint.partition import share
+from hpcdet.checkpoint.pattern import Pattern
 from hpcdet.checkpoint.shard import Written, file_name, frozen_name
-from hpcdet.checkpoint.tree import Encoded, Leaf
+from hpcdet.checkpoint.tree import Leaf
 from hpcdet.store import files
 
 SKELETON = "skeleton"
 _PADDED = 4096
 
+Content = Callable[[Callable[[str], str]], bytes]
+"""``tree.content`` of a state, given the digests of its leaves by name."""
 Report = Mapping[str, Any]
 """What rank 0 needs to know of a rank's file, or ``error``; plain JSON."""
 
@@ -66,15 +71,15 @@ class Part:
     """One rank's part of a state.
 
     Attributes:
-        leaves: those of each of its files, with their data.
-        shared, private: skeletons.
+        sources: of the leaves of each of its files.
+        shared, private: what they say, but for the digests.
         whole: digests of the leaves of which this rank has parts, by name.
     """
 
     outline: Outline
-    leaves: Sequence[Sequence[Leaf]]
-    shared: Any
-    private: Any
+    sources: Sequence[Sequence[Any]]
+    shared: Content
+    private: Content
     whole: Mapping[str, str]
 
     @property
@@ -83,7 +88,7 @@ class Part:
 
     def without_data(self) -> Part:
         """The same, not keeping alive what was copied."""
-        return replace(self, leaves=())
+        return replace(self, sources=())
 
     def report(self, written: Sequence[Written]) -> Report:
         """What rank 0 is told once the files are there."""
@@ -97,8 +102,7 @@ class Part:
                 if name.startswith("shared")
             },
             "parts": any(leaf.part for leaf in self.outline.leaves),
-            "private": private_digest(self.private, digests.__getitem__),
-            "skeleton": self.shared if self.outline.rank == 0 else None,
+            "private": digest_of_private(self.private(digests.__getitem__)),
         }
         if len(written) > 1:
             report |= {"frozen": written[1].shard.encode(), "linked": written[1].linked}
@@ -121,17 +125,61 @@ def take_apart(
     Raises:
         StateError: the state holds something that cannot be saved.
     """
-    common = tree.encode(shared, "shared")
-    own = tree.encode({} if private is None else private, "private")
-    leaves = (*common.leaves, *own.leaves, _text("private", own))
-    if rank == 0:
-        leaves = (*leaves, _text("shared", common))
+    private = {} if private is None else private
+    with _lock:
+        known = list(_known)
+    for one in reversed(known):
+        part = one.part(shared, private, rank, world, frozen)
+        if part is not None:
+            return part
+    common, own = tree.encode(shared, "shared"), tree.encode(private, "private")
+    texts = [tree.to_text(own.skeleton), tree.to_text(common.skeleton)]
+    leaves = (*common.leaves, *own.leaves, *_skeletons(texts, rank))
     outline = _outline(leaves, len(common.leaves), rank, world, frozen)
-    chosen = [[leaves[number] for number in file.chosen] for file in outline.files]
-    whole = {leaf.name: leaf.whole for leaf in leaves if leaf.part}
-    return Part(outline, chosen, common.skeleton, own.skeleton, whole)
+    with contextlib.suppress(ValueError), _lock:
+        patterns = Pattern(shared, "shared", common), Pattern(private, "private", own)
+        _known.append(_Known(outline, *patterns))
+    return Part(
+        outline,
+        _chosen(outline, [leaf.source for leaf in leaves]),
+        partial(tree.content, common.skeleton),
+        partial(tree.content, own.skeleton),
+        {leaf.name: leaf.whole for leaf in leaves if leaf.part},
+    )
 
 
+@dataclass(frozen=True)
+class _Known:
+    """A state that was taken apart before, but for its data."""
+
+    outline: Outline
+    shared: Pattern
+    private: Pattern
+
+    def part(
+        self, shared: Any, private: Any, rank: int, world: int, frozen: frozenset[str]
+    ) -> Part | None:
+        """What ``take_apart`` gives, if this state is like that one."""
+        outline = self.outline
+        if (outline.rank, outline.world, outline.frozen) != (rank, world, frozen):
+            return None
+        own = self.private.match(private)
+        common = self.shared.match(shared) if own is not None else None
+        if own is None or common is None:
+            return None
+        skeletons = _skeletons([own.text, common.text], rank)
+        first = len(outline.leaves) - len(skeletons)
+        if skeletons != list(outline.leaves[first:]):  # their lengths are rounded
+            return None
+        sources = [*common.sources, *own.sources, *(leaf.source for leaf in skeletons)]
+        return Part(outline, _chosen(outline, sources), common.content, own.content, {})
+
+
+def _chosen(outline: Outline, sources: Sequence[Any]) -> list[list[Any]]:
+    return [[sources[number] for number in file.chosen] for file in outline.files]
+
+
+_known: deque[_Known] = deque(maxlen=8)
 _outlines: deque[Outline] = deque(maxlen=8)
 _lock = threading.Lock()
 
@@ -169,23 +217,21 @@ def _outline(
     return made
 
 
-def _text(name: str, encoded: Encoded) -> Leaf:
-    """A skeleton as a leaf; padded, so that the file's layout stays the same from save to save."""
-    text = tree.to_text(encoded.skeleton)
+def _skeletons(texts: Sequence[bytes], rank: int) -> list[Leaf]:
+    """The skeletons as leaves: that of a rank's own state, and on rank 0 that of the shared."""
+    names = ("private", "shared") if rank == 0 else ("private",)
+    return [_text(*each) for each in zip(names, texts, strict=False)]
+
+
+def _text(name: str, text: bytes) -> Leaf:
+    """Text as a leaf; padded, so that the file's layout stays the same from save to save."""
     text += b" " * (-len(text) % _PADDED)
     return Leaf(f"{SKELETON}/{name}", "bytes", "bytes", (len(text),), len(text), text)
 
 
-def shared_digest(skeleton: Any, leaf: Callable[[str], str]) -> str:
-    """Digest of the shared state, given the digests of its leaves by name."""
-    return digest(tree.content(skeleton, leaf))
-
-
-def private_digest(skeleton: Any, leaf: Callable[[str], str]) -> str:
-    """Digest of one rank's private state; "" for an empty one."""
-    if skeleton == {"dict": []}:
-        return ""
-    return digest(tree.content(skeleton, leaf))
+def digest_of_private(content: bytes) -> str:
+    """Digest of one rank's private state, given what it says; "" for an empty one."""
+    return "" if content == b'{"dict":[]}' else digest(content)
 
 
 def digest(data: bytes) -> str:

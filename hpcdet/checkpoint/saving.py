@@ -15,18 +15,18 @@ from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint.committing import CheckpointFailed
 from hpcdet.checkpoint.frozen import Frozen
 from hpcdet.checkpoint.image import Filled, Image, NoRoom
-from hpcdet.checkpoint.outline import File, Part, Report, digests_of
+from hpcdet.checkpoint.outline import Content, File, Part, Report, digests_of
 from hpcdet.checkpoint.reports import PATIENCE_S
 from hpcdet.checkpoint.shard import Shard, Written
 from hpcdet.checkpoint.task import Task
-from hpcdet.checkpoint.tree import Leaf, StateError
+from hpcdet.checkpoint.tree import StateError
 from hpcdet.store import files
 
 Exchange = Callable[[Any], list[Any]]
 """Gives a plain JSON value to all ranks and returns everyone's, in order of rank."""
 
 _NONE: frozenset[str] = frozenset()
-_FileOf = tuple[File, Sequence[Leaf], Image, Callable[[Shard, Path], bool] | None]
+_FileOf = tuple[File, Sequence[Any], Image, Callable[[Shard, Path], bool] | None]
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,11 @@ def save(
     taken = manifests.is_committed(folder)
     failure: Exception | None = None
     report: Report = {}
+    content: Content = _nothing
     try:
         _refuse(taken)
         part = outline.take_apart(shared, private, rank, world, frozen.names if frozen else _NONE)
+        content = part.shared
         files.make_folder(folder)
         report = _written_at_once(folder, part, Image() if image is None else image, frozen)
     except Exception as error:  # the others must not wait for a rank that has failed
@@ -104,7 +106,7 @@ def save(
     commit: dict[str, Any] = {}
     if rank == 0:
         try:
-            commit = committing.commit(folder, everyone, meta or {}, previous)
+            commit = committing.commit(folder, everyone, content, meta or {}, previous)
         except Exception as error:
             if not taken:
                 remove.folder(folder)
@@ -116,6 +118,11 @@ def save(
         raise _failed(folder, commit["error"]) from failure
     seconds = time.monotonic() - start
     return Saved(folder.name, **commit, seconds=seconds, blocked_s=seconds)
+
+
+def _nothing(_: Callable[[str], str]) -> bytes:
+    """What a state says that could not be taken apart; it is not asked for then."""
+    return b""
 
 
 def _refuse(taken: bool) -> None:
@@ -131,17 +138,17 @@ def _failed(folder: Path, what: str) -> CheckpointFailed:
 def _written_at_once(folder: Path, part: Part, image: Image, frozen: Frozen | None) -> Report:
     """Write this rank's files while its state is being copied."""
     written = []
-    for file, leaves, memory, link in _files(part, image, frozen):
+    for file, sources, memory, link in _files(part, image, frozen):
         try:
             memory.arrange(file.plan)
         except NoRoom:
-            written.append(shard.write(folder, file.name, leaves, file.plan))
+            written.append(shard.write(folder, file.name, sources, file.plan))
             continue
         filled = Filled()
         persist = partial(shard.persist, folder, file.name, memory, filled, file.plan, link)
         writing = Task(persist, "checkpoint")
         try:
-            memory.fill(leaves, filled)
+            memory.fill(sources, filled)
         finally:
             writing.wait()
         written.append(writing.result())
@@ -156,7 +163,7 @@ def _files(part: Part, image: Image, frozen: Frozen | None) -> Iterator[_FileOf]
     else:
         memories = (image, image.second)
     links = (None, frozen.link if frozen is not None else None)
-    yield from zip(part.files, part.leaves, memories, links, strict=False)
+    yield from zip(part.files, part.sources, memories, links, strict=False)
 
 
 def _reported(
@@ -247,6 +254,7 @@ def begin(
             files.make_folder(folder)
             reports.leave(folder, rank, world, {"error": _say(error)})
         raise
+    content = part.shared
     own, copied = _begun(folder, part, image, frozen, taken)
 
     blocked_s = time.monotonic() - start
@@ -268,7 +276,7 @@ def begin(
             return None
         everyone = reports.collect(folder, report, world, patience_s)
         try:
-            commit = committing.commit(folder, everyone, meta(), previous)
+            commit = committing.commit(folder, everyone, content, meta(), previous)
         except Exception:
             if not taken:
                 remove.folder(folder)
@@ -293,17 +301,17 @@ def _begun(
     copied = True
     try:
         _refuse(taken)
-        for file, leaves, memory, link in _files(part, image, frozen):
+        for file, sources, memory, link in _files(part, image, frozen):
             try:
                 memory.arrange(file.plan)
             except NoRoom:
                 files.make_folder(folder)
-                written = shard.write(folder, file.name, leaves, file.plan)
+                written = shard.write(folder, file.name, sources, file.plan)
                 rest.append(partial(_same, written))
                 copied = False
                 continue
             filled = Filled()
-            memory.fill(leaves, filled)
+            memory.fill(sources, filled)
             rest.append(partial(shard.persist, folder, file.name, memory, filled, file.plan, link))
     except Exception as error:  # rank 0 waits for a word of all
         return partial(_raise, error), True

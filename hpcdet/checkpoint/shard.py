@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,8 +11,9 @@ from typing import Any
 
 from blake3 import blake3
 
+from hpcdet.checkpoint import tree
 from hpcdet.checkpoint.image import PAGE, Filled, Image
-from hpcdet.checkpoint.layout import Layout
+from hpcdet.checkpoint.layout import Layout, digest_head
 from hpcdet.checkpoint.output import DIRECT, PIECE, Output, open_direct
 from hpcdet.checkpoint.task import Task
 from hpcdet.checkpoint.tree import Leaf
@@ -80,15 +80,10 @@ def leaf_digest(leaf: Leaf, data: memoryview | bytes) -> str:
 
 def begin_digest(kind: str, dtype: str, shape: tuple[int, ...]) -> blake3:
     """The digest of a leaf before its bytes, which may then be added piece by piece."""
-    return blake3(_head(kind, dtype, shape))
+    return blake3(digest_head(kind, dtype, shape))
 
 
-@functools.lru_cache(maxsize=1 << 14)
-def _head(kind: str, dtype: str, shape: tuple[int, ...]) -> bytes:
-    return files.canonical([kind, dtype, list(shape)]) + b"\n"
-
-
-def write(folder: Path, name: str, leaves: Sequence[Leaf], plan: Layout) -> Written:
+def write(folder: Path, name: str, sources: Sequence[Any], plan: Layout) -> Written:
     """Write a rank's file straight from the memory of its leaves.
 
     For states that there is no memory for a copy of; else ``persist`` is faster.
@@ -102,9 +97,9 @@ def write(folder: Path, name: str, leaves: Sequence[Leaf], plan: Layout) -> Writ
         os.ftruncate(fd, plan.size)
         for offset, piece in plan.pieces:
             _write_at(fd, memoryview(piece), offset)
-        for leaf, extent in zip(leaves, plan.extents, strict=True):
-            data = leaf.data()
-            digests.append(leaf_digest(leaf, data))
+        for source, extent in zip(sources, plan.extents, strict=True):
+            data = tree.data(source)
+            digests.append(leaf_digest(extent.leaf, data))
             _write_at(fd, data, extent.offset)
         table = plan.table_text(digests)
         _write_at(fd, memoryview(table), plan.table[0])
@@ -165,12 +160,17 @@ def persist(
 
 
 def _digests(image: Image, filled: Filled, plan: Layout) -> list[str]:
-    """Of all leaves, in their order; made in that in which the image is filled."""
+    """Of all leaves, in their order; made in that in which the image is filled.
+
+    Training goes on meanwhile: what is done for each leaf is little, for Python does one thing at
+    a time.
+    """
     found = [""] * len(plan.extents)
-    for number in plan.ascending:
-        extent = plan.extents[number]
-        filled.wait(extent.end)
-        found[number] = leaf_digest(extent.leaf, image.take(extent.offset, extent.end))
+    whole, there = image.take(0, plan.size), 0
+    for number, start, end, head in plan.to_hash:
+        if end > there:
+            there = filled.wait(end)
+        found[number] = blake3(head).update(whole[start:end]).hexdigest()
     return found
 
 

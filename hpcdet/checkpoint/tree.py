@@ -30,7 +30,7 @@ import torch
 from hpcdet.errors import HpcdetError
 
 _SCALARS = (type(None), bool, int, str)
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
+TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _NUMPY_KINDS = "biufcSUMm"
 
@@ -101,15 +101,20 @@ class Leaf:
     whole: str = field(default="", compare=False, repr=False)
 
     def data(self) -> memoryview:
-        """The bytes, in C order; without a copy where the source lies so in main memory."""
-        if isinstance(self.source, torch.Tensor):
-            plain = self.source.detach().resolve_conj().resolve_neg().cpu().contiguous()
-            return plain.reshape(-1).view(torch.uint8).numpy().data
-        if isinstance(self.source, bytes):
-            return memoryview(self.source)
-        if not self.nbytes:
-            return memoryview(b"")
-        return np.ascontiguousarray(self.source).reshape(-1).view(np.uint8).data
+        """The bytes (``data``)."""
+        return data(self.source)
+
+
+def data(source: Any) -> memoryview:
+    """The bytes of a leaf, in C order; without a copy where the source lies so in main memory."""
+    if isinstance(source, torch.Tensor):
+        plain = source.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        return plain.reshape(-1).view(torch.uint8).numpy().data
+    if isinstance(source, bytes):
+        return memoryview(source)
+    if not source.nbytes:
+        return memoryview(b"")
+    return np.ascontiguousarray(source).reshape(-1).view(np.uint8).data
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,7 @@ class _Encoder:
 
     def value(self, value: Any, path: str) -> Any:
         kind = type(value)
-        if kind in _TENSORS:
+        if kind in TENSORS:
             return {"tensor": self.tensor(value, path)}
         if kind in _SCALARS:
             return value
@@ -173,7 +178,7 @@ class _Encoder:
             if type(key) is str:
                 pairs.append([key, self.value(item, f"{path}/{_text_component(key)}")])
             else:
-                pairs.append([self.key(key, path), self.value(item, f"{path}/{_component(key)}")])
+                pairs.append([self.key(key, path), self.value(item, f"{path}/{component(key)}")])
         if type(value) is dict:
             return {"dict": pairs}
         # torch keeps the versions of modules here; their loading code asks for them
@@ -232,7 +237,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _component(key: Any) -> str:
+def component(key: Any) -> str:
     """A key as one component of a path: no slash, not empty, different for different keys."""
     return _text_component(key) if type(key) is str else _quoted(key)
 
