@@ -9,6 +9,9 @@ import signal
 import pytest
 
 from hpcdet.store import chain, journal
+from hpcdet.store.parents import Parent
+from hpcdet.store.records import Trial
+from hpcdet.units import Length
 from tests import experiments
 from tests.experiments import until
 from tests.slurm_runs import Lab, Run, config, hpcdet, undisturbed
@@ -144,3 +147,42 @@ def test_an_adaptive_search_survives_its_daemon_a_worker_and_a_preemption(lab: L
     said = hpcdet("searcher", "replay", "--verify", run.paths.id, "-o", "json")
     [verified] = json.loads(said.stdout)["items"]
     assert verified["verified"] and verified["decisions"] >= 27
+
+
+def test_a_population_of_four_on_two_workers_copies_its_best(lab: Lab) -> None:
+    values = config(
+        hyperparameters={"learning_rate": {"type": "loguniform", "low": 1e-6, "high": 0.1}},
+        searcher={
+            "name": "pbt",
+            "population_size": 4,
+            "max_trials": 4,
+            "max_concurrent_trials": 2,
+            "max_length": {"batches": 20},
+            "perturbation_interval": {"batches": 10},
+            "quantile": 0.5,
+        },
+        resources={"slots_per_trial": 1, "nodes": 1, "slots_per_node": 1},
+    )
+    run = lab.submit(values)
+    run.wait()
+    trials = run.paths.trials()
+    assert len(trials) > 4, run.story()
+    told = [ln["event"] for ln in chain.read(run.paths) if ln["kind"] == "event"]
+    ended = [e["trial"] for e in told if e["kind"] == "segment_end" and e["reason"] == "target"]
+    assert {trial.number for trial in trials} == set(ended), run.story()
+    assert len([e for e in told if e.get("length") == {"batches": 20}]) == 4
+    for trial in trials[4:]:
+        record = Trial.read(trial.record)
+        assert record is not None
+        parent = Parent.parse(record.parent)
+        assert parent is not None and parent.length == Length("batches", 10)
+        [saved] = [
+            line
+            for attempt in run.paths.trial(parent.trial).attempts()
+            for line in journal.read(attempt.journal)
+            if line["kind"] == "checkpoint" and line["name"] == record.origin["checkpoint"]
+        ]
+        assert (saved["step"], saved["digest"]) == (10, record.origin["digest"])
+        [start] = [ln for ln in journal.read(trial.attempt(1).journal) if ln["kind"] == "start"]
+        assert (start["batches"], start["checkpoint"]) == (10, "00000010.g0")
+    assert hpcdet("searcher", "replay", run.paths.id, "--verify").returncode == 0

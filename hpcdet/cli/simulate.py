@@ -170,6 +170,8 @@ def simulate_command(
         raise ConfigError("a search without a length", where="searcher.max_length", hint=hint)
     cluster = _cluster(resolved, expected, assumed)
     lengths = {top, *(length for bracket in asked.brackets for length in bracket.rungs)}
+    if asked.interval:
+        lengths |= {rung.value for rung in asked.rungs}
     courses: list[Course] = []
     with working(f"simulate {seeds} courses") as tell:
         for seed in range(seeds):

@@ -11,7 +11,7 @@ from hpcdet.config.problems import Problem, default
 from hpcdet.config.stopping import Stopping
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
-from hpcdet.store.config import HALVING, MODELLED, resolve
+from hpcdet.store.config import COPYING, HALVING, MODELLED, resolve
 from hpcdet.units import Length
 
 _SECRET = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)(?:$|_)", re.I)
@@ -211,11 +211,34 @@ def _searcher(config: Config) -> Iterator[Problem]:
     if asked.max_length is not None and asked.max_length.value == 0:
         yield Problem("searcher.max_length", "a training of length 0 learns nothing")
     yield from _halving(asked)
+    yield from _population(asked)
     yield from _stopping(asked.stopping, asked.max_length.unit if asked.max_length else "batches")
     yield from _sampler(asked)
     if asked.max_length is None and is_class(config.entrypoint):
         hint = "max_length: {batches: 1000}"
         yield Problem("searcher.max_length", "'max_length' is missing: how long to train", hint)
+
+
+def _population(asked: Searcher) -> Iterator[Problem]:
+    if asked.name not in COPYING:
+        return
+    key, length = "searcher.perturbation_interval", asked.max_length
+    if asked.population_size is None:
+        what = "'population_size' is missing: how many trials are trained and copied"
+        yield Problem("searcher.population_size", what, "population_size: 8")
+    elif asked.max_trials not in (None, asked.population_size):
+        what = "population_size says how many trials there are, and copies are made of them"
+        yield Problem("searcher.max_trials", what, "leave it out")
+    if length is None:
+        what = "'max_length' is missing: how long a trial and its heirs train"
+        yield Problem("searcher.max_length", what, "max_length: {batches: 1000}")
+        return
+    interval = asked.perturbation_interval
+    if interval is not None and interval.unit != length.unit:
+        what = f"{interval} cannot be compared with {length}"
+        yield Problem(key, what, f"write it in {length.unit}")
+    elif interval is not None and not 0 < interval.value < length.value:
+        yield Problem(key, f"{interval} does not divide {length}", f"less than {length.value}")
 
 
 def _stopping(stopping: Stopping, unit: str) -> Iterator[Problem]:
@@ -247,7 +270,7 @@ def _stopping(stopping: Stopping, unit: str) -> Iterator[Problem]:
 def _sampler(asked: Searcher) -> Iterator[Problem]:
     wanted = asked.sampler
     learns = wanted.name in ("tpe", "gp") or (wanted.name is None and asked.name in MODELLED)
-    if wanted.name is not None and asked.name in ("single", "random", "grid", "custom"):
+    if wanted.name is not None and asked.name in ("single", "random", "grid", *COPYING, "custom"):
         what = f"a search of name: {asked.name} needs no sampler"
         yield Problem("searcher.sampler.name", what, "leave it out, or use name: bayesian")
     elif wanted.name == "random" and asked.name in MODELLED:
@@ -270,6 +293,12 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "max_rungs": ("adaptive_asha", "hyperband", "bohb"),
     "mode": ("adaptive_asha",),
     "bracket_rungs": ("adaptive_asha",),
+    "population_size": COPYING,
+    "perturbation_interval": COPYING,
+    "quantile": COPYING,
+    "resample_probability": COPYING,
+    "factors": COPYING,
+    "synchronous": COPYING,
     "program": ("custom",),
     "options": ("custom",),
     "answer_within_s": ("custom",),

@@ -37,6 +37,7 @@ class Searcher(Section):
         "hyperband",
         "pasha",
         "bohb",
+        "pbt",
         "custom",
     ] = "single"
     """single: one trial; random: max_trials samples; grid: every point; others: docs/search.md."""
@@ -67,6 +68,18 @@ class Searcher(Section):
     """How early adaptive_asha stops trials: all of them, or brackets with fewer rungs, too."""
     bracket_rungs: list[Annotated[int, Field(ge=1, le=1000)]] = []
     """Numbers of rungs of adaptive_asha's brackets, instead of mode."""
+    population_size: int | None = Field(default=None, ge=2)
+    """Trials that pbt trains side by side, and copies."""
+    perturbation_interval: LengthField | None = None
+    """Length after which pbt compares them; a tenth of max_length if absent."""
+    quantile: float = Field(default=0.2, gt=0, le=0.5)
+    """Share of the population that is given up then, and that may be copied into its place."""
+    resample_probability: float = Field(default=0.25, ge=0, le=1)
+    """Of each hyperparameter of a copy, to be drawn anew; else it moves to a neighbour."""
+    factors: list[Annotated[float, Field(gt=0)]] = Field(default=[0.8, 1.2], min_length=1)
+    """By which numbers among them are multiplied, each as likely as the next."""
+    synchronous: bool = False
+    """Whether pbt waits for the whole population after each interval."""
     sampler: Sampler = Sampler()
     stopping: Stopping = Stopping()
     program: str | list[str] | None = None

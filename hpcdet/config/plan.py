@@ -26,6 +26,7 @@ def plan(
         ``brackets`` (each with ``rungs``, lengths at which trials are compared or end, in
         ``unit``, ``trials``, and of these ``ends``, how many are expected to train up to each rung
         and no further), ``slots``, and estimates: ``units`` that all trials train together;
+        ``population`` (where trials are copied: its ``size`` and ``interval``);
         ``cost.slot_hours`` by ``unit_s``, else if a whole training takes the walltime,
         ``cost.run_s`` from the first step to the last, without time in the queue; ``storage``: the
         most checkpoints, inodes and bytes there are at one time, where no running trial needs more
@@ -55,6 +56,7 @@ def plan(
         "trials": trials,
         "concurrent_trials": open_at_once,
         "rule": searcher.rule if searcher.brackets else None,
+        "population": _population(resolved),
         "unit": searcher.time_metric or (length.unit if length else None),
         "units": units,
         "brackets": [
@@ -81,6 +83,15 @@ def plan(
         "budget": {"slot_hours": resolved.budget.slot_hours, "wall_s": resolved.budget.wall_s},
         "storage": _storage(resolved, open_at_once, workers, checkpoint_bytes),
     }
+
+
+def _population(resolved: Resolved) -> dict[str, Any] | None:
+    """Its trials are as many trainings in full; each copy goes on where another one was."""
+    searcher = resolved.searcher
+    if not searcher.interval:
+        return None
+    rounds = len(searcher.rungs) - 1
+    return {"size": searcher.max_trials, "interval": searcher.interval, "comparisons": rounds}
 
 
 def _storage(

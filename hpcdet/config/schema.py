@@ -77,12 +77,13 @@ def schema() -> dict[str, Any]:
 
 def _hyperparameter() -> dict[str, Any]:
     when = {"type": "object", "description": "Other hyperparameters' values that make it exist."}
+    mutable = {"type": "boolean", "description": "Whether a population may change it (pbt)."}
     this = {"$ref": "#/$defs/Hyperparameter"}
     domains: list[dict[str, Any]] = [
         {
             "type": "object",
             "description": text,
-            "properties": {"type": {"const": name}, **properties, "when": when},
+            "properties": {"type": {"const": name}, **properties, "when": when, "mutable": mutable},
             "required": ["type", *required],
         }
         for name, (text, properties, required) in _DOMAINS.items()
@@ -94,6 +95,7 @@ def _hyperparameter() -> dict[str, Any]:
             "type": {"const": "choice"},
             "choice": {"type": "object", "additionalProperties": {"type": ["object", "null"]}},
             "when": when,
+            "mutable": mutable,
         },
         "required": ["choice"],
     }

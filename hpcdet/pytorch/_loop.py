@@ -51,6 +51,7 @@ class Loop:
         self._validator = Validator(trial, context, self._callbacks, self._poll_validation)
         self._saves = Saves(context, self._callbacks, self._tally, self._progress)
         self._rungs = TrainUnit.at(self._session.config.searcher.rungs)
+        self._saves_at_rungs = self._session.config.searcher.saves_at_rungs
         self._traces = Traces(self._session)
         self._save_due = False
         self._leave: Cause | None = None
@@ -222,7 +223,8 @@ class Loop:
         self._progress.owed = self._reached() or any(
             period.due(before, units) for period in (plan.validation_period, self._rungs) if period
         )
-        self._save_due = orders.save
+        at_rung = self._rungs is not None and self._rungs.due(before, units)
+        self._save_due = orders.save or (self._saves_at_rungs and at_rung)
         kept: tuple[str, ...] = ()
         if plan.checkpoint_period and plan.checkpoint_period.due(before, units):
             kept = ("period",)

@@ -34,6 +34,7 @@ from hpcdet.errors import HpcdetError
 from hpcdet.search import codec
 from hpcdet.search.api import Action, Create, Event, State
 from hpcdet.space.space import Space, trial_seed
+from hpcdet.store.parents import Parent
 from hpcdet.units import Length
 
 MAX_LINE = 64 << 20
@@ -238,6 +239,10 @@ class Program:
                 raise ProgramError(f"params of trial {number} are no object: {said['params']!r}")
             if isinstance(said["seed"], bool) or not isinstance(said["seed"], int):
                 raise ProgramError(f"the seed of trial {number} is no integer: {said['seed']!r}")
+            parent = said.get("parent", "")
+            if parent and (not isinstance(parent, str) or Parent.parse(parent) is None):
+                hint = "write '3', or '3@400 batches'"
+                raise ProgramError(f"the parent of trial {number} is {parent!r}; {hint}")
         elif kind in _TRIALS:
             number = said.get("trial")
             known = isinstance(number, int) and not isinstance(number, bool)

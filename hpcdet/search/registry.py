@@ -11,10 +11,12 @@ from hpcdet.errors import ConfigError
 from hpcdet.search import asha_promotion, asha_stopping, cohorts, hybrid, model_based, policies
 from hpcdet.search.api import Searcher
 from hpcdet.search.elsewhere import Elsewhere
+from hpcdet.search.explore import Perturb
 from hpcdet.search.grid import Points
 from hpcdet.search.halving import Halving
 from hpcdet.search.model_based import ModelBased
 from hpcdet.search.pasha import Pasha
+from hpcdet.search.pbt import Pbt
 from hpcdet.search.program import Program, Search, command
 from hpcdet.search.random import Random
 from hpcdet.search.rule import Rule
@@ -22,9 +24,9 @@ from hpcdet.search.sampling import Independent, Recorded, Sampler
 from hpcdet.search.supervised import Supervised
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
-from hpcdet.store.config import HALVING, MODELLED, Resolved
+from hpcdet.store.config import COPYING, HALVING, MODELLED, Resolved
 
-NAMES = ("single", "random", "grid", *HALVING, "custom")
+NAMES = ("single", "random", "grid", *HALVING, *COPYING, "custom")
 RULES: dict[str, Rule] = {
     module.RULE.name: module.RULE for module in (hybrid, asha_stopping, asha_promotion, cohorts)
 }
@@ -84,6 +86,8 @@ def _method(
         case "random":
             sampler = Independent(space, seed)
             return Random(sampler, seed, length, asked.max_trials, concurrent)
+        case "pbt":
+            return _population(resolved, space)
     return (Pasha if asked.name == "pasha" else Halving)(
         name=asked.name,
         rule=RULES[asked.rule],
@@ -96,6 +100,27 @@ def _method(
         metric=asked.metric,
         smaller_is_better=asked.smaller_is_better,
         time_metric=asked.time_metric or "",
+    )
+
+
+def _population(resolved: Resolved, space: Space) -> Pbt:
+    """Raises ConfigError if nobody has said how long to train."""
+    asked, seed = resolved.searcher, resolved.reproducibility.experiment_seed
+    if asked.max_length is None:
+        raise ConfigError("'max_length' is missing", where="searcher.max_length")
+    return Pbt(
+        sampler=Independent(space, seed),
+        explorer=Perturb(space, seed, asked.resample_probability, tuple(asked.factors)),
+        seed=seed,
+        until=asked.max_length,
+        population=asked.population_size or asked.max_trials,
+        interval=asked.interval,
+        quantile=asked.quantile,
+        max_concurrent=asked.max_concurrent_trials,
+        metric=asked.metric,
+        smaller_is_better=asked.smaller_is_better,
+        synchronous=asked.synchronous,
+        name=asked.name,
     )
 
 

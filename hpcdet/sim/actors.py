@@ -43,6 +43,10 @@ class Trial:
     worker: int = -1
     version: int = 0
 
+    def inherit(self, at: int) -> None:
+        """It begins from another trial's checkpoint, of this length."""
+        self.at = self.saved = self.most = self.reported = at
+
     def train(self, now: float, checkpoint_every_s: float) -> tuple[float, float]:
         """Bring its books up to now; seconds that it has trained, and those of them again."""
         spent = now - self.since

@@ -24,6 +24,7 @@ from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course, Moment
 from hpcdet.sim.crank import Crank
 from hpcdet.sim.surrogate import Workload
+from hpcdet.store.parents import Parent
 from hpcdet.units import Length, Unit
 
 _FOREVER_S = 100 * 365 * 86400.0
@@ -346,9 +347,13 @@ class Simulation:
 
     def _do(self, action: api.Action) -> None:
         match action:
-            case api.Create(number, params, _, until):
+            case api.Create(number, params, _, until, parent):
                 target = until.value if until else self._full
                 trial = self._trials[number] = Trial(number, target)
+                origin = Parent.parse(parent) if parent else None
+                if origin is not None and origin.length is not None:
+                    trial.inherit(origin.length.value)
+                    self.workload.inherit(number, origin.trial)
                 self.workload.begin(number, params)
                 self.course.created += 1
                 self._open += 1

@@ -30,6 +30,9 @@ class Workload(Protocol):
     def begin(self, trial: int, params: Mapping[str, Any]) -> None:
         """A trial was made; told once, before anything is asked of it."""
 
+    def inherit(self, trial: int, parent: int) -> None:
+        """It will begin from a checkpoint of another one; told before ``begin``."""
+
     def seconds(self, trial: int, begin: int, until: int) -> float:
         """How long it trains from one length to another on a node of normal speed."""
 
@@ -56,10 +59,15 @@ class Curves:
     unit_s: float = 1.0
     noise: float = 0.003
     costs: float = 0.0
+    _parents: dict[int, int] = field(default_factory=dict, repr=False)
     _blocks: dict[int, tuple[list[list[float]], Array]] = field(default_factory=dict, repr=False)
 
     def begin(self, trial: int, params: Mapping[str, Any]) -> None:
         """The hyperparameters say nothing here: a curve is drawn by the trial's number."""
+
+    def inherit(self, trial: int, parent: int) -> None:
+        """It goes on along its parent's curve: what new hyperparameters do, nobody can say here."""
+        self._parents[trial] = self._parents.get(parent, parent)
 
     def seconds(self, trial: int, begin: int, until: int) -> float:
         return (until - begin) * self.unit_s * self._curve(trial)[3]
@@ -85,6 +93,7 @@ class Curves:
         return float(self._block(trial)[1][trial % _BLOCK, min(octave, 15)])
 
     def _curve(self, trial: int) -> list[float]:
+        trial = self._parents.get(trial, trial)
         return self._block(trial)[0][trial % _BLOCK]
 
     def _block(self, trial: int) -> tuple[list[list[float]], Array]:

@@ -33,6 +33,9 @@ HALVING = ("async_halving", "asha", "adaptive_asha", "hyperband", "pasha", "bohb
 MODELLED = ("bayesian", "bohb")
 """Those whose hyperparameters come from a model if nothing else is said."""
 
+COPYING = ("pbt",)
+"""Those whose trials are compared, and begin from each other's checkpoints, after each interval."""
+
 T = TypeVar("T")
 
 
@@ -68,6 +71,12 @@ class Searcher:
     max_rungs: int = 5
     mode: Mode = "standard"
     bracket_rungs: list[int] = field(default_factory=list)
+    population_size: int | None = None
+    perturbation_interval: Length | None = None
+    quantile: float = 0.2
+    resample_probability: float = 0.25
+    factors: list[float] = field(default_factory=lambda: [0.8, 1.2])
+    synchronous: bool = False
     sampler: Sampler = Sampler()
     stopping: dict[str, dict[str, Any]] = field(default_factory=dict)
     program: str | list[str] | None = None
@@ -109,10 +118,27 @@ class Searcher:
         return []
 
     @property
+    def interval(self) -> int:
+        """Between two comparisons of a population, in the unit of ``max_length``; 0: no such."""
+        if self.name not in COPYING or self.max_length is None:
+            return 0
+        asked = self.perturbation_interval
+        return asked.value if asked else max((self.first_length or self.max_length).value // 10, 1)
+
+    @property
+    def saves_at_rungs(self) -> bool:
+        """Whether a trial has to have a checkpoint of each rung, for others to begin from."""
+        return self.name in COPYING
+
+    @property
     def rungs(self) -> list[Length]:
         """Where each trial has to be validated, ascending, in the unit of ``max_length``."""
         if self.max_length is None or self.time_metric is not None:
             return []
+        if self.interval:
+            last = self.max_length.value
+            ends = [*range(self.interval, last, self.interval), last]
+            return [Length(self.max_length.unit, length) for length in ends]
         found = {length for bracket in self.brackets for length in bracket.rungs}
         found |= {self.max_length.value} if found else set()
         return [Length(self.max_length.unit, length) for length in sorted(found)]
