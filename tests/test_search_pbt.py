@@ -237,3 +237,21 @@ def test_each_kind_of_number_moves_as_it_should() -> None:
     assert perturbed(Log(-3, -1), 0.05, down, factors) == 0.04
     assert perturbed(Categorical(("a", "b", "c"), True), "b", up, factors) == "c"
     assert perturbed(Categorical((True, 1), True), 1, down, factors) is True
+
+
+def test_a_schedule_is_a_chain_of_heirs() -> None:
+    steps = [
+        {"until": {"batches": end}, "hyperparameters": {"rate": rate}}
+        for end, rate in ((30, 0.1), (70, 0.2), (FULL, 0.3))
+    ]
+    asked = {"name": "schedule", "metric": "loss", "max_length": {"batches": FULL}}
+    method = searcher(resolve({"searcher": {**asked, "schedule": {"seed": 5, "steps": steps}}}))
+    ends = [api.SegmentEnd(trial, "target") for trial in (1, 2, 3)]
+    *made, last = [action for actions in drive(method, *ends) for action in actions]
+    assert [(a.trial, a.params, a.seed, a.until.value, a.parent) for a in made] == [
+        (1, {"rate": 0.1}, 5, 30, ""),
+        (2, {"rate": 0.2}, 5, 70, "1@30 batches"),
+        (3, {"rate": 0.3}, 5, FULL, "2@70 batches"),
+    ]
+    assert last == api.Shutdown()
+    assert drive(method, api.SegmentEnd(1, "failed"))[-1] == [api.Shutdown(True, "trial 1: failed")]

@@ -7,6 +7,7 @@ import os
 import signal
 
 import pytest
+import yaml
 
 from hpcdet.store import chain, journal
 from hpcdet.store.parents import Parent
@@ -186,3 +187,10 @@ def test_a_population_of_four_on_two_workers_copies_its_best(lab: Lab) -> None:
         [start] = [ln for ln in journal.read(trial.attempt(1).journal) if ln["kind"] == "start"]
         assert (start["batches"], start["checkpoint"]) == (10, "00000010.g0")
     assert hpcdet("searcher", "replay", run.paths.id, "--verify").returncode == 0
+    # trained again alone, its heir ends with the same bits
+    heir = trials[4].number
+    said = hpcdet("schedule", f"{run.paths.id}/{heir}", "--config")
+    again = lab.submit({**values, **yaml.safe_load(said.stdout)})
+    again.wait()
+    assert again.digest(2) == run.digest(heir), again.story()
+    assert "it began from" in hpcdet("explain", f"{again.paths.id}/2").stdout

@@ -12,7 +12,18 @@ from hpcdet.cli import words
 from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
-from hpcdet.read import changes, costs, find, gather, logs, states, timeline, timing, views
+from hpcdet.read import (
+    changes,
+    costs,
+    find,
+    gather,
+    lineage,
+    logs,
+    states,
+    timeline,
+    timing,
+    views,
+)
 
 Finding = dict[str, Any]
 
@@ -61,7 +72,7 @@ def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
 
 
 def _finding(
-    kind: Literal["state", "pending", "failure", "restart", "progress", "slow"],
+    kind: Literal["state", "pending", "failure", "restart", "progress", "slow", "origin"],
     about: str,
     finding: str,
     next: str = "",
@@ -149,6 +160,14 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
         left = words.duration(line["left_s"])
         said = f"it waits for another allocation: worker {line['worker']} had {left} left"
         yield _finding("pending", row["id"], said, "", needs)
+    if row["origin"]:
+        *parents, _ = lineage.chain(gathered, row["trial"])
+        ends = [f"trial {one['trial']} at {one['to']} {one['unit']}" for one in reversed(parents)]
+        said = f"it began from {row['origin']['checkpoint']} of {row['parent']}"
+        evidence = [f"its parents: {', '.join(ends)}"] if parents else []
+        yield _finding("origin", row["id"], said, f"hpcdet schedule {row['id']}", evidence)
+    elif row["parent"]:
+        yield _finding("origin", row["id"], f"it began from nothing: {row['parent']} had nothing")
     if row["state"] == "RUNNING" and attempts:
         last_heard = attempts[-1]["last_heard"]
         if last_heard:

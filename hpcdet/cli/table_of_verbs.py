@@ -45,6 +45,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("metrics", "metrics", "Metrics as rows, last or best values, or a plot."),
         Verb("events", "events", "What happened, in order."),
         Verb("explain", "explain", "Why it is pending, slow or failed, and what to do."),
+        Verb("schedule", "schedule", "What a trial was trained with, its parents included."),
         Verb("eff", "eff", "Cores, memory and time: requested, used, and what to ask for."),
         Verb("wait", "follow", "Block until experiments end."),
         Verb("report", "report", "Write an experiment into one HTML file."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -212,6 +213,7 @@ def _searcher(config: Config) -> Iterator[Problem]:
         yield Problem("searcher.max_length", "a training of length 0 learns nothing")
     yield from _halving(asked)
     yield from _population(asked)
+    yield from _schedule(asked)
     yield from _stopping(asked.stopping, asked.max_length.unit if asked.max_length else "batches")
     yield from _sampler(asked)
     if asked.max_length is None and is_class(config.entrypoint):
@@ -241,6 +243,20 @@ def _population(asked: Searcher) -> Iterator[Problem]:
         yield Problem(key, f"{interval} does not divide {length}", f"less than {length.value}")
 
 
+def _schedule(asked: Searcher) -> Iterator[Problem]:
+    key, steps = "searcher.schedule.steps", asked.schedule.steps
+    if asked.name != "schedule":
+        if steps:
+            yield Problem(key, f"a search of name: {asked.name} has none", "name: schedule")
+        return
+    if not steps:
+        what = "'steps' is missing: which hyperparameters until which length"
+        yield Problem(key, what, "hpcdet schedule ID --config writes them")
+    for before, step in itertools.pairwise(steps):
+        if step.until.unit != before.until.unit or step.until.value <= before.until.value:
+            yield Problem(key, f"{step.until} is not beyond {before.until}")
+
+
 def _stopping(stopping: Stopping, unit: str) -> Iterator[Problem]:
     """What no single key shows. ``unit``: of the lengths that trials report."""
     for name in Stopping.model_fields:
@@ -267,10 +283,14 @@ def _stopping(stopping: Stopping, unit: str) -> Iterator[Problem]:
         yield Problem("searcher.stopping.threshold", what, "lower: the smaller one")
 
 
+_UNMODELLED = ("single", "random", "grid", *COPYING, "schedule", "custom")
+"""Searchers with a way of their own to hyperparameters."""
+
+
 def _sampler(asked: Searcher) -> Iterator[Problem]:
     wanted = asked.sampler
     learns = wanted.name in ("tpe", "gp") or (wanted.name is None and asked.name in MODELLED)
-    if wanted.name is not None and asked.name in ("single", "random", "grid", *COPYING, "custom"):
+    if wanted.name is not None and asked.name in _UNMODELLED:
         what = f"a search of name: {asked.name} needs no sampler"
         yield Problem("searcher.sampler.name", what, "leave it out, or use name: bayesian")
     elif wanted.name == "random" and asked.name in MODELLED:

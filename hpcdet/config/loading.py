@@ -170,6 +170,8 @@ def _trials(config: Config) -> int:
             return sum(bracket.trials for bracket in brackets)
         case "pbt":
             return config.searcher.population_size or 1
+        case "schedule":
+            return max(len(config.searcher.schedule.steps), 1)
     return 1
 
 

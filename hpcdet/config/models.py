@@ -25,6 +25,20 @@ class Sampler(Section):
     """Of suggestions that stay random; a third where trials are compared at rungs, else none."""
 
 
+class Step(Section):
+    until: LengthField
+    """Train until this length of the whole training …"""
+    hyperparameters: dict[str, Any] = {}
+    """… with these hyperparameters, as they are."""
+
+
+class Schedule(Section):
+    seed: int | None = Field(default=None, ge=0)
+    """Seed of the training; drawn by the experiment's if absent."""
+    steps: list[Step] = []
+    """Stretches of training, each from the checkpoint of the one before."""
+
+
 class Searcher(Section):
     name: Literal[
         "single",
@@ -38,6 +52,7 @@ class Searcher(Section):
         "pasha",
         "bohb",
         "pbt",
+        "schedule",
         "custom",
     ] = "single"
     """single: one trial; random: max_trials samples; grid: every point; others: docs/search.md."""
@@ -80,6 +95,7 @@ class Searcher(Section):
     """By which numbers among them are multiplied, each as likely as the next."""
     synchronous: bool = False
     """Whether pbt waits for the whole population after each interval."""
+    schedule: Schedule = Schedule()
     sampler: Sampler = Sampler()
     stopping: Stopping = Stopping()
     program: str | list[str] | None = None

@@ -21,12 +21,14 @@ from hpcdet.search.program import Program, Search, command
 from hpcdet.search.random import Random
 from hpcdet.search.rule import Rule
 from hpcdet.search.sampling import Independent, Recorded, Sampler
+from hpcdet.search.schedule import Schedule
 from hpcdet.search.supervised import Supervised
 from hpcdet.space.errors import SpaceError, dotted
-from hpcdet.space.space import Space
+from hpcdet.space.space import Space, trial_seed
 from hpcdet.store.config import COPYING, HALVING, MODELLED, Resolved
+from hpcdet.units import Length
 
-NAMES = ("single", "random", "grid", *HALVING, *COPYING, "custom")
+NAMES = ("single", "random", "grid", *HALVING, *COPYING, "schedule", "custom")
 RULES: dict[str, Rule] = {
     module.RULE.name: module.RULE for module in (hybrid, asha_stopping, asha_promotion, cohorts)
 }
@@ -88,6 +90,13 @@ def _method(
             return Random(sampler, seed, length, asked.max_trials, concurrent)
         case "pbt":
             return _population(resolved, space)
+        case "schedule":
+            steps = [
+                (Length.decode(step["until"]), step["hyperparameters"])
+                for step in asked.schedule.steps
+            ]
+            first = asked.schedule.seed
+            return Schedule(steps, trial_seed(seed, 1) if first is None else first)
     return (Pasha if asked.name == "pasha" else Halving)(
         name=asked.name,
         rule=RULES[asked.rule],

@@ -49,6 +49,14 @@ class Sampler:
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """``searcher.schedule``: the steps as they are written, ``until`` and ``hyperparameters``."""
+
+    seed: int | None = None
+    steps: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Searcher:
     """``searcher``. ``max_length`` is None where the user's code decides its own length.
 
@@ -77,6 +85,7 @@ class Searcher:
     resample_probability: float = 0.25
     factors: list[float] = field(default_factory=lambda: [0.8, 1.2])
     synchronous: bool = False
+    schedule: Schedule = field(default_factory=Schedule)
     sampler: Sampler = Sampler()
     stopping: dict[str, dict[str, Any]] = field(default_factory=dict)
     program: str | list[str] | None = None

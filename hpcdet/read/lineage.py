@@ -1,0 +1,104 @@
+"""What a trial has become from: its parents, and the schedule of hyperparameters that they make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcdet.errors import NotFound
+from hpcdet.read import series
+from hpcdet.read.gather import Gathered, GatheredTrial
+from hpcdet.read.series import metrics
+from hpcdet.store.parents import Parent
+from hpcdet.units import Unit
+
+View = dict[str, Any]
+
+
+def chain(gathered: Gathered, trial: int) -> list[View]:
+    """A trial and those that it comes from, the first one first.
+
+    Returns:
+        Of each ``trial, from, to`` (lengths, in ``unit``), ``hyperparameters, seed, checkpoint``
+        (name of its parent's), ``root`` (of that), ``parent``.
+
+    Raises:
+        NotFound: there is no such trial.
+    """
+    trials = {each.number: each for each in gathered.trials}
+    length = gathered.config.searcher.max_length
+    unit: Unit = length.unit if length else "batches"
+    rows: list[View] = []
+    number = trial
+    while number:
+        found = trials.get(number)
+        record = found.record if found is not None else None
+        if found is None or record is None:
+            raise NotFound("there is no such trial", where=f"{gathered.id}/{number}")
+        origin = record.origin
+        begins = int(origin["units"][unit]) if origin else 0
+        rows.append(
+            {
+                "trial": number,
+                "from": begins,
+                "to": rows[-1]["from"] if rows else _reached(found, unit),
+                "unit": unit,
+                "hyperparameters": record.params,
+                "seed": record.seed,
+                "parent": record.parent,
+                "checkpoint": origin.get("checkpoint", ""),
+                "root": origin.get("root", ""),
+            }
+        )
+        parent = Parent.parse(record.parent) if origin else None
+        number = parent.trial if parent is not None and not parent.experiment else 0
+    return rows[::-1]
+
+
+def best_trial(gathered: Gathered) -> int:
+    """The trial with the best value of the searcher's metric.
+
+    Raises:
+        NotFound: none has a number yet.
+    """
+    searcher = gathered.config.searcher
+    rows = metrics(gathered, group="validation", name=searcher.metric)
+    known = series.best(rows, searcher.smaller_is_better)
+    values = [(series.number(row["value"]), row["trial"]) for row in known]
+    ordered = [(value, trial) for value, trial in values if value is not None]
+    if not ordered:
+        hint = f"name a trial: {gathered.id}/1"
+        raise NotFound(f"no trial has a value of {searcher.metric}", where=gathered.id, hint=hint)
+    pick = min if searcher.smaller_is_better else max
+    return int(pick(ordered)[1])
+
+
+def config(rows: list[View], gathered: Gathered) -> View:
+    """Keys of a config that trains one model through what ``chain`` has found.
+
+    With the code and the other keys of the experiment it ends with the bits of the last trial.
+    """
+    asked = gathered.config.searcher
+    unit = rows[-1]["unit"]
+    steps = [
+        {"until": {unit: row["to"]}, "hyperparameters": row["hyperparameters"]} for row in rows
+    ]
+    found: View = {
+        "searcher": {
+            "name": "schedule",
+            "metric": asked.metric,
+            "smaller_is_better": asked.smaller_is_better,
+            "max_length": {unit: asked.max_length.value if asked.max_length else rows[-1]["to"]},
+            "schedule": {"seed": rows[0]["seed"], "steps": steps},
+        }
+    }
+    if asked.interval:
+        found["min_validation_period"] = {unit: asked.interval}
+    return found
+
+
+def _reached(trial: GatheredTrial, unit: Unit) -> int:
+    """How far it has come, by what it has reported."""
+    units = (
+        line.get("units") or {} for attempt in trial.attempts for line in attempt.of_kind("metrics")
+    )
+    return max((int(each.get(unit, 0)) for each in units), default=0)
