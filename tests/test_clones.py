@@ -11,7 +11,9 @@ import torch
 
 from hpcdet import checkpoint, pytorch
 from hpcdet.store import parents
+from hpcdet.store.config import resolve
 from hpcdet.store.layout import TrialPaths
+from hpcdet.train import joining
 from hpcdet.units import Length
 from tests.alone import as_script, checkpoints, train  # noqa: F401
 
@@ -117,6 +119,16 @@ def test_a_child_has_its_parents_state_and_its_own_options(tmp_path: Path) -> No
     shutil.rmtree(donor)  # nobody needs its parent any more
     train(Child, began, 12, asked)
     assert checkpoints(began)[-1].digest == ended.digest
+
+
+def test_members_of_a_population_save_where_they_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"name": "pbt", "max_length": {"batches": 12}, "perturbation_interval": {"batches": 4}}
+    monkeypatch.setattr(joining, "Resolved", lambda: resolve({"searcher": asked}))
+    train(Child, tmp_path, 12)
+    found = {one.step: one.meta["kind"] for one in checkpoints(tmp_path) if one.step}
+    assert found == {4: "resume", 8: "resume", 12: "kept"}
 
 
 def test_a_parent_is_read_as_it_is_written() -> None:
