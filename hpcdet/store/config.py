@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar
@@ -21,6 +21,9 @@ import yaml
 
 from hpcdet.errors import ConfigError
 from hpcdet.rungs import Bracket, Mode, adaptive, depth, hyperband, one
+from hpcdet.store.placement import Distributed, Pbs, Slurm
+from hpcdet.store.placement import Fsdp2 as Fsdp2
+from hpcdet.store.placement import Resources as Resources
 from hpcdet.units import Length
 
 # source builds of PyYAML may come without libyaml; the pure reader gives the same values
@@ -196,59 +199,6 @@ class Optimizations:
 
 
 @dataclass(frozen=True)
-class Resources:
-    """``resources``. ``slots_per_trial`` is the number of ranks of one trial.
-
-    Where ``min_slots_per_trial`` is set it is the most of them, and ``nodes`` the most nodes.
-    ``memory_per_slot`` is in bytes; ``resource_pool`` is the partition.
-    """
-
-    slots_per_trial: int = 1
-    nodes: int = 1
-    slots_per_node: int = 1
-    cpus_per_slot: int = 1
-    memory_per_slot: int | None = None
-    walltime_s: int | None = None
-    resource_pool: str | None = None
-    max_slots: int | None = None
-    priority: int | None = None
-    is_single_node: bool | None = None
-    exclude_nodes: list[str] = field(default_factory=list)
-    min_slots_per_trial: int | None = None
-
-    @property
-    def least_nodes(self) -> int:
-        """With fewer than so many a trial does not begin."""
-        if self.min_slots_per_trial is None:
-            return self.nodes
-        return min(self.nodes, max(1, self.min_slots_per_trial // self.slots_per_node))
-
-    def granted(self, nodes: int) -> Resources:
-        """Those of a trial that got so many nodes, where it takes what there is."""
-        if self.min_slots_per_trial is None or not 0 < nodes < self.nodes:
-            return self
-        return replace(self, nodes=nodes, slots_per_trial=nodes * self.slots_per_node)
-
-
-@dataclass(frozen=True)
-class Fsdp2:
-    """``distributed.fsdp2``. ``units``: names of classes, a number of parameters, or None."""
-
-    units: list[str] | int | None = None
-    reshard_after_forward: bool = True
-    param_dtype: str | None = None
-    reduce_dtype: str | None = None
-    output_dtype: str | None = None
-
-
-@dataclass(frozen=True)
-class Distributed:
-    backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
-    strategy: Literal["ddp", "fsdp2"] = "ddp"
-    fsdp2: Fsdp2 = Fsdp2()
-
-
-@dataclass(frozen=True)
 class Worker:
     """``worker``. Times in seconds.
 
@@ -284,19 +234,6 @@ class Environment:
 class Notify:
     command: str | list[str] | None = None
     on: list[str] = field(default_factory=lambda: ["end", "failure", "stuck"])
-
-
-@dataclass(frozen=True)
-class Slurm:
-    sbatch_args: list[str] = field(default_factory=list)
-    gpu_type: str | None = None
-    slots_per_node: int | None = None
-
-
-@dataclass(frozen=True)
-class Pbs:
-    pbsbatch_args: list[str] = field(default_factory=list)
-    slots_per_node: int | None = None
 
 
 @dataclass(frozen=True)
@@ -344,7 +281,7 @@ class Resolved:
     checkpoint_storage: CheckpointStorage = CheckpointStorage()
     optimizations: Optimizations = Optimizations()
     resources: Resources = field(default_factory=Resources)
-    distributed: Distributed = Distributed()
+    distributed: Distributed = field(default_factory=Distributed)
     worker: Worker = Worker()
     budget: Budget = Budget()
     environment: Environment = field(default_factory=Environment)
