@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcdet import config
+from hpcdet.errors import ConfigError
 from hpcdet.search import api, codec
 from hpcdet.search.explore import Perturb, perturbed
 from hpcdet.search.registry import searcher
@@ -255,3 +258,30 @@ def test_a_schedule_is_a_chain_of_heirs() -> None:
     ]
     assert last == api.Shutdown()
     assert drive(method, api.SegmentEnd(1, "failed"))[-1] == [api.Shutdown(True, "trial 1: failed")]
+
+
+CONFIG = """\
+entrypoint: model_def:Model
+hyperparameters: {rate: {type: loguniform, low: 0.001, high: 1}, width: {type: int, minval: 1,
+  maxval: 9, mutable: false}}
+searcher: {name: pbt, population_size: 4, max_length: {batches: 50}}
+"""
+
+
+def test_a_config_of_a_population_is_checked_and_planned(tmp_path: Path) -> None:
+    file = tmp_path / "pbt.yaml"
+    file.write_text(CONFIG)
+    planned = config.plan(config.load(file).typed())
+    assert planned["population"] == {"size": 4, "interval": 5, "comparisons": 9}
+    assert (planned["trials"], planned["units"]) == (4, 200)
+    for wrong in (
+        "searcher.population_size=null",
+        "searcher.max_trials=9",
+        "searcher.perturbation_interval={epochs: 1}",
+        "searcher.perturbation_interval=50",
+        "searcher.quantile=0.6",
+        "searcher.name=random",
+        "searcher.name=schedule",
+    ):
+        with pytest.raises(ConfigError):
+            config.load(file, [wrong])
