@@ -278,8 +278,8 @@ class Pbt:
             except SpaceError as error:
                 why_not = error.what
                 one["status"] = GONE
-        waiting = [one["trial"] for one in members if one["status"] == WAITS]
-        actions += [Pause(trial, "it waits for a place") for trial in waiting if trial in made]
+        idle = made & {one["trial"] for one in members if one["status"] == WAITS}
+        actions += [Pause(trial, "it waits for a place") for trial in sorted(idle)]
         if not living(state):
             state["over"] = True
             failed = not state["good"]
