@@ -205,7 +205,7 @@ def test_a_script_gets_its_parents_state_and_no_child_begins_from_nothing(
     record.write_once(child.record)
     with join(child, 1) as context:
         assert (context.parent, context.checkpoint.latest()) == ("1@4 batches", {"w": 4})
-        assert (context.first_batch, context.train.units.batches) == (4, 4)
+        assert context.train.units.batches == 4
         info = get_cluster_info()
         assert info is not None and info.trial.parent == "1@4 batches"
         assert (info.latest_checkpoint, info.trial.steps_completed) == ("00000004.g0", 4)
@@ -223,7 +223,7 @@ def test_members_of_a_population_save_where_they_are_compared(
 ) -> None:
     asked = {"name": "pbt", "max_length": {"batches": 12}, "perturbation_interval": {"batches": 4}}
     monkeypatch.setattr(joining, "Resolved", lambda: resolve({"searcher": asked}))
-    train(Child, tmp_path, 12)
+    train(Child, tmp_path, 12, checkpoint_policy="none")
     found = {one.step: one.meta["kind"] for one in checkpoints(tmp_path) if one.step}
     assert found == {4: "resume", 8: "resume", 12: "kept"}
 
