@@ -6,7 +6,7 @@ WORKERS ?= 2
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test test-frameworks check packages setup wheel chaos bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-elastic bench-gpu bench-search clean
+.PHONY: demo test test-frameworks check packages setup wheel chaos bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-elastic bench-gpu bench-search bench-calibration clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -61,8 +61,11 @@ bench-elastic: setup  ## what the same bits on any number of ranks cost: step ti
 bench-gpu: setup  ## NCCL, mixed precision, exact resume and saving on accelerators; exit code 3 without one
 	$(PY) benchmarks/bench_gpu.py
 
-bench-search: setup  ## our search methods beside Optuna, Ray Tune and Syne Tune: decisions, simulated clusters, networks
+bench-search: setup  ## our search methods beside Optuna, Ray Tune and Syne Tune: decisions, suggestions, clusters, networks
 	$(PY) benchmarks/bench_search.py
+
+bench-calibration: setup  ## the simulator against real searches on the private Slurm
+	$(PY) benchmarks/bench_search.py --part e
 
 clean:
 	rm -rf .venv build dist report.html .demo

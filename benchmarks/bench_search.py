@@ -2,9 +2,10 @@
 
 (a) what a decision costs, (b) what a suggestion costs, (c) all scheduling rules on simulated
 clusters over the same random configurations, (d) real networks on bundled data, (e) the
-simulator against real searches on the private Slurm. Peers live in a
-virtual environment of their own under ``~/.cache/hpcdet-bench``; their decision rules are driven
-without a cluster. ``--part`` runs some of the parts, ``--quick`` is a smoke run.
+simulator against real searches on the private Slurm, (f) samplers on simulated clusters, (g) what
+Hyperband's authors claim, where they claim it. Peers live in a virtual environment of their own
+under ``~/.cache/hpcdet-bench``; their decision rules are driven without a cluster. ``--part`` runs
+some of the parts, ``--quick`` is a smoke run.
 """
 
 from __future__ import annotations
@@ -112,9 +113,8 @@ def suggestions(rows: Sequence[Row]) -> list[Row]:
         )
         if not _ours(row["sampler"]):
             continue
-        peer = next(
-            r for r in rows if r["trials"] == row["trials"] and r["sampler"] == "Optuna random"
-        )
+        name = row["sampler"].replace("hpcdet", "Optuna")
+        peer = next(r for r in rows if (r["trials"], r["sampler"]) == (row["trials"], name))
         what = f"suggestion at {row['trials']} trials (p95), {row['sampler']}"
         ours, theirs, met = row["p95_ms"], peer["p95_ms"], row["p95_ms"] <= 60
         found.append(_row(what, "ms", ours, theirs, peer["sampler"], 60.0, met, row["runs"]))
@@ -129,15 +129,7 @@ def clusters(rows: Sequence[Row]) -> list[Row]:
     timed = [row for row in rows if row["kind"] == "cluster"]
     for key in dict.fromkeys((row["scenario"], row["workers"]) for row in timed):
         same = [row for row in timed if (row["scenario"], row["workers"]) == key]
-        print(f"\n  {key[0]}, {key[1]} workers, horizon {same[0]['horizon']:g} R")
-        print(f"  {'rule':<31}{'rank':>17}{'q1':>18}{'q01':>6}{'g1':>6}{'to R':>7}{'util':>7}")
-        for row in sorted(same, key=lambda r: r["rank"][0]):
-            print(
-                f"  {row['rule']:<31}{_bounds(row['rank'], 1):>17}"
-                f"{_bounds(row['time_to_1pct'], 2):>18}{_number(row['time_to_01pct'][0]):>6}"
-                f"{_number(row['guess_of_1pct'][0]):>6}{row['finished'][0]:>7.0f}"
-                f"{100 * row['utilisation'][0]:>6.1f}%"
-            )
+        _table(same)
         found += _compared(key, same)
     for row in rows:
         if row["kind"] != "wide":
@@ -151,6 +143,21 @@ def clusters(rows: Sequence[Row]) -> list[Row]:
         what = f"utilisation at {row['workers']} workers"
         found.append(_row(what, "share", row["utilisation"], None, "", goal, met, 1))
     return found
+
+
+def _table(same: Sequence[Row]) -> None:
+    """Rules or samplers on one cluster."""
+    first = same[0]
+    print(f"\n  {first['scenario']}, {first['workers']} workers, {first['runs']} seeds,", end=" ")
+    print(f"horizon {first['horizon']:g} R")
+    print(f"  {'method':<31}{'rank':>17}{'q1':>18}{'q01':>6}{'g1':>6}{'to R':>7}{'util':>7}")
+    for row in sorted(same, key=lambda r: r["rank"][0]):
+        print(
+            f"  {row['rule']:<31}{_bounds(row['rank'], 1):>17}"
+            f"{_bounds(row['time_to_1pct'], 2):>18}{_number(row['time_to_01pct'][0]):>6}"
+            f"{_number(row['guess_of_1pct'][0]):>6}{row['finished'][0]:>7.0f}"
+            f"{100 * row['utilisation'][0]:>6.1f}%"
+        )
 
 
 def _compared(key: tuple[str, int], same: Sequence[Row]) -> list[Row]:
@@ -187,6 +194,43 @@ def _compared(key: tuple[str, int], same: Sequence[Row]) -> list[Row]:
     what = f"time to the best 1 %, {where}: hpcdet hybrid"
     rows.append(_row(what, "R", ours, by_chance, "random", goal, met, runs))
     return rows
+
+
+def samplers(rows: Sequence[Row]) -> list[Row]:
+    print("\n(f) samplers, where hyperparameters say how a trial learns; columns as in (c)")
+    found = []
+    for key in dict.fromkeys((row["scenario"], row["workers"]) for row in rows):
+        same = [row for row in rows if (row["scenario"], row["workers"]) == key]
+        _table(same)
+        best = min((r for r in same if _ours(r["rule"])), key=lambda r: r["rank"][0])
+        peer = min((r for r in same if not _ours(r["rule"])), key=lambda r: r["rank"][0])
+        ours, theirs = best["rank"][0], peer["rank"][0]
+        what = f"mean rank of samplers, {key[0]}, {key[1]} workers: {best['rule']}"
+        met = ours <= theirs
+        found.append(_row(what, "rank", ours, theirs, peer["rule"], theirs, met, best["runs"]))
+    return found
+
+
+def headline(rows: Sequence[Row]) -> list[Row]:
+    print("\n(g) one worker, cheap first looks: full trainings until a model is as good as the")
+    print("    best 1 % (kernels), 0.1 % (iterations) of random ones, and gain over two searches")
+    found = []
+    for workload in dict.fromkeys(row["workload"] for row in rows):
+        same = {row["method"]: row for row in rows if row["workload"] == workload}
+        chance, bayes = same["random"], same["Optuna TPE"]
+        print(f"\n  {workload}\n  {'method':<24}{'R':>26}{'found':>7}{'random':>9}{'Bayesian':>10}")
+        for name, row in sorted(same.items(), key=lambda item: item[1]["to"][0]):
+            gains = [other["to"][0] / row["to"][0] for other in (chance, bayes)]
+            print(
+                f"  {name:<24}{_bounds(row['to'], 2):>26}{row['found']:>4}/{row['runs']}"
+                f"{_number(gains[0]):>8}x{_number(gains[1]):>9}x"
+            )
+        best = min((r for r in same.values() if _ours(r["method"])), key=lambda r: r["to"][0])
+        for other, goal in ((chance, 50.0), (bayes, 10.0)):
+            gain = other["to"][0] / best["to"][0]
+            what = f"{workload}: times sooner than {other['method']}, {best['method']}"
+            found.append(_row(what, "times", gain, None, "", goal, gain >= goal, best["runs"]))
+    return found
 
 
 def networks(rows: Sequence[Row]) -> list[Row]:
@@ -268,7 +312,15 @@ def _row(
     }
 
 
-SHOWN = {"a": decisions, "b": suggestions, "c": clusters, "d": networks, "e": calibration}
+SHOWN = {
+    "a": decisions,
+    "b": suggestions,
+    "c": clusters,
+    "d": networks,
+    "e": calibration,
+    "f": samplers,
+    "g": headline,
+}
 
 
 def main() -> int:

@@ -9,17 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from hpcdet import checkpoint, core, pytorch
-from hpcdet.determined import get_cluster_info
-from hpcdet.pytorch import _inheriting
-from hpcdet.store import journal, parents
+from hpcdet import checkpoint, pytorch
+from hpcdet.store import parents
 from hpcdet.store.config import resolve
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Trial, Verdict
-from hpcdet.train import joining, notice
-from hpcdet.train.place import Place
+from hpcdet.store.layout import TrialPaths
+from hpcdet.train import joining
 from hpcdet.units import Length
-from tests import ranks
 from tests.alone import as_script, checkpoints, train  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("as_script")
@@ -126,104 +121,12 @@ def test_a_child_has_its_parents_state_and_its_own_options(tmp_path: Path) -> No
     assert checkpoints(began)[-1].digest == ended.digest
 
 
-def _schedulers(optimizer: torch.optim.Optimizer, scale: float) -> list[Any]:
-    make = torch.optim.lr_scheduler
-    return [
-        make.OneCycleLR(optimizer, 0.1 * scale, total_steps=20),
-        make.SequentialLR(
-            optimizer,
-            [make.ConstantLR(optimizer, scale / 4), make.ExponentialLR(optimizer, 0.9**scale)],
-            [4],
-        ),
-        make.CosineAnnealingWarmRestarts(optimizer, 5, eta_min=scale / 100),
-        make.LambdaLR(optimizer, lambda step: scale / (1 + step)),
-    ]
-
-
-@pytest.mark.parametrize("kind", range(4))
-def test_schedulers_catch_up_with_what_they_had_been(kind: int) -> None:
-    def made(scale: float) -> tuple[torch.optim.Optimizer, pytorch.LRScheduler]:
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
-        return optimizer, pytorch.LRScheduler(_schedulers(optimizer, scale)[kind])
-
-    def rates(optimizer: torch.optim.Optimizer, scheduler: pytorch.LRScheduler) -> list[float]:
-        found = []
-        for _ in range(4):
-            optimizer.step()
-            scheduler.step()
-            found += [optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]]
-        return found
-
-    whole, late = made(0.5), made(0.5)
-    before = made(1.0)
-    for optimizer, scheduler in (before, whole):
-        for _ in range(7):
-            optimizer.step()
-            scheduler.step()
-    _inheriting.catch_up(late[1], before[1].state_dict())
-    assert rates(*late) == rates(*whole)
-
-
-def test_what_a_metric_has_told_a_scheduler_stays(tmp_path: Path) -> None:
-    def plateau(factor: float) -> pytorch.LRScheduler:
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-        return pytorch.LRScheduler(
-            torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=factor, patience=3)
-        )
-
-    old, new = plateau(0.1), plateau(0.5)
-    for loss in (0.3, 0.4, 0.4):
-        old.step(loss)
-    _inheriting.catch_up(new, old.state_dict())
-    state = new.state_dict()
-    assert (state["best"], state["num_bad_epochs"], state["factor"]) == (0.3, 2, 0.5)
-
-
-def test_a_script_gets_its_parents_state_and_no_child_begins_from_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parent = ranks.experiment(tmp_path / "EXP", until=4)
-    paths = ExperimentPaths(tmp_path / "EXP")
-    child = paths.trial(2)
-
-    def join(trial: TrialPaths, attempt: int) -> core.Context:
-        notice.forget()
-        made = Place.of(paths.root, trial.number, attempt)
-        told: dict[str, str] = {}
-        made.announce(told)
-        for name, value in told.items():
-            monkeypatch.setenv(name, value)
-        return core.init()
-
-    with join(parent, 1) as context:
-        assert (context.parent, context.checkpoint.latest()) == ("", None)
-        context.train.report_validation_metrics(4, {"loss": 0.5})
-        context.checkpoint.save({"w": 4}, 4)
-    [donation] = parents.donations(parent, "batches")
-    origin = parents.origin_of(parents.give(donation, child))
-    record = Trial(2, {}, 7, parent="1@4 batches", origin=origin)
-    record.write_once(child.record)
-    with join(child, 1) as context:
-        assert (context.parent, context.checkpoint.latest()) == ("1@4 batches", {"w": 4})
-        assert context.train.units.batches == 4
-        info = get_cluster_info()
-        assert info is not None and info.trial.parent == "1@4 batches"
-        assert (info.latest_checkpoint, info.trial.steps_completed) == ("00000004.g0", 4)
-    assert all(line["kind"] != "metrics" for line in journal.read(child.attempt(1).journal))
-    shutil.rmtree(child.checkpoints)
-    with pytest.raises(SystemExit), join(child, 2) as context:
-        context.checkpoint.latest()
-    verdict = Verdict.read(child.attempt(2).verdict)
-    assert verdict is not None and verdict.verdict == "fail"
-    assert "the checkpoint that it was to begin from is gone" in verdict.error
-
-
 def test_members_of_a_population_save_where_they_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"name": "pbt", "max_length": {"batches": 12}, "perturbation_interval": {"batches": 4}}
     monkeypatch.setattr(joining, "Resolved", lambda: resolve({"searcher": asked}))
-    train(Child, tmp_path, 12, checkpoint_policy="none")
+    train(Child, tmp_path, 12)
     found = {one.step: one.meta["kind"] for one in checkpoints(tmp_path) if one.step}
     assert found == {4: "resume", 8: "resume", 12: "kept"}
 

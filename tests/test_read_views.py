@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcdet.errors import NotFound
-from hpcdet.read import find, gather, index, lineage, logs, report, series, states, views
+from hpcdet.read import find, gather, index, logs, series, states, views
 from hpcdet.read.tables import TABLES
 from hpcdet.search import api, codec
 from hpcdet.store import lease, records
@@ -537,38 +537,3 @@ def test_until_of_the_control_in_force_is_shown(tmp_path: Path) -> None:
     trial.control("run", until=Length("batches", 900))
     [row] = views.trials(trial.experiment.paths)
     assert row["until"] == {"batches": 900}
-
-
-# -- lineage -----------------------------------------------------------------------------
-
-
-def test_a_lineage_is_the_schedule_of_a_copied_model(tmp_path: Path) -> None:
-    built = Builder(tmp_path / "digits-7f3a")
-    for number, parent, begins, ends, loss in (
-        (1, "", 0, 200, 0.3),
-        (2, "1@100 batches", 100, 300, 0.1),
-    ):
-        trial = built.trial()
-        units = {"batches": begins, "records": 0, "epochs": 0}
-        origin = {"checkpoint": "00000100.g1", "root": "r", "units": units} if parent else {}
-        record = records.Trial(number, {"rate": number / 10}, 7, parent=parent, origin=origin)
-        put(trial.paths.record, record)
-        attempt = trial.attempt(begins, "00000100.g0" if parent else "")
-        attempt.metrics("validation", ends, validation_loss=loss)
-        attempt.end("completed")
-    gathered = gather.gather(built.paths)
-    assert lineage.best_trial(gathered) == 2
-    rows = lineage.chain(gathered, 2)
-    assert [(row["trial"], row["from"], row["to"]) for row in rows] == [(1, 0, 100), (2, 100, 300)]
-    assert lineage.config(rows, gathered)["searcher"]["schedule"] == {
-        "seed": 7,
-        "steps": [
-            {"until": {"batches": 100}, "hyperparameters": {"rate": 0.1}},
-            {"until": {"batches": 300}, "hyperparameters": {"rate": 0.2}},
-        ],
-    }
-    parents = {1: "", 2: "1@100 batches", 3: "2@200 batches"}
-    assert lineage.ancestors(3, parents) == ["2@200 batches", "1@100 batches"]
-    assert "1@100 batches" in report.render(gathered, 0.0)
-    with pytest.raises(NotFound):
-        lineage.chain(gathered, 3)

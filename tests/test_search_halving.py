@@ -184,6 +184,24 @@ def test_hybrid_goes_on_in_place_and_promotes_what_was_paused() -> None:
     assert run.end(7) == "shutdown"
 
 
+def test_paused_trials_wait_for_the_last_new_one_while_enough_have_gone_on() -> None:
+    asked = {"num_rungs": 2, "max_trials": 7, "max_concurrent_trials": 2, "top": 3}
+    run = Run(make(**asked, promotion_share=0.5))
+    assert run.report(1, 1, 0.5) == "pause 1, create 3"
+    assert run.report(2, 1, 0.6) == "pause 2, create 4"
+    assert run.report(3, 1, 0.4) == ""
+    assert run.report(3, 3, 0.3) == "create 5" and run.end(3) == ""
+    assert run.report(4, 1, 0.7) == "pause 4, create 6"
+    assert run.report(5, 1, 0.8) == "pause 5, create 7"
+    assert run.report(6, 1, 0.9) == "pause 6, continue 1"  # no new one is left
+    early = Run(make(**{**asked, "max_trials": 20}, promotion_share=0.5))
+    for trial, loss in ((1, 0.5), (2, 0.6), (3, 0.7), (4, 0.8), (5, 0.85)):
+        said = "continue 1" if trial == 3 else f"create {trial + 2 - (trial > 3)}"
+        assert early.report(trial, 1, loss) == f"pause {trial}, {said}"  # nobody has gone on
+    assert early.report(6, 1, 0.9) == "pause 6, create 7"  # one of two has: the second waits
+    assert early.end(1, "failed") == "continue 2"  # the one has failed, and nobody has gone on
+
+
 def test_promotion_pauses_first_and_a_small_rung_sends_its_best() -> None:
     run = Run(make(rule="promotion", num_rungs=2, max_trials=4, max_concurrent_trials=1, top=3))
     assert run.report(1, 1, 0.5) == "pause 1, create 2"
@@ -422,6 +440,7 @@ def test_books_are_right_whatever_happens_and_every_search_comes_to_its_end(
     for seed in range(12):
         trials, places = 5 + 7 * (seed % 4), 1 + seed % 5
         asked = {"rule": rule, "max_trials": trials, "max_concurrent_trials": places, "top": 27}
+        asked["promotion_share"] = (0.5, None)[seed % 2]
         cluster = Cluster(make(name, **asked), seed, 3, trials, places)
         for _ in range(3000):
             if cluster.over:

@@ -12,7 +12,15 @@ import time
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"
 
-PARTS = {"a": "decisions", "b": "suggestions", "c": "clusters", "d": "networks", "e": "calibration"}
+PARTS = {
+    "a": "decisions",
+    "b": "suggestions",
+    "c": "clusters",
+    "d": "networks",
+    "e": "calibration",
+    "f": "samplers",
+    "g": "headline",
+}
 
 
 def main() -> int:

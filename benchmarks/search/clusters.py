@@ -12,7 +12,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,13 +95,17 @@ def perform(run: Run) -> Outcome:
         seed=run.seed,
         horizon_s=run.horizon * R,
     ).run()
-    end = HORIZON.get(run.workers, run.horizon)
-    within = [one for one in course.finished if one[0] <= end * R]
+    return outcome_of(run, course, curves, R, HORIZON.get(run.workers, run.horizon))
+
+
+def outcome_of(run: Run, course: Course, curves: Curves, full: int, horizon: float) -> Outcome:
+    """Trials in full count up to the ``horizon``, in R, which is ``full`` seconds."""
+    within = [one for one in course.finished if one[0] <= horizon * full]
     goals = [curves.quantile(share) for share in QUALITIES]
     return Outcome(
         run,
-        tuple(course.time_to(goal) / R for goal in goals),
-        tuple(_guessed(course, curves, goal) / R for goal in goals),
+        tuple(course.time_to(goal) / full for goal in goals),
+        tuple(_guessed(course, curves, goal) / full for goal in goals),
         len(within),
         course.created,
         course.utilisation,
@@ -150,7 +154,7 @@ def measure(quick: bool) -> list[dict[str, Any]]:
             outcomes += pool.map(perform, runs(seed, workers), chunksize=1)
             if time.monotonic() > end:
                 break
-    return _summaries(outcomes) + rows
+    return summaries(outcomes, HORIZON) + rows
 
 
 def _wide(quick: bool) -> list[dict[str, Any]]:
@@ -177,7 +181,8 @@ def name_of(run: Run) -> str:
     return run.rule if run.resume else f"{run.rule}, no resume"
 
 
-def _summaries(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def summaries(outcomes: Sequence[Outcome], horizons: Mapping[int, float]) -> list[dict[str, Any]]:
+    """A row for each rule in each cluster; ``horizons``, by workers, bound what is ranked."""
     rows = []
     groups: dict[tuple[str, int], dict[str, list[Outcome]]] = {}
     for outcome in outcomes:
@@ -185,7 +190,7 @@ def _summaries(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
         group = groups.setdefault((run.scenario, run.workers), {})
         group.setdefault(name_of(run), []).append(outcome)
     for (scenario, workers), by_rule in groups.items():
-        ranks = _ranks(by_rule)
+        ranks = _ranks(by_rule, horizons[workers])
         for name, found in by_rule.items():
             rows.append(
                 {
@@ -209,7 +214,7 @@ def _summaries(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return rows
 
 
-def _ranks(by_rule: dict[str, list[Outcome]]) -> dict[str, list[float]]:
+def _ranks(by_rule: dict[str, list[Outcome]], end: float) -> dict[str, list[float]]:
     """Mean rank of each rule over the seeds, with bounds.
 
     Who is sooner at 1 % is better, then at 0.1 %, then who trained more in full.
@@ -217,24 +222,23 @@ def _ranks(by_rule: dict[str, list[Outcome]]) -> dict[str, list[float]]:
     names = list(by_rule)
     ranks: dict[str, list[float]] = {name: [] for name in names}
     for of_seed in zip(*by_rule.values(), strict=True):
-        keys = [_key(one) for one in of_seed]
+        keys = [_key(one, end) for one in of_seed]
         for name, key in zip(names, keys, strict=True):
             below, same = sum(other < key for other in keys), keys.count(key)
             ranks[name].append(below + (same + 1) / 2)
-    return {name: _bounds(values, statistics.fmean) for name, values in ranks.items()}
+    return {name: bounds(values, statistics.fmean) for name, values in ranks.items()}
 
 
-def _key(one: Outcome) -> tuple[float, ...]:
+def _key(one: Outcome, end: float) -> tuple[float, ...]:
     """Nobody is ranked by what came after the common horizon."""
-    end = HORIZON[one.run.workers]
     return (*(at if at <= end else math.inf for at in one.to), -one.finished)
 
 
 def _median(found: Sequence[Outcome], figure: Callable[[Outcome], float]) -> list[float]:
-    return _bounds([figure(one) for one in found], statistics.median)
+    return bounds([figure(one) for one in found], statistics.median)
 
 
-def _bounds(values: Sequence[float], middle: Callable[[Sequence[float]], float]) -> list[float]:
+def bounds(values: Sequence[float], middle: Callable[[Sequence[float]], float]) -> list[float]:
     """The figure, and its 95 % bounds by bootstrap over seeds."""
     rng = random.Random(0)
     drawn = sorted(middle(rng.choices(values, k=len(values))) for _ in range(400))

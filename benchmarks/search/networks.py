@@ -24,12 +24,10 @@ from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 
-from benchmarks.search.rules import METRIC, RULES, Ladder, Stopping
-from benchmarks.search.rules import optuna as optuna_rule
-from hpcdet.search import api
+from benchmarks.search.rules import RULES, Ladder
+from benchmarks.search.sampled import WORST, sampled, tpe
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.engine import Simulation
-from hpcdet.units import Length
 
 warnings.filterwarnings("ignore")
 EPOCHS, ETA = 27, 3
@@ -41,7 +39,6 @@ DATA = {
     "wine": datasets.load_wine,
 }
 TPE = "Optuna TPE + halving"
-WORST = 100.0
 
 
 def configuration(seed: int, trial: int) -> dict[str, Any]:
@@ -145,40 +142,6 @@ class Networks:
         return loss if math.isfinite(loss) else WORST
 
 
-class Tpe(Stopping):
-    """Optuna's TPE proposes, its halving rule stops; the study is told what became of each."""
-
-    def initial(self) -> api.State:
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        sampler = optuna.samplers.TPESampler(seed=0, multivariate=True, constant_liar=True)
-        self._study = optuna.create_study(sampler=sampler)
-        self._asked: dict[int, tuple[optuna.Trial, float]] = {}
-        return super().initial()
-
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
-        if isinstance(event, api.Report):
-            trial, loss = self._asked[event.trial][0], event.metrics[METRIC]
-            trial.report(loss, event.length.value)
-            self._asked[event.trial] = (trial, loss)
-        if isinstance(event, api.SegmentEnd):
-            trial, loss = self._asked.pop(event.trial)
-            pruned = event.reason != "target"
-            kind = optuna.trial.TrialState
-            if pruned:
-                self._study.tell(trial, state=kind.PRUNED)
-            else:
-                self._study.tell(trial, loss)
-        state, actions = super().on_event(state, event)
-        return state, [self._with_params(action) for action in actions]
-
-    def _with_params(self, action: api.Action) -> api.Action:
-        if not isinstance(action, api.Create):
-            return action
-        trial = self._study.ask()
-        self._asked[action.trial] = (trial, WORST)
-        return api.Create(action.trial, suggested(trial), 0, Length("batches", EPOCHS))
-
-
 @dataclass(frozen=True)
 class Task:
     data: str
@@ -197,7 +160,7 @@ def perform(task: Task) -> list[dict[str, Any]]:
     horizon = (2 if task.quick else BUDGET) * full
     rules = {name: make(ladder) for name, make in RULES.items()}
     if task.tpe:
-        rules[TPE] = Tpe(ladder, TPE, optuna_rule(ETA))
+        rules[TPE] = sampled(ladder, TPE, suggested, tpe(task.seed), "halving")
     found = []
     for name, rule in rules.items():
         networks.restart()

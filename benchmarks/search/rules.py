@@ -27,36 +27,48 @@ METRIC = "validation_loss"
 
 @dataclass(frozen=True)
 class Ladder:
-    """``full`` units, rungs at ``full / eta**k``, so many trials at once."""
+    """``full`` units, rungs at ``full / eta**k`` (0: all), so many trials at once."""
 
     full: int = 256
     eta: int = 4
     workers: int = 25
     trials: int = ENDLESS
+    rung_count: int = 0
 
     @property
     def rungs(self) -> tuple[int, ...]:
         found = [self.full]
-        while found[0] >= self.eta:
+        while found[0] >= self.eta and len(found) != self.rung_count:
             found.insert(0, found[0] // self.eta)
         return tuple(found)
 
 
-def ours(ladder: Ladder, name: str, **asked: Any) -> api.Searcher:
+def ours(
+    ladder: Ladder,
+    name: str,
+    hyperparameters: dict[str, Any] | None = None,
+    seed: int = 0,
+    **asked: Any,
+) -> api.Searcher:
     """A method of hpcdet's, as a config names it."""
     common = {
         "metric": METRIC,
         "max_length": {"batches": ladder.full},
         "max_trials": ladder.trials,
         "max_concurrent_trials": ladder.workers,
+        "promotion_share": 0.5,  # the default of a config
     }
-    config = {"hyperparameters": {}, "searcher": {"name": name, **common, **asked}}
+    config = {
+        "hyperparameters": hyperparameters or {},
+        "reproducibility": {"experiment_seed": seed},
+        "searcher": {"name": name, **common, **asked},
+    }
     return searcher(resolve(config))
 
 
-def halving(ladder: Ladder, rule: str) -> api.Searcher:
+def halving(ladder: Ladder, rule: str, **asked: Any) -> api.Searcher:
     rungs = {"num_rungs": len(ladder.rungs), "divisor": ladder.eta}
-    return ours(ladder, "async_halving", rule=rule, **rungs)
+    return ours(ladder, "async_halving", rule=rule, **rungs, **asked)
 
 
 @dataclass
@@ -271,6 +283,7 @@ class Synchronous:
 
 RULES: dict[str, Callable[[Ladder], api.Searcher]] = {
     "hpcdet hybrid": lambda ladder: halving(ladder, "hybrid"),
+    "hpcdet hybrid, all promoted": lambda ladder: halving(ladder, "hybrid", promotion_share=None),
     "hpcdet stopping": lambda ladder: halving(ladder, "stopping"),
     "hpcdet promotion": lambda ladder: halving(ladder, "promotion"),
     "hpcdet cohorts": lambda ladder: halving(ladder, "cohorts"),

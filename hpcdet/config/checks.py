@@ -308,6 +308,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "max_time": HALVING,
     "time_metric": HALVING,
     "rule": COMPARED,
+    "promotion_share": COMPARED,
     "divisor": COMPARED,
     "num_rungs": ("async_halving", "asha", "pasha"),
     "max_rungs": ("adaptive_asha", "hyperband", "bohb"),

@@ -73,6 +73,9 @@ class Searcher(Section):
     rule: Literal["hybrid", "stopping", "promotion", "cohorts"] = "hybrid"
     """What becomes of a trial at a rung: the best go on in place, others are paused (hybrid) or
     stopped; promotion pauses all of them first; cohorts decides later, on more trials."""
+    promotion_share: float | None = Field(default=0.5, ge=0)
+    """Until all trials were made, hybrid promotes paused ones only while fewer than this share of
+    those that may go on have gone on; null: whenever they are among the best."""
     divisor: float = Field(default=4, gt=1)
     """Of this many trials at a rung one goes on."""
     num_rungs: int | None = Field(default=None, ge=1, le=1000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from hpcdet.errors import NotFound
@@ -53,19 +52,6 @@ def chain(gathered: Gathered, trial: int) -> list[View]:
         parent = Parent.parse(record.parent) if origin else None
         number = parent.trial if parent is not None and not parent.experiment else 0
     return rows[::-1]
-
-
-def ancestors(trial: int, parents: Mapping[int, str]) -> list[str]:
-    """Its parent, the parent of that, and so on, as they are written; nearest first."""
-    found: list[str] = []
-    while text := parents.get(trial, ""):
-        found.append(text)
-        parent = Parent.parse(text)
-        # one of another experiment ends the row; one that is no earlier trial is no parent
-        if parent is None or parent.experiment or parent.trial >= trial:
-            break
-        trial = parent.trial
-    return found
 
 
 def best_trial(gathered: Gathered) -> int:

@@ -56,6 +56,8 @@ class Halving:
         until: length of the whole training; None where the code decides (``time_metric``).
         max_concurrent: places; 0: as many as the brackets have together.
         time_metric: the metric that says how far a trial is; "": the length of the report does.
+        promotion_share: while new trials are to be made, a paused one is promoted only if fewer
+            than this share of those that may go on from its rung have; None: in any case.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Halving:
     metric: str
     smaller_is_better: bool = True
     time_metric: str = ""
+    promotion_share: float | None = None
     version: int = field(default=1, init=False)
 
     def initial(self) -> State:
@@ -269,18 +272,14 @@ class Halving:
         Returns whether there was any.
         """
         books: Books = state["brackets"][number]
-        found = places.promotable(books, self._cut)
+        found = places.promotable(books, self._cut.due)
         if found is None and not hopeless and places.is_open(books):
             self._create(state, number, actions)
             return True
-        if found is None and self.rule.cohorts:
-            found = places.promotable(books, self._cut.share)
-        if found is None:
-            found = places.last(books)
-        if found is None:
-            return False
-        self._promote(state, books, found, actions)
-        return True
+        found = found or places.promotable(books, self._cut.share) or places.last(books)
+        if found:
+            self._promote(state, books, found, actions)
+        return found is not None
 
     def _create(self, state: State, number: int, actions: list[Action]) -> None:
         trial = len(state["status"]) + 1
@@ -396,4 +395,4 @@ class Halving:
 
     @functools.cached_property
     def _cut(self) -> Cut:
-        return Cut.of(self.divisor, self.rule.cohorts)
+        return Cut.of(self.divisor, self.rule.cohorts, self.promotion_share)

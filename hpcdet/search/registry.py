@@ -109,6 +109,7 @@ def _method(
         metric=asked.metric,
         smaller_is_better=asked.smaller_is_better,
         time_metric=asked.time_metric or "",
+        promotion_share=asked.promotion_share if asked.rule == "hybrid" else None,
     )
 
 

@@ -38,10 +38,11 @@ class Cut:
     over: int
     under: int
     cohorts: bool
+    promotion_share: float | None
 
     @staticmethod
-    def of(divisor: float, cohorts: bool) -> Cut:
-        return Cut(*exact(divisor).as_integer_ratio(), cohorts)
+    def of(divisor: float, cohorts: bool, promotion_share: float | None) -> Cut:
+        return Cut(*exact(divisor).as_integer_ratio(), cohorts, promotion_share)
 
     def share(self, books: Books, rung: int) -> int:
         """How many of those on a rung are ``1/divisor`` of them."""
@@ -54,6 +55,11 @@ class Cut:
         whole = _cohort(self.over, self.under, len(books["rungs"]) - 1 - rung)
         size = min(whole, max(books["trials"], 1))
         return len(books["scores"][rung]) // size * size * self.under // self.over
+
+    def due(self, books: Books, rung: int) -> int:
+        """Up to which rank paused trials are promoted before new ones are made."""
+        cut, share = self(books, rung), self.promotion_share
+        return cut if share is None or books["on"][rung] < cut * share else 0
 
 
 @functools.cache

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _BLOCK = 256  # trials whose curves are drawn together
-_DIMENSIONS = 6
+DIMENSIONS = 6
 _LANDSCAPE = 1234
 _SHAPE = 256.0  # the full length in the curves' own units
 _POPULATION = 100_000
@@ -100,18 +100,18 @@ class Curves:
         number = trial // _BLOCK
         if number not in self._blocks:
             rng = np.random.default_rng((self.seed, 1, number))
-            curves = _curves(rng.random((_BLOCK, _DIMENSIONS)), self.costs)
-            self._blocks[number] = (curves.tolist(), rng.standard_normal((_BLOCK, 16)))
+            rows = curves(rng.random((_BLOCK, DIMENSIONS)), self.costs)
+            self._blocks[number] = (rows.tolist(), rng.standard_normal((_BLOCK, 16)))
         return self._blocks[number]
 
 
-def _curves(x: Array, costs: float) -> Array:
-    """Rows ``a, b, c, cost`` for points of the unit cube."""
+def curves(x: Array, costs: float = 0.0) -> Array:
+    """Rows ``a, b, c, cost`` for points of the unit cube of ``DIMENSIONS``."""
     rng = np.random.default_rng(_LANDSCAPE)
-    inward, shift = rng.standard_normal((_DIMENSIONS, 24)), rng.standard_normal(24)
+    inward, shift = rng.standard_normal((DIMENSIONS, 24)), rng.standard_normal(24)
     outward = rng.standard_normal((24, 4)) / np.sqrt(24)
     latent = np.tanh((x - 0.5) * 2 @ inward + shift) @ outward
-    bowl = ((x - 0.37) ** 2).sum(-1) * 0.6 + 0.25 * np.abs(np.sin(9 * x).sum(-1)) / _DIMENSIONS
+    bowl = ((x - 0.37) ** 2).sum(-1) * 0.6 + 0.25 * np.abs(np.sin(9 * x).sum(-1)) / DIMENSIONS
     floor = 0.05 + bowl + 0.15 * latent[:, 0] ** 2
     height = 0.8 + 0.6 * np.tanh(latent[:, 1])
     speed = 0.25 + 0.5 / (1 + np.exp(-latent[:, 2]))
@@ -122,7 +122,7 @@ def _curves(x: Array, costs: float) -> Array:
 @functools.cache
 def _finals() -> Array:
     """Final losses of the whole population, sorted."""
-    x = np.random.default_rng(99).random((_POPULATION, _DIMENSIONS))
-    a, b, c, _ = _curves(x, 0.0).T
+    x = np.random.default_rng(99).random((_POPULATION, DIMENSIONS))
+    a, b, c, _ = curves(x).T
     finals: Array = np.sort(a + b * (1 + _SHAPE) ** -c)
     return finals

@@ -65,6 +65,7 @@ class Searcher:
 
     ``stopping``: policies by their names, each with its keys.
     ``max_time`` counts in the metric ``time_metric``, where there is one, and else is None.
+    ``promotion_share`` is None, no limit, in searches from before there was one.
     ``first_length``: ``max_length`` as it was submitted, where a user has changed it since.
     """
 
@@ -77,6 +78,7 @@ class Searcher:
     max_time: int | None = None
     time_metric: str | None = None
     rule: Literal["hybrid", "stopping", "promotion", "cohorts"] = "hybrid"
+    promotion_share: float | None = None
     divisor: float = 4
     num_rungs: int | None = None
     max_rungs: int = 5

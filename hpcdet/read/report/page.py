@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet import __version__
-from hpcdet.read import lineage, logs, views
+from hpcdet.read import logs, views
 from hpcdet.read.gather import Gathered
 from hpcdet.read.report import curves, lanes
 from hpcdet.read.report.scale import bytes_text, duration, number, slot_time
@@ -81,7 +81,6 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
         "varied": varied,
         "constant": {n: hyperparameters[0][n] for n in names if n not in varied},
         "trials": _trials(status, varied, found)[:ROWS],
-        "heirs": any(row["parent"] for row in status["trials"]),
         "trials_left_out": max(0, len(status["trials"]) - ROWS),
         "charts": curves.charts(gathered),
         "checkpoints": [_checkpoint_row(row) for row in checkpoints[:ROWS]],
@@ -182,7 +181,6 @@ def _trials(
     for span in found:
         if span.kind not in ("waiting", "paused"):
             used[span.trial] += span.slot_s
-    parents = {row["trial"]: row["parent"] for row in status["trials"]}
     rows = []
     for row in status["trials"]:
         hyperparameters = _flat(row["hyperparameters"])
@@ -193,7 +191,6 @@ def _trials(
                 "best": number(row["best"]),
                 "best_step": number(row["best_step"]),
                 "steps": number(row["steps"]),
-                "from": " ← ".join(lineage.ancestors(row["trial"], parents)),
                 "attempts": row["attempts"],
                 "failures": row["failures"],
                 "used": slot_time(used[row["trial"]]),
