@@ -75,7 +75,11 @@ def test_a_plan_says_trials_lengths_and_cost(tmp_path: Path) -> None:
         "walltime_s": 3600,
         "run_s": 7200,
         "unit_s": None,
+        "queue_s": None,
+        "allocations": 2,
+        "end_s": None,
     }
+    assert config.plan(loaded.typed(), queue_s=600)["cost"]["end_s"] == 7200 + 2 * 600
     assert made["storage"]["bytes"] == 1000 * made["storage"]["checkpoints"]
 
     loaded = config.load(digits / "adaptive.yaml", ["resources.walltime_s=3600"])

@@ -13,6 +13,7 @@ from hpcdet.config.plan import plan
 from hpcdet.jobs import room
 from hpcdet.jobs.room import Quota
 from hpcdet.site.models import Site
+from hpcdet.store import files
 from hpcdet.store.config import resolve
 from hpcdet.store.mounts import Mount
 from tests.builders import Builder, sweep
@@ -116,6 +117,16 @@ def test_plan_and_submit_compare_with_what_is_left(cli: Cli, tmp_path: Path) -> 
     assert item["cost"]["by"].endswith("-0001") and 0 < item["cost"]["unit_s"] < 1
     [item] = cli("plan", config, *flags, "--trial-time", "2h", "-o", "json").items
     assert (item["cost"]["by"], item["cost"]["slot_hours"]) == ("--trial-time", 2 * item["trials"])
+    assert (item["cost"]["queue_by"], item["cost"]["queue_s"]) == ("no queue", 0)
+    # when it would end, by the wait of the former one's jobs on a site that has a queue
+    cluster = ["--site", "generic-slurm", "--set", "resources.slots_per_trial=1"]
+    [item] = cli("plan", config, *cluster, "--trial-time", "2h", "-o", "json").items
+    cost = item["cost"]
+    assert cost["queue_by"].endswith("-0001") and cost["queue_s"] == 2  # 1 s and 3 s
+    assert cost["end_s"] == cost["run_s"] + 2 * cost["allocations"]
+    assert cost["ends_at"] > files.now()
+    slow = cli("plan", config, *cluster, "--trial-time", "2h", "--queue-wait", "30m").out
+    assert "if it were submitted now" in slow and "30 min in the queue" in slow
     assert "is no time" in cli("plan", config, "--trial-time", "soon", code=2).err
     assert "is no size" in cli("plan", config, "--checkpoint-size", "big", code=2).err
     said = cli("submit", config, *flags, "--prepare", "--no-test").err

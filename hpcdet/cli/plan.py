@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from hpcdet.cli.output import Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.config.plan import plan
 from hpcdet.errors import UsageError
-from hpcdet.jobs import pace, room
+from hpcdet.jobs import pace, room, waits
+from hpcdet.site import Site
 from hpcdet.store.config import Resolved
 
 
@@ -34,6 +36,11 @@ from hpcdet.store.config import Resolved
     metavar="TIME",
     help="Of one whole training, as 2h [by the newest experiment of this name, else walltime].",
 )
+@click.option(
+    "--queue-wait",
+    metavar="TIME",
+    help="Of one job, as 30m [as jobs like these have waited in this partition].",
+)
 @output("plan")
 def plan_command(
     out: Output,
@@ -43,6 +50,7 @@ def plan_command(
     site_name: str | None,
     checkpoint_size: str | None,
     trial_time: str | None,
+    queue_wait: str | None,
 ) -> None:
     """How many trials a config makes, how long they train, what that costs; nothing is made.
 
@@ -50,15 +58,18 @@ def plan_command(
     the site file says how to ask for it.
 
     \b
-    Example: hpcdet plan random.yaml --set searcher.max_trials=64
+    Example: hpcdet plan random.yaml --set searcher.max_trials=64 --trial-time 2h --queue-wait 30m
     """
     wanted = request(config_file, model_dir, sets, site_name)
     resolved, site = wanted.resolved, wanted.site
     size = _bytes(checkpoint_size) if checkpoint_size else room.former(wanted.root, resolved.name)
     by, unit_s = _pace(wanted.root, resolved, trial_time)
-    item = {"id": resolved.name, **plan(resolved, size, unit_s), "site": site.name}
+    waits_by, queue_s = _queue(wanted.root, resolved, site, queue_wait)
+    item = {"id": resolved.name, **plan(resolved, size, unit_s, queue_s), "site": site.name}
     item.pop("name")
-    item["cost"]["by"] = by
+    cost = item["cost"]
+    cost["by"], cost["queue_by"] = by, waits_by
+    cost["ends_at"] = None if cost["end_s"] is None else _in(cost["end_s"])
     left, unknown = room.free(site, wanted.root)
     item["free"] = [asdict(one) for one in left]
     warnings = [*wanted.loaded.warnings, *unknown, *room.shortages(left, item["storage"])]
@@ -70,6 +81,7 @@ def plan_command(
     for key, value in item.items():
         if key not in ("brackets", "storage", "free"):
             click.echo(f"{key.replace('_', ' '):<18}{text(value)}")
+    click.echo(f"{'end':<18}{_end(item['cost'])}")
     for number, bracket in enumerate(item["brackets"], 1):
         click.echo(f"{f'bracket {number}':<18}{_bracket(bracket, item['unit'])}")
     _say_storage(item["storage"])
@@ -119,11 +131,41 @@ def _pace(
     return ("walltime" if resolved.resources.walltime_s is not None else None), None
 
 
-def _seconds(time: str) -> int:
+def _queue(
+    root: Path, resolved: Resolved, site: Site, queue_wait: str | None
+) -> tuple[str | None, float | None]:
+    """Where the estimate of the wait comes from, and the seconds that a job waits if known."""
+    if queue_wait is not None:
+        return "--queue-wait", _seconds(queue_wait, "--queue-wait")
+    if site.scheduler == "local":
+        return "no queue", 0.0
+    known = waits.former(root, resolved)
+    return (known.source, round(known.typical_s, 1)) if known is not None else (None, None)
+
+
+def _end(cost: dict[str, Any]) -> str:
+    """When it would be over, if it were submitted now; what is missing where nobody knows."""
+    if cost["run_s"] is None:
+        return "not known; --trial-time says how long one whole training takes"
+    runs = f"{words.duration(cost['run_s'])} of training"
+    if cost["end_s"] is None:
+        return f"{runs} after the wait in the queue; --queue-wait says how long that is"
+    times = f"{cost['allocations']} times " if cost["allocations"] > 1 else ""
+    queue = f", {times}{words.duration(cost['queue_s'])} in the queue" if cost["queue_s"] else ""
+    return f"about {cost['ends_at']}, if it were submitted now: {runs}{queue}"
+
+
+def _in(seconds: float) -> str:
+    """The time in so many seconds, ISO 8601 in UTC."""
+    at = datetime.now(UTC) + timedelta(seconds=seconds)
+    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _seconds(time: str, where: str = "--trial-time") -> int:
     try:
         return int(time) if time.strip().isdecimal() else units.seconds(time)
     except ValueError as error:
-        raise UsageError(str(error), where="--trial-time") from error
+        raise UsageError(str(error), where=where) from error
 
 
 def _bytes(size: str) -> int:

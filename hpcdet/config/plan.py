@@ -14,13 +14,17 @@ _RESUME_CHECKPOINTS = 2
 
 
 def plan(
-    resolved: Resolved, checkpoint_bytes: int | None = None, unit_s: float | None = None
+    resolved: Resolved,
+    checkpoint_bytes: int | None = None,
+    unit_s: float | None = None,
+    queue_s: float | None = None,
 ) -> dict[str, Any]:
     """One item of ``hpcdet plan``.
 
     Args:
         checkpoint_bytes: size of one checkpoint, where it is known.
         unit_s: seconds of training for one unit of length, where they are known.
+        queue_s: seconds that an allocation is waited for, where they are known.
 
     Returns:
         ``brackets`` (each with ``rungs``, lengths at which trials are compared or end, in
@@ -28,7 +32,9 @@ def plan(
         and no further), ``slots``, and estimates: ``units`` that all trials train together;
         ``population`` (where trials are copied: its ``size`` and ``interval``);
         ``cost.slot_hours`` by ``unit_s``, else if a whole training takes the walltime,
-        ``cost.run_s`` from the first step to the last, without time in the queue; ``storage``: the
+        ``cost.run_s`` from the first step to the last, without time in the queue;
+        ``cost.allocations`` that each worker has for that, one after the other, and
+        ``cost.end_s`` from the submission to the end, with the wait for each; ``storage``: the
         most checkpoints, inodes and bytes there are at one time, where no running trial needs more
         than one attempt; inodes of a trial while it runs and once it has ended; ``paused_bytes``,
         if all are paused that may be; ``budget``. What cannot be known is null.
@@ -47,6 +53,11 @@ def plan(
         trainings = units / top if units and top else trials
         slot_hours = round(trainings * need.slots_per_trial * training_s / 3600, 3)
         run_s = round(max(trainings / open_at_once, 1) * training_s)
+    allocations = end_s = None
+    if run_s is not None:
+        allocations = max(1, -(-run_s // need.walltime_s)) if need.walltime_s else 1
+    if run_s is not None and queue_s is not None and allocations is not None:
+        end_s = round(run_s + allocations * queue_s)
     side_by_side = resolved.lanes
     workers = -(-open_at_once // side_by_side)
     return {
@@ -79,6 +90,9 @@ def plan(
             "walltime_s": need.walltime_s,
             "run_s": run_s,
             "unit_s": unit_s,
+            "queue_s": queue_s,
+            "allocations": allocations,
+            "end_s": end_s,
         },
         "budget": {"slot_hours": resolved.budget.slot_hours, "wall_s": resolved.budget.wall_s},
         "storage": _storage(resolved, open_at_once, workers, checkpoint_bytes),
