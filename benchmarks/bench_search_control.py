@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -30,10 +31,13 @@ import results  # noqa: E402
 from hpcdet.control import holder as holding  # noqa: E402
 from hpcdet.control.controller import advance  # noqa: E402
 from hpcdet.control.sight import Sight  # noqa: E402
+from hpcdet.jobs import create  # noqa: E402
 from hpcdet.search import api, registry  # noqa: E402
 from hpcdet.store import journal, snapshots  # noqa: E402
-from hpcdet.store.records import Claim, in_force  # noqa: E402
+from hpcdet.store.records import Claim, End, in_force  # noqa: E402
+from hpcdet.store.spending import epoch  # noqa: E402
 from hpcdet.units import Length  # noqa: E402
+from tests import experiments  # noqa: E402
 from tests.builders import at  # noqa: E402
 from tests.paper import World  # noqa: E402
 
@@ -271,6 +275,52 @@ def latencies(folder: Path, trials: int, interval_s: float) -> list[float]:
     return found
 
 
+# -- a free place --------------------------------------------------------------------------------
+
+
+def empty_places(folder: Path, trials: int, *, daemon: bool) -> list[float]:
+    """Seconds from the end of a trial until its worker begins the next one, by their records.
+
+    Tiny trials on the local scheduler, one new one for each that ends; scheduler and turns as
+    seldom as on a cluster. Decided by one of the two workers, or by a searcher of its own.
+    """
+    site = experiments.local_site(
+        python=experiments.fake_python(folder), limits={"poll_min_s": 60}, lease_ttl_s=180
+    )
+    values = experiments.config(
+        2, trials=trials, data={"step_s": 0.0}, searcher={"max_concurrent_trials": 2}
+    )
+    searcher = None
+    with experiments.local_jobs(folder / "state"):
+        made = create.create(experiments.Plain(values, {}), site, _model(folder), folder / "root")
+        if daemon:
+            argv = [sys.executable, "-m", "hpcdet", "searcher", "run", str(made.root)]
+            searcher = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+        else:
+            experiments.turn(made)
+        experiments.until(made.closed.exists, lambda: "the search does not end", 600)
+        if searcher is not None:
+            searcher.wait(60)
+    by_worker: dict[str, list[tuple[float, float]]] = {}
+    for trial in made.trials():
+        for attempt in trial.attempts():
+            claim, end = Claim.read(attempt.claim), End.read(attempt.end)
+            if claim is not None and end is not None:
+                times = (epoch(claim.at), epoch(end.at))
+                by_worker.setdefault(claim.worker, []).append(times)
+    return [
+        later[0] - sooner[1]
+        for spans in by_worker.values()
+        for sooner, later in itertools.pairwise(sorted(spans))
+    ]
+
+
+def _model(folder: Path) -> Path:
+    model = folder / "model"
+    model.mkdir()
+    return model
+
+
 # -- all of it -----------------------------------------------------------------------------------
 
 
@@ -286,6 +336,8 @@ def _part(what: str, trials: int, count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as folder:
         if what == "turns":
             return turns(Path(folder), trials, count)
+        if what in ("places", "places-daemon"):
+            return {"s": empty_places(Path(folder), trials, daemon=what == "places-daemon")}
         if what == "latency":
             return {"s": latencies(Path(folder), trials, 0.25)}
         made = world(Path(folder), trials, 100)
@@ -319,7 +371,9 @@ def _row(
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
-    parser.add_argument("--part", choices=["turns", "latency", "restart"])
+    parser.add_argument(
+        "--part", choices=["turns", "latency", "restart", "places", "places-daemon"]
+    )
     parser.add_argument("--trials", type=int, default=0)
     parser.add_argument("--n", type=int, default=0)
     given = parser.parse_args()
@@ -330,6 +384,8 @@ def main() -> None:
     restarts = _child("restart", long, 5)
     turned = _child("turns", live, count)
     waited = sorted(_child("latency", judged, 1)["s"])
+    small = 8 if given.quick else 40
+    empty = {who: _child(who, small, 1)["s"] for who in ("places", "places-daemon")}
     share = [100 * cpu / TURN_S for cpu in turned["cpu"]]
     p95 = waited[int(0.95 * (len(waited) - 1))]
     each = [1e6 * sum(turned["cpu"]) / turned["reports"]]
@@ -360,6 +416,27 @@ def main() -> None:
             judged,
         ),
         _row("report to directive, turns every 0.25 s: p95", "s", [p95], None, judged),
+        _row("free place to next start, a worker decides: median", "s", empty["places"], None),
+        _row(
+            "free place to next start, a worker decides: longest",
+            "s",
+            [max(empty["places"])],
+            None,
+            len(empty["places"]),
+        ),
+        _row(
+            "free place to next start, a searcher decides: median",
+            "s",
+            empty["places-daemon"],
+            None,
+        ),
+        _row(
+            "free place to next start, a searcher decides: longest",
+            "s",
+            [max(empty["places-daemon"])],
+            None,
+            len(empty["places-daemon"]),
+        ),
     ]
     print(f"a snapshot of {long} trials has {restarts['bytes'] / 1e6:.1f} MB")
     width = max(len(row["what"]) for row in rows) + 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 from pathlib import Path
@@ -9,12 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpcdet.control import charging
+from hpcdet.control import charging, daemon, searcher_job
 from hpcdet.read import views
+from hpcdet.store import lease
 from hpcdet.store.charges import Book
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import End, Intent, Submitted
-from tests.cluster.configuration import Options
+from tests.cluster.configuration import MEMORY_PER_NODE_MB, NODES, Options
 from tests.experiments import config, strike, until, worker_pids
 from tests.slurm_runs import Lab, Run, hpcdet, undisturbed
 from tests.slurm_sites import write_site
@@ -171,6 +173,54 @@ def test_a_queue_holds_what_is_held_and_what_waits_for_another_job(lab: Lab) -> 
     until(lambda: views.status(bad.paths)["state"] == "PAUSED", bad.story)
     assert f"job {gates[1]} did not end well" in views.status(bad.paths)["why"]
     until(lambda: all(job["JobState"] == "CANCELLED" for job in bad.jobs()), bad.story)
+
+
+def test_a_chain_of_jobs_decides_while_nothing_else_runs(lab: Lab) -> None:
+    """All memory is taken but for what the searcher's small jobs need: no worker can decide."""
+    taken = lab.cluster.check(
+        *("sbatch", "--parsable", "-N", str(len(NODES)), "--ntasks-per-node=1"),
+        *(f"--mem={MEMORY_PER_NODE_MB - 1000}", "-o", "/dev/null", "-D", "/"),
+        *("--wrap", "sleep 3600"),
+    ).strip()
+    values = config(20, trials=3, worker={"idle_s": 3}, resources={"memory_per_slot": 2**30})
+    site = {"python": lab.fake, "searcher_job": {"walltime_s": 600, "memory_mib": 200}}
+    run = lab.submit(values, site=site)
+    done = hpcdet("searcher", "run", "--as-job", run.paths.id)
+    assert done.returncode == 0, done.stderr
+    chain = searcher_job.Chain.of(run.paths)
+
+    def decides(number: int) -> bool:
+        """Job ``number`` holds the lease, and its successor waits for its end."""
+        held, live = daemon.status(run.paths), chain.live()
+        is_held = held["kind"] == "job" and bool(held["held"])
+        return is_held and [(n, runs) for n, (_, runs) in live.items()] == [
+            (number, True),
+            (number + 1, False),
+        ]
+
+    until(lambda: decides(1), run.story)
+    fields = {job["JobId"]: job for job in run.jobs()}
+    first, second = (chain.live()[number][0] for number in (1, 2))
+    assert done.stdout.split()[0] == first
+    assert (fields[first]["TimeLimit"], fields[first]["NumCPUs"]) == ("00:10:00", "1")
+    assert fields[second]["Dependency"].startswith(f"afterany:{first}")
+    # what its user sets reaches the array in the queue, down and up again
+    for most in ("1", "2"):
+        assert hpcdet("set", run.paths.id, f"max_concurrent={most}").returncode == 0
+        until(functools.partial(_is_throttled, run, most), run.story)
+    lab.cluster.check("scancel", first)
+    until(lambda: decides(2), run.story)
+    assert hpcdet("searcher", "stop", run.paths.id).returncode == 0
+    until(lambda: not chain.live(), run.story)
+    lab.cluster.check("scancel", taken)
+    run.wait()
+    assert [run.reasons(trial) for trial in (1, 2, 3)] == [["completed"]] * 3, run.story()
+    last = lease.last(run.paths)
+    assert last is not None and last[0].kind == "worker"
+
+
+def _is_throttled(run: Run, most: str) -> bool:
+    return any(job.get("ArrayTaskThrottle") == most for job in run.jobs())
 
 
 def test_wide_searches_come_in_chunks_and_wait_for_room(lab: Lab) -> None:

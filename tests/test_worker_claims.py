@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcdet.control import daemon
 from hpcdet.jobs.launch import Allocation
 from hpcdet.site import loading
-from hpcdet.store import config, files, journal
+from hpcdet.store import config, files, journal, lease, nudges
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
 from hpcdet.store.records import (
     Claim,
@@ -220,6 +221,31 @@ def test_a_worker_whose_task_may_not_return_does_not_count_on_it(
         assert work.work() == code
     end = WorkerEnd.read(work.me.end)
     assert end is not None and end.why == why
+
+
+def test_an_end_is_told_to_whoever_decides(tmp_path: Path) -> None:
+    """Its turns are seconds apart; a place stays empty until it has decided what comes next."""
+    paths = ExperimentPaths(tmp_path / "test-0001")
+    files.make_folder(paths.root)
+    site = x.local_site()
+    files.write_once(paths.site, loading.dump(site))
+    files.write_once(paths.config, config.dump(x.config()))
+    assert lease.Lease(paths, "daemon", 100).try_acquire()
+    with journal.Writer(paths.worker(1, 0, 0).journal) as log:
+        crank = Crank(paths, site, log, Notices())
+        crank.turn(now=True)
+        x.until(lambda: crank.turns > 0, lambda: "no turn")
+        assert not crank.decides
+        daemon._wait(paths, [], 3600.0)
+        assert not nudges.take(paths), "it was heard"
+        Closed("COMPLETED").write_once(paths.closed)
+        assert crank.turned() and crank.decides
+        nudges.give(paths, "0001-0001.0")
+        made = crank.turns
+        crank.turn()
+        x.until(lambda: crank.turns > made, lambda: "no turn")
+        assert not nudges.take(paths), "nor is this worker deaf"
+        crank.close()
 
 
 def test_a_worker_that_others_believe_lost_takes_nothing_more(paths: ExperimentPaths) -> None:

@@ -21,7 +21,7 @@ from hpcdet.control.packing import pack_all, pack_ended
 from hpcdet.control.watch import Place, Seen
 from hpcdet.errors import HpcdetError, IntegrityError
 from hpcdet.search import api
-from hpcdet.store import files
+from hpcdet.store import files, nudges
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Claim, Closed, End, ExperimentState
 from hpcdet.store.trials import Standing
@@ -164,6 +164,7 @@ def _close(holder: Holder, seen: Seen) -> None:
         holder.record("state", state=state, why=why)
     fleet.cancel_all(holder, _waiting_jobs(seen))
     fleet.prune(holder, seen)
+    nudges.take(holder.paths)
     notify(holder, path.stem.replace("closed", "end"), "end", f"{state}: {why}")
     pack_all(holder)
     holder.fence()

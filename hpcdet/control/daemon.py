@@ -22,7 +22,7 @@ from typing import Any
 from hpcdet.control import controller
 from hpcdet.control.holder import Holder
 from hpcdet.errors import StillPending, UsageError
-from hpcdet.store import files, lease
+from hpcdet.store import files, lease, nudges
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Closed
 
@@ -62,7 +62,7 @@ def run(
                 if until():
                     return 0
                 # many daemons of one user shall not ask in step
-                _wait(heard, pause * random.uniform(0.8, 1.2))
+                _wait(paths, heard, pause * random.uniform(0.8, 1.2))
         finally:
             holder.close()
     return 128 + heard[0]
@@ -209,9 +209,15 @@ def _turn(paths: ExperimentPaths, holder: Holder) -> controller.Turn | None:
         return None
 
 
-def _wait(heard: list[int], seconds: float) -> None:
+def _wait(paths: ExperimentPaths, heard: list[int], seconds: float) -> None:
+    """Until a signal comes, a worker leaves word, or the time is over."""
     limit = time.monotonic() + seconds
+    look_at = time.monotonic() + nudges.EVERY_S
     while not heard and (left := limit - time.monotonic()) > 0:
+        if time.monotonic() >= look_at:
+            if nudges.take(paths):
+                return
+            look_at = time.monotonic() + nudges.EVERY_S
         time.sleep(min(left, 0.2))
 
 

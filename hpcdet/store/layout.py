@@ -286,6 +286,11 @@ class ExperimentPaths:
         """A claim under a limit (``records.Reservation``), numbered from 1 without gaps."""
         return self.root / "reservations" / f"{number:06d}.json"
 
+    @property
+    def nudges(self) -> Path:
+        """Where workers leave word for whoever decides (``store.nudges``)."""
+        return self.root / "nudges"
+
     def charges(self, number: int) -> Path:
         """What accounting has charged (``records.Charges``), numbered from 1."""
         return self.root / "charges" / f"{number:04d}.json"

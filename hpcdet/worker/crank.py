@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hpcdet.control import controller
 from hpcdet.site import Site
-from hpcdet.store import journal, lease
+from hpcdet.store import journal, lease, nudges
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.worker.notice import Notices
 
@@ -55,6 +55,7 @@ class Crank:
     ) -> None:
         self._paths = paths
         self._log = log
+        self._who = log.path.parent.name
         self._notices = notices
         can = site.capabilities
         self._submits = can.submit_from_compute
@@ -68,6 +69,13 @@ class Crank:
         self._made = 0
         self._last = _Outcome(False)
         self._turner: _Turner | None = None
+        self._waits = False
+        self._nudged_at = 0.0
+
+    @property
+    def decides(self) -> bool:
+        """Whether this worker holds the lease, as far as its last turn knows."""
+        return self._last.ours
 
     @property
     def turns(self) -> int:
@@ -82,11 +90,22 @@ class Crank:
         log, and tried again later.
         """
         self._collect()
+        if now and not self._allowed:
+            nudges.give(self._paths, self._who)
+        self._waits = self._waits or now
+        now = now or self._is_nudged()
         behind = self._asked - self._made
         due = time.monotonic() >= self._next and not behind
         # the first of two has begun, perhaps too early to see why this one is asked for
         if self._allowed and (due or (now and behind < 2)):
             self._ask()
+
+    def _is_nudged(self) -> bool:
+        """Whether another worker has left word for us, who decide."""
+        if not self.decides or time.monotonic() < self._nudged_at:
+            return False
+        self._nudged_at = time.monotonic() + nudges.EVERY_S
+        return nudges.take(self._paths)
 
     def turned(self, limit_s: float = _LONGEST_S) -> bool:
         """Ask for a turn and wait for its end; True if it was ours to make.
@@ -150,6 +169,9 @@ class Crank:
         while self._turner is not None and (outcome := self._turner.outcome()) is not None:
             self._made += 1
             self._last = outcome
+            if self._waits and not (outcome.ours or outcome.failed):
+                nudges.give(self._paths, self._who)
+            self._waits = self._waits and outcome.failed
             if outcome.failed:
                 self._next = time.monotonic() + max(_AFTER_ERROR_S, self.every_s)
             if outcome.actions:

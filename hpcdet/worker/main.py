@@ -38,6 +38,7 @@ APPEAR_S = 180
 """How long a new experiment's files may take to reach a node over the shared file system."""
 BEAT_S = 15
 _LOOK_S = 0.5
+_SOON_S = 1.0
 _SLURM_EARLY_S = 90  # Slurm looks at time limits every 30 s and may warn a minute early
 _BAD_NODE = 2
 
@@ -121,7 +122,10 @@ class Worker:
             news = self.crank.turns != turns or bool(self.notices.heard())
             if len(self._busy) < self.lanes and (news or time.monotonic() >= look_at):
                 # seldom on a cluster: many workers look through the same folders
-                turns, look_at = self.crank.turns, time.monotonic() + self.crank.every_s
+                # but sooner while an end is new: what comes of it is decided within seconds
+                idle_s = time.monotonic() - idle_since
+                every_s = min(self.crank.every_s, max(_SOON_S, idle_s))
+                turns, look_at = self.crank.turns, time.monotonic() + every_s
                 self._why = self._why or self._reason_to_leave()
                 self._fill_lanes()
             if self._why and not self._busy:
@@ -132,7 +136,8 @@ class Worker:
             self._tell()
             for lane in self._busy:
                 lane.enforce()
-            self.notices.wait(_LOOK_S if self._busy else max(0.0, look_at - time.monotonic()))
+            awake = self._busy or self.crank.decides
+            self.notices.wait(_LOOK_S if awake else max(0.0, look_at - time.monotonic()))
 
     def _awaits_the_lost(self, over_s: float) -> bool:
         """Whether a trial will be free once its worker is believed dead, and nobody else is sent.
