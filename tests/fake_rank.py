@@ -12,6 +12,7 @@ what to do:
     stint      steps that one attempt makes at most; then it saves and waits to be told to leave
     silent     trials whose ranks exit 3 before their first step without a word
     stubborn   trials that ignore notices and controls
+    besides    {metric: factor}: reports the factor times the trial's number, too
     losses     `scrambled`: a loss that falls with the steps and depends on nothing but the trial's
                number, in no order; otherwise better, the greater the number
 
@@ -109,7 +110,10 @@ def main() -> int:
             "metrics",
             group="validation",
             step=step,
-            metrics={"validation_loss": loss(trial.number, step, plan.get("losses", ""))},
+            metrics={
+                "validation_loss": loss(trial.number, step, plan.get("losses", "")),
+                **{name: by * trial.number for name, by in plan.get("besides", {}).items()},
+            },
             units={"batches": step, "records": step, "epochs": 0},
         )
 

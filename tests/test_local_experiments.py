@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from hpcdet.control import commands
+from hpcdet.control.replay import Replay
 from hpcdet.read import views
 from hpcdet.schedulers import processes
+from hpcdet.search import registry
 from hpcdet.site import Site
-from hpcdet.store import journal
+from hpcdet.store import chain, config, journal
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import End, Intent, WorkerEnd
 from hpcdet.store.trials import standing
@@ -338,3 +340,29 @@ def test_a_budget_stops_trials_at_a_checkpoint_and_more_of_it_goes_on(lab: Lab) 
     end = x.crank_to_end(paths)
     assert end.state == "COMPLETED", x.story(paths)
     assert [x.final_digest(paths, n) for n in (1, 2)] == [lab.undisturbed(100, n) for n in (1, 2)]
+
+
+def test_two_objectives_and_a_hard_constraint_on_a_real_cluster(lab: Lab) -> None:
+    searcher = {
+        "name": "async_halving",
+        "max_length": {"batches": 40},
+        "divisor": 2,
+        "num_rungs": 2,
+        "max_trials": 5,
+        "max_concurrent_trials": 2,
+        "objectives": [{"metric": "validation_loss"}, {"metric": "ms"}],
+        "constraints": [{"metric": "gb", "upper": 4, "mode": "hard"}],
+    }
+    values = x.config(40, trials=5, data={"besides": {"ms": 10, "gb": 1}}, searcher=searcher)
+    paths = lab.submit(values)
+    assert x.crank_to_end(paths).state == "COMPLETED", x.story(paths)
+    status = views.status(paths)
+    rows = {row["trial"]: row for row in status["trials"]}
+    assert rows[5]["why"] == "constraint gb <= 4: gb is 5" and x.ends(paths, 5) == ["stopped"]
+    assert (rows[5]["feasible"], rows[5]["best"]) == (None, None)  # never as far as the others
+    # the better one is, the slower; all that trained in full are on the front, the best one first
+    full = [n for n in range(4, 0, -1) if rows[n]["steps"] == 40]
+    assert [row["trial"] for row in status["front"]] == full and status["compared_at"] == 40
+    assert status["best"] == {"trial": full[0], "value": 1 / full[0], "step": 40}
+    method = Replay(registry.searcher(config.load(paths.config)), {})
+    assert list(method.run(chain.read(paths))) and method.difference is None

@@ -12,7 +12,7 @@ from hpcdet.cli.ids import ids_argument, references
 from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.errors import UsageError
-from hpcdet.read import gather, series, views
+from hpcdet.read import gather, series, standings, views
 
 COLUMNS = (
     Column("EXPERIMENT", "experiment", wide=True),
@@ -78,7 +78,7 @@ def metrics_command(
         if last:
             rows = series.last(rows)
         if best:
-            rows = _best(rows, gathered.config.searcher, larger)
+            rows = _best(rows, gathered, larger)
         if every:
             rows = rows[::every]
         if axis:
@@ -91,13 +91,22 @@ def metrics_command(
     out.emit(items, columns, key="name", empty="no metrics yet")
 
 
-def _best(rows: list[series.Row], searcher: Any, larger: bool) -> list[series.Row]:
-    """By the searcher's sense for its own metric; by the flag for the others."""
-    own = [row for row in rows if row["name"] == searcher.metric]
-    others = [row for row in rows if row["name"] != searcher.metric]
-    return series.best(own, searcher.smaller_is_better and not larger) + series.best(
-        others, not larger
-    )
+def _best(rows: list[series.Row], gathered: gather.Gathered, larger: bool) -> list[series.Row]:
+    """By the searcher's sense for its own metrics; by the flag for the others.
+
+    Values of the searcher's metrics where a trial breaks a constraint are no best ones.
+    """
+    goals = gathered.config.searcher.goals
+    stand = standings.standings(gathered)
+    found: list[series.Row] = []
+    for objective in goals.objectives:
+        own = [row for row in rows if row["name"] == objective.metric]
+        if stand is not None:
+            feasible = stand.feasible_steps
+            own = [row for row in own if (row["trial"], row["step"]) in feasible]
+        found += series.best(own, objective.smaller_is_better and not larger)
+    names = {objective.metric for objective in goals.objectives}
+    return found + series.best([row for row in rows if row["name"] not in names], not larger)
 
 
 def _plots(items: list[dict[str, Any]], axis: series.Axis) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from hpcdet.cli import follow, words
+from hpcdet.cli import best, follow, words
 from hpcdet.cli.ids import id_argument, ids_argument
 from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
@@ -243,7 +243,13 @@ def _print_status(out: Output, items: list[Item], warnings: Sequence[str]) -> No
             if trial["state"] == "ERROR" and trial["why"]:
                 settings().note(f"trial {trial['trial']}: {text(trial['why'])}")
         if item["trials"]:
-            out.emit(item["trials"], TRIALS)
+            out.emit(item["trials"], _trials(item))
+
+
+def _trials(item: Item) -> tuple[Column, ...]:
+    """With constraints or several objectives these stand before the hyperparameters."""
+    at = [column.title for column in TRIALS].index("HYPERPARAMETERS")
+    return (*TRIALS[:at], *best.columns(item), *TRIALS[at:])
 
 
 def headline(item: dict[str, Any]) -> str:
@@ -259,13 +265,7 @@ def headline(item: dict[str, Any]) -> str:
         lines.append(f"  health {item['health']}{age}{why}")
     if said := _spent(item["spent"]):
         lines.append(f"  {said}")
-    if item["best"]:
-        best = item["best"]
-        lines.append(
-            f"  best {item['metric']} {text(best['value'])}"
-            f" (trial {best['trial']}, step {best['step']})"
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, *best.lines(item)])
 
 
 def _spent(spent: Item) -> str:
@@ -364,7 +364,7 @@ def show_command(out: Output, id: str, section: Sequence[str]) -> None:
         click.echo(headline(item))
         for line in item["purged"]:
             settings().warn(line)
-        out.emit(item["trials"], TRIALS)
+        out.emit(item["trials"], _trials(item))
     tables = (
         ("attempts", ATTEMPTS),
         ("jobs", JOBS),

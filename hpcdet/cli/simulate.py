@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.forecast import Forecast
-from hpcdet.sim.surrogate import Curves
+from hpcdet.sim.surrogate import Besides, Curves
 from hpcdet.sim.waits import Wait
 from hpcdet.store.config import Resolved
 
@@ -172,12 +173,13 @@ def simulate_command(
     lengths = {top, *(length for bracket in asked.brackets for length in bracket.rungs)}
     if asked.interval:
         lengths |= {rung.value for rung in asked.rungs}
+    unbound = replace(resolved, searcher=replace(asked, constraints=[]))
     courses: list[Course] = []
     with working(f"simulate {seeds} courses") as tell:
         for seed in range(seeds):
             unit_s = (trial_time or _FULL_TRIAL_S) / top
             simulation = Simulation(
-                searcher(resolved, wanted.model_dir.absolute()),
+                searcher(unbound, wanted.model_dir.absolute()),
                 cluster,
                 Curves(seed, top, unit_s, costs=cost_spread),
                 sorted(lengths),
@@ -186,6 +188,7 @@ def simulate_command(
                 metric=asked.metric,
                 smaller_is_better=asked.smaller_is_better,
                 time_metric=asked.time_metric or "",
+                besides=Besides(asked.goals, seed, top) if asked.goals.several else None,
                 slots=resolved.resources.slots_per_trial,
             )
             courses.append(_whole(simulation.run(), seed))
@@ -208,6 +211,8 @@ def simulate_command(
         },
     }
     warnings = [*wanted.loaded.warnings]
+    if asked.constraints:
+        warnings.append("constraints are taken to be kept: nothing here knows how often they are")
     if trial_time is None:
         warnings.append("a full trial is taken to train 1 hour; --trial-time says it better")
     if not out.for_people or out.fields:

@@ -42,6 +42,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("status", "observe", "One screen: state, trials, best value, health."),
         Verb("show", "observe", "Everything known of an experiment, trial or attempt."),
         Verb("logs", "logs", "What the ranks printed, across attempts."),
+        Verb("best", "best", "The best trial, or the front of several objectives."),
         Verb("metrics", "metrics", "Metrics as rows, last or best values, or a plot."),
         Verb("events", "events", "What happened, in order."),
         Verb("explain", "explain", "Why it is pending, slow or failed, and what to do."),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hpcdet.config.models import Config, Fsdp2, Searcher
@@ -12,7 +13,7 @@ from hpcdet.config.problems import Problem, default
 from hpcdet.config.stopping import Stopping
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
-from hpcdet.store.config import COPYING, HALVING, MODELLED, resolve
+from hpcdet.store.config import COPYING, HALVING, MODELLED, WHOLE, resolve
 from hpcdet.units import Length
 
 _SECRET = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)(?:$|_)", re.I)
@@ -216,6 +217,7 @@ def _searcher(config: Config) -> Iterator[Problem]:
     yield from _schedule(asked)
     yield from _stopping(asked.stopping, asked.max_length.unit if asked.max_length else "batches")
     yield from _sampler(asked)
+    yield from _goals(asked)
     if asked.max_length is None and is_class(config.entrypoint):
         hint = "max_length: {batches: 1000}"
         yield Problem("searcher.max_length", "'max_length' is missing: how long to train", hint)
@@ -289,21 +291,59 @@ _UNMODELLED = ("single", "random", "grid", *COPYING, "schedule", "custom")
 
 def _sampler(asked: Searcher) -> Iterator[Problem]:
     wanted = asked.sampler
-    learns = wanted.name in ("tpe", "gp") or (wanted.name is None and asked.name in MODELLED)
+    name = wanted.name or MODELLED.get(asked.name, "random")
     if wanted.name is not None and asked.name in _UNMODELLED:
         what = f"a search of name: {asked.name} needs no sampler"
         yield Problem("searcher.sampler.name", what, "leave it out, or use name: bayesian")
     elif wanted.name == "random" and asked.name in MODELLED:
         what = f"{asked.name} is a search by a model"
-        hint = f"tpe or gp, or use name: {'random' if asked.name == 'bayesian' else 'hyperband'}"
+        hint = f"tpe or gp, or use name: {'random' if asked.name in WHOLE else 'hyperband'}"
         yield Problem("searcher.sampler.name", what, hint)
     for key in ("startup", "random_fraction"):
-        if getattr(wanted, key) is not None and not learns:
+        if getattr(wanted, key) is not None and name == "random":
             what = "it means nothing where hyperparameters are drawn at random"
             yield Problem(f"searcher.sampler.{key}", what, "add sampler.name: tpe, or leave it out")
+    if asked.name == "nsga2" and wanted.name not in (None, "nsga2"):
+        what = f"nsga2 with the sampler {wanted.name}"
+        yield Problem("searcher.sampler.name", what, "leave it out, or use name: bayesian")
+    if wanted.population_size is not None and name != "nsga2":
+        key = "searcher.sampler.population_size"
+        yield Problem(key, "only nsga2 has a population", "add sampler.name: nsga2")
 
 
-COMPARED = tuple(name for name in HALVING if name != "bayesian")
+def _goals(asked: Searcher) -> Iterator[Problem]:
+    """Objectives and constraints that cannot be, or that the method knows nothing of."""
+    key = "searcher.objectives"
+    for metric in _twice(one.metric for one in asked.objectives):
+        yield Problem(key, f"{metric!r} is there twice", "keep one of them")
+    if asked.objectives and asked.name in ("pasha", *COPYING):
+        what = f"{asked.name} asks for the order of trials, and several objectives give none"
+        yield Problem(key, what, "use name: async_halving, or one metric")
+    key = "searcher.constraints"
+    for metric in _twice(one.metric for one in asked.constraints):
+        yield Problem(key, f"{metric!r} is there twice", "one with lower and upper")
+    unit = asked.max_length.unit if asked.max_length else "batches"
+    for n, one in enumerate(asked.constraints):
+        if one.lower is None and one.upper is None:
+            yield Problem(f"{key}.{n}", "neither lower nor upper is there", "upper: 10")
+        elif one.lower is not None and one.upper is not None and one.lower > one.upper:
+            what = f"no {one.metric} is above {one.lower:g} and below {one.upper:g}"
+            yield Problem(f"{key}.{n}", what, "lower: the smaller one")
+        if one.warmup is None or not one.warmup.value:
+            continue
+        if one.warmup.unit != unit:
+            what = f"{one.warmup} cannot be compared with the {unit} that trials are measured in"
+            yield Problem(f"{key}.{n}.warmup", what, f"write it in {unit}")
+        elif asked.max_length and one.warmup.value > asked.max_length.value:
+            what = f"no trial trains for {one.warmup}: it would never be judged"
+            yield Problem(f"{key}.{n}.warmup", what, f"at most {asked.max_length}")
+
+
+def _twice(names: Iterable[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+COMPARED = tuple(name for name in HALVING if name not in WHOLE)
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "max_time": HALVING,
     "time_metric": HALVING,

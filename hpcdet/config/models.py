@@ -16,13 +16,37 @@ from hpcdet.units import Length
 
 
 class Sampler(Section):
-    name: Literal["random", "tpe", "gp"] | None = None
-    """Where hyperparameters come from: random, or a model of what trials have shown; tpe for
-    bayesian and bohb, else random, if absent."""
+    name: Literal["random", "tpe", "gp", "nsga2"] | None = None
+    """Where hyperparameters come from: random, or what trials have shown; tpe for bayesian and
+    bohb, nsga2 for nsga2, else random, if absent."""
     startup: int | None = Field(default=None, ge=1)
     """Results before the model is asked; two more than hyperparameters, at least 8, if absent."""
     random_fraction: float | None = Field(default=None, ge=0, le=1)
     """Of suggestions that stay random; a third where trials are compared at rungs, else none."""
+    population_size: int | None = Field(default=None, ge=2, le=128)
+    """Parents of nsga2; a fifth of max_trials, 8 to 50, if absent."""
+
+
+class Objective(Section):
+    metric: str = Field(min_length=1)
+    """A validation metric."""
+    smaller_is_better: bool = True
+    """Whether a smaller value of it is the better one."""
+
+
+class Constraint(Section):
+    metric: str = Field(min_length=1)
+    """A validation metric."""
+    lower: float | None = Field(default=None, allow_inf_nan=False)
+    """The least that it may be."""
+    upper: float | None = Field(default=None, allow_inf_nan=False)
+    """The most that it may be."""
+    tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Beyond a bound by as much still keeps it; also the unit in which what goes further counts."""
+    warmup: LengthField | None = None
+    """Not before this length."""
+    mode: Literal["soft", "hard"] = "soft"
+    """soft: trials that break it rank behind those that do not; hard: they end."""
 
 
 class Step(Section):
@@ -51,6 +75,7 @@ class Searcher(Section):
         "hyperband",
         "pasha",
         "bohb",
+        "nsga2",
         "pbt",
         "schedule",
         "custom",
@@ -60,6 +85,10 @@ class Searcher(Section):
     """The validation metric that decides which trial and checkpoint is best."""
     smaller_is_better: bool = True
     """Whether a smaller value of the metric is the better one."""
+    objectives: list[Objective] = []
+    """Instead of metric and smaller_is_better, where several metrics are to be good at once."""
+    constraints: list[Constraint] = []
+    """Bounds of metrics that trials have to keep."""
     max_length: LengthField | None = None
     """How long each trial trains. Without it the code decides (commands only)."""
     max_trials: int | None = Field(default=None, ge=1)

@@ -64,6 +64,8 @@ def plan(
         "name": resolved.name,
         "searcher": searcher.name,
         "metric": searcher.metric,
+        "objectives": [one.metric for one in searcher.goals.objectives],
+        "constraints": [str(one) for one in searcher.goals.constraints],
         "trials": trials,
         "concurrent_trials": open_at_once,
         "rule": searcher.rule if searcher.brackets else None,

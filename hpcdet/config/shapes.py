@@ -22,6 +22,7 @@ def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
     """
     yield from _time(values.get("searcher"))
     yield from _stop_once(values.get("searcher"))
+    yield from _objectives(values.get("searcher"))
     yield from _slots(values)
     yield from _walltime(values)
     yield from _entrypoint(values)
@@ -58,6 +59,20 @@ def _stop_once(searcher: Any) -> Iterator[tuple[Problem, bool]]:
     if searcher.setdefault("rule", rule) != rule:
         what = f"it means rule: {rule}, and rule is {searcher['rule']}"
         yield Problem("searcher.stop_once", what, "keep rule"), True
+
+
+def _objectives(searcher: Any) -> Iterator[tuple[Problem, bool]]:
+    """The first of several objectives is the metric; one alone is nothing but the metric."""
+    listed = searcher.get("objectives") if isinstance(searcher, dict) else None
+    if not isinstance(listed, list) or not listed or not isinstance(listed[0], dict):
+        return
+    first = {"smaller_is_better": True, **listed[0]}
+    for key in ("metric", "smaller_is_better"):
+        if key in first and searcher.setdefault(key, first[key]) != first[key]:
+            what = f"it is {searcher[key]!r}, and {first[key]!r} of the first of the objectives"
+            yield Problem(f"searcher.{key}", what, "leave it out: the objectives say it"), True
+    if len(listed) == 1 and listed[0].keys() <= {"metric", "smaller_is_better"}:
+        del searcher["objectives"]
 
 
 def _slots(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:

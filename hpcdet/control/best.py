@@ -14,12 +14,17 @@ from hpcdet.store.records import Best, number
 def remember(holder: Holder, report: api.Report) -> None:
     """Replace ``best.json`` if a report is better than what it holds.
 
-    Derived and soon overtaken: where it cannot be written, a trial keeps a checkpoint too many.
+    What breaks a constraint is no best; of several objectives the first one counts. Derived and
+    soon overtaken: where it cannot be written, a trial keeps a checkpoint too many.
     """
     searcher = holder.hands.resolved.searcher
     found = report.metrics.get(searcher.metric)
     if found is None:
         return
+    if searcher.constraints:
+        standing = searcher.goals.standing(report.metrics, report.length.value)
+        if not standing.feasible:
+            return
     best = Best(report.trial, number(found), report.length)
     known: Best | None = holder.written.get(("best",))
     if known is None:

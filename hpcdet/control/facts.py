@@ -98,6 +98,7 @@ class Facts:
 
     def __post_init__(self) -> None:
         self._slots = Slots(self.paths, self.resolved)
+        self._goals = self.resolved.searcher.goals
 
     def reports(
         self,
@@ -132,7 +133,7 @@ class Facts:
             if reader is None:
                 reader = self._readers[key] = journal.Reader(trial.attempt(number).journal)
             lines = reader.read("metrics", loose=only_running)
-            for line in self._whole(key, lines, ended=number != running):
+            for line in self._whole(key, lines, unit, ended=number != running):
                 at = epoch(line["t"])
                 expected.hear(at, now)
                 length = length_of(line, unit)
@@ -141,13 +142,14 @@ class Facts:
                     seconds = total + cost.until(at)
                     yield api.Report(trial.number, length, scalars(line["metrics"]), seconds)
 
-    def _whole(self, key: tuple[int, int], lines: list[Line], *, ended: bool) -> list[Line]:
+    def _whole(
+        self, key: tuple[int, int], lines: list[Line], unit: Unit, *, ended: bool
+    ) -> list[Line]:
         """Validations, each once all of it is known.
 
-        Code may report several times at one length; what lacks the searcher's metric waits for
-        the next report at a greater length, or the end, before it is heard as it is.
+        Code may report several times at one length; what lacks a metric of the searcher's waits
+        for the next report at a greater length, or the end, before it is heard as it is.
         """
-        metric = self.resolved.searcher.metric
         found: list[Line] = []
         part = self._parts.pop(key, None)
         for line in lines:
@@ -158,7 +160,8 @@ class Facts:
             elif part is not None:
                 found.append(part)
             part = None
-            if metric in line["metrics"]:
+            length = length_of(line, unit)
+            if not self._goals.lacking(line["metrics"], length.value if length else 0):
                 found.append(line)
             else:
                 part = line

@@ -12,6 +12,7 @@ from hpcdet.store import journal
 from hpcdet.store.records import value
 from hpcdet.train.session import InvalidHP, Session, Units
 from hpcdet.train.tracking import finite, plain
+from hpcdet.train.worth import worth
 
 
 class EarlyExitReason(enum.Enum):
@@ -141,6 +142,6 @@ class TrainContext:
             self.units = Units(batches, self.units.records, self.units.epochs)
 
     def searcher_metric(self, step: int) -> float | None:
-        """The searcher's metric, if the trial was validated at this very step."""
+        """As of ``worth``, if the trial was validated at this very step."""
         at, metrics = self.validation
-        return finite(metrics.get(self._session.config.searcher.metric)) if at == step else None
+        return worth(self._session.config.searcher, metrics, self.units) if at == step else None

@@ -8,12 +8,12 @@ from typing import Any
 
 from hpcdet.errors import ConfigError
 from hpcdet.store.records import value
-from hpcdet.train.session import Session
-from hpcdet.train.tracking import finite
+from hpcdet.train.session import Session, Units
+from hpcdet.train.worth import worth
 
 
-def searcher_metric(session: Session, metrics: Mapping[str, Any]) -> float | None:
-    """The searcher's metric in those of a validation; None where a script runs alone without.
+def searcher_metric(session: Session, metrics: Mapping[str, Any], units: Units) -> float | None:
+    """As of ``worth``; None also where a script runs alone without the searcher's metric.
 
     Raises:
         ConfigError: an experiment's validation has none.
@@ -25,7 +25,7 @@ def searcher_metric(session: Session, metrics: Mapping[str, Any]) -> float | Non
             where="searcher.metric",
             hint=f"it has: {', '.join(sorted(metrics)) or 'none'}",
         )
-    return finite(metrics.get(wanted))
+    return worth(session.config.searcher, metrics, units)
 
 
 def beats(session: Session, metric: float | None, best: float | None) -> bool:

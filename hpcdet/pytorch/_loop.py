@@ -271,7 +271,7 @@ class Loop:
         self._progress.owed = False
         self._saves.changed = True
         self._session.report("validation", units, metrics)
-        metric = _best.searcher_metric(self._session, metrics)
+        metric = _best.searcher_metric(self._session, metrics, units)
         if _best.beats(self._session, metric, self._progress.best):
             # of this trial: a part of its state, whatever others do
             self._progress.best = metric

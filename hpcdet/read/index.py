@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import NotFound
+from hpcdet.goals import EVER
 from hpcdet.read import local, recall, tables
 from hpcdet.read.gather import Gathered, GatheredTrial, Line
 from hpcdet.store import chain, files
@@ -250,7 +251,8 @@ class _Update:
         self.db = db
         self.paths = paths
         self.changed = False
-        self.metric = Gathered(paths).config.searcher.metric
+        goals = Gathered(paths).config.searcher.goals
+        self.wanted = frozenset(goals.lacking({}, EVER))
 
     def run(self) -> None:
         known = [trial.number for trial in self.paths.trials()]
@@ -286,7 +288,7 @@ class _Update:
         if before is not None and row and row[0] == looks:
             return before, False
         known = {one.number for one in before.attempts} if before else set()
-        memory, news = recall.read_trial(paths, before, looks, self.metric)
+        memory, news = recall.read_trial(paths, before, looks, self.wanted)
         gone = known - {one.attempt for one in news}
         self._metrics(paths.number, news, gone)
         if rewinds := (memory.records["control"] or {}).get("rewinds"):

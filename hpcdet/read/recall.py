@@ -14,7 +14,6 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,7 +74,7 @@ class AttemptMemory:
     lines: list[Line] = field(default_factory=list)
     records: dict[str, Plain | None] = field(default_factory=dict)
 
-    def take(self, line: Line, metric: str) -> None:
+    def take(self, line: Line, wanted: frozenset[str]) -> None:
         """Remember of a line what views will ask for."""
         self.heard = str(line["t"])
         at = batches(line)
@@ -84,7 +83,7 @@ class AttemptMemory:
         if line["kind"] not in _PASSING:
             self.lines.append(line)
         elif line["kind"] == "metrics" and line["group"] == "validation":
-            values = {k: v for k, v in line["metrics"].items() if fnmatchcase(k, metric)}
+            values = {k: v for k, v in line["metrics"].items() if k in wanted}
             if values:
                 self.lines.append({**line, "metrics": values})
 
@@ -200,13 +199,13 @@ class News:
 
 
 def read_trial(
-    trial: TrialPaths, before: TrialMemory | None, signature: str, metric: str
+    trial: TrialPaths, before: TrialMemory | None, signature: str, wanted: frozenset[str]
 ) -> tuple[TrialMemory, list[News]]:
     """Read what is new of a trial.
 
     Args:
         signature: of its files, taken before this call.
-        metric: the searcher's metric, whose validations are remembered.
+        wanted: metrics whose validations are remembered.
     """
     gathered = GatheredTrial(trial)
     known = {one.number: one for one in before.attempts} if before else {}
@@ -219,7 +218,7 @@ def read_trial(
         news.append(News(attempt.number, lines, same, memory.rows))
         memory.mark = mark
         for line in lines:
-            memory.take(line, metric)
+            memory.take(line, wanted)
             memory.rows += len(line["metrics"]) if line["kind"] == "metrics" else 0
         memory.records = {
             "claim": _plain(attempt.claim),

@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hpcdet.read import changes, costs, purged, series, states
+from hpcdet.read import changes, costs, purged, series, standings, states
 from hpcdet.read.gather import Gathered, GatheredAttempt, GatheredTrial, gather
 from hpcdet.read.series import metrics
+from hpcdet.read.standings import Standings
 from hpcdet.read.timeline import events
 from hpcdet.store import packed, scratch, staged
 from hpcdet.store.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
@@ -64,15 +65,19 @@ def status(source: Source) -> View:
 
     Returns:
         ``id, name, state, why, stuck`` (paused by trouble), ``health, health_why, last_turn_s,
-        searcher, metric, best {trial, value, step} or None, max_length, max_trials, created,
-        workers, labels, path, spent`` (``costs.spent``), ``purged`` (what a purge of scratch took,
-        for people) and ``trials`` (see there).
+        searcher, metric, best {trial, value, step} or None (with constraints, a feasible one),
+        objectives, compared_at, front, nearest`` (``standings``), ``max_length, max_trials,
+        created, workers, labels, path, spent`` (``costs.spent``), ``purged`` (what a purge of
+        scratch took, for people) and ``trials`` (see there).
     """
     gathered = gather(source)
     state, why = states.experiment_state(gathered)
     keepers = states.health(gathered)
     searcher = gathered.config.searcher
-    rows = trials(gathered)
+    stand = standings.standings(gathered)
+    rows = _trials(gathered, stand)
+    best = _best_trial(rows, searcher.smaller_is_better) if stand is None else _leader(stand)
+    compared = stand.view() if stand else {"compared_at": None, "front": [], "nearest": None}
     return {
         "id": gathered.id,
         "name": gathered.config.name,
@@ -85,7 +90,9 @@ def status(source: Source) -> View:
         "searcher": searcher.name,
         "metric": searcher.metric,
         "smaller_is_better": searcher.smaller_is_better,
-        "best": _best_trial(rows, searcher.smaller_is_better),
+        "best": best,
+        "objectives": [one.metric for one in searcher.goals.objectives],
+        **compared,
         "max_length": searcher.max_length.encode() if searcher.max_length else None,
         "max_trials": searcher.max_trials,
         "created": _created(gathered),
@@ -104,14 +111,29 @@ def trials(source: Source) -> list[View]:
     """Every trial.
 
     Returns:
-        ``id, trial, state, steps, best, best_step, restarts`` (attempts after the first),
-        ``failures, why, hyperparameters, seed, last_checkpoint, start, end, attempts``, ``parent``
-        (the trial that it began from, as ``3@400 batches``) and ``origin`` (of its checkpoint).
+        ``id, trial, state, steps, best, best_step`` (the best feasible value of the first
+        objective), ``restarts`` (attempts after the first), ``failures, why, hyperparameters, seed,
+        last_checkpoint, start, end, attempts``, ``parent`` (the trial that it began from, as
+        ``3@400 batches``), ``origin`` (of its checkpoint), and with constraints or several
+        objectives those of ``Standings.row``.
     """
     gathered = gather(source)
+    return _trials(gathered, standings.standings(gathered))
+
+
+def _trials(gathered: Gathered, stand: Standings | None) -> list[View]:
     state, _ = states.experiment_state(gathered)
     over = state if state in states.ENDED else ""
     searcher = gathered.config.searcher
+    if stand is not None:
+        found = {
+            number: {"value": report.metrics[searcher.metric], "step": report.step}
+            for number, report in stand.best.items()
+        }
+        return [
+            {**_trial(gathered, each, found.get(each.number), over), **stand.row(each.number)}
+            for each in gathered.trials
+        ]
     rows = metrics(gathered, group="validation", name=searcher.metric)
     best = {row["trial"]: row for row in series.best(rows, searcher.smaller_is_better)}
     return [_trial(gathered, trial, best.get(trial.number), over) for trial in gathered.trials]
@@ -172,6 +194,15 @@ def _best_trial(rows: list[View], smaller_is_better: bool) -> View | None:
     pick = min if smaller_is_better else max
     value, row = pick(ordered, key=lambda pair: pair[0])
     return {"trial": row["trial"], "value": value, "step": row["best_step"]}
+
+
+def _leader(stand: Standings) -> View | None:
+    """The best feasible trial, of several objectives by the first, where they are compared."""
+    if not stand.front:
+        return None
+    trial = stand.front[0]
+    report, metric = stand.at[trial], stand.goals.objectives[0].metric
+    return {"trial": trial, "value": report.metrics[metric], "step": report.step}
 
 
 def attempts(source: Source, trial: int = 0) -> list[View]:

@@ -42,11 +42,14 @@ class SegmentEnd:
 
     ``reason``: ``target`` (reached the length asked for), ``stopped`` (as a ``Stop`` asked),
     ``failed`` (``max_restarts`` used up), ``invalid_hp``, ``user_exit`` (the code ended by
-    itself before the target), ``canceled``.
+    itself before the target), ``canceled``, ``violated`` (it broke a hard constraint: nothing that
+    it has shown counts).
     """
 
     trial: int
-    reason: Literal["target", "stopped", "failed", "invalid_hp", "user_exit", "canceled"]
+    reason: Literal[
+        "target", "stopped", "failed", "invalid_hp", "user_exit", "canceled", "violated"
+    ]
 
 
 @dataclass(frozen=True)

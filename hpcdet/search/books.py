@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from hpcdet.rungs import Bracket, share, spread
 from hpcdet.search.api import State
-from hpcdet.search.ranking import Ranking, loss_of
+from hpcdet.search.ranking import Entry, Ranking, loss_of
 from hpcdet.search.sampling import Observation
 
 OPEN = "open"
@@ -142,7 +142,17 @@ class StateView:
                 for entry in books["scores"][books["rungs"].index(length)]
             ]
             for entry in sorted(found):
-                yield Observation(entry[2], length, loss_of(entry))
+                yield _observation(entry, length)
 
     def open(self) -> list[int]:
         return [n for n, status in enumerate(self.state["status"], 1) if status == OPEN]
+
+
+def _observation(entry: Entry, length: int) -> Observation:
+    """What an entry says, those of ``ranking.ByGoals`` with all that they know."""
+    if len(entry) == 3:
+        return Observation(entry[2], length, loss_of(entry))
+    worse, _, trial, losses, excess = entry
+    if worse == 2:
+        return Observation(trial, length, None)
+    return Observation(trial, length, losses[0], tuple(losses), tuple(excess))

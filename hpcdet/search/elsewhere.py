@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from hpcdet.errors import ConfigError, HpcdetError
@@ -49,9 +49,11 @@ class Elsewhere:
             "model": self.sampler.model,
             "startup": self.sampler.startup,
             "random_fraction": self.sampler.random_fraction,
+            "objectives": self.sampler.objectives,
+            "population": self.sampler.population,
             "number": number,
             "params": list(view.params().items()),
-            "observations": [[o.trial, o.length, o.loss] for o in view.observations()],
+            "observations": [astuple(o) for o in view.observations()],
             "open": view.open(),
         }
         try:
@@ -87,7 +89,8 @@ class _Asked:
         return dict(self.question["params"])
 
     def observations(self) -> Iterator[Observation]:
-        return (Observation(*row) for row in self.question["observations"])
+        for trial, length, loss, losses, excess in self.question["observations"]:
+            yield Observation(trial, length, loss, tuple(losses), tuple(excess))
 
     def open(self) -> list[int]:
         return list(self.question["open"])
@@ -95,7 +98,7 @@ class _Asked:
 
 def main() -> None:
     question = json.load(sys.stdin)
-    fields = ("seed", "model", "startup", "random_fraction")
+    fields = ("seed", "model", "startup", "random_fraction", "objectives", "population")
     space = Space(question["hyperparameters"])
     sampler = ModelBased(space, **{name: question[name] for name in fields})
     json.dump(sampler.suggest(_Asked(question), question["number"]), sys.stdout)

@@ -16,8 +16,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
+from hpcdet.goals import EVER, Goals, Objective
 from hpcdet.rungs import Bracket
 from hpcdet.search import books as book
 from hpcdet.search import detours, mute, places, ranking
@@ -58,6 +59,7 @@ class Halving:
         time_metric: the metric that says how far a trial is; "": the length of the report does.
         promotion_share: while new trials are to be made, a paused one is promoted only if fewer
             than this share of those that may go on from its rung have; None: in any case.
+        goals: constraints and several objectives, where there are any; None: the metric alone.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Halving:
     smaller_is_better: bool = True
     time_metric: str = ""
     promotion_share: float | None = None
+    goals: Goals | None = None
     version: int = field(default=1, init=False)
 
     def initial(self) -> State:
@@ -127,18 +130,23 @@ class Halving:
         if status not in (OPEN, PAUSED):
             return
         length = self._length(state, report)
-        found = ranking.loss(report.metrics, self.metric, self.smaller_is_better)
-        if self.metric in report.metrics and length is not None:
+        found = self._order.worth(report.metrics, report.length.value)
+        if length is not None and self._is_whole(report):
             state["mute"], state["in_a_row"] = None, 0
         elif length is None or state["mute"] is not None:
             rung = state["rung"][trial - 1]
             if length is None or book.has_reached(self._books(state, trial), rung, length):
-                mute.miss(state, trial, self.metric, self.time_metric)
+                mute.miss(state, trial, self._wanted, self.time_metric)
             return
         if status == PAUSED:
             state["late"].setdefault(str(trial), []).append([length, found])
         else:
             self._climb(state, trial, length, found, actions)
+
+    def _is_whole(self, report: Report) -> bool:
+        if self.goals is None:
+            return self.metric in report.metrics
+        return not self.goals.lacking(report.metrics, report.length.value)
 
     def _length(self, state: State, report: Report) -> float | None:
         """How far a trial is in the unit of the rungs; None if nobody knows."""
@@ -147,14 +155,15 @@ class Halving:
         return report.length.value if report.length.unit in state["until"] else None
 
     def _climb(
-        self, state: State, trial: int, length: float, found: float | None, actions: list[Action]
+        self, state: State, trial: int, length: float, found: Any, actions: list[Action]
     ) -> None:
         """Rank an open trial at every rung that it has reached, until one holds it."""
         books, rung = self._books(state, trial), state["rung"][trial - 1]
-        rungs, new = books["rungs"], ranking.entry(found, trial)
+        rungs = books["rungs"]
         while length >= rungs[rung]:
-            scores = books["scores"][rung]
-            rank = ranking.insert(scores, new)
+            scores, waiting = books["scores"][rung], books["waiting"][rung]
+            new = self._order.entry(found, trial)
+            rank = self._order.insert(scores, waiting, new)
             books["next"][rung] -= 1
             state["rung"][trial - 1] = rung + 1
             above = "rung" if rung + 1 < len(rungs) else self._above(state, books, trial)
@@ -175,7 +184,7 @@ class Halving:
                 self._leave(state, trial)
                 actions.append(Stop(trial, f"{why}, the best {max(cut, 1)} go on"))
                 return
-            ranking.insert(books["waiting"][rung], new)
+            ranking.insert(waiting, new)
             state["status"][trial - 1] = PAUSED
             state["open"] -= 1
             if length > rungs[rung]:
@@ -202,6 +211,7 @@ class Halving:
         if status in (ENDED, DONE, FULL):
             return
         refused = end.reason == "invalid_hp"
+        traceless = refused or end.reason == "violated"
         state["in_a_row"] = state["in_a_row"] + 1 if refused else 0
         if status == PAUSED and end.reason == "target":
             state["status"][trial - 1] = FULL
@@ -209,8 +219,9 @@ class Halving:
         if status == OPEN:
             state["open"] -= 1
             books["next"][rung] -= 1
-            if not good and not refused:
-                ranking.insert(books["scores"][rung], ranking.entry(None, trial))
+            if not good and not traceless:
+                worst = self._order.entry(None, trial)
+                self._order.insert(books["scores"][rung], books["waiting"][rung], worst)
         elif status == LEAVING:
             state["leaving"] -= 1
             if end.reason == "target" and rung == len(books["rungs"]) - 1:
@@ -219,10 +230,9 @@ class Halving:
         else:
             ranking.remove(books["waiting"][rung - 1], trial)
             state["late"].pop(str(trial), None)
-        if refused:
-            books["invalid"] += 1
-            for scores in books["scores"][:rung]:
-                ranking.remove(scores, trial)
+        books["invalid"] += refused
+        for below in range(rung if traceless else 0):
+            self._order.remove(books["scores"][below], books["waiting"][below], trial)
         # an open or paused trial is stopped by a policy only: then nobody takes its turn
         by_policy = end.reason == "stopped" and status != LEAVING
         if not by_policy and not (good and rung == len(books["rungs"])):
@@ -230,7 +240,7 @@ class Halving:
                 books["on"][below] -= 1
         self._close(state, trial, good)
         if good and status == OPEN and rung == 0:
-            mute.miss(state, trial, self.metric, self.time_metric)
+            mute.miss(state, trial, self._wanted, self.time_metric)
 
     def _close(self, state: State, trial: int, good: bool) -> None:
         top = state["rung"][trial - 1] == len(self._books(state, trial)["rungs"])
@@ -272,11 +282,13 @@ class Halving:
         Returns whether there was any.
         """
         books: Books = state["brackets"][number]
-        found = places.promotable(books, self._cut.due)
+        order = self._order
+        found = places.promotable(books, self._cut.due, order)
         if found is None and not hopeless and places.is_open(books):
             self._create(state, number, actions)
             return True
-        found = found or places.promotable(books, self._cut.share) or places.last(books)
+        found = found or places.promotable(books, self._cut.share, order)
+        found = found or places.last(books, order)
         if found:
             self._promote(state, books, found, actions)
         return found is not None
@@ -300,9 +312,9 @@ class Halving:
     def _promote(
         self, state: State, books: Books, chosen: Promotion, actions: list[Action]
     ) -> None:
-        """The best paused trial of a rung goes on; what it has reported since then counts now."""
+        """A paused trial of a rung goes on; what it has reported since then counts now."""
         rung = chosen.rung
-        trial = books["waiting"][rung].pop(0)[2]
+        trial = books["waiting"][rung].pop(chosen.index)[2]
         trains = state["status"][trial - 1] == PAUSED
         books["on"][rung] += 1
         books["next"][rung + 1] += 1
@@ -396,3 +408,13 @@ class Halving:
     @functools.cached_property
     def _cut(self) -> Cut:
         return Cut.of(self.divisor, self.rule.cohorts, self.promotion_share)
+
+    @functools.cached_property
+    def _order(self) -> ranking.Order:
+        alone = Goals((Objective(self.metric, self.smaller_is_better),))
+        return ranking.by(self.goals or alone)
+
+    @property
+    def _wanted(self) -> str:
+        """The metrics that trials have to report."""
+        return self.metric if self.goals is None else ", ".join(self.goals.lacking({}, EVER))

@@ -1,4 +1,4 @@
-"""Suggestions from a model of what trials have shown: Optuna's TPE and GP as pure functions.
+"""Suggestions from what trials have shown: Optuna's TPE, GP and NSGA-II as pure functions.
 
 Optuna's storage, pruners and loop are not used. For each suggestion a new sampler, seeded with the
 experiment's seed and the trial's number, sees a projection of the search:
@@ -6,8 +6,13 @@ experiment's seed and the trial's number, sees a projection of the search:
 * The rung that it models is the highest one with enough finite observations, as in BOHB (Falkner
   et al., ICML 2018, section 3.3). What trials showed there is their result.
 * Trials that have not come so far are known to be worse, in the order of how far they came.
+* With several objectives there is no such order: what has not come to that rung is left out.
+* Constraints are told as what a trial exceeds them by; Optuna keeps infeasible trials apart.
 * Open trials that have shown nothing yet are taken for bad, so that places that become free at
   the same time are not all filled from one spot.
+
+NSGA-II has no generations here, as trials end one by one: parents are the ``population`` best of
+all that is known (its steady-state form), and each suggestion is one child of theirs.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpcdet.errors import ConfigError
-from hpcdet.search.sampling import View
+from hpcdet.search.sampling import Observation, View
 from hpcdet.space.domains import (
     Categorical,
     Const,
@@ -42,11 +47,20 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-Model = Literal["tpe", "gp"]
+Model = Literal["tpe", "gp", "nsga2"]
 
 BEST, RECENT, OPEN = 128, 192, 64
 """Trials that a model sees at most: the best at its rung, the last ones, open ones. Its cost and
 its memory are bounded by their sum, whatever the number of trials."""
+
+Shown = tuple[Observation, bool] | None
+"""What a model sees of a trial: what it has shown, whether at the rung that is modelled; or None
+of one that is open and has shown nothing."""
+
+
+def population(trials: int) -> int:
+    """Parents that NSGA-II has in a search of so many trials, if nobody says it."""
+    return min(max(trials // 5, 8), 50)
 
 
 @functools.cache
@@ -75,9 +89,10 @@ class ModelBased:
 
     Attributes:
         model: ``tpe``, tree-structured Parzen estimators over all hyperparameters together
-            (Bergstra et al., NeurIPS 2011); ``gp``, a Gaussian process with expected improvement.
+            (Bergstra et al., NeurIPS 2011); ``gp``, a Gaussian process with expected improvement;
+            ``nsga2``, children of the best (Deb et al., IEEE TEVC 2002).
         startup: observations at one rung before the model is asked; 0: two more than there are
-            hyperparameters, at least 8.
+            hyperparameters, at least 8. Of ``nsga2`` it is the ``population`` at least.
         random_fraction: of suggestions that stay random (BOHB's rho).
     """
 
@@ -86,8 +101,10 @@ class ModelBased:
     model: Model = "tpe"
     startup: int = 0
     random_fraction: float = 1 / 3
+    objectives: int = 1
+    population: int = 50
     learns: bool = field(default=True, init=False)
-    _seen: dict[tuple[int, Any], FrozenTrial] = field(
+    _seen: dict[tuple[int, Shown], FrozenTrial] = field(
         default_factory=dict, init=False, compare=False
     )
 
@@ -105,7 +122,8 @@ class ModelBased:
         if not known:
             return self.space.sample(self.seed, number)
         for redraw in range(MAX_REDRAWS):
-            found = self.space.build(_Draw(self._sampler(number, redraw), known, number))
+            study = _study(self._sampler(number, redraw), known, self.objectives)
+            found = self.space.build(_Draw(study, number))
             if found is not None:
                 return found
         return self.space.sample(self.seed, number)
@@ -125,6 +143,16 @@ class ModelBased:
             return samplers.GPSampler(  # type: ignore[no-any-return]
                 seed=seed, n_startup_trials=0, deterministic_objective=False
             )
+        if self.model == "nsga2":
+            return samplers.NSGAIISampler(  # type: ignore[no-any-return]
+                seed=seed,
+                population_size=self.population,
+                mutation=None,
+                mutation_prob=None,
+                crossover=samplers.nsgaii.UniformCrossover(swapping_prob=0.5),
+                crossover_prob=0.9,
+                swapping_prob=0.5,
+            )
         return samplers.TPESampler(  # type: ignore[no-any-return]
             seed=seed,
             n_startup_trials=0,
@@ -141,33 +169,40 @@ class ModelBased:
             return []
         params = view.params()
         best = list(itertools.islice(at_rung, BEST))  # of one length: best first
-        recent = sorted(most.keys() - set(best))[-RECENT:]
+        known = at_rung.keys() if self.objectives > 1 else most.keys()
+        recent = sorted(known - set(best))[-RECENT:]
         silent = [trial for trial in view.open() if trial not in most][-OPEN:]
         trials = []
         for trial in [*best, *recent, *silent]:
-            shown: Any = at_rung[trial] if trial in at_rung else most.get(trial)
+            shown: Shown = None
+            if trial in at_rung:
+                shown = at_rung[trial], True
+            elif trial in most:
+                shown = most[trial], False
             trials.append(self._frozen(trial, shown, params[trial]))
         return trials
 
-    def _results(self, view: View) -> tuple[dict[int, tuple[int, float | None]], dict[int, float]]:
-        """The farthest observation of each trial, and the losses at the rung that is modelled."""
-        most: dict[int, tuple[int, float | None]] = {}
-        at_rung: dict[int, float] = {}
-        for length, group in itertools.groupby(view.observations(), lambda seen: seen.length):
-            finite: dict[int, float] = {}
+    def _results(self, view: View) -> tuple[dict[int, Observation], dict[int, Observation]]:
+        """The farthest observation of each trial, and those at the rung that is modelled."""
+        most: dict[int, Observation] = {}
+        at_rung: dict[int, Observation] = {}
+        for _, group in itertools.groupby(view.observations(), lambda seen: seen.length):
+            finite: dict[int, Observation] = {}
             for seen in group:
-                most.setdefault(seen.trial, (length, seen.loss))
+                most.setdefault(seen.trial, seen)
                 if seen.loss is not None:
-                    finite[seen.trial] = seen.loss
+                    finite[seen.trial] = seen
             if not at_rung and len(finite) >= self._enough:
                 at_rung = finite
         return most, at_rung
 
     @property
     def _enough(self) -> int:
+        if self.model == "nsga2":
+            return max(self.startup, self.population)
         return self.startup or max(self.space.dimensions + 2, 8)
 
-    def _frozen(self, trial: int, shown: Any, params: Mapping[str, Any]) -> FrozenTrial:
+    def _frozen(self, trial: int, shown: Shown, params: Mapping[str, Any]) -> FrozenTrial:
         """Made once for each trial and what is known of it."""
         if len(self._seen) > 4 * (BEST + RECENT + OPEN):
             self._seen.clear()
@@ -180,11 +215,9 @@ class ModelBased:
 class _Draw:
     """Chooses the values of one suggestion, as ``Space.build`` asks for them."""
 
-    def __init__(
-        self, sampler: optuna.samplers.BaseSampler, known: list[FrozenTrial], number: int
-    ) -> None:
-        self.sampler = sampler
-        self.study = _study(sampler, known)
+    def __init__(self, study: optuna.Study, number: int) -> None:
+        self.sampler = sampler = study.sampler
+        self.study = study
         self.trial = _trial(number, None, [])
         space = sampler.infer_relative_search_space(self.study, self.trial)
         self.together = sampler.sample_relative(self.study, self.trial, space)
@@ -201,7 +234,7 @@ class _Draw:
         return from_value(domain, value)
 
 
-def _study(sampler: Any, known: list[FrozenTrial]) -> optuna.Study:
+def _study(sampler: Any, known: list[FrozenTrial], objectives: int) -> optuna.Study:
     optuna = library()
 
     class Projection(optuna.storages.InMemoryStorage):  # type: ignore[misc, name-defined]
@@ -214,35 +247,41 @@ def _study(sampler: Any, known: list[FrozenTrial]) -> optuna.Study:
             """Notes of a sampler for other processes; there are none."""
 
     return optuna.create_study(  # type: ignore[no-any-return]
-        storage=Projection(), sampler=sampler, direction="minimize"
+        storage=Projection(), sampler=sampler, directions=["minimize"] * objectives
     )
 
 
-def _trial(number: int, shown: Any, drawn: list[tuple[Axis, Domain, Any]]) -> FrozenTrial:
-    """A trial for Optuna. ``shown``: its result, or how far it came with what, or None if open."""
+def _trial(number: int, shown: Shown, drawn: list[tuple[Axis, Domain, Any]]) -> FrozenTrial:
+    """A trial for Optuna: with a result, or how far it came with what, or running."""
     optuna = library()
     states = optuna.trial.TrialState
-    state, value, steps = states.RUNNING, None, {}
-    if isinstance(shown, tuple):
-        length, loss = shown
+    state, values, steps, notes = states.RUNNING, None, {}, {}
+    seen, whole = shown or (None, False)
+    if seen is not None and whole:
+        state, values = states.COMPLETE, seen.losses or (seen.loss,)
+        # all that have a result are one generation, of which the best are the next one's parents
+        notes[optuna.samplers.NSGAIISampler._get_generation_key()] = 0
+    elif seen is not None:
         state = states.PRUNED
-        steps = {length: loss} if loss is not None else {0: math.inf}
-    elif shown is not None:
-        state, value = states.COMPLETE, shown
+        steps = {seen.length: seen.loss} if seen.loss is not None else {0: math.inf}
     drawn = [item for item in drawn if not isinstance(item[1], Const)]
-    return optuna.trial.FrozenTrial(  # type: ignore[no-any-return]
+    frozen: FrozenTrial = optuna.trial.FrozenTrial(
         number=number,
         trial_id=number,
         state=state,
-        value=value,
+        value=None,
+        values=values,
         datetime_start=None,
         datetime_complete=None,
         params={dotted(axis.at): to_value(domain, value) for axis, domain, value in drawn},
         distributions={dotted(axis.at): to_distribution(domain) for axis, domain, _ in drawn},
         user_attrs={},
-        system_attrs={},
+        system_attrs=notes,
         intermediate_values=steps,
     )
+    for n, excess in enumerate(seen.excess if seen is not None else ()):
+        frozen.set_constraint(str(n), excess)
+    return frozen
 
 
 def to_distribution(domain: Domain) -> BaseDistribution:

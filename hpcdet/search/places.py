@@ -8,30 +8,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpcdet.search import ranking
 from hpcdet.search.api import State
 from hpcdet.search.books import Books
+from hpcdet.search.ranking import Order
 
 MAX_INVALID_IN_A_ROW = 100
 
 
 @dataclass(frozen=True)
 class Promotion:
-    """The best paused trial of a rung may go on."""
+    """A paused trial of a rung, the ``index``-th of those that wait, may go on."""
 
     rung: int
+    index: int
     why: str
 
 
-def promotable(books: Books, cut: Callable[[Books, int], int]) -> Promotion | None:
+def promotable(books: Books, cut: Callable[[Books, int], int], order: Order) -> Promotion | None:
     """At the highest rung where a paused trial ranks so that it may go on now."""
     for rung in range(len(books["rungs"]) - 2, -1, -1):
         waiting = books["waiting"][rung]
         if waiting:
             scores, best = books["scores"][rung], cut(books, rung)
-            if best and waiting[0] <= scores[best - 1]:
-                place = ranking.rank(scores, waiting[0]) + 1
-                return Promotion(rung, f"rank {place} of {len(scores)} now, the best {best} go on")
+            first = order.first(scores, waiting, best)
+            if first is not None:
+                index, rank = first
+                why = f"rank {rank + 1} of {len(scores)} now, the best {best} go on"
+                return Promotion(rung, index, why)
     return None
 
 
@@ -40,14 +43,15 @@ def is_open(books: Books) -> bool:
     return books["created"] - books["invalid"] < books["trials"]
 
 
-def last(books: Books) -> Promotion | None:
+def last(books: Books, order: Order) -> Promotion | None:
     """At a rung to which nobody can come any more and from which nobody has gone on: its best."""
     for rung in range(len(books["rungs"]) - 1):
         if books["next"][rung]:
             break
         if books["waiting"][rung] and books["on"][rung] <= 0:
-            come = len(books["scores"][rung])
-            return Promotion(rung, f"the best of all {come} that come here")
+            scores = books["scores"][rung]
+            index, _ = order.first(scores, books["waiting"][rung], len(scores)) or (0, 0)
+            return Promotion(rung, index, f"the best of all {len(scores)} that come here")
     return None
 
 

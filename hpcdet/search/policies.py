@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from hpcdet.goals import finite
 from hpcdet.units import Length
 
 WORST = sys.float_info.max
@@ -33,6 +34,7 @@ class Seen:
         metric: the metric as reported.
         slot_seconds: training of this trial so far, summed over its slots.
         slots: of the trial.
+        feasible: it keeps all constraints.
     """
 
     trial: str
@@ -41,6 +43,7 @@ class Seen:
     metric: Any
     slot_seconds: float = 0.0
     slots: int = 1
+    feasible: bool = True
 
 
 class Policy(Protocol):
@@ -58,13 +61,8 @@ class Policy(Protocol):
 
 def loss(metric: Any, smaller_is_better: bool) -> float:
     """A metric as a loss; ``WORST`` if it is missing, a string, NaN or infinite."""
-    if isinstance(metric, bool) or not isinstance(metric, int | float):
-        return WORST
-    try:
-        value = float(metric)
-    except OverflowError:
-        return WORST
-    if not math.isfinite(value):
+    value = finite(metric)
+    if value is None:
         return WORST
     return value if smaller_is_better else -value
 
@@ -314,7 +312,7 @@ class Target:
         return {}
 
     def judge(self, state: State, seen: Seen) -> str:
-        reached = seen.loss <= self.value
+        reached = seen.feasible and seen.loss <= self.value
         return f"trial {seen.trial} reached the target with {seen.metric:g}" if reached else ""
 
 
@@ -337,7 +335,7 @@ class NoImprovement:
         if seen.trial not in state["known"]:
             state["known"][seen.trial] = True
             state["since"] += 1
-        if seen.loss < state["best"] - self.min_delta:
+        if seen.feasible and seen.loss < state["best"] - self.min_delta:
             state["best"], state["since"] = seen.loss, 0
         if state["since"] <= self.trials:
             return ""

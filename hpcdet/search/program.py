@@ -52,6 +52,7 @@ class Search:
 
     Attributes:
         options: ``searcher.options`` of the config, as they are.
+        objectives: where there are several; ``metric`` is the first of them.
     """
 
     hyperparameters: Mapping[str, Any]
@@ -62,6 +63,8 @@ class Search:
     max_trials: int
     max_concurrent_trials: int
     options: Mapping[str, Any] = field(default_factory=dict)
+    objectives: Sequence[Mapping[str, Any]] = ()
+    constraints: Sequence[Mapping[str, Any]] = ()
 
     def encode(self) -> dict[str, Any]:
         fields = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}

@@ -25,7 +25,7 @@ from hpcdet.search.schedule import Schedule
 from hpcdet.search.supervised import Supervised
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space, trial_seed
-from hpcdet.store.config import COPYING, HALVING, MODELLED, Resolved
+from hpcdet.store.config import COPYING, HALVING, MODELLED, WHOLE, Resolved
 from hpcdet.units import Length
 
 NAMES = ("single", "random", "grid", *HALVING, *COPYING, "schedule", "custom")
@@ -62,11 +62,13 @@ def searcher(
     except SpaceError as error:
         where = f"hyperparameters.{dotted(error.path)}".rstrip(".")
         raise ConfigError(error.what, where=where, hint=error.hint) from error
-    if not asked.stopping:
+    goals = asked.goals
+    if not (asked.stopping or goals.hard):
         return method
     chosen = policies.chosen(asked.stopping, asked.smaller_is_better)
     slots = resolved.resources.slots_per_trial
-    return Supervised(method, chosen, asked.metric, asked.smaller_is_better, slots)
+    watched = None if goals.plain else goals
+    return Supervised(method, chosen, asked.metric, asked.smaller_is_better, slots, watched)
 
 
 def _method(
@@ -110,6 +112,7 @@ def _method(
         smaller_is_better=asked.smaller_is_better,
         time_metric=asked.time_metric or "",
         promotion_share=asked.promotion_share if asked.rule == "hybrid" else None,
+        goals=None if asked.goals.plain else asked.goals,
     )
 
 
@@ -138,14 +141,22 @@ def _sampler(resolved: Resolved, space: Space, known: dict[int, Mapping[str, Any
     """Raises ConfigError where the library of a model is missing."""
     asked, searcher = resolved.searcher.sampler, resolved.searcher
     seed = resolved.reproducibility.experiment_seed
-    name = asked.name or ("tpe" if searcher.name in MODELLED else "random")
-    if name == "random":
+    name = asked.name or MODELLED.get(searcher.name)
+    if name is None or name == "random":
         return Independent(space, seed)
     model_based.library()
     fraction = asked.random_fraction
     if fraction is None:
-        fraction = 0.0 if searcher.name == "bayesian" else 1 / 3
-    model = ModelBased(space, seed, name, asked.startup or 0, fraction)
+        fraction = 0.0 if searcher.name in WHOLE else 1 / 3
+    model = ModelBased(
+        space,
+        seed,
+        name,
+        asked.startup or 0,
+        fraction,
+        len(searcher.goals.objectives),
+        asked.population_size or model_based.population(searcher.max_trials),
+    )
     asked_for = Elsewhere(model, resolved.hyperparameters) if name == "gp" else model
     return Recorded(asked_for, known)
 
@@ -161,6 +172,8 @@ def _program(resolved: Resolved, code: Path, patience_s: float) -> Program:
         asked.max_trials,
         asked.max_concurrent_trials,
         asked.options,
+        asked.objectives,
+        asked.constraints,
     )
     within_s = min(asked.answer_within_s, patience_s)
     return Program(command(asked.program or []), code, search, within_s)

@@ -17,11 +17,19 @@ class Observation:
         length: of training, in the search's unit.
         loss: the metric, smaller being better whatever the config says; None for what is worst
             (missing, no number, not finite, failed).
+        losses: of every objective, where there are several or constraints; else empty.
+        excess: of every constraint; above 0 it is broken.
     """
 
     trial: int
     length: int
     loss: float | None
+    losses: tuple[float, ...] = ()
+    excess: tuple[float, ...] = ()
+
+    @property
+    def violation(self) -> float:
+        return sum(one for one in self.excess if one > 0)
 
 
 class View(Protocol):

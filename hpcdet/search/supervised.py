@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from hpcdet.goals import Goals
 from hpcdet.search.api import (
     Action,
     Continue,
@@ -30,8 +32,11 @@ class Supervised:
     then as stopped, so that its place goes to another at once. What it reports afterwards, and
     what the searcher wants of it, is dropped. A policy for the whole search ends all trials.
 
+    A trial that breaks a hard constraint ends before anybody sees the report that says so.
+
     Attributes:
         slots: of each trial.
+        goals: objectives and constraints; None where the metric is all.
     """
 
     method: Searcher
@@ -39,6 +44,7 @@ class Supervised:
     metric: str
     smaller_is_better: bool = True
     slots: int = 1
+    goals: Goals | None = None
 
     @property
     def name(self) -> str:
@@ -73,14 +79,22 @@ class Supervised:
         return state, self._tell(state, event)
 
     def _report(self, state: State, report: Report) -> list[Action]:
-        metric = report.metrics.get(self.metric)
+        metrics, length = report.metrics, report.length.value
+        feasible = True
+        if self.goals is not None:
+            broken = self.goals.broken(metrics, length)
+            if broken:
+                return [Stop(report.trial, broken), *self._end(state, report.trial, "violated")]
+            feasible = self.goals.standing(metrics, length).feasible
+        metric = metrics.get(self.metric)
         seen = Seen(
             str(report.trial),
-            report.length.value,
+            length,
             loss(metric, self.smaller_is_better),
             metric,
             report.seconds,
             self.slots,
+            feasible,
         )
         ends = {"trial": "", "search": ""}
         for (name, policy), own in zip(self.policies, state["policies"], strict=True):
@@ -94,11 +108,17 @@ class Supervised:
         actions = self._tell(state, report)
         if not ends["trial"]:
             return actions
-        state["ended"][seen.trial] = True
-        state["open"].pop(seen.trial, None)
-        ended = SegmentEnd(report.trial, "stopped")
         others = [a for a in actions if not _concerns(a, report.trial)]
-        return [Stop(report.trial, ends["trial"]), *others, *self._tell(state, ended)]
+        ended = self._end(state, report.trial, "stopped")
+        return [Stop(report.trial, ends["trial"]), *others, *ended]
+
+    def _end(
+        self, state: State, trial: int, reason: Literal["stopped", "violated"]
+    ) -> list[Action]:
+        """A trial is over, whatever becomes of it; what the searcher wants then."""
+        state["ended"][str(trial)] = True
+        state["open"].pop(str(trial), None)
+        return self._tell(state, SegmentEnd(trial, reason))
 
     def _tell(self, state: State, event: Event) -> list[Action]:
         state["method"], actions = self.method.on_event(state["method"], event)

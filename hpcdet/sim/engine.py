@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -39,6 +39,7 @@ class Simulation:
         metric: the name under which the searcher looks for the loss.
         time_metric: of searches whose lengths are a metric: its name.
         smaller_is_better: otherwise the searcher is told the loss with its sign changed.
+        besides: what else a trial reports at a length, by its number; as the searcher hears it.
         slots: of one trial; a report says how many slot-seconds it took so far.
         horizon_s: the simulation ends here at the latest.
         patience: events without a report after which the simulation ends: nothing gets on.
@@ -56,6 +57,7 @@ class Simulation:
     time_metric: str = ""
     horizon_s: float = _FOREVER_S
     slots: int = 1
+    besides: Callable[[int, int], Mapping[str, float]] | None = None
     patience: int = 100_000
     keep: bool = False
 
@@ -275,6 +277,8 @@ class Simulation:
         metrics = {self.metric: value}
         if self.time_metric:
             metrics[self.time_metric] = length
+        if self.besides is not None:
+            metrics.update(self.besides(number, length))
         report = api.Report(number, self._named[length], metrics, trial.seconds * self.slots)
         self._hear(trial, report)
         if length <= trial.reported:

@@ -15,11 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcdet.goals import Goals
+
 _BLOCK = 256  # trials whose curves are drawn together
 DIMENSIONS = 6
 _LANDSCAPE = 1234
 _SHAPE = 256.0  # the full length in the curves' own units
 _POPULATION = 100_000
+_APART = 1_000_003  # seeds of the curves of further objectives
 
 Array = NDArray[np.float64]
 
@@ -103,6 +106,30 @@ class Curves:
             rows = curves(rng.random((_BLOCK, DIMENSIONS)), self.costs)
             self._blocks[number] = (rows.tolist(), rng.standard_normal((_BLOCK, 16)))
         return self._blocks[number]
+
+
+@dataclass(frozen=True)
+class Besides:
+    """What a trial reports besides the first objective: further ones, each with curves of its own.
+
+    They are independent of each other, so fronts are large.
+    """
+
+    goals: Goals
+    seed: int
+    full: int
+
+    def __call__(self, trial: int, length: int) -> dict[str, float]:
+        found = {}
+        for further, one in zip(self._curves, self.goals.objectives[1:], strict=True):
+            loss = further.metric(trial, length)
+            found[one.metric] = loss if one.smaller_is_better else -loss
+        return found
+
+    @functools.cached_property
+    def _curves(self) -> list[Curves]:
+        others = range(1, len(self.goals.objectives))
+        return [Curves(_APART * n + self.seed, self.full) for n in others]
 
 
 def curves(x: Array, costs: float = 0.0) -> Array:

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from hpcdet.errors import ConfigError
+from hpcdet.goals import Goals, goals
 from hpcdet.rungs import Bracket, Mode, adaptive, depth, hyperband, one
 from hpcdet.store.placement import Distributed, Pbs, Slurm
 from hpcdet.store.placement import Fsdp2 as Fsdp2
@@ -31,10 +32,12 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _NO_PERIOD = Length("batches", 0)
 
-HALVING = ("async_halving", "asha", "adaptive_asha", "hyperband", "pasha", "bohb", "bayesian")
-"""Searchers that compare trials at rungs; of bayesian there is one, the end."""
-MODELLED = ("bayesian", "bohb")
-"""Those whose hyperparameters come from a model if nothing else is said."""
+WHOLE = ("bayesian", "nsga2")
+"""Searchers that train each trial in full: the one rung is the end."""
+HALVING = ("async_halving", "asha", "adaptive_asha", "hyperband", "pasha", "bohb", *WHOLE)
+"""Searchers that compare trials at rungs."""
+MODELLED: dict[str, Literal["tpe", "nsga2"]] = {"bayesian": "tpe", "bohb": "tpe", "nsga2": "nsga2"}
+"""The sampler of those whose hyperparameters come from a model if nothing else is said."""
 
 COPYING = ("pbt",)
 """Those whose trials are compared, and begin from each other's checkpoints, after each interval."""
@@ -46,9 +49,10 @@ T = TypeVar("T")
 class Sampler:
     """``searcher.sampler``. None: what suits the searcher."""
 
-    name: Literal["random", "tpe", "gp"] | None = None
+    name: Literal["random", "tpe", "gp", "nsga2"] | None = None
     startup: int | None = None
     random_fraction: float | None = None
+    population_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Searcher:
     ``max_time`` counts in the metric ``time_metric``, where there is one, and else is None.
     ``promotion_share`` is None, no limit, in searches from before there was one.
     ``first_length``: ``max_length`` as it was submitted, where a user has changed it since.
+    ``objectives``: where there are several; ``metric`` is the first of them then.
     """
 
     name: str = "single"
@@ -97,6 +102,14 @@ class Searcher:
     options: dict[str, Any] = field(default_factory=dict)
     answer_within_s: float = 60
     first_length: Length | None = None
+    objectives: list[dict[str, Any]] = field(default_factory=list)
+    constraints: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def goals(self) -> Goals:
+        """What the search is after."""
+        alone = {"metric": self.metric, "smaller_is_better": self.smaller_is_better}
+        return goals(self.objectives or [alone], self.constraints)
 
     @property
     def top(self) -> int | None:
@@ -125,7 +138,7 @@ class Searcher:
                 self.max_trials,
                 open_at_once,
             )
-        if self.name == "bayesian":
+        if self.name in WHOLE:
             return [one(top, self.divisor, 1, self.max_trials, open_at_once)]
         if self.name in ("hyperband", "bohb"):
             return hyperband(top, self.divisor, self.max_rungs, self.max_trials, open_at_once)

@@ -13,7 +13,7 @@ from typing import Any
 from hpcdet import __version__
 from hpcdet.read import logs, views
 from hpcdet.read.gather import Gathered
-from hpcdet.read.report import curves, lanes
+from hpcdet.read.report import curves, fronts, lanes
 from hpcdet.read.report.scale import bytes_text, duration, number, slot_time
 from hpcdet.read.report.spans import KINDS, WELL, Span, spans, totals
 from hpcdet.read.report.steps import steps
@@ -82,6 +82,7 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
         "constant": {n: hyperparameters[0][n] for n in names if n not in varied},
         "trials": _trials(status, varied, found)[:ROWS],
         "trials_left_out": max(0, len(status["trials"]) - ROWS),
+        "front": fronts.front(gathered),
         "charts": curves.charts(gathered),
         "checkpoints": [_checkpoint_row(row) for row in checkpoints[:ROWS]],
         "checkpoints_left_out": max(0, len(checkpoints) - ROWS),
@@ -114,6 +115,7 @@ def _numbers(
 ) -> list[tuple[str, str, str]]:
     """(what, value, explanation)"""
     best = status["best"]
+    constrained = any(row.get("constraints") for row in status["trials"])
     states = Counter(row["state"] for row in status["trials"])
     reasons = Counter(row["reason"] for row in attempts)
     used = sums["starting"] + sums["training"] + sums["lost"]
@@ -121,9 +123,9 @@ def _numbers(
     useful = f"{100 * sums['training'] / used:.0f} % of it useful" if used else ""
     return [
         (
-            f"Best {status['metric']}",
+            f"Best {'feasible ' if constrained else ''}{status['metric']}",
             number(best["value"]) if best else "none yet",
-            f"trial {best['trial']} at step {number(best['step'])}" if best else "",
+            f"trial {best['trial']} at step {number(best['step'])}" if best else _nearest(status),
         ),
         (
             "Trials",
@@ -199,6 +201,11 @@ def _trials(
             }
         )
     return rows
+
+
+def _nearest(status: Mapping[str, Any]) -> str:
+    nearest = status["nearest"]
+    return f"no trial is feasible; nearest is trial {nearest['trial']}" if nearest else ""
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

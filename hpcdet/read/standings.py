@@ -1,0 +1,160 @@
+"""How trials stand where a search has constraints or several objectives.
+
+Trials are compared at the greatest length at which a feasible one has reported, among the rungs of
+the search; without rungs, by what each has reported last. So a trial that was ended early is not
+compared with what others showed later.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpcdet import goals as the_goals
+from hpcdet import pareto
+from hpcdet.goals import Goals, Standing
+from hpcdet.read import series
+from hpcdet.read.gather import Gathered
+from hpcdet.store.config import Searcher
+
+View = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Report:
+    """One validation. ``step`` counts batches, ``length`` is in the unit of the search."""
+
+    step: int
+    length: int
+    metrics: Mapping[str, Any]
+    standing: Standing
+
+
+@dataclass(frozen=True)
+class Standings:
+    """Of an experiment: for each trial its report that counts, and who is on the front.
+
+    Attributes:
+        feasible_steps: (trial, step) of the reports that keep all constraints.
+        best: of each trial, its best feasible report, by the first objective.
+        at: of each trial, the report by which it is compared with others.
+        length: at which they are compared; None without rungs.
+        front: feasible trials that no feasible one dominates, the best first objective first.
+    """
+
+    goals: Goals
+    feasible_steps: frozenset[tuple[int, int]]
+    best: Mapping[int, Report]
+    at: Mapping[int, Report]
+    length: int | None
+    front: list[int]
+
+    def row(self, trial: int) -> View:
+        """``feasible, violation, objectives, constraints, on_front`` of a trial; None is unknown.
+
+        The first two and the values are those at which it is compared.
+        """
+        report = self.at.get(trial)
+        objectives, constraints = self.goals.objectives, self.goals.constraints
+        metrics = report.metrics if report else {}
+        return {
+            "feasible": report.standing.feasible if report and constraints else None,
+            "violation": report.standing.violation if report and constraints else None,
+            "objectives": {one.metric: metrics.get(one.metric) for one in objectives},
+            "constraints": {one.metric: metrics.get(one.metric) for one in constraints},
+            "on_front": trial in self.front,
+        }
+
+    def view(self) -> View:
+        """``compared_at`` (a length), ``front`` (rows with ``trial`` and ``step``), ``nearest``.
+
+        The last is the trial that violates least, where none is feasible; else None.
+        """
+        violations = {
+            trial: report.standing.violation
+            for trial, report in self.at.items()
+            if report.standing.violation and report.standing.losses is not None
+        }
+        nearest = None
+        if violations and not self.front:
+            nearest = min(violations, key=lambda trial: (violations[trial] or 0.0, trial))
+        return {
+            "compared_at": self.length,
+            "front": [self._named(trial) for trial in self.front],
+            "nearest": None if nearest is None else self._named(nearest),
+        }
+
+    def _named(self, trial: int) -> View:
+        return {"trial": trial, "step": self.at[trial].step, **self.row(trial)}
+
+
+def standings(gathered: Gathered) -> Standings | None:
+    """Who stands where; None where one metric says it all."""
+    searcher = gathered.config.searcher
+    goals = searcher.goals
+    if goals.plain:
+        return None
+    reports = _reports(gathered, searcher, goals)
+    rungs = [length.value for length in searcher.rungs]
+    length: int | None = None
+    at = {trial: own[-1] for trial, own in reports.items()}
+    for rung in reversed(rungs):
+        there = {
+            trial: next(one for one in own if one.length >= rung)
+            for trial, own in reports.items()
+            if own[-1].length >= rung
+        }
+        if any(_counts(report) for report in there.values()):
+            length, at = rung, there
+            break
+    points = {t: r.standing.losses for t, r in sorted(at.items()) if _counts(r)}
+    found = {trial: losses for trial, losses in points.items() if losses is not None}
+    fronts = pareto.layers(list(found.values()))
+    front = [trial for trial, layer in zip(found, fronts, strict=True) if layer == 0]
+    front.sort(key=lambda trial: (found[trial], trial))
+    if not goals.several:
+        front = front[:1]
+    kept = frozenset((t, r.step) for t, own in reports.items() for r in own if r.standing.feasible)
+    return Standings(goals, kept, _best(reports), at, length, front)
+
+
+def _counts(report: Report) -> bool:
+    return report.standing.feasible and report.standing.losses is not None
+
+
+def _best(reports: Mapping[int, list[Report]]) -> dict[int, Report]:
+    found = {}
+    for trial, own in reports.items():
+        ranked = [(r.standing.losses[0], r) for r in own if r.standing.losses and _counts(r)]
+        if ranked:
+            found[trial] = min(ranked, key=lambda pair: pair[0])[1]
+    return found
+
+
+def _reports(gathered: Gathered, searcher: Searcher, goals: Goals) -> dict[int, list[Report]]:
+    """The validations of each trial that has any, by their length."""
+    wanted = set(goals.lacking({}, the_goals.EVER))
+    unit = searcher.max_length.unit if searcher.max_length else "batches"
+    seen: dict[int, dict[int, View]] = defaultdict(dict)
+    lengths: dict[tuple[int, int], int] = {}
+    for row in series.metrics(gathered, group="validation"):
+        if row["name"] not in wanted:
+            continue
+        trial, step = row["trial"], row["step"]
+        value = series.number(row["value"])
+        seen[trial].setdefault(step, {})[row["name"]] = row["value"] if value is None else value
+        length = step if unit == "batches" else row["units"].get(unit)
+        if length is not None:
+            lengths[trial, step] = int(length)
+    found: dict[int, list[Report]] = {}
+    for trial, steps in seen.items():
+        own = [
+            Report(step, length, metrics, goals.standing(metrics, length))
+            for step, metrics in sorted(steps.items())
+            if (length := lengths.get((trial, step))) is not None
+        ]
+        if own:
+            found[trial] = own
+    return found
