@@ -42,8 +42,13 @@ def living(state: State) -> list[Member]:
 
 
 def cut(quantile: float, population: int, ranked: int) -> int:
-    """How many are given up, and how many may be copied: never one and the same."""
-    return min(math.ceil(exact(quantile) * population), ranked // 2)
+    """How many are given up, and how many may be copied: never one and the same.
+
+    While only some have shown anything it is their part of the whole population's number: the
+    worse one of the first two is not bad on the word of one.
+    """
+    whole = math.ceil(exact(quantile) * population)
+    return min(whole * ranked // population, ranked // 2)
 
 
 def ranked(state: State, generation: int) -> list[ranking.Entry]:
