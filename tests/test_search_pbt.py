@@ -165,6 +165,17 @@ def test_the_worst_is_replaced_by_an_heir_of_the_best() -> None:
     assert actions[-2].trial == 6 + 3 * 6
 
 
+def test_who_breaks_a_constraint_ranks_behind_and_is_not_copied() -> None:
+    bound = [{"metric": "size", "upper": 1.0}]
+
+    def said(trial: int, loss: float, size: float) -> api.Report:
+        return api.Report(trial, Length("batches", 10), {"loss": loss, "size": size})
+
+    reports = [said(trial, 0.5 + trial / 10, 1.0) for trial in range(1, 6)]
+    stop, heir = drive(pbt(constraints=bound), *reports, said(6, 0.1, 2.0))[-1]
+    assert (stop.trial, heir.parent) in ((6, "1@10 batches"), (6, "2@10 batches"))
+
+
 def test_a_synchronous_round_waits_for_all_and_compares_once() -> None:
     method = pbt(synchronous=True, max_concurrent_trials=2, population_size=4, quantile=0.25)
     events: list[api.Event] = []
@@ -220,6 +231,8 @@ def test_an_heir_moves_to_neighbours_within_its_space() -> None:
         places = [[1, 2, 4, 8].index(one["order"]) for one in (params, near)]
         assert abs(places[0] - places[1]) <= 1
         assert ("warm" in near) == (near["order"] <= 2)
+        if "warm" in params and "warm" in near:
+            assert abs(near["warm"] - params["warm"]) <= 2
         far = always.explore(Blind(), 1, params, number)
         assert far["width"] == params["width"]
         tags.add((params["optimizer"]["name"], far["optimizer"]["name"]))

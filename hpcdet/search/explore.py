@@ -64,7 +64,8 @@ class Perturb:
         self, view: View, donor: int, params: Mapping[str, Any], number: int
     ) -> dict[str, Any]:
         """Those of the donor, where the config allows nothing that is near them."""
-        before = {axis.path: value for axis, _, value in self.space.drawn(params)}
+        # by where they stand in the space: two options may have equal names for different things
+        before = {axis.at: value for axis, _, value in self.space.drawn(params)}
         for redraw in range(MAX_REDRAWS):
             found = self.space.build(_Move(self, before, number, redraw))
             if found is not None:
@@ -73,28 +74,19 @@ class Perturb:
 
 
 class _Move:
-    """One try at a whole sample; remembers what has changed, for what depends on it."""
+    """One try at a whole sample."""
 
     def __init__(
         self, method: Perturb, before: Mapping[Path, Any], number: int, redraw: int
     ) -> None:
         self._method, self._before = method, before
         self._number, self._redraw = number, redraw
-        self._changed: set[Path] = set()
         self._selectors = method.space.selectors
 
     def __call__(self, axis: Axis, domain: Domain) -> Any:
-        known = axis.path in self._before
-        if not known or any(path in self._changed for path, _ in axis.requires):
-            self._changed.add(axis.path)
+        if axis.at not in self._before:
             return domain.draw(self._bits(axis.path))
-        before = self._before[axis.path]
-        value = self._moved(axis, domain, before)
-        if value != before:
-            self._changed.add(axis.path)
-        return value
-
-    def _moved(self, axis: Axis, domain: Domain, before: Any) -> Any:
+        before = self._before[axis.at]
         if not axis.mutable or isinstance(domain, Const):
             return before
         if uniform(self._bits((*axis.path, "", "resample"))) < self._method.resample:

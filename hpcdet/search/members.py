@@ -22,7 +22,7 @@ def member(**known: Any) -> Member:
     """One of whom nothing is known.
 
     ``trial``: the one that lives, 0 if none; ``at``: the length that it has shown last, in
-    ``generation`` intervals; ``score``: its loss there in a list, empty if it has shown nothing
+    ``generation`` intervals; ``score``: what that is worth in a list, empty if it has shown nothing
     itself; ``goal``: the length that it was asked for.
     """
     return {
@@ -51,11 +51,11 @@ def cut(quantile: float, population: int, ranked: int) -> int:
     return min(whole * ranked // population, ranked // 2)
 
 
-def ranked(state: State, generation: int) -> list[ranking.Entry]:
+def ranked(state: State, generation: int, order: ranking.Order) -> list[ranking.Entry]:
     """Living members that have shown something by themselves lately, best first."""
     least = max(generation - 1, 1)
     return sorted(
-        ranking.entry(one["score"][0], one["trial"])
+        order.entry(one["score"][0], one["trial"])
         for one in living(state)
         if one["trial"] and one["score"] and one["generation"] >= least
     )

@@ -13,9 +13,11 @@ waits in a place.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 from hpcdet.errors import HpcdetError
+from hpcdet.goals import Goals, Objective
 from hpcdet.search import ranking
 from hpcdet.search.api import (
     Action,
@@ -68,6 +70,7 @@ class Pbt:
         quantile: share of the population that is given up, and that may be copied.
         max_concurrent: places; 0: as many as members.
         synchronous: each interval ends for all members together.
+        goals: the metric and constraints, where there are any; None: the metric alone.
     """
 
     sampler: Sampler
@@ -81,6 +84,7 @@ class Pbt:
     metric: str
     smaller_is_better: bool = True
     synchronous: bool = False
+    goals: Goals | None = None
     name: str = "pbt"
     version: int = field(default=1, init=False)
 
@@ -136,14 +140,15 @@ class Pbt:
         if report.length.unit != self.until.unit or length <= one["at"]:
             return
         self._look_for_metric(state, report)
-        found = ranking.loss(report.metrics, self.metric, self.smaller_is_better)
         state["in_a_row"] = 0
         if self.explorer.learns:
+            found = ranking.loss(report.metrics, self.metric, self.smaller_is_better)
             state["seen"].append([report.trial, length, found])
         generation = length // self.interval
         if generation <= one["generation"]:
             return
-        one.update(at=length, score=[found], generation=generation)
+        worth = self._order.worth(report.metrics, length)
+        one.update(at=length, score=[worth], generation=generation)
         if one["status"] != TRAINS or length >= one["goal"]:
             return  # it leaves, or is about to say that it has come to its goal
         if self._is_bad(state, one):
@@ -212,23 +217,32 @@ class Pbt:
 
     def _is_bad(self, state: State, one: Member) -> bool:
         """Whether it is among the worst, and somebody is good."""
-        order = ranked(state, one["generation"])
-        number = cut(self.quantile, self.population, len(order))
-        place = ranking.rank(order, ranking.entry(one["score"][0], one["trial"]))
-        return place >= len(order) - number and bool(self._donors(state, one["generation"]))
+        place, of = self._rank(state, one)
+        number = cut(self.quantile, self.population, of)
+        return place >= of - number and bool(self._donors(state, one["generation"]))
 
     def _donors(self, state: State, generation: int) -> list[Member]:
         """Members that may be copied: the best ones, of those that are not at the end."""
-        order = ranked(state, generation)
-        number = max(cut(self.quantile, self.population, len(order)), 1)
-        best = [entry for entry in order[:number] if ranking.loss_of(entry) is not None]
+        scores = ranked(state, generation, self._order)
+        number = max(cut(self.quantile, self.population, len(scores)), 1)
+        best = [entry for entry in scores[:number] if ranking.loss_of(entry) is not None]
         found = [self._member(state, entry[2]) for entry in best]
         return [each for each in found if each["at"] < state["until"]]
 
+    def _rank(self, state: State, one: Member) -> tuple[int, int]:
+        """The rank of a member, 0 for the best, and among how many."""
+        scores = ranked(state, one["generation"], self._order)
+        own = self._order.entry(one["score"][0], one["trial"])
+        return ranking.rank(scores, own), len(scores)
+
     def _place(self, state: State, one: Member) -> str:
-        order = ranked(state, one["generation"])
-        place = ranking.rank(order, ranking.entry(one["score"][0], one["trial"]))
-        return f"rank {place + 1} of {len(order)} at {one['at']} {self.until.unit}"
+        place, of = self._rank(state, one)
+        return f"rank {place + 1} of {of} at {one['at']} {self.until.unit}"
+
+    @functools.cached_property
+    def _order(self) -> ranking.Order:
+        alone = Goals((Objective(self.metric, self.smaller_is_better),))
+        return ranking.by(self.goals or alone)
 
     def _replace(
         self, state: State, one: Member, donors: list[Member], actions: list[Action]

@@ -133,6 +133,7 @@ def _population(resolved: Resolved, space: Space) -> Pbt:
         metric=asked.metric,
         smaller_is_better=asked.smaller_is_better,
         synchronous=asked.synchronous,
+        goals=None if asked.goals.plain else asked.goals,
         name=asked.name,
     )
 
