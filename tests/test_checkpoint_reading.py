@@ -164,12 +164,13 @@ def test_a_look_sees_what_is_missing_without_reading_the_data(
         loading.look(folder)
 
 
+@pytest.mark.parametrize(("way", "readers"), [("direct", 1), ("buffered", 2), ("short", 2)])
 def test_a_state_that_is_there_is_overwritten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, readers: int
 ) -> None:
     """Tensors of the same type and shape are read into; all others are new."""
     save(tmp_path / "00000001.g1", world=2)
-    Reads(monkeypatch, "direct")
+    reads = Reads(monkeypatch, way)
     there = state()
     for one in there["model"].values():
         one.fill_(7)
@@ -177,8 +178,9 @@ def test_a_state_that_is_there_is_overwritten(
     there["half"] = there["half"].float()
     own = torch.nn.Parameter(there["model"]["w5"])
     there["model"]["w5"] = own
-    loaded = checkpoint.load(tmp_path / "00000001.g1", into=there).shared
+    loaded = checkpoint.load(tmp_path / "00000001.g1", into=there, readers=readers).shared
     assert same(loaded, state())
+    assert bool(reads.direct) == (readers == 1)
     same_memory = [
         name
         for name, one in loaded["model"].items()

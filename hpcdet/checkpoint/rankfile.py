@@ -7,7 +7,7 @@ import errno
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from hpcdet.errors import IntegrityError
 SMALL_FILE = 1 << 20
 """Up to this size a file is not worth reading past the page cache."""
 _PROBES = 8
+_AT_ONCE = 1024
+"""As many memories as one read of the system may fill."""
 
 
 @dataclass(frozen=True)
@@ -132,11 +134,35 @@ class RankFile:
                 fd = self._fd  # it wants another alignment
                 continue
             if not count:
-                raise IntegrityError("the file ends too early", where=str(self.path), hint=HINT)
+                raise self._too_short()
             if count % PAGE:
                 fd = self._fd
             offset += count
             rest = rest[count:]
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether reads go past the page cache, and so want whole pages of one memory."""
+        return self._direct >= 0
+
+    def scatter(self, offset: int, memories: Sequence[Bytes]) -> None:
+        """Read from an offset on into one memory after the other, through the page cache."""
+        end = min(offset + sum(memory.size for memory in memories), self.shard.bytes)
+        rest = [memory.data for memory in memories]
+        at = 0
+        while offset < end:
+            count = os.preadv(self._fd, rest[at : at + _AT_ONCE], offset)
+            if not count:
+                raise self._too_short()
+            offset += count
+            while at < len(rest) and count >= len(rest[at]):
+                count -= len(rest[at])
+                at += 1
+            if count:
+                rest[at] = rest[at][count:]
+
+    def _too_short(self) -> IntegrityError:
+        return IntegrityError("the file ends too early", where=str(self.path), hint=HINT)
 
     def finish(self) -> None:
         """All of it that is wanted, and so all of the holes, has been read.

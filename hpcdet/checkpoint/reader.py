@@ -31,10 +31,12 @@ from hpcdet.checkpoint.shard import HINT, Shard, begin_digest
 from hpcdet.checkpoint.tree import Leaf, from_bytes
 from hpcdet.errors import IntegrityError
 
-_PIECE = 16 << 20
+_PIECE = 4 << 20
+"""Bytes read at once. What is read by the way lies in memory of this process for a while, new
+memory, which may take the kernel as long as the disk takes to fill it."""
 _THREADS = 3
 """One waits for the disk, one for memory that the kernel clears or that is copied to, in turn."""
-_AHEAD = 8
+_AHEAD = 6
 """Pieces that are read before the first of them is hashed; bounds the memory of a mere check."""
 _ARENA = 32 << 20
 _SMALL = 64 << 10
@@ -195,10 +197,10 @@ class _Bytes:
     target: torch.Tensor | None = None
     _hasher: blake3 | None = None
 
-    def put(self, start: int, data: Bytes) -> None:
-        """Bytes from there on in the file have been read: where they belong."""
-        if self.target is not None:
-            self.target.numpy()[start - self.start : start - self.start + data.size] = data
+    def place(self, start: int, end: int) -> Bytes:
+        """Where the bytes of this range of the file are to go; there is a target."""
+        assert self.target is not None
+        return self.target.numpy()[start - self.start : end - self.start]
 
     def take(self, file: RankFile, data: Bytes) -> None:
         """Hash its next bytes."""
@@ -250,6 +252,7 @@ class _Piece:
         self.memory = memory
         self.arena = arena
         self.ends = False
+        self._scattered = False  # it was read to where it belongs, not to its own memory
         self._origin = origin
         self._file = file
         self._parts = parts
@@ -265,19 +268,39 @@ class _Piece:
         return self.memory.size > SMALL_FILE
 
     def fill(self) -> None:
-        """Read it."""
-        self._file.fill(self.start, self.memory)
-        for part in self._parts:
-            part.put(max(part.start, self.start), self._of(part))
+        """Read it, to where it is to go as far as that can be any memory."""
+        targets = [part for part in self._parts if part.target is not None]
+        if not targets or self._file.is_direct:
+            self._file.fill(self.start, self.memory)
+            for part in targets:
+                part.place(*self._range(part))[:] = self._read(part)
+            return
+        self._scattered = True
+        memories, at = [], self.start
+        for part in targets:
+            start, end = self._range(part)
+            memories += [self._memory(at, start), part.place(start, end)]
+            at = end
+        memories.append(self._memory(at, self.end))
+        self._file.scatter(self.start, [memory for memory in memories if memory.size])
 
-    def _of(self, part: _Bytes) -> Bytes:
-        start, end = max(part.start, self.start), min(part.end, self.end)
+    def _range(self, part: _Bytes) -> tuple[int, int]:
+        """What of a part is in this piece."""
+        return max(part.start, self.start), min(part.end, self.end)
+
+    def _memory(self, start: int, end: int) -> Bytes:
         return self.memory[start - self.start : end - self.start]
+
+    def _read(self, part: _Bytes) -> Bytes:
+        """A part's bytes, as they were read."""
+        if self._scattered and part.target is not None:
+            return part.place(*self._range(part))
+        return self._memory(*self._range(part))
 
     def entries(self) -> Iterator[Entry]:
         """The leaves that end in it, checked. It has been filled, and those before it taken."""
         for part in self._parts:
-            part.take(self._file, self._of(part))
+            part.take(self._file, self._read(part))
             if part.end <= self.end:
                 whole = self.arena[part.start - self._origin : part.end - self._origin]
                 entry = part.entry(self._file, whole)
