@@ -17,7 +17,7 @@ def lasting(size: int) -> Bytes:
     """New memory for values that stay: it goes back to the system with the last of them.
 
     Huge pages are not asked for. The kernel clears them faster, but a virtual machine has given
-    back to its host just that memory of which they could be made: to have it again took seven
+    back to its host just that memory of which they could be made: to have it again takes several
     times as long as small pages do.
     """
     if size < _OWN:
