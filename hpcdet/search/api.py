@@ -73,6 +73,8 @@ class Create:
     """Make trial ``trial`` (numbered from 1 by the searcher) and train it until ``until``.
 
     ``until`` is None where the config has no length: the user's code knows when it is done.
+    ``parent``: an earlier trial from whose checkpoint it begins, as ``3@400 batches``
+    (``store.parents``); its lengths go on from there.
     """
 
     trial: int
