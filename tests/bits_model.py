@@ -6,6 +6,8 @@ a rank notify itself then. The hyperparameter ``own_accumulation`` makes the cod
 the trainer, sum up the gradients of so many batches, each rank for itself (``no_sync``); with
 ``scaled`` it has a gradient scaler, whose powers of two change no bit of the gradients.
 ``precision`` is that of autocast: ``bf16``, or ``fp16`` with a scaler that soon overflows.
+``STOP=3:2`` makes the fourth rank ask to end in its third batch, ``PACE=0.006`` makes each batch
+take so many seconds longer.
 ``SEEN=FILE`` takes down which samples were trained: lines of epoch, batch and their numbers.
 """
 
@@ -145,6 +147,9 @@ class BitsTrial(pytorch.PyTorchTrial):
 
     def train_batch(self, batch, epoch_idx, batch_idx):
         gate(f"train:{batch_idx}")
+        time.sleep(float(os.environ.get("PACE", "0")))
+        if os.environ.get("STOP") == f"{self.context.virtual_rank}:{batch_idx}":
+            self.context.set_stop_requested(True)
         x, y, indices = batch
         if "SEEN" in os.environ and self.context.step.scale:
             with open(f"{os.environ['SEEN']}-{os.environ['RANK']}", "a") as seen:

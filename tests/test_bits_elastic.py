@@ -86,6 +86,23 @@ def test_with_virtual_ranks_the_number_of_ranks_does_not_matter(
     same_bits(trained(tmp_path / "EXP", *PLANS[plan]), alone)
 
 
+def test_a_stop_that_one_rank_asks_for_ends_all_at_the_same_step(tmp_path: Path) -> None:
+    """Asked for after step 3, they end after step 9 at any pace, with any ranks, interrupted or not."""
+
+    def stopped(root: Path, pace: str, *plan: tuple[int, str]) -> Result:
+        trial = make(root, until=24, min_validation_period={"batches": 20})
+        for world, leave in plan:
+            attempt = ranks.run(trial, world, LEAVE=leave, STOP="3:2", PACE=pace)
+            verdict = attempt.verdict()
+            assert verdict is not None, attempt.log()
+            assert verdict.cause == ("signal" if leave else "stopped"), attempt.log()
+        return ranks.result(trial)
+
+    fast = stopped(tmp_path / "fast", "0", (2, ""))
+    assert fast.batches == 17
+    same_bits(stopped(tmp_path / "slow", "0.006", (1, "train:4"), (2, "")), fast)
+
+
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine")
 def test_over_mpi_the_bits_are_those_over_gloo(alone: Result, tmp_path: Path) -> None:
     trial = make(tmp_path / "EXP", distributed={"backend": "mpi"})

@@ -345,8 +345,25 @@ def test_a_stop_that_was_asked_for_ends_well(tmp_path: Path) -> None:
             self.context.set_stop_requested(batch_idx == 2)
             return super().train_batch(batch, epoch_idx, batch_idx)
 
-    alone.train(Stopping, tmp_path, 10)
-    assert alone.checkpoints(tmp_path)[-1].step == 3
+    alone.train(Stopping, tmp_path / "step", 10)
+    assert alone.checkpoints(tmp_path / "step")[-1].step == 3
+
+    class Patience(pytorch.PyTorchCallback):
+        """Asks where early stopping does: at the end of the second validation."""
+
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            self.context, self.seen = context, 0
+
+        def on_validation_end(self, metrics: dict[str, Any]) -> None:
+            self.seen += 1
+            self.context.set_stop_requested(self.seen == 2)
+
+    class Patient(Line):
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"patience": Patience(self.context)}
+
+    alone.train(Patient, tmp_path / "validation", 10, validation_period=pytorch.Batch(2))
+    assert alone.checkpoints(tmp_path / "validation")[-1].step == 4
 
 
 def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:

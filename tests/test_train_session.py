@@ -25,12 +25,13 @@ from hpcdet.store import journal
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import Control, Trial
 from hpcdet.train import fingerprint, loading, notice, rng
-from hpcdet.train.agreement import NOTHING, Agreement, Orders
+from hpcdet.train.agreement import NOTHING, TOGETHER, Agreement, Orders
 from hpcdet.train.clock import Deadline
 from hpcdet.train.order import Slice
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
 from hpcdet.train.session import Session, Units
+from hpcdet.train.stopping import Stop
 from hpcdet.train.tracking import Tracker, plain
 from hpcdet.units import Length
 from tests import ranks
@@ -173,26 +174,58 @@ def test_short_steps_share_an_exchange_and_all_ranks_hear_at_the_same_one() -> N
     both = [Agreement(wire, lambda: now) for _ in range(2)]
     heard: list[tuple[Orders | None, ...]] = []
 
+    step = 0
+
     def steps(number: int, seconds: float, kind: bool, *wants: Orders) -> int:
-        """So many steps; how many of them had an exchange."""
-        nonlocal now
+        """So many steps; after how many of them something was heard."""
+        nonlocal now, step
         heard.clear()
         for _ in range(number):
             now += seconds
+            step += kind
+            at = step if kind else None
             wanted = zip(both, wants or (NOTHING, NOTHING), strict=True)
-            heard.append(tuple(one.exchange(lambda mine=mine: mine, kind) for one, mine in wanted))
-        assert all((one is None) is (other is None) for one, other in heard)
+            heard.append(tuple(one.exchange(lambda mine=mine: mine, at) for one, mine in wanted))
+        assert all(one == other for one, other in heard)
         return sum(one is not None for one, _ in heard)
 
-    assert steps(10, 0.1, True) == 10
-    assert steps(200, 0.01, True) < 60  # every 50 ms
-    assert 0 < steps(64, 0.0, True) <= 10  # but never more than so many steps
-    stops = Orders("stopped")
-    steps(64, 0.0, True, NOTHING, stops)  # which the other rank alone has been told
-    told = [one for one, _ in heard if one is not None]
-    assert told[-1].leave == "stopped"
-    assert all(one == other for one, other in heard)
+    assert steps(10, 0.1, True) == 9
+    assert steps(200, 0.01, True) < 60  # every 40 ms
+    assert 64 // TOGETHER <= steps(64, 0.0, True) <= 10  # but never more than so many steps
+    paused, since = Orders("paused", stop=step), step + 1
+    steps(64, 0.0, True, NOTHING, paused)  # which the other rank alone has been told
+    assert [one for one, _ in heard if one is not None][-1] == paused
+    after = [at for at in range(since, step + 1) if at % TOGETHER == 1]
+    assert after and all(heard[at - since][0] for at in after)  # whatever the clock says
     assert steps(3, 10.0, False) == 3  # validation: its batches may take another time
+
+
+def test_a_stop_is_heeded_at_a_step_in_which_no_clock_has_a_say() -> None:
+    """Asked by the second of two ranks after step 13, they end after step 17."""
+
+    def ends(speed: list[float], since: int = 0, asked: int | None = None) -> int:
+        now = 0.0
+        wire: Any = Wire()
+        both = [Agreement(wire, lambda: now) for _ in range(2)]
+        stops = [Stop(at_once=False) for _ in range(2)]
+        for stop in stops:
+            stop.learn([asked])
+        for step in range(since + 1, 100):
+            now += speed[step % len(speed)]
+            if step >= 13:
+                stops[1].learn([13])
+            for agreement, stop in zip(both, stops, strict=True):
+                said = Orders(stop=stop.asked)
+                if heard := agreement.exchange(lambda said=said: said, step):
+                    stop.learn([heard.stop])
+            due = [stop.due(step) for stop in stops]
+            assert due[0] is due[1]
+            if due[0]:
+                return step
+        raise AssertionError("never")
+
+    assert {ends(speed) for speed in ([1.0], [0.0], [0.002], [0.0] * 7 + [1.0])} == {17}
+    assert {ends([0.0], since=step, asked=13) for step in (13, 15, 16)} == {17}  # interrupted
 
 
 HEAP = """

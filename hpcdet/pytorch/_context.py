@@ -81,7 +81,11 @@ class PyTorchTrialContext(Facts):
         return self._stop_requested
 
     def set_stop_requested(self, stop_requested: bool) -> None:
-        """End the trial well after this step; obeyed if rank 0 or any other asks for it."""
+        """End the trial well, if any rank asks for it, after this step or validation.
+
+        Several ranks tell each other after steps 16, 32, 48 …, and all end one step later, or
+        with the next validation; with ``elastic: exact`` one rank does so, too.
+        """
         self._stop_requested = stop_requested
 
     # -- wrapping ----------------------------------------------------------------------------

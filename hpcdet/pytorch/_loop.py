@@ -217,8 +217,7 @@ class Loop:
         self._core.profiler.tick()
         if plan.reporting_period.due(before, units) or self._reached():
             self._report_training()
-        stop: Cause | None = "stopped" if self._context.get_stop_requested() else None
-        orders = self._session.poll(units, wish=stop)
+        orders = self._session.poll(units, stop=self._context.get_stop_requested())
         self._saves.announce()
         self._progress.owed = self._reached() or any(
             period.due(before, units) for period in (plan.validation_period, self._rungs) if period
@@ -281,6 +280,9 @@ class Loop:
             kept += ("all",)
         if self._reached():
             kept += ("end",)
+        elif self._session.stops(self._context.get_stop_requested()):
+            self._saves.save(kept, metric=metric, wait=True)
+            return "stopped"
         if kept or self._save_due:
             self._saves.save(kept, metric=metric, must="end" in kept)
         return None

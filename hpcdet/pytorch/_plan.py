@@ -30,15 +30,20 @@ class Progress:
     Attributes:
         owed: the validation due here has not been finished.
         best: best value of the searcher's metric so far.
+        stop: the step after which the code had asked to end, which it has not done yet.
     """
 
     units: Units = dataclasses.field(default_factory=Units)
     owed: bool = False
     best: float | None = None
+    stop: int | None = None
 
     def encode(self) -> dict[str, Any]:
-        return {"units": dataclasses.asdict(self.units), "owed": self.owed, "best": self.best}
+        stop = {} if self.stop is None else {"stop": self.stop}
+        units = dataclasses.asdict(self.units)
+        return {"units": units, "owed": self.owed, "best": self.best, **stop}
 
     def decode(self, state: dict[str, Any]) -> None:
         """The inverse of ``encode``, in place."""
         self.units, self.owed, self.best = Units(**state["units"]), state["owed"], state["best"]
+        self.stop = state.get("stop")

@@ -82,6 +82,7 @@ class Saves:
         context, session, units = self._context, self._session, self._progress.units
         self.sync_buffers()
         common, own = _gradients.waiting(_state.parameters(context), session.peers)
+        self._progress.stop = session.stop.anywhere(session.peers)
         state = _state.shared(context, self._callbacks, self._progress.encode(), common)
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(state)
@@ -135,7 +136,8 @@ class Saves:
         if loaded is not None:
             self._progress.decode(loaded.shared["progress"])
             if loaded.manifest.inherited:
-                self._progress.best = None  # it was its parent's
+                self._progress.best = self._progress.stop = None  # they were its parent's
+            self._session.stop.learn([self._progress.stop])
             self.changed = False
         return loaded
 

@@ -3,7 +3,8 @@
 Each rank says what it knows; the element-wise maximum is what all obey. The reduction of one
 step is read at the next, so that nobody waits for it: a synchronous one costs 0.14 ms a step
 at 2 ranks and 0.37 ms at 4. Where steps are short there is one for several of them, so that they
-come every 50 ms or so; for how many, all ranks agree in the same way.
+come every 50 ms or so; for how many, all ranks agree in the same way. Whatever the clock says, there
+is one after every step whose number is a multiple of ``TOGETHER``.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ _CAUSES: tuple[Cause | None, ...] = (None, "walltime", "signal", "paused", "stop
 
 
 _INTERVAL_S = 0.05
-_MOST_STEPS = 32
-"""From one exchange to the next: should steps get slow at once, this is how long it takes."""
+TOGETHER = 16
+"""The most steps from one exchange to the next; a power of two, as are all lesser numbers."""
+
+_NEVER = -(2**62)
 
 
 class Orders(NamedTuple):
@@ -33,6 +36,7 @@ class Orders(NamedTuple):
 
     Attributes:
         leave: why to save and leave now; None to go on.
+        stop: the first step after which the code of a rank had asked to end; None if it has not.
         until: new length at which training ends; None for no change.
         save: a resume checkpoint is due.
         busy: a checkpoint is still being written.
@@ -44,19 +48,22 @@ class Orders(NamedTuple):
     save: bool = False
     busy: bool = False
     lost: bool = False
+    stop: int | None = None
 
     def encode(self) -> list[int]:
         unit, value = (-1, -1)
         if self.until is not None:
             unit, value = UNITS.index(self.until.unit), self.until.value
         flags = [int(flag) for flag in (self.save, self.busy, self.lost)]
-        return [_CAUSES.index(self.leave), unit, value, *flags]
+        stop = _NEVER if self.stop is None else -self.stop
+        return [_CAUSES.index(self.leave), unit, value, *flags, stop]
 
     @staticmethod
     def decode(vector: list[int]) -> Orders:
-        leave, unit, value, *flags = vector
+        leave, unit, value, save, busy, lost, stop = vector
         until = Length(UNITS[unit], value) if unit >= 0 else None
-        return Orders(_CAUSES[leave], until, *map(bool, flags))
+        asked = None if stop == _NEVER else -stop
+        return Orders(_CAUSES[leave], until, bool(save), bool(busy), bool(lost), asked)
 
 
 NOTHING = Orders()
@@ -69,49 +76,64 @@ class Agreement:
         self._peers = peers
         self._clock = clock
         self._pending: tuple[torch.Tensor, torch.distributed.Work] | None = None
-        self._kind: bool | None = None
+        self._stepped: bool | None = None
         self._every = 1
         self._calls = 0
         self._since = 0.0
 
-    def exchange(self, mine: Callable[[], Orders], kind: bool) -> Orders | None:
+    @property
+    def under_way(self) -> bool:
+        """Whether something was said that nobody has heard yet."""
+        return self._pending is not None
+
+    def exchange(self, mine: Callable[[], Orders], step: int | None) -> Orders | None:
         """Say what this rank wants; get what all wanted the last time (alone: this time).
 
         Args:
             mine: asked where an exchange takes place.
-            kind: of step, alike on all ranks; of another kind they may take another time.
+            step: the number of the step that lies behind, alike on all ranks; None: a batch of a
+                validation, which may take another time.
 
         Returns:
-            None where no exchange is due.
+            None where there is nothing new.
         """
         if self._peers.ranks.world == 1:
             return mine()
         self._calls += 1
-        same, self._kind = kind is self._kind, kind
-        if same and self._calls < self._every:
-            return None
-        agreed, every = self._settled()
+        stepped = step is not None
+        same, self._stepped = stepped is self._stepped, stepped
+        agreed = None
+        if self.under_way:
+            agreed, self._every = self._settled()
+        if same and (self._calls if step is None else step) % self._every:
+            return agreed
         now = self._clock()
         wanted = 1
         if same:
-            each = (now - self._since) / self._calls
-            wanted = min(2 * self._every, max(1, int(_INTERVAL_S / max(each, 1e-9))), _MOST_STEPS)
-        self._every = every if same else 1
+            each = max((now - self._since) / self._calls, 1e-9)
+            wanted = min(2 * self._every, _power_of_two(_INTERVAL_S / each), TOGETHER)
+        else:
+            self._every = 1
         self._calls, self._since = 0, now
         # the maximum of these is the least number of steps that any rank wants
         vector = torch.tensor([*mine().encode(), -wanted], dtype=torch.int64)
         self._pending = (vector, self._peers.start_max(vector))
         return agreed
 
-    def settle(self) -> Orders:
+    def settle(self) -> None:
         """Finish what is under way."""
-        return self._settled()[0]
+        if self.under_way:
+            self._settled()
 
     def _settled(self) -> tuple[Orders, int]:
-        if self._pending is None:
-            return NOTHING, 1
+        assert self._pending is not None
         vector, work = self._pending
         work.wait()
         self._pending = None
         *orders, every = vector.tolist()
         return Orders.decode(orders), -every
+
+
+def _power_of_two(most: float) -> int:
+    """The greatest one that is not more, from 1."""
+    return 1 << max(0, int(most).bit_length() - 1)

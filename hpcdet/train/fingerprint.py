@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from hpcdet import __version__
+from hpcdet.errors import ConfigError
 from hpcdet.store import files
 
 Fingerprint = dict[str, str]
@@ -53,6 +55,25 @@ def differences(before: Fingerprint, now: Fingerprint) -> list[str]:
         for name in names
         if before.get(name) != now.get(name)
     ]
+
+
+def compare(before: Fingerprint, now: Fingerprint, *, refuse: bool) -> None:
+    """Say what changed since a checkpoint was made.
+
+    Raises:
+        ConfigError: something has, and is to be refused.
+    """
+    changed = differences(before, now)
+    if not changed:
+        return
+    text = "the environment is not the checkpoint's; the same bits are not promised"
+    if refuse:
+        raise ConfigError(
+            f"{text}: {', '.join(changed)}",
+            where="on_env_change: refuse",
+            hint="restore the environment, or resume with --set on_env_change=warn",
+        )
+    print(f"hpcdet: {text}: {', '.join(changed)}", file=sys.stderr)
 
 
 def code_digest(folder: Path) -> str:

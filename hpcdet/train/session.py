@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import os
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Mapping
@@ -19,7 +18,6 @@ from typing import Any, Literal
 import torch
 
 from hpcdet.checkpoint import CheckpointFailed, Manifest
-from hpcdet.errors import ConfigError
 from hpcdet.store import files
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import Best, Trial, Verdict, in_force
@@ -33,6 +31,7 @@ from hpcdet.train.ranks import PEER_LOST, Ranks
 from hpcdet.train.registered import Registry
 from hpcdet.train.rendezvous import device_of
 from hpcdet.train.saving import Keeper
+from hpcdet.train.stopping import Stop
 from hpcdet.train.tracking import Tracker, plain
 from hpcdet.train.verdicts import last_line, peers_lost
 from hpcdet.train.virtual import Virtual
@@ -40,7 +39,6 @@ from hpcdet.units import Length
 
 _CONTROL_EVERY_S = 2.0
 _PROGRESS_EVERY_S = 5.0
-_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 class InvalidHP(Exception):
@@ -73,6 +71,7 @@ class Session:
         until: length at which training ends, as far as anybody has said.
         says: the file of the verdict.
         profile: where this rank's time goes.
+        stop: that the code asks to end.
         generators, registered: what the code has given to checkpoints, by name.
     """
 
@@ -104,16 +103,17 @@ class Session:
         self.until: Length | None = None
         self._deadline = deadline
         self._agreement = Agreement(self.peers)
+        self._steps = 0
+        # with virtual ranks a run ends alike, whatever the number of real ones
+        self.stop = Stop(at_once=ranks.world == 1 and self.virtual is None)
         self._control = Every(_CONTROL_EVERY_S)
         self._progress = Every(_PROGRESS_EVERY_S)
         self._save = Every(config.checkpoint_every_s)
         self._wish = NOTHING  # what rank 0 read in the control in force
         self._fingerprint: fingerprint.Fingerprint = {}
         self._noticed = False
-        self._not_finite: set[str] = set()  # groups of metrics that were so at their last report
-        self._asked: Cause | None = None  # why this rank wants all to leave
         self._polled: set[bool] = set()  # after a step (True), while validating (False)
-        self._saved = False  # since the last poll
+        self._saved = False  # since what is under way was said
         self._last_step = time.monotonic()
         self.finished = False
         self.says = place.attempt.verdict
@@ -142,6 +142,7 @@ class Session:
             world = self.virtual.count if self.virtual else self.ranks.world
             self._fingerprint = fingerprint.take(code, world, torch.get_num_threads())
         self._compare(origin)
+        self._steps = units.batches
         self.tracker.record(
             "start",
             world=self.ranks.world,
@@ -163,26 +164,16 @@ class Session:
         now = self._fingerprint
         if self.virtual is not None:  # its bits are those of any number of ranks
             now = {**now, "world": before.get("world", "")}
-        changed = fingerprint.differences(before, now)
-        if not changed:
-            return
-        text = "the environment is not the checkpoint's; the same bits are not promised"
-        if self.config.on_env_change == "refuse":
-            raise ConfigError(
-                f"{text}: {', '.join(changed)}",
-                where="on_env_change: refuse",
-                hint="restore the environment, or resume with --set on_env_change=warn",
-            )
-        print(f"hpcdet: {text}: {', '.join(changed)}", file=sys.stderr)
+        fingerprint.compare(before, now, refuse=self.config.on_env_change == "refuse")
 
     # -- while it trains ---------------------------------------------------------------------
 
-    def poll(self, units: Units, *, stepped: bool = True, wish: Cause | None = None) -> Orders:
+    def poll(self, units: Units, *, stepped: bool = True, stop: bool = False) -> Orders:
         """What all ranks do now; every rank calls it equally often, after each step.
 
         Args:
             stepped: a step of training lies behind (not one of validation).
-            wish: why this rank wants all to leave, beside what it was told.
+            stop: the code of this rank has asked to end; all end at the same step, a few later.
         """
         now = time.monotonic()
         first = stepped not in self._polled
@@ -195,11 +186,30 @@ class Session:
         if self.ranks.chief and self._progress.take():
             self.tracker.record("progress", **dataclasses.asdict(units))
         with self.profile.phases.within("communication"):
-            self._asked = wish or self._asked  # until the next exchange, which may be steps away
-            orders = self._agreement.exchange(lambda: self._mine(self._asked), stepped)
+            self._steps += stepped
+            self.stop.learn([self._steps] if stop else ())
+            heard = self._agreement.exchange(self._mine, self._steps if stepped else None)
         if stepped:
             self.profile.step(units)
-        return NOTHING if orders is None else self._obey(orders)
+        orders = NOTHING if heard is None else self._obey(heard)
+        if stepped and self.stop.due(self._steps):
+            orders = orders._replace(leave="stopped")
+            self.stop.asked = None  # it is done
+            self._notice("stopped")
+        return orders
+
+    def stops(self, asked: bool) -> bool:
+        """Whether the code of any rank has asked to end, so that all do, here; all call together.
+
+        Args:
+            asked: that of this rank has.
+        """
+        self.stop.learn([self._steps] if asked else ())
+        if self.stop.anywhere(self.peers) is None:
+            return False
+        self.stop.asked = None
+        self._notice("stopped")
+        return True
 
     def _obey(self, orders: Orders) -> Orders:
         """Take in what all agreed on; what is left for the loop to do."""
@@ -212,23 +222,29 @@ class Session:
             orders = orders._replace(save=False)
         if orders.until is not None:
             self.until = orders.until
-        if orders.leave and not self._noticed:
-            self._noticed = True
-            self._deadline.hear(notice.heard())
-            self.tracker.record("notice", signal=notice.heard() or orders.leave)
+        self.stop.learn([orders.stop])
+        if orders.leave:
+            self._notice(orders.leave)
         return orders
 
-    def _mine(self, wish: Cause | None) -> Orders:
-        leave: Cause | None = wish or ("signal" if notice.heard() else None)
+    def _notice(self, why: Cause) -> None:
+        if not self._noticed:
+            self._noticed = True
+            self._deadline.hear(notice.heard())
+            self.tracker.record("notice", signal=notice.heard() or why)
+
+    def _mine(self) -> Orders:
+        leave: Cause | None = "signal" if notice.heard() else None
         busy = self.keeper.busy
         if not self.ranks.chief:
-            return Orders(leave, busy=busy)
+            return Orders(leave, busy=busy, stop=self.stop.asked)
         if self.attached and (self._control.take() or leave):
             with contextlib.suppress(OSError):  # storage that is away for a moment ends nothing
                 self.read_control()
         told = self._wish
         leave = told.leave or leave or ("walltime" if self._deadline.over(busy) else None)
-        return Orders(leave, told.until, self._save.due(), busy, not busy and self.keeper.lost)
+        lost = not busy and self.keeper.lost
+        return Orders(leave, told.until, self._save.due(), busy, lost, self.stop.asked)
 
     def read_control(self) -> None:
         """Rank 0: look what the searcher or a user wants of this trial now.
@@ -262,7 +278,7 @@ class Session:
         values = plain(metrics)
         if not self.ranks.chief:
             return
-        self._look_for_nan(group, units, values)
+        self.tracker.look_for_nan(group, units.batches, values)
         if not self.attached:
             print(f"hpcdet: {group} after {units.batches} batches: {values}", flush=True)
         self.tracker.record(
@@ -273,15 +289,6 @@ class Session:
             metrics=values,
             units=dataclasses.asdict(units),
         )
-
-    def _look_for_nan(self, group: str, units: Units, values: Mapping[str, Any]) -> None:
-        """Say that metrics have stopped to be numbers, when they do; it ends nothing."""
-        names = sorted(name for name, value in values.items() if value in _NOT_FINITE)
-        if names and group not in self._not_finite:
-            self.tracker.record("not_finite", group=group, step=units.batches, names=names)
-            text = f"{group} after {units.batches} batches: {', '.join(names)} not finite"
-            print(f"hpcdet: {text}; training goes on", file=sys.stderr)
-        self._not_finite = (self._not_finite - {group}) | ({group} if names else set())
 
     def save(
         self,
@@ -316,7 +323,7 @@ class Session:
                 alone=alone,
             )
         self._save.restart()
-        self._saved = self.ranks.world > 1 and not alone
+        self._saved = self._saved or (self._agreement.under_way and not alone)
         self._last_step = time.monotonic()
         return saved
 

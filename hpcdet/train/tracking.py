@@ -19,6 +19,7 @@ from hpcdet.store import journal, records
 
 _MOST_WAITING = 100_000
 _MOST_CARRIED = 10_000
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 class Tracker:
@@ -32,6 +33,7 @@ class Tracker:
         self._writer: journal.Writer | None = None
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         self._complained = False
+        self._not_finite: set[str] = set()  # groups of metrics that were so at their last report
         self._lock = threading.RLock()
 
     def record(self, kind: str, *, sync: bool = False, **fields: Any) -> None:
@@ -74,6 +76,19 @@ class Tracker:
         """Record metrics that an attempt before this one could not."""
         for fields in metrics:
             self.record("metrics", **fields)
+
+    def look_for_nan(self, group: str, step: int, metrics: Mapping[str, Any]) -> None:
+        """Say that metrics have stopped to be numbers, when they do; it ends nothing.
+
+        Args:
+            metrics: as ``plain`` makes them.
+        """
+        names = sorted(name for name, value in metrics.items() if value in _NOT_FINITE)
+        if names and group not in self._not_finite:
+            self.record("not_finite", group=group, step=step, names=names)
+            text = f"{group} after {step} batches: {', '.join(names)} not finite"
+            print(f"hpcdet: {text}; training goes on", file=sys.stderr)
+        self._not_finite = (self._not_finite - {group}) | ({group} if names else set())
 
     def close(self) -> None:
         """Write what waits, durably, and close the file."""

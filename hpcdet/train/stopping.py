@@ -1,0 +1,47 @@
+"""That the code asks to end: obeyed after a step in which no clock has a say.
+
+When ranks hear of each other depends on how long steps take; two equal runs must end at the same
+step all the same, whichever of their ranks asks, and whether they are interrupted in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hpcdet.train.agreement import TOGETHER
+from hpcdet.train.peers import Peers
+
+
+class Stop:
+    """What one rank knows of it.
+
+    Args:
+        at_once: there is nobody to agree with; else all know of it ``TOGETHER`` steps later at
+            the latest, having heard of the exchange that is made in any case.
+
+    Attributes:
+        asked: the first step after which somebody had asked, as far as is known here.
+    """
+
+    def __init__(self, *, at_once: bool) -> None:
+        self.asked: int | None = None
+        self._at_once = at_once
+
+    def learn(self, steps: Iterable[int | None]) -> None:
+        """Somebody had asked after each of these steps."""
+        known = [step for step in (self.asked, *steps) if step is not None]
+        self.asked = min(known, default=None)
+
+    def anywhere(self, peers: Peers) -> int | None:
+        """``asked``, as far as any rank knows; all call together."""
+        self.learn(peers.allgather(self.asked))
+        return self.asked
+
+    def due(self, step: int) -> bool:
+        """Whether training ends after this step."""
+        if self.asked is None:
+            return False
+        if self._at_once:
+            return True
+        told = -(-self.asked // TOGETHER) * TOGETHER  # by an exchange that is read a step later
+        return step > told
