@@ -1,0 +1,243 @@
+"""What an update of the index does to its database: opens only the files that have changed.
+
+It remembers how far each journal was read, and how each trial's files looked, and gives the same
+tables as making it anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from hpcdet.goals import EVER
+from hpcdet.read import recall, tables
+from hpcdet.read.gather import Gathered, GatheredTrial, Line
+from hpcdet.store import chain, files
+from hpcdet.store.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.trials import Lineage
+
+SCHEMA = 2
+
+
+def bring_up_to_date(file: Path, paths: ExperimentPaths) -> None:
+    """Take what is new in the experiment's files into a database; made anew where it is another's.
+
+    Raises:
+        sqlite3.DatabaseError: it is damaged.
+    """
+    db = sqlite3.connect(file, isolation_level=None)
+    try:
+        file.chmod(files.FILE_MODE)
+        db.execute("pragma synchronous = normal")
+        [version] = db.execute("pragma user_version").fetchone()
+        if version != SCHEMA or _identity(db) != paths.id:
+            db.execute("pragma synchronous = off")  # what is cut off here is not even begun
+            _empty(db, paths)
+        db.execute("begin immediate")
+        _Update(db, paths).run()
+        db.execute("commit")
+    finally:
+        db.close()
+
+
+def _identity(db: sqlite3.Connection) -> str:
+    [[count]] = db.execute("select count(*) from sqlite_master where name = 'remembered'")
+    row = count and db.execute("select value_json from remembered where key = 'id'").fetchone()
+    return str(row[0]) if row else ""
+
+
+def _empty(db: sqlite3.Connection, paths: ExperimentPaths) -> None:
+    """Make all tables, without a row, instead of whatever is there."""
+    import sqlite_utils
+
+    kinds = ("view", "table")
+    for kind in kinds:
+        found = db.execute("select name from sqlite_master where type = ?", (kind,)).fetchall()
+        for [name] in found:
+            db.execute(f'drop {kind} "{name}"')
+    made = sqlite_utils.Database(db)
+    for name, table in tables.TABLES.items():
+        made.table(name).create(dict(table.columns), pk=table.keys)
+    made.table("metrics").create_index(["trial", "grp", "step", "name"])
+    made.table("journals").create({"journal": str, "offset": int, "n": int, "crc": str}, "journal")
+    made.table("remembered").create({"key": str, "signature": str, "value_json": str}, pk="key")
+    for name, sql in tables.VIEWS.items():
+        made.create_view(name, sql)
+    db.execute("insert into remembered values ('id', '', ?)", (paths.id,))
+    db.execute(f"pragma user_version = {SCHEMA}")
+
+
+class _Update:
+    """One update, inside one transaction."""
+
+    def __init__(self, db: sqlite3.Connection, paths: ExperimentPaths) -> None:
+        self.db = db
+        self.paths = paths
+        self.changed = False
+        goals = Gathered(paths).config.searcher.goals
+        self.wanted = frozenset(goals.lacking({}, EVER))
+
+    def run(self) -> None:
+        known = [trial.number for trial in self.paths.trials()]
+        self._forget_all_but(known)
+        trials: list[GatheredTrial] = []
+        fresh: list[int] = []
+        for number in known:
+            memory, new = self._trial(self.paths.trial(number))
+            trials.append(recall.RecalledTrial(self.paths.trial(number), memory))
+            if new:
+                fresh.append(number)
+        gathered = recall.Recalled(self.paths, trials, self._decisions())
+        whole = tables.of_experiment(gathered)
+        if self._differs("experiment", whole["experiments"]):
+            fresh = known  # it may be over, and with it trials that never ended
+        for name, rows in tables.of_trials(gathered, fresh).items():
+            for number in fresh:
+                self.db.execute(f"delete from {name} where trial = ?", (number,))
+            self._insert(name, rows)
+        for name, rows in whole.items():
+            if self._differs(name, rows):
+                self.db.execute(f"delete from {name}")
+                self._insert(name, rows)
+        if self.changed or fresh:
+            self._remember("version", "", secrets.token_hex(8))
+
+    def _trial(self, paths: TrialPaths) -> tuple[recall.TrialMemory, bool]:
+        """What is known of a trial now, and whether something of it is new."""
+        key = f"trials/{paths.number}"
+        looks = recall.signature(paths)
+        row = self._recalled(key)
+        before = recall.TrialMemory.decode(row[1]) if row else None
+        if before is not None and row and row[0] == looks:
+            return before, False
+        known = {one.number for one in before.attempts} if before else set()
+        memory, news = recall.read_trial(paths, before, looks, self.wanted)
+        gone = known - {one.attempt for one in news}
+        self._metrics(paths.number, news, gone)
+        if rewinds := (memory.records["control"] or {}).get("rewinds"):
+            self._leave_behind(paths.number, Lineage(rewinds))
+        for number in gone:
+            self._unmark(paths.attempt(number).journal)
+        for one in memory.attempts:
+            self._mark(paths.attempt(one.number).journal, one.mark)
+        self._remember(key, looks, memory.encode())
+        return memory, True
+
+    def _metrics(self, trial: int, news: list[recall.News], gone: set[int]) -> None:
+        """Add the rows of new lines; the highest attempt's newest row of a value counts."""
+        void = gone | {one.attempt for one in news if not one.same}
+        for attempt in sorted(void):
+            where = "trial = ? and attempt = ?"
+            self.db.execute(f"delete from metrics where {where}", (trial, attempt))
+        rows: list[tuple[Any, ...]] = []
+        for one in news:
+            count = one.before
+            for line in one.lines:
+                if line["kind"] == "metrics":
+                    found = list(tables.of_line(self.paths.id, trial, one.attempt, line, count))
+                    rows += found
+                    count += len(found)
+        if all(one.attempt in void or not one.before for one in news):
+            self._insert("metrics", tables.superseding(rows))  # these are all there are
+            return
+        self._insert("metrics", rows)
+        only = ""
+        if not void:
+            self.db.execute("create temp table if not exists touched (grp, step, name)")
+            self.db.execute("delete from touched")
+            keys = {tables.key_of_metric(row) for row in rows}
+            self.db.executemany("insert into touched values (?, ?, ?)", keys)
+            only = "and (grp, step, name) in (select grp, step, name from touched)"
+        self.db.execute(
+            f"""
+            update metrics set superseded = exists (
+                select 1 from metrics later
+                where later.trial = metrics.trial and later.grp = metrics.grp
+                and later.step = metrics.step and later.name = metrics.name
+                and (later.attempt, later.n) > (metrics.attempt, metrics.n)
+            ) where trial = ? {only}
+            """,
+            (trial,),
+        )
+
+    def _leave_behind(self, trial: int, line: Lineage) -> None:
+        """A user let the trial begin again from before: what came after that does not count."""
+        columns = "rowid, grp, step, name, attempt"
+        sql = f"select {columns} from metrics where trial = ? order by attempt, n"
+        rows = self.db.execute(sql, (trial,)).fetchall()
+        last = {
+            (grp, step, name): row
+            for row, grp, step, name, attempt in rows
+            if line.has(step, attempt)
+        }
+        self.db.execute("update metrics set superseded = 1 where trial = ?", (trial,))
+        counts = ((row,) for row in last.values())
+        self.db.executemany("update metrics set superseded = 0 where rowid = ?", counts)
+
+    def _decisions(self) -> list[Line]:
+        read: dict[Path, list[Line]] = {}
+        for path in recall.decision_paths(self.paths):
+            key = f"decisions/{path.name}"
+            row = self._recalled(key)
+            memory = recall.TermMemory.decode(row[1]) if row else recall.TermMemory()
+            if memory.read(path):
+                self._mark(path, memory.mark)
+                self._remember(key, "", memory.encode())
+            read[path] = memory.lines
+        return chain.read(self.paths, lambda path: read.get(path, []))
+
+    def _forget_all_but(self, trials: list[int]) -> None:
+        """Trials whose folder is gone, and journals of terms that are."""
+        keys = {f"trials/{number}" for number in trials}
+        keys |= {f"decisions/{path.name}" for path in recall.decision_paths(self.paths)}
+        like = "key like 'trials/%' or key like 'decisions/%'"
+        found = self.db.execute(f"select key from remembered where {like}").fetchall()
+        for [key] in found:
+            if key in keys:
+                continue
+            self.changed = True
+            self.db.execute("delete from remembered where key = ?", (key,))
+            if key.startswith("decisions/"):
+                self._unmark(self.paths.root / key)
+            else:
+                number = int(key.partition("/")[2])
+                self._unmark(self.paths.trial(number).root / "%")
+                for name in (*tables.OF_A_TRIAL, "metrics"):
+                    self.db.execute(f"delete from {name} where trial = ?", (number,))
+
+    def _differs(self, key: str, rows: list[tuple[Any, ...]]) -> bool:
+        """Whether rows are not those of the last update."""
+        digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+        row = self._recalled(f"rows/{key}")
+        if row is not None and row[0] == digest:
+            return False
+        self._remember(f"rows/{key}", digest, "")
+        self.changed = True
+        return True
+
+    def _insert(self, name: str, rows: list[tuple[Any, ...]]) -> None:
+        places = ", ".join("?" * len(tables.TABLES[name].columns))
+        self.db.executemany(f"insert into {name} values ({places})", rows)
+
+    def _recalled(self, key: str) -> tuple[str, str] | None:
+        sql = "select signature, value_json from remembered where key = ?"
+        row: tuple[str, str] | None = self.db.execute(sql, (key,)).fetchone()
+        return row
+
+    def _remember(self, key: str, signature: str, value: str) -> None:
+        self.db.execute(
+            "insert or replace into remembered values (?, ?, ?)", (key, signature, value)
+        )
+
+    def _unmark(self, path: Path) -> None:
+        name = str(path.relative_to(self.paths.root))
+        self.db.execute("delete from journals where journal like ?", (name,))
+
+    def _mark(self, path: Path, mark: recall.Mark) -> None:
+        name = str(path.relative_to(self.paths.root))
+        row = (name, mark.offset, mark.n, mark.crc)
+        self.db.execute("insert or replace into journals values (?, ?, ?, ?)", row)
