@@ -62,6 +62,10 @@ def collectives(rank: int, world: int) -> None:
         flat = torch.empty(4 * world, dtype=kind)
         dist.all_gather_into_tensor(flat, mine)
         assert torch.equal(flat, torch.cat(rows))
+        own = torch.zeros_like(flat)
+        own.view(world, -1)[rank] = mine  # what is given lies in its place, as FSDP2 has it
+        dist.all_gather_into_tensor(own, own.view(world, -1)[rank])
+        assert torch.equal(own, flat)
         sent = torch.cat([numbers(rank, kind, 4) + r for r in range(world)])
         got = torch.empty(4, dtype=kind)
         dist.reduce_scatter_tensor(got, sent.clone())

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from hpcdet.control.packing import pack
 from hpcdet.errors import Unavailable
-from hpcdet.read import index, local, tables, views
+from hpcdet.read import index, local, tables, updating, views
 from hpcdet.store import journal
 from hpcdet.store.mounts import of
 from hpcdet.store.records import Command, in_force
@@ -263,7 +263,7 @@ def test_it_is_written_on_a_disk_of_this_host_and_carried_on_by_another(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another-host"))
     made: list[str] = []
-    monkeypatch.setattr(index, "_empty", lambda *_: made.append("from nothing"))
+    monkeypatch.setattr(updating, "_empty", lambda *_: made.append("from nothing"))
     built.trial().attempt().metrics("validation", 1, validation_loss=0.01)
     index.update(built.paths)
     assert not made and index.differences.__name__
@@ -306,9 +306,9 @@ def test_updates_at_once_wait_for_each_other_and_a_killed_one_leaves_no_trace(
     index.update(built.paths)
     built.trial().attempt().metrics("validation", 1, validation_loss=0.01)
     script = (
-        "import os, pathlib, hpcdet.read.index as i\n"
+        "import os, pathlib, hpcdet.read.index as i, hpcdet.read.updating as u\n"
         "from hpcdet.store.layout import ExperimentPaths\n"
-        "i._Update._decisions = lambda self: os._exit(9)\n"  # after the trials were written
+        "u._Update._decisions = lambda self: os._exit(9)\n"  # after the trials were written
         f"i.update(ExperimentPaths(pathlib.Path({str(built.paths.root)!r})))\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], check=False, timeout=120)

@@ -119,7 +119,7 @@ def weights(paths: ExperimentPaths) -> dict[str, torch.Tensor]:
 def launchers(paths: ExperimentPaths) -> list[psutil.Process]:
     """What started the ranks of an experiment: its children are ranks, theirs are loaders."""
     found = [psutil.Process(pid) for pid in x.rank_pids(paths)]
-    return [one for one in found if one.name() == "mpirun"]
+    return [one for one in found if one.name() in ("mpirun", "prterun")]
 
 
 def test_a_trial_over_mpi_ends_as_over_gloo_however_it_is_disturbed(folder: Path) -> None:
