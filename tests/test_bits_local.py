@@ -91,7 +91,9 @@ def test_any_interruption_leaves_the_bits(undisturbed: Result, tmp_path: Path) -
     draw = random.Random(seed)
     trial = make(tmp_path / "EXP", checkpoint_every_s=0.1)
     # between two steps of the optimizer: gradients of one batch wait for those of the next
-    first = interrupt(trial, tmp_path / "1", "train:5", signals(signal.SIGUSR2, 2), WORKERS="1")
+    notice = signals(signal.SIGUSR2, 2)
+    slow = {"WORKERS": "1", "PACE": "0.03"}  # so that ranks hear of it after the next step
+    first = interrupt(trial, tmp_path / "1", "train:5", notice, **slow)
     verdict = first.verdict()
     assert verdict is not None, first.log()
     assert (verdict.verdict, verdict.cause, verdict.batches) == ("resume", "signal", 7)
