@@ -13,7 +13,7 @@ from hpcdet.errors import NotFound
 from hpcdet.space.language import TYPES
 
 TOP = Path(__file__).resolve().parent.parent
-EXAMPLES = sorted((TOP / "examples" / "digits").glob("*.yaml"))
+EXAMPLES = sorted((TOP / "examples").glob("[ad]*/*.yaml"))
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)

@@ -205,6 +205,74 @@ def test_derived_values_follow_each_other_and_their_branch() -> None:
     assert by_name["y"] == {"a": 3, "b": 9, "c": 10, "o": {"name": "y"}}
 
 
+LISTS: dict[str, Any] = {
+    "depth": {"type": "int", "minval": 1, "maxval": 3},
+    "layers": {
+        "repeat": "depth",
+        "of": {
+            "choice": {
+                "conv": {"kernel": {"type": "categorical", "vals": [3, 5]}},
+                "mlp": {
+                    "units": {"type": "int", "minval": 4, "maxval": 9},
+                    "twice": {"derived": "depth * 2"},
+                },
+            }
+        },
+    },
+    "stages": {
+        "repeat": 2,
+        "of": {
+            "n": {"type": "categorical", "vals": [0, 2]},
+            "rates": {"repeat": "n", "of": {"type": "log", "minval": 1e-4, "maxval": 1.0}},
+            "act": {"type": "categorical", "vals": ["relu", "gelu"], "when": {"n": 2}},
+        },
+    },
+    "forbid": ["layers[1].units < layers[0].units"],
+}
+
+
+def test_lists_are_as_long_as_another_hyperparameter_says() -> None:
+    space = Space(LISTS)
+    assert space.sample(1, 1) == {
+        "depth": 2,
+        "layers": [{"name": "conv", "kernel": 3}, {"name": "conv", "kernel": 3}],
+        "stages": [
+            {"n": 2, "rates": [1.19472029177, 8.46858421653], "act": "relu"},
+            {"n": 2, "rates": [1.86557158065, 9.68612423333], "act": "gelu"},
+        ],
+    }
+    samples = [space.sample(5, k) for k in range(1, 200)]
+    for sample in samples:
+        assert len(sample["layers"]) == sample["depth"]
+        for stage in sample["stages"]:
+            assert len(stage["rates"]) == stage["n"] and ("act" in stage) == (stage["n"] == 2)
+        units = [layer.get("units") for layer in sample["layers"][:2]]
+        assert None in units or units == sorted(units)
+        assert all(
+            layer.get("twice", 2 * sample["depth"]) == 2 * sample["depth"]
+            for layer in sample["layers"]
+        )
+        again = {axis.path: value for axis, _, value in space.drawn(sample)}
+        assert space.build(lambda axis, _, values=again: values[axis.path]) == sample  # type: ignore[misc]
+    assert {sample["depth"] for sample in samples} == {1, 2, 3}
+    assert len(space.warnings) == 1  # of all the rates together
+
+
+def test_a_deeper_network_begins_with_the_layers_of_a_shallower_one() -> None:
+    def layers(depth: int) -> list[Any]:
+        found: list[Any] = Space({**LISTS, "depth": depth, "forbid": []}).sample(3, 1)["layers"]
+        return [{**layer, "twice": 0} for layer in found]
+
+    assert layers(5)[:2] == layers(2)
+
+
+def test_a_grid_has_lists_of_all_lengths() -> None:
+    flag = {"type": "categorical", "vals": [0, 1]}
+    depth = {"type": "int", "minval": 0, "maxval": 2, "step": 1}
+    points = Space({"depth": depth, "bits": {"repeat": "depth", "of": flag}}).grid()
+    assert [point["bits"] for point in points] == [[], [0], [1], [0, 0], [0, 1], [1, 0], [1, 1]]
+
+
 NUMBER = {"type": "int", "minval": 0, "maxval": 9}
 
 
@@ -245,6 +313,14 @@ NUMBER = {"type": "int", "minval": 0, "maxval": 9}
         ({"a": {"derived": "(1).__class__"}}, "a.derived", "not allowed"),
         ({"a": {"derived": "[x for x in b]"}}, "a.derived", "not allowed"),
         ({"l": [{"derived": "1"}]}, "l.0", "list"),
+        ({"l": {"repeat": 2, "of": {"derived": "1"}}}, "l.of", "list"),
+        ({"l": {"repeat": 0, "of": NUMBER}}, "l.repeat", "counts nothing"),
+        ({"l": {"repeat": 2, "of": NUMBER, "when": {}}}, "l.when", "unknown key"),
+        ({"l": {"repeat": "d", "of": NUMBER}, "dd": 1}, "l.repeat", "no hyperparameter 'd'"),
+        ({"l": {"repeat": "d", "of": NUMBER}, "d": 1.5}, "l.repeat", "not always a whole"),
+        ({"l": {"repeat": "d", "of": 1}, "d": {"derived": "2"}}, "l.repeat", "not always a whole"),
+        ({"l": {"repeat": 999, "of": NUMBER}}, "l.repeat", "999 items"),
+        ({"l": {"repeat": 99, "of": {"repeat": 99, "of": NUMBER}}}, "", "more than 2000"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_where_it_stands(

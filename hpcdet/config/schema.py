@@ -105,14 +105,25 @@ def _hyperparameter() -> dict[str, Any]:
         "properties": {"type": {"const": "derived"}, "derived": {"type": "string"}},
         "required": ["derived"],
     }
+    repeat = {
+        "type": "object",
+        "description": "A list of items that are alike, as many as a number or another says.",
+        "properties": {
+            "type": {"const": "repeat"},
+            "repeat": {"type": ["integer", "string"], "minimum": 1},
+            "of": this,
+        },
+        "required": ["repeat", "of"],
+    }
+    kinds = (["type"], ["choice"], ["derived"], ["repeat", "of"])
     group = {
         "type": "object",
         "description": "A group.",
-        "not": {"anyOf": [{"required": [key]} for key in ("type", "choice", "derived")]},
+        "not": {"anyOf": [{"required": keys} for keys in kinds]},
         "additionalProperties": this,
     }
     plain = {"type": ["string", "number", "boolean", "array", "null"]}
-    return {"anyOf": [plain, *domains, choice, derived, group]}
+    return {"anyOf": [plain, *domains, choice, derived, repeat, group]}
 
 
 def explain(key: str) -> str:

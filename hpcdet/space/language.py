@@ -1,7 +1,7 @@
 """From ``hyperparameters`` as written to a tree of domains, checked.
 
-A map with ``type`` is a domain; one with ``choice`` or ``derived`` is that; any other map is a
-group, a list with maps in it a list of nodes; everything else stands for itself.
+A map with ``type`` is a domain; one with ``choice``, ``derived`` or ``repeat`` and ``of`` is that;
+any other map is a group, a list with maps in it a list of nodes; everything else stands for itself.
 """
 
 from __future__ import annotations
@@ -61,7 +61,27 @@ class Derived:
     expression: Expression
 
 
-Node = Leaf | Group | Items | Choice | Derived
+@dataclass(frozen=True)
+class Repeat:
+    """A list of alike nodes: ``times`` of them, or as many as the hyperparameter of that path says.
+
+    ``space.repeats`` turns it into ``Items``, once the other hyperparameter is known.
+    """
+
+    times: int | Path
+    item: Node
+
+
+@dataclass(frozen=True)
+class Given:
+    """A node that exists only where the value at ``path`` is one of ``values``."""
+
+    node: Node
+    path: Path
+    values: tuple[Any, ...]
+
+
+Node = Leaf | Group | Items | Choice | Derived | Repeat | Given
 
 
 def parse_node(spec: Any, path: Path) -> Node:
@@ -73,6 +93,8 @@ def parse_node(spec: Any, path: Path) -> Node:
     kind = spec.get("type")
     if "choice" in spec and kind in (None, "choice"):
         return _choice(spec, path)
+    if {"repeat", "of"} <= spec.keys() and kind in (None, "repeat"):
+        return _repeat(spec, path)
     if "derived" in spec and kind in (None, "derived"):
         _only(spec, path, {"type", "derived"})
         if isinstance(path[-1], int):
@@ -124,6 +146,25 @@ def _mutable(spec: Mapping[str, Any], path: Path) -> bool:
     if not isinstance(found, bool):
         raise SpaceError((*path, "mutable"), f"mutable is {found!r}, not true or false")
     return found
+
+
+def _repeat(spec: Mapping[str, Any], path: Path) -> Repeat:
+    _only(spec, path, {"type", "repeat", "of"})
+    times = spec["repeat"]
+    if isinstance(times, str):
+        times = parts(times)
+    elif isinstance(times, bool) or not isinstance(times, int) or times < 1:
+        hint = "repeat: 3, or the name of a hyperparameter of whole numbers"
+        raise SpaceError((*path, "repeat"), f"repeat is {times!r}, which counts nothing", hint)
+    item = parse_node(spec["of"], (*path, "of"))
+    if isinstance(item, Derived):
+        raise SpaceError((*path, "of"), "an item of a list cannot be derived", "give it a name")
+    return Repeat(times, item)
+
+
+def parts(name: str) -> Path:
+    """The path that a dotted name stands for: ``layers.0.units``."""
+    return tuple(int(part) if part.isdigit() else part for part in name.split("."))
 
 
 def _when(spec: Mapping[str, Any], path: Path) -> dict[str, tuple[Any, ...]]:
@@ -278,4 +319,4 @@ _DOMAINS: dict[str, Callable[[_Fields], Domain]] = {
     "log_int": _log_int,
     "categorical": _categorical,
 }
-TYPES = (*_DOMAINS, "choice", "derived")
+TYPES = (*_DOMAINS, "choice", "derived", "repeat")

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hpcdet.space import tree
+from hpcdet.space import repeats, tree
 from hpcdet.space.domains import Const, Domain, Log
 from hpcdet.space.errors import Path, SpaceError, dotted
 from hpcdet.space.expression import Expression, Inactive, look_up
@@ -59,7 +59,7 @@ class Space:
         forbid = spec.pop("forbid", [])
         if not isinstance(forbid, list):
             raise SpaceError(("forbid",), "forbid is a list of expressions", 'forbid: ["a > b"]')
-        self._root = parse_group(spec, ())
+        self._root = repeats.written_out(parse_group(spec, ()))
         axes = tree.ordered(list(tree.axes(self._root)))
         self._drawn: list[tuple[Axis, Domain]] = [
             (axis, axis.what) for axis in axes if not isinstance(axis.what, Expression)
@@ -69,8 +69,10 @@ class Space:
         )
         self._forbid = [Expression.parse(text, ("forbid", i)) for i, text in enumerate(forbid)]
         self._check_names(tree.names(axes))
+        # items of one list have one domain, of which it is said once
+        written = {id(domain): (axis, domain) for axis, domain in reversed(self._drawn)}.values()
         self.warnings = [
-            (axis.at, text) for axis, domain in self._drawn for text in _doubts(domain)
+            (axis.at, text) for axis, domain in reversed(written) for text in _doubts(domain)
         ]
 
     @functools.cached_property

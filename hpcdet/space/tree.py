@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcdet.space.domains import Categorical, Domain
 from hpcdet.space.errors import Path, SpaceError, dotted
 from hpcdet.space.expression import Expression
-from hpcdet.space.language import TAG, Choice, Derived, Group, Items, Leaf, Node
+from hpcdet.space.language import TAG, Choice, Derived, Given, Group, Items, Leaf, Node, parts
 
 Values = dict[Path, Any]
+_ABSENT = object()
 Requires = tuple[tuple[Path, tuple[Any, ...]], ...]
 """Pairs of a path and the values there that make something exist; all of them must hold."""
 
@@ -38,7 +39,7 @@ class Axis:
 
 
 def axes(node: Node, path: Path = (), at: Path = (), requires: Requires = ()) -> Iterator[Axis]:
-    """Everything that is drawn or computed, in the order written."""
+    """Everything that is drawn or computed, in the order written; nothing below a ``Repeat``."""
     match node:
         case Leaf(domain, when, mutable):
             yield Axis(path, at, domain, (*requires, *_conditions(when)), mutable)
@@ -50,6 +51,8 @@ def axes(node: Node, path: Path = (), at: Path = (), requires: Requires = ()) ->
         case Items(items):
             for index, child in enumerate(items):
                 yield from axes(child, (*path, index), (*at, index), requires)
+        case Given(inner, other, allowed):
+            yield from axes(inner, path, at, (*requires, (other, allowed)))
         case Choice(options, when, mutable):
             tag = (*path, TAG)
             outside = (*requires, *_conditions(when))
@@ -59,10 +62,7 @@ def axes(node: Node, path: Path = (), at: Path = (), requires: Requires = ()) ->
 
 
 def _conditions(when: Mapping[str, tuple[Any, ...]]) -> Requires:
-    return tuple(
-        (tuple(int(part) if part.isdigit() else part for part in other.split(".")), allowed)
-        for other, allowed in when.items()
-    )
+    return tuple((parts(other), allowed) for other, allowed in when.items())
 
 
 def ordered(found: list[Axis]) -> list[Axis]:
@@ -91,13 +91,21 @@ def _bind(axis: Axis, drawn: set[Path]) -> Axis:
     """``axis`` with conditions on a choice turned into conditions on its tag, and checked."""
     requires = []
     for path, allowed in axis.requires:
-        if path not in drawn and (*path, TAG) in drawn:
-            path = (*path, TAG)
-        if path not in drawn:
+        found = resolve(path, axis.path, drawn)
+        if found is None:
             what = f"there is no hyperparameter {dotted(path)!r} to depend on"
             raise SpaceError((*axis.at, "when"), what, guess(dotted(path), set(map(dotted, drawn))))
-        requires.append((path, allowed))
+        requires.append((found, allowed))
     return replace(axis, requires=tuple(requires))
+
+
+def resolve(name: Path, at: Path, drawn: Container[Path]) -> Path | None:
+    """What a name means at a place: a path from the top, else from the nearest group around it."""
+    for around in (0, *range(len(at) - 1, 0, -1)):
+        for path in ((*at[:around], *name), (*at[:around], *name, TAG)):
+            if path in drawn:
+                return path
+    return None
 
 
 def computed_in_order(derived: list[Axis]) -> list[Axis]:
@@ -139,6 +147,8 @@ def build(node: Node, path: Path, values: Values) -> Any:
         case Choice(options):
             tag = values[(*path, TAG)]
             return {TAG: tag, **build(options[tag], path, values)}
+        case Given(inner):
+            return build(inner, path, values)
     return values[path]
 
 
@@ -148,6 +158,8 @@ def _present(node: Node, path: Path, values: Values) -> bool:
             return True
         case Choice():
             return (*path, TAG) in values
+        case Given(inner, other, allowed):
+            return values.get(other, _ABSENT) in allowed and _present(inner, path, values)
     return path in values
 
 
