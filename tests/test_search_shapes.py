@@ -1,4 +1,4 @@
-"""The search over network shapes: a tree of hyperparameters reaches the model, and a model learns it."""
+"""The search over network shapes: a tree reaches the model, and a sampler learns from it."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ import click
 from hpcdet import config
 from hpcdet.cli.settings import settings
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import checks, lanes, snapshot
+from hpcdet.jobs import checks, lanes, past, snapshot
 from hpcdet.jobs.environment import fold_defaults
 from hpcdet.site import Site, trust
 from hpcdet.store import yaml12
 from hpcdet.store.config import Resolved, resolve
+from hpcdet.store.history import History
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -86,6 +88,11 @@ class Request:
     @property
     def root(self) -> Path:
         return settings().root_at(self.site)
+
+    @functools.cached_property
+    def history(self) -> History | None:
+        """What those of ``searcher.warm_start`` have shown. Raises as ``past.collect``."""
+        return past.collect(self.resolved, self.root)
 
     def warnings(self, submits: bool = True) -> list[str]:
         """What to say before it is submitted, or with ``submits`` False, looked at or prepared.

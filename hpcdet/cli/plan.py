@@ -70,6 +70,8 @@ def plan_command(
     cost = item["cost"]
     cost["by"], cost["queue_by"] = by, waits_by
     cost["ends_at"] = None if cost["end_s"] is None else _in(cost["end_s"])
+    past = wanted.history
+    item["warm_start"] = [str(source) for source in past.sources] if past else []
     left, unknown = room.free(site, wanted.root)
     item["free"] = [asdict(one) for one in left]
     warnings = [*wanted.loaded.warnings, *unknown, *room.shortages(left, item["storage"])]
@@ -79,9 +81,11 @@ def plan_command(
     for warning in warnings:
         settings().warn(warning)
     for key, value in item.items():
-        if key not in ("brackets", "storage", "free"):
+        if key not in ("brackets", "storage", "free", "warm_start"):
             click.echo(f"{key.replace('_', ' '):<18}{text(value)}")
     click.echo(f"{'end':<18}{_end(item['cost'])}")
+    for source in item["warm_start"]:
+        click.echo(f"{'warm start':<18}{source}")
     for number, bracket in enumerate(item["brackets"], 1):
         click.echo(f"{f'bracket {number}':<18}{_bracket(bracket, item['unit'])}")
     _say_storage(item["storage"])

@@ -18,7 +18,8 @@ from hpcdet.cli.times import Seconds
 from hpcdet.errors import ConfigError, StillPending
 from hpcdet.jobs import create, errand
 from hpcdet.search import api, registry
-from hpcdet.store import config, files
+from hpcdet.store import config, files, history
+from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Trial
 
 _WALLTIME_S = 600
@@ -120,8 +121,9 @@ def _rehearsal(wanted: Request, folder: Path) -> list[str]:
         skip=wanted.root,
         include=wanted.include,
         whole=True,
+        past=wanted.history,
     )
-    first = _first_trial(config.load(paths.config), paths.code)
+    first = _first_trial(paths)
     files.make_folder(paths.trial(1).root)
     first.write_once(paths.trial(1).record)
     return ["-m", "hpcdet.attempt", "--test", str(paths.root)]
@@ -141,8 +143,9 @@ def _judge(wanted: Request, code: int, output: str) -> None:
     )
 
 
-def _first_trial(resolved: config.Resolved, code: Path) -> Trial:
-    searcher = registry.searcher(resolved, code)
+def _first_trial(paths: ExperimentPaths) -> Trial:
+    resolved = config.load(paths.config)
+    searcher = registry.searcher(resolved, paths.code, history=history.of(paths))
     _, actions = searcher.on_event(searcher.initial(), api.Start())
     created = next((action for action in actions if isinstance(action, api.Create)), None)
     if created is None:

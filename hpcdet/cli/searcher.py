@@ -171,9 +171,9 @@ def _verified(paths: ExperimentPaths, lines: list[dict[str, Any]]) -> dict[str, 
     from hpcdet.control.decided import program
     from hpcdet.control.replay import Replay
     from hpcdet.search.registry import searcher
-    from hpcdet.store import config, snapshots
+    from hpcdet.store import config, history, snapshots
 
-    method = searcher(config.load(paths.config), paths.code)
+    method = searcher(config.load(paths.config), paths.code, history=history.of(paths))
     known = {one.point: one.state for one in snapshots.read(paths, program(method))}
     again = Replay(method, known)
     with working(f"deciding {len(lines)} records of {paths.id} again") as done:

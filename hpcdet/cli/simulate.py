@@ -179,7 +179,7 @@ def simulate_command(
         for seed in range(seeds):
             unit_s = (trial_time or _FULL_TRIAL_S) / top
             simulation = Simulation(
-                searcher(unbound, wanted.model_dir.absolute()),
+                searcher(unbound, wanted.model_dir.absolute(), history=wanted.history),
                 cluster,
                 Curves(seed, top, unit_s, costs=cost_spread),
                 sorted(lengths),

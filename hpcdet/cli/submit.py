@@ -126,6 +126,8 @@ def submit_command(
         settings().note(f"site {wanted.site.name}: {wanted.site.reason}")
     if budget := Budget(wanted.resolved.budget.slot_hours, wanted.resolved.budget.wall_s):
         settings().note(f"budget: {budget}; then it pauses")
+    for source in wanted.history.sources if wanted.history else ():
+        settings().note(f"warm start: {source}")
     if not allow_dirty and (dirty := _uncommitted(wanted)):
         if allow_dirty is False:
             raise ConfigError(dirty, where=str(wanted.model_dir), hint="commit it first")
@@ -139,7 +141,12 @@ def submit_command(
     if test:
         rehearse(wanted)
     paths = create.create(
-        wanted.loaded, wanted.site, wanted.model_dir, wanted.root, include=wanted.include
+        wanted.loaded,
+        wanted.site,
+        wanted.model_dir,
+        wanted.root,
+        include=wanted.include,
+        past=wanted.history,
     )
     waiting.ask(paths)
     with Crank(paths, "submit", hold=prepare) as crank:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from hpcdet.config import aims, spaces
 from hpcdet.config.models import Config, Fsdp2, Searcher
 from hpcdet.config.problems import Problem, default
 from hpcdet.config.stopping import Stopping
-from hpcdet.space.errors import SpaceError, dotted
+from hpcdet.space.errors import SpaceError
 from hpcdet.space.space import Space
 from hpcdet.store.config import COPYING, HALVING, MODELLED, WHOLE, resolve
 from hpcdet.units import Length
@@ -29,7 +29,7 @@ def errors(config: Config) -> Iterator[Problem]:
     yield from _strategy(config)
     yield from _elastic(config)
     yield from _searcher(config)
-    yield from _space(config)
+    yield from spaces.problems(config)
     yield from _data(config.data, "data")
     if (config.workspace is None) != (config.project is None):
         missing = "project" if config.project is None else "workspace"
@@ -43,7 +43,7 @@ def warnings(config: Config) -> Iterator[Problem]:
     except SpaceError:
         doubts = []
     for path, text in doubts:
-        yield Problem(_key(path), text)
+        yield Problem(spaces.key(path), text)
     for name in config.environment.environment_variables:
         if _SECRET.search(name):
             what = "stands in the batch script, which the scheduler keeps; see data.secrets"
@@ -66,10 +66,6 @@ def _without_effect(config: Config) -> Iterator[Problem]:
         yield Problem("distributed.fsdp2", f"means nothing with strategy {how.strategy}")
     if isinstance(wanted.compile, dict) and wanted.compile.get("dynamic") is True:
         yield Problem("optimizations.compile.dynamic", _DYNAMIC)
-
-
-def _key(path: tuple[str | int, ...]) -> str:
-    return f"hyperparameters.{dotted(path)}".rstrip(".")
 
 
 def _resources(config: Config) -> Iterator[Problem]:
@@ -217,7 +213,7 @@ def _searcher(config: Config) -> Iterator[Problem]:
     yield from _schedule(asked)
     yield from _stopping(asked.stopping, asked.max_length.unit if asked.max_length else "batches")
     yield from _sampler(asked)
-    yield from _goals(asked)
+    yield from aims.problems(asked)
     if asked.max_length is None and is_class(config.entrypoint):
         hint = "max_length: {batches: 1000}"
         yield Problem("searcher.max_length", "'max_length' is missing: how long to train", hint)
@@ -311,38 +307,6 @@ def _sampler(asked: Searcher) -> Iterator[Problem]:
         yield Problem(key, "only nsga2 has a population", "add sampler.name: nsga2")
 
 
-def _goals(asked: Searcher) -> Iterator[Problem]:
-    """Objectives and constraints that cannot be, or that the method knows nothing of."""
-    key = "searcher.objectives"
-    for metric in _twice(one.metric for one in asked.objectives):
-        yield Problem(key, f"{metric!r} is there twice", "keep one of them")
-    if asked.objectives and asked.name in ("pasha", *COPYING):
-        what = f"{asked.name} asks for the order of trials, and several objectives give none"
-        yield Problem(key, what, "use name: async_halving, or one metric")
-    key = "searcher.constraints"
-    for metric in _twice(one.metric for one in asked.constraints):
-        yield Problem(key, f"{metric!r} is there twice", "one with lower and upper")
-    unit = asked.max_length.unit if asked.max_length else "batches"
-    for n, one in enumerate(asked.constraints):
-        if one.lower is None and one.upper is None:
-            yield Problem(f"{key}.{n}", "neither lower nor upper is there", "upper: 10")
-        elif one.lower is not None and one.upper is not None and one.lower > one.upper:
-            what = f"no {one.metric} is above {one.lower:g} and below {one.upper:g}"
-            yield Problem(f"{key}.{n}", what, "lower: the smaller one")
-        if one.warmup is None or not one.warmup.value:
-            continue
-        if one.warmup.unit != unit:
-            what = f"{one.warmup} cannot be compared with the {unit} that trials are measured in"
-            yield Problem(f"{key}.{n}.warmup", what, f"write it in {unit}")
-        elif asked.max_length and one.warmup.value > asked.max_length.value:
-            what = f"no trial trains for {one.warmup}: it would never be judged"
-            yield Problem(f"{key}.{n}.warmup", what, f"at most {asked.max_length}")
-
-
-def _twice(names: Iterable[str]) -> list[str]:
-    return [name for name, count in Counter(names).items() if count > 1]
-
-
 COMPARED = tuple(name for name in HALVING if name not in WHOLE)
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "max_time": HALVING,
@@ -360,6 +324,8 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "resample_probability": COPYING,
     "factors": COPYING,
     "synchronous": COPYING,
+    "initial": ("random", *HALVING, *COPYING),
+    "warm_start": ("random", *HALVING, *COPYING),
     "program": ("custom",),
     "options": ("custom",),
     "answer_within_s": ("custom",),
@@ -410,17 +376,3 @@ def is_class(entrypoint: str | list[str]) -> bool:
         return False
     module, colon, name = entrypoint.partition(":")
     return bool(colon) and name.isidentifier() and module.replace(".", "").isidentifier()
-
-
-def _space(config: Config) -> Iterator[Problem]:
-    try:
-        space = Space(config.hyperparameters)
-        if config.searcher.name == "grid":
-            points, asked = len(space.grid()), config.searcher.max_trials
-            if asked not in (None, points):
-                what = f"the grid has {points} points, and as many trials"
-                yield Problem("searcher.max_trials", what, "leave it out, or use name: random")
-        else:
-            space.sample(config.reproducibility.experiment_seed or 0, 1)
-    except SpaceError as error:
-        yield Problem(_key(error.path), error.what, error.hint)

@@ -63,6 +63,15 @@ class Schedule(Section):
     """Stretches of training, each from the checkpoint of the one before."""
 
 
+class WarmStart(Section):
+    experiments: list[str] = Field(min_length=1)
+    """Former experiments with the same metric and, for the trials that count, the same space."""
+    trials: int | None = Field(default=None, ge=1)
+    """At most so many of their trials: those that trained farthest, the best of them; null: all."""
+    best: int = Field(default=0, ge=0)
+    """The hyperparameters of so many of the best are tried again first."""
+
+
 class Searcher(Section):
     name: Literal[
         "single",
@@ -129,6 +138,9 @@ class Searcher(Section):
     """Whether pbt waits for the whole population after each interval."""
     schedule: Schedule = Schedule()
     sampler: Sampler = Sampler()
+    initial: list[dict[str, Any]] = []
+    """Hyperparameters of the first trials, one map for each; what a map leaves out is drawn."""
+    warm_start: WarmStart | None = None
     stopping: Stopping = Stopping()
     program: str | list[str] | None = None
     """The searcher of name: custom: module:Class of the code, or a command that answers lines."""

@@ -22,7 +22,7 @@ from hpcdet.errors import IntegrityError
 from hpcdet.schedulers.base import Scheduler, Submission
 from hpcdet.search import api, codec
 from hpcdet.site.models import Site
-from hpcdet.store import chain, config, overrides, snapshots
+from hpcdet.store import chain, config, history, overrides, snapshots
 from hpcdet.store.chain import Chain, Point
 from hpcdet.store.config import Resolved
 from hpcdet.store.journal import Line
@@ -85,7 +85,7 @@ class Hands:
             resolved,
             site,
             open_scheduler(site),
-            searcher(resolved, paths.code, known, site.lease_ttl_s / 2),
+            searcher(resolved, paths.code, known, site.lease_ttl_s / 2, history.of(paths)),
             submission.build,
             known=known,
             sweep=functools.partial(_sweep, site.python or sys.executable),

@@ -14,6 +14,7 @@ from hpcdet.jobs import environment, provenance, snapshot
 from hpcdet.jobs.render import search_path
 from hpcdet.site import Site, loading, places, trust
 from hpcdet.store import config, files, scratch
+from hpcdet.store.history import History
 from hpcdet.store.layout import ExperimentPaths
 
 _NAME = 40
@@ -45,6 +46,7 @@ def create(
     skip: Path | None = None,
     include: Sequence[Path] = (),
     whole: bool = False,
+    past: History | None = None,
 ) -> ExperimentPaths:
     """Make the folder of a new experiment and everything in it that never changes.
 
@@ -58,6 +60,7 @@ def create(
         skip: a folder inside the code that is left out; ``root`` if it is not given.
         include: files and folders that belong to the code, too (``snapshot.scan``).
         whole: all of it in one folder, whatever the site has: it is about to be removed again.
+        past: what former experiments have shown (``past.collect``).
 
     Raises:
         ConfigError: the code is refused (``snapshot.scan``), or the folder is one that others
@@ -72,6 +75,8 @@ def create(
     wanted = slug(name or str(resolved.get("name") or ""))
     paths = ExperimentPaths(_new_folder(root, wanted, purged))
     try:
+        if past is not None:
+            past.write(paths.history)
         _fill(paths, resolved, loaded.secrets, site, model_dir, entries, include, purged)
     except OSError as error:
         _undo(paths, purged)

@@ -23,9 +23,11 @@ from hpcdet.search.rule import Rule
 from hpcdet.search.sampling import Independent, Recorded, Sampler
 from hpcdet.search.schedule import Schedule
 from hpcdet.search.supervised import Supervised
+from hpcdet.search.warm import First, Informed
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space, trial_seed
 from hpcdet.store.config import COPYING, HALVING, MODELLED, WHOLE, Resolved
+from hpcdet.store.history import History
 from hpcdet.units import Length
 
 NAMES = ("single", "random", "grid", *HALVING, *COPYING, "schedule", "custom")
@@ -39,6 +41,7 @@ def searcher(
     code: Path = Path(),
     known: dict[int, Mapping[str, Any]] | None = None,
     patience_s: float = math.inf,
+    history: History | None = None,
 ) -> Searcher:
     """The search method that the config names, under its stopping policies.
 
@@ -46,9 +49,11 @@ def searcher(
         code: folder of the user's code, where a custom searcher runs.
         patience_s: the most that an answer of a custom searcher may take, whatever the config says.
         known: hyperparameters that are recorded of trials which are about to be made again.
+        history: what ``searcher.warm_start`` found when the experiment was made.
 
     Raises:
-        ConfigError: there is no such searcher, the search space is wrong, or a package is missing.
+        ConfigError: there is no such searcher, the search space is wrong, a package is missing, or
+            the history is.
     """
     asked = resolved.searcher
     if asked.name not in NAMES:
@@ -57,8 +62,11 @@ def searcher(
             where="searcher.name",
             hint=f"searchers: {', '.join(NAMES)}",
         )
+    if asked.warm_start is not None and history is None:
+        what = "what the former experiments have shown is not there"
+        raise ConfigError(what, where="searcher.warm_start", hint="history.json of the experiment")
     try:
-        method = _method(resolved, code, {} if known is None else known, patience_s)
+        method = _method(resolved, code, {} if known is None else known, patience_s, history)
     except SpaceError as error:
         where = f"hyperparameters.{dotted(error.path)}".rstrip(".")
         raise ConfigError(error.what, where=where, hint=error.hint) from error
@@ -72,7 +80,11 @@ def searcher(
 
 
 def _method(
-    resolved: Resolved, code: Path, known: dict[int, Mapping[str, Any]], patience_s: float
+    resolved: Resolved,
+    code: Path,
+    known: dict[int, Mapping[str, Any]],
+    patience_s: float,
+    history: History | None,
 ) -> Searcher:
     asked = resolved.searcher
     seed = resolved.reproducibility.experiment_seed
@@ -88,10 +100,10 @@ def _method(
         case "custom":
             return _program(resolved, code, patience_s)
         case "random":
-            sampler = Independent(space, seed)
+            sampler = _warmed(Independent(space, seed), resolved, space, history)
             return Random(sampler, seed, length, asked.max_trials, concurrent)
         case "pbt":
-            return _population(resolved, space)
+            return _population(resolved, space, history)
         case "schedule":
             steps = [
                 (Length.decode(step["until"]), step["hyperparameters"])
@@ -104,7 +116,7 @@ def _method(
         rule=RULES[asked.rule],
         brackets=asked.brackets,
         divisor=asked.divisor,
-        sampler=_sampler(resolved, space, known),
+        sampler=_sampler(resolved, space, known, history),
         seed=seed,
         until=length,
         max_concurrent=concurrent,
@@ -116,13 +128,13 @@ def _method(
     )
 
 
-def _population(resolved: Resolved, space: Space) -> Pbt:
+def _population(resolved: Resolved, space: Space, history: History | None) -> Pbt:
     """Raises ConfigError if nobody has said how long to train."""
     asked, seed = resolved.searcher, resolved.reproducibility.experiment_seed
     if asked.max_length is None:
         raise ConfigError("'max_length' is missing", where="searcher.max_length")
     return Pbt(
-        sampler=Independent(space, seed),
+        sampler=_warmed(Independent(space, seed), resolved, space, history),
         explorer=Perturb(space, seed, asked.resample_probability, tuple(asked.factors)),
         seed=seed,
         until=asked.max_length,
@@ -138,13 +150,31 @@ def _population(resolved: Resolved, space: Space) -> Pbt:
     )
 
 
-def _sampler(resolved: Resolved, space: Space, known: dict[int, Mapping[str, Any]]) -> Sampler:
+def _warmed(sampler: Sampler, resolved: Resolved, space: Space, history: History | None) -> Sampler:
+    """After the points that are to be tried first: the user's, then the best of the past."""
+    asked, seed = resolved.searcher, resolved.reproducibility.experiment_seed
+    points = list(asked.initial)
+    if history is not None and asked.warm_start is not None:
+        best: list[dict[str, Any]] = []
+        for past in history.trials:
+            if len(best) < asked.warm_start.best and past.params not in best:
+                best.append(past.params)
+        points += best
+    return First(points, space, seed, sampler) if points else sampler
+
+
+def _sampler(
+    resolved: Resolved,
+    space: Space,
+    known: dict[int, Mapping[str, Any]],
+    history: History | None,
+) -> Sampler:
     """Raises ConfigError where the library of a model is missing."""
     asked, searcher = resolved.searcher.sampler, resolved.searcher
     seed = resolved.reproducibility.experiment_seed
     name = asked.name or MODELLED.get(searcher.name)
     if name is None or name == "random":
-        return Independent(space, seed)
+        return _warmed(Independent(space, seed), resolved, space, history)
     model_based.library()
     fraction = asked.random_fraction
     if fraction is None:
@@ -158,8 +188,10 @@ def _sampler(resolved: Resolved, space: Space, known: dict[int, Mapping[str, Any
         len(searcher.goals.objectives),
         asked.population_size or model_based.population(searcher.max_trials),
     )
-    asked_for = Elsewhere(model, resolved.hyperparameters) if name == "gp" else model
-    return Recorded(asked_for, known)
+    asked_for: Sampler = Elsewhere(model, resolved.hyperparameters) if name == "gp" else model
+    if history is not None and name != "nsga2":
+        asked_for = Informed.by(asked_for, history)
+    return Recorded(_warmed(asked_for, resolved, space, history), known)
 
 
 def _program(resolved: Resolved, code: Path, patience_s: float) -> Program:

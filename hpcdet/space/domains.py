@@ -23,6 +23,9 @@ class Domain(Protocol):
     def points(self) -> list[Any] | None:
         """The values of a grid, first to last; None if the spec does not say how many."""
 
+    def holds(self, value: Any) -> bool:
+        """Whether it is one of the values, of a sample or of a grid."""
+
 
 def uniform(bits: int) -> float:
     """A float in [0, 1), of 53 bits."""
@@ -47,6 +50,19 @@ def spread(low: Fraction, high: Fraction, count: int) -> list[Fraction]:
     return [low + (high - low) * i / (count - 1) for i in range(count)]
 
 
+def same(one: Any, other: Any) -> bool:
+    """Equal and of one kind: True == 1 == 1.0, but they are different choices."""
+    return type(one) is type(other) and bool(one == other)
+
+
+def between(value: Any, low: float, high: float) -> bool:
+    """A number within bounds, but for the rounding of powers."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    slack = 1e-11 * max(abs(low), abs(high))
+    return low - slack <= value <= high + slack
+
+
 def rounded(value: float) -> float:
     return float(f"{value:.12g}")
 
@@ -60,6 +76,9 @@ class Const:
 
     def points(self) -> list[Any]:
         return [self.val]
+
+    def holds(self, value: Any) -> bool:
+        return same(value, self.val)
 
 
 @dataclass(frozen=True)
@@ -87,6 +106,10 @@ class Int:
             return [self.minval + self.step * nearest(place) for place in places]
         return [nearest(self.minval + place) for place in places]
 
+    def holds(self, value: Any) -> bool:
+        inside = type(value) is int and self.minval <= value <= self.maxval
+        return inside and (value - self.minval) % (self.step or 1) == 0
+
 
 @dataclass(frozen=True)
 class Double:
@@ -107,6 +130,9 @@ class Double:
         low, high = Fraction(str(self.minval)), Fraction(str(self.maxval))
         return [float(value) for value in spread(low, high, self.count)]
 
+    def holds(self, value: Any) -> bool:
+        return between(value, self.minval, self.maxval)
+
 
 @dataclass(frozen=True)
 class Log:
@@ -123,6 +149,10 @@ class Log:
     def points(self) -> list[float] | None:
         exponents = Double(self.minval, self.maxval, self.count).points()
         return None if exponents is None else [rounded(self.base**x) for x in exponents]
+
+    def holds(self, value: Any) -> bool:
+        low, high = sorted((self.base**self.minval, self.base**self.maxval))
+        return between(value, low, high)
 
 
 @dataclass(frozen=True)
@@ -145,6 +175,9 @@ class LogUniform:
             return None
         return [self._at(float(x)) for x in spread(Fraction(0), Fraction(1), self.count)]
 
+    def holds(self, value: Any) -> bool:
+        return between(value, self.low, self.high)
+
 
 @dataclass(frozen=True)
 class LogInt:
@@ -162,6 +195,9 @@ class LogInt:
         values = LogUniform(self.low, self.high, self.count).points()
         return None if values is None else list(dict.fromkeys(math.floor(x + 0.5) for x in values))
 
+    def holds(self, value: Any) -> bool:
+        return type(value) is int and self.low <= value <= self.high
+
 
 @dataclass(frozen=True)
 class Categorical:
@@ -175,3 +211,6 @@ class Categorical:
 
     def points(self) -> list[Any]:
         return list(self.vals)
+
+    def holds(self, value: Any) -> bool:
+        return any(same(value, val) for val in self.vals)

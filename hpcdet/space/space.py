@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hpcdet.space import repeats, tree
-from hpcdet.space.domains import Const, Domain, Log
+from hpcdet.space.domains import Categorical, Const, Domain, Log
 from hpcdet.space.errors import Path, SpaceError, dotted
 from hpcdet.space.expression import Expression, Inactive, look_up
 from hpcdet.space.language import parse_group
@@ -100,6 +100,44 @@ class Space:
         what = f"{MAX_REDRAWS} samples in a row were forbidden"
         raise SpaceError(("forbid",), what, "the rules leave next to nothing of the space")
 
+    def completed(self, point: Mapping[str, Any], seed: int, trial: int) -> dict[str, Any]:
+        """The hyperparameters of a trial of which ``point`` says some; the others are drawn.
+
+        Raises:
+            SpaceError: it says what cannot be, or ``forbid`` refused a hundred draws in a row.
+        """
+        for redraw in range(MAX_REDRAWS):
+
+            def choose(axis: Axis, domain: Domain, redraw: int = redraw) -> Any:
+                try:
+                    return _held(axis, domain, look_up(point, axis.path))
+                except Inactive:
+                    return domain.draw(bits(seed, trial, axis.path, redraw))
+
+            found = self.build(choose)
+            if found is not None:
+                _covers(found, point, ())
+                return found
+        raise SpaceError(("forbid",), "it is forbidden, whatever else is drawn")
+
+    def check(self, params: Mapping[str, Any]) -> None:
+        """Whether these are a sample of this space, no more and no less.
+
+        Raises:
+            SpaceError: they are not; where and why.
+        """
+
+        def choose(axis: Axis, domain: Domain) -> Any:
+            try:
+                return _held(axis, domain, look_up(params, axis.path))
+            except Inactive as error:
+                raise SpaceError(axis.path, "it is missing") from error
+
+        found = self.build(choose)
+        if found is None:
+            raise SpaceError(("forbid",), "it is forbidden")
+        _covers(found, params, ())
+
     def build(self, choose: Callable[[Axis, Domain], Any]) -> dict[str, Any] | None:
         """The sample of which ``choose`` gives each value that exists; None if forbidden.
 
@@ -182,6 +220,34 @@ class Space:
                 if name not in known:
                     what = f"there is no hyperparameter {name!r}"
                     raise SpaceError(expression.at, what, tree.guess(name, known))
+
+
+def _held(axis: Axis, domain: Domain, value: Any) -> Any:
+    if not domain.holds(value):
+        what = f"{value!r} is none of its values" if _few(domain) else f"{value!r} is out of bounds"
+        raise SpaceError(axis.path, what)
+    return value
+
+
+def _few(domain: Domain) -> bool:
+    return isinstance(domain, Const | Categorical)
+
+
+def _covers(sample: Any, point: Any, path: Path) -> None:
+    """Raises SpaceError for what ``point`` has and the sample has not, or has otherwise."""
+    if isinstance(point, Mapping) and isinstance(sample, Mapping):
+        pairs = [(key, sample.get(key, _covers), value) for key, value in point.items()]
+    elif isinstance(point, list) and isinstance(sample, list):
+        items = [*sample, *[_covers] * (len(point) - len(sample))]
+        pairs = [(n, items[n], value) for n, value in enumerate(point)]
+    elif sample == point:
+        return
+    else:
+        raise SpaceError(path, f"{point!r} is not what follows from the others, {sample!r}")
+    for key, inside, value in pairs:
+        if inside is _covers:
+            raise SpaceError((*path, key), "there is no such hyperparameter with these others")
+        _covers(inside, value, (*path, key))
 
 
 def _product(axes: list[tuple[Axis, list[Any]]], values: Values, i: int) -> Iterator[Values]:

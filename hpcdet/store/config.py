@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import yaml
 
 from hpcdet.errors import ConfigError
 from hpcdet.goals import Goals, goals
 from hpcdet.rungs import Bracket, Mode, adaptive, depth, hyperband, one
+from hpcdet.store import typed
 from hpcdet.store.placement import Distributed, Pbs, Slurm
 from hpcdet.store.placement import Fsdp2 as Fsdp2
 from hpcdet.store.placement import Resources as Resources
@@ -42,8 +41,6 @@ MODELLED: dict[str, Literal["tpe", "nsga2"]] = {"bayesian": "tpe", "bohb": "tpe"
 COPYING = ("pbt",)
 """Those whose trials are compared, and begin from each other's checkpoints, after each interval."""
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class Sampler:
@@ -61,6 +58,15 @@ class Schedule:
 
     seed: int | None = None
     steps: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """``searcher.warm_start``. ``trials``: None takes all; ``best``: so many are tried again."""
+
+    experiments: list[str] = field(default_factory=list)
+    trials: int | None = None
+    best: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,8 @@ class Searcher:
     synchronous: bool = False
     schedule: Schedule = field(default_factory=Schedule)
     sampler: Sampler = Sampler()
+    initial: list[dict[str, Any]] = field(default_factory=list)
+    warm_start: WarmStart | None = None
     stopping: dict[str, dict[str, Any]] = field(default_factory=dict)
     program: str | list[str] | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -349,7 +357,7 @@ def load(path: Path) -> Resolved:
 
 def resolve(value: Mapping[str, Any]) -> Resolved:
     """The typed form of a resolved config given as plain data."""
-    return dataclasses.replace(_build(Resolved, value), raw=value)
+    return dataclasses.replace(typed.build(Resolved, value), raw=value)
 
 
 def dump(value: Mapping[str, Any]) -> bytes:
@@ -361,19 +369,3 @@ def dump(value: Mapping[str, Any]) -> bytes:
 def digest(path: Path) -> str:
     """SHA-256 of the file's bytes, as 64 hex digits: what a worker is told to wait for."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _build(kind: type[T], value: Mapping[str, Any]) -> T:
-    hints = typing.get_type_hints(kind)
-    names = (f.name for f in dataclasses.fields(kind))  # type: ignore[arg-type]
-    return kind(**{name: _convert(hints[name], value[name]) for name in names if name in value})
-
-
-def _convert(hint: Any, value: Any) -> Any:
-    if value is None:
-        return None
-    if hint is Length or (isinstance(hint, UnionType) and Length in typing.get_args(hint)):
-        return Length.decode(value)
-    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
-        return _build(typing.cast("type[Any]", hint), value)
-    return value

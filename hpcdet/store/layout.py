@@ -251,6 +251,11 @@ class ExperimentPaths:
         return self.root / "provenance.json"
 
     @property
+    def history(self) -> Path:
+        """What former experiments have shown, for a search that begins from it (``history``)."""
+        return self.root / "history.json"
+
+    @property
     def terms(self) -> Path:
         """One numbered file per holder of the lease: ``terms/000003.json`` and its beat."""
         return self.root / "terms"

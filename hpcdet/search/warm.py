@@ -1,0 +1,94 @@
+"""Searches that do not begin from nothing: points to try first, and what others have shown."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcdet.search.ranking import entry
+from hpcdet.search.sampling import Observation, Sampler, View
+from hpcdet.space.space import Space
+from hpcdet.store.history import History
+
+
+@dataclass(frozen=True)
+class First:
+    """A sampler whose first suggestions are given; what a point leaves out is drawn."""
+
+    points: Sequence[Mapping[str, Any]]
+    space: Space
+    seed: int
+    then: Sampler
+    constant: bool = field(default=False, init=False)
+
+    @property
+    def name(self) -> str:
+        return self.then.name
+
+    @property
+    def learns(self) -> bool:
+        return self.then.learns
+
+    def suggest(self, view: View, number: int) -> dict[str, Any]:
+        """Raises as the sampler does, and SpaceError for a point that is not in the space."""
+        if number <= len(self.points):
+            return self.space.completed(self.points[number - 1], self.seed, number)
+        return self.then.suggest(view, number)
+
+
+@dataclass(frozen=True)
+class Informed:
+    """A sampler that learns, and has seen former experiments.
+
+    Their trials count down from -1, so that they are older than all of this search.
+    """
+
+    sampler: Sampler
+    params: Mapping[int, Mapping[str, Any]]
+    seen: Sequence[Observation]
+    learns: bool = field(default=True, init=False)
+
+    @classmethod
+    def by(cls, sampler: Sampler, history: History) -> Informed:
+        numbered = list(enumerate(history.trials, 1))
+        seen = [
+            Observation(-number, length, loss)
+            for number, past in numbered
+            for length, loss in past.shown
+        ]
+        return cls(sampler, {-n: past.params for n, past in numbered}, sorted(seen, key=_order))
+
+    @property
+    def name(self) -> str:
+        return self.sampler.name
+
+    @property
+    def constant(self) -> bool:
+        return self.sampler.constant
+
+    def suggest(self, view: View, number: int) -> dict[str, Any]:
+        """Raises as the sampler does."""
+        return self.sampler.suggest(_Both(view, self), number)
+
+
+@dataclass(frozen=True)
+class _Both:
+    """The present search and the former ones."""
+
+    view: View
+    past: Informed
+
+    def params(self) -> Mapping[int, Mapping[str, Any]]:
+        return {**self.past.params, **self.view.params()}
+
+    def observations(self) -> Iterator[Observation]:
+        return heapq.merge(self.view.observations(), self.past.seen, key=_order)
+
+    def open(self) -> list[int]:
+        return self.view.open()
+
+
+def _order(seen: Observation) -> tuple[int, list[Any]]:
+    return -seen.length, entry(seen.loss, seen.trial)

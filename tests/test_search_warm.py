@@ -1,0 +1,228 @@
+"""Searches that begin from given points and from what former experiments have shown."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdet import config
+from hpcdet.control.replay import Replay
+from hpcdet.errors import ConfigError
+from hpcdet.jobs import past
+from hpcdet.search import api, codec, registry
+from hpcdet.space.errors import SpaceError, dotted
+from hpcdet.space.space import Space
+from hpcdet.store import chain, files, history
+from hpcdet.store.chain import Chain
+from hpcdet.store.config import dump, resolve
+from hpcdet.store.layout import ExperimentPaths
+from tests import experiments as x
+from tests.commands import Cli, cli  # noqa: F401
+
+SPACE: dict[str, Any] = {
+    "x": {"type": "double", "minval": 0.0, "maxval": 1.0},
+    "kind": {"choice": {"a": {}, "b": {"n": {"type": "int", "minval": 1, "maxval": 5}}}},
+    "batch": 32,
+}
+Loss = Callable[[Mapping[str, Any]], float]
+
+
+def values(name: str = "async_halving", trials: int = 12, **searcher: Any) -> dict[str, Any]:
+    asked = {"name": name, "divisor": 2, "num_rungs": 3, "rule": "stopping", **searcher}
+    return x.config(40, trials, hyperparameters=SPACE, searcher=asked)
+
+
+def searched(root: Path, id: str, wanted: Mapping[str, Any], loss: Loss) -> ExperimentPaths:
+    """An experiment with the records of a whole search in which ``loss`` says what trials show."""
+    paths = ExperimentPaths(root / id)
+    files.make_folder(paths.root)
+    resolved = resolve(wanted)
+    found = past.collect(resolved, root)
+    if found is not None:
+        found.write(paths.history)
+    paths.config.write_bytes(dump(wanted))
+    method = registry.searcher(resolved, history=history.of(paths))
+    rungs, state = resolved.searcher.rungs, method.initial()
+    records = Chain.open(paths, 1, "test")
+    waiting: list[api.Event] = [api.Start()]
+    params: dict[int, Mapping[str, Any]] = {}
+    while waiting:
+        event = waiting.pop(0)
+        records.note("event", event=codec.encode_event(event))
+        state, actions = method.on_event(state, event)
+        for action in actions:
+            records.note("action", action=codec.encode_action(action))
+            if isinstance(action, api.Create):
+                params[action.trial] = action.params
+                lengths = rungs if action.trial != 3 else rungs[:1]
+                shown = {"validation_loss": loss(action.params), "other": 1.0}
+                waiting += [api.Report(action.trial, length, shown) for length in lengths]
+                waiting.append(api.SegmentEnd(action.trial, "target"))
+    records.commit()
+    records.close()
+    return paths
+
+
+def created(paths: ExperimentPaths) -> dict[int, dict[str, Any]]:
+    actions = (line["action"] for line in chain.read(paths) if line["kind"] == "action")
+    return {each["trial"]: each["params"] for each in actions if each["kind"] == "create"}
+
+
+def near(params: Mapping[str, Any]) -> float:
+    return abs(params["x"] - 0.7) + (params["kind"]["name"] == "a")
+
+
+def test_a_point_is_completed_and_checked_by_its_space() -> None:
+    space = Space({**SPACE, "twice": {"derived": "x * 2"}, "forbid": ["x > 0.9"]})
+    drawn = space.sample(1, 4)
+    assert space.completed({}, 1, 4) == drawn
+    given = space.completed({"kind": {"name": "b", "n": 3}}, 1, 4)
+    assert given == {**drawn, "kind": {"name": "b", "n": 3}}
+    space.check(given)
+    for wrong, where, what in [
+        ({"x": 1.5}, "x", "out of bounds"),
+        ({"x": True}, "x", "out of bounds"),
+        ({"batch": 64}, "batch", "none of its values"),
+        ({"kind": {"name": "a", "n": 3}}, "kind.n", "no such hyperparameter"),
+        ({"y": 1}, "y", "no such hyperparameter"),
+        ({"twice": 7}, "twice", "follows from the others"),
+        ({"x": 0.95}, "forbid", "forbidden"),
+    ]:
+        with pytest.raises(SpaceError, match=what) as caught:
+            space.completed(wrong, 1, 4)
+        assert dotted(caught.value.path) == where
+        with pytest.raises(SpaceError):
+            space.check({**given, **wrong})
+    with pytest.raises(SpaceError, match="missing"):
+        space.check({"batch": 32, "x": 0.5})
+
+
+@pytest.mark.parametrize("name", ["random", "async_halving", "adaptive_asha"])
+def test_given_points_come_first_and_leave_the_other_draws_alone(name: str, tmp_path: Path) -> None:
+    plain = created(searched(tmp_path, "plain", values(name), near))
+    points = [{"x": 0.25}, {"kind": {"name": "b", "n": 5}}]
+    found = created(searched(tmp_path, "given", values(name, initial=points), near))
+    assert found[1] == {**plain[1], "x": 0.25}
+    assert found[2] == {**plain[2], "kind": {"name": "b", "n": 5}}
+    assert all(found[n] == plain[n] for n in range(3, 13))
+
+
+def test_history_is_what_fits_and_is_frozen(tmp_path: Path) -> None:
+    def loss(params: Mapping[str, Any]) -> float:
+        return math.nan if params["kind"]["name"] == "a" else near(params)
+
+    old = searched(tmp_path, "old-1", values("random", 20), loss)
+    narrow = {**SPACE, "x": {"type": "double", "minval": 0.0, "maxval": 0.9}}
+    asked = {"experiments": ["old-1", str(old.root)], "best": 2, "trials": 9}
+    wanted = {**values(warm_start=asked), "hyperparameters": narrow}
+    found = past.collect(resolve(wanted), tmp_path)
+    assert found is not None and len(found.trials) == 9
+    [source] = found.sources
+    outside = sum(params["x"] >= 0.9 for params in created(old).values())
+    told = {why.partition(" (")[0]: 0 for why in source.left_out}
+    for why, count in source.left_out.items():
+        told[why.partition(" (")[0]] += count
+    assert told == {"outside the space": outside, "more than warm_start.trials": 20 - outside - 9}
+    lengths = [[length for length, _ in trial.shown] for trial in found.trials]
+    assert lengths == sorted(lengths, reverse=True) and [10, 20, 40] in lengths
+    losses = [trial.shown[-1][1] for trial in found.trials if len(trial.shown) == 3]
+    numbers = [one for one in losses if one is not None]
+    assert losses == sorted(numbers) + [None] * (len(losses) - len(numbers))
+
+    new = searched(tmp_path, "new-1", wanted, near)
+    assert [created(new)[n] for n in (1, 2)] == [trial.params for trial in found.trials[:2]]
+    (tmp_path / "old-1").rename(tmp_path / "gone")
+    again = Replay(registry.searcher(resolve(wanted), history=history.of(new)), {})
+    assert len(list(again.run(chain.read(new)))) == len(chain.read(new))
+    assert again.difference is None and not again.failed
+    with pytest.raises(ConfigError, match="not there"):
+        registry.searcher(resolve(wanted))
+
+
+def test_a_model_suggests_at_once_what_was_good_before(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    searched(tmp_path, "old-1", values("random", 40), near)
+    model = {
+        "sampler": {"name": "tpe", "random_fraction": 0.0},
+        "warm_start": {"experiments": ["old-1"]},
+    }
+    found = created(searched(tmp_path, "new-1", values(**model), near))
+    assert found == created(searched(tmp_path, "new-2", values(**model), near))
+    assert sum(near(params) for params in found.values()) / len(found) < 0.25
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"metric": "accuracy"}, "never reported 'accuracy'"),
+        ({"max_length": {"epochs": 3}}, "in batches, this search in epochs"),
+        ({"max_length": {"batches": 4000}}, "20 too short for the first rung"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    tmp_path: Path, changes: dict[str, Any], what: str
+) -> None:
+    searched(tmp_path, "old-1", values("random", 20), near)
+    wanted = values(warm_start={"experiments": ["old-1"], "best": 1}, **changes)
+    with pytest.raises(ConfigError, match=what):
+        past.collect(resolve(wanted), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("searcher", "key", "what"),
+    [
+        ({"name": "single", "initial": [{"x": 1}]}, "searcher.initial", "has no initial"),
+        ({"warm_start": {"experiments": ["a"]}}, "searcher.warm_start", "learns nothing"),
+        ({"initial": [{}, {"x": 2.5}]}, "searcher.initial.1.x", "out of bounds"),
+        ({"warm_start": {"experiments": []}}, "searcher.warm_start.experiments", "at least 1"),
+    ],
+)
+def test_configs_that_cannot_be_meant(
+    tmp_path: Path, searcher: dict[str, Any], key: str, what: str
+) -> None:
+    wanted = {
+        "entrypoint": "train.py",
+        "hyperparameters": SPACE,
+        "searcher": {"name": "random", "max_trials": 3, "max_length": {"batches": 9}, **searcher},
+    }
+    if searcher.get("name") == "single":
+        del wanted["searcher"]["max_trials"]  # type: ignore[attr-defined]
+    file = tmp_path / "config.yaml"
+    file.write_text(json.dumps(wanted))
+    with pytest.raises(ConfigError) as caught:
+        config.load(file)
+    assert key in str(caught.value) and what in str(caught.value)
+
+
+def test_plan_and_submit_say_what_they_begin_from(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
+    searched(cli.root, "old-1", values("random", 20), near)
+    code = tmp_path / "code"
+    code.mkdir(mode=0o700)
+    file = code / "search.yaml"
+    wanted = {
+        "entrypoint": "true",
+        "hyperparameters": SPACE,
+        "searcher": {
+            "name": "random",
+            "metric": "validation_loss",
+            "max_trials": 3,
+            "max_concurrent_trials": 1,
+            "max_length": {"batches": 9},
+            "warm_start": {"experiments": ["old"], "best": 2},
+        },
+    }
+    file.write_text(json.dumps(wanted))
+    [plan] = cli("plan", file, "--site", "local", "-o", "json").items
+    assert plan["warm_start"] == ["20 trials of old-1"]
+    said = cli("submit", file, "--site", "local", "--prepare", "--no-test", "-o", "json")
+    assert "warm start: 20 trials of old-1" in said.err
+    paths = ExperimentPaths(Path(said.items[0]["path"]))
+    best = min(created(ExperimentPaths(cli.root / "old-1")).values(), key=near)
+    assert created(paths)[1] == best
+    [verified] = cli("searcher", "replay", "--verify", paths.id, "-o", "json").items
+    assert verified["verified"]
