@@ -21,13 +21,14 @@ from hpcdet.store import chain, files, history
 from hpcdet.store.chain import Chain
 from hpcdet.store.config import dump, resolve
 from hpcdet.store.layout import ExperimentPaths
+from hpcdet.units import Length
 from tests import experiments as x
 from tests.commands import Cli, cli  # noqa: F401
 
 SPACE: dict[str, Any] = {
     "x": {"type": "double", "minval": 0.0, "maxval": 1.0},
     "kind": {"choice": {"a": {}, "b": {"n": {"type": "int", "minval": 1, "maxval": 5}}}},
-    "batch": 32,
+    "global_batch_size": 32,
 }
 Loss = Callable[[Mapping[str, Any]], float]
 
@@ -47,7 +48,7 @@ def searched(root: Path, id: str, wanted: Mapping[str, Any], loss: Loss) -> Expe
         found.write(paths.history)
     paths.config.write_bytes(dump(wanted))
     method = registry.searcher(resolved, history=history.of(paths))
-    rungs, state = resolved.searcher.rungs, method.initial()
+    lengths, state = [Length("batches", n) for n in (10, 20, 40)], method.initial()
     records = Chain.open(paths, 1, "test")
     waiting: list[api.Event] = [api.Start()]
     params: dict[int, Mapping[str, Any]] = {}
@@ -59,9 +60,9 @@ def searched(root: Path, id: str, wanted: Mapping[str, Any], loss: Loss) -> Expe
             records.note("action", action=codec.encode_action(action))
             if isinstance(action, api.Create):
                 params[action.trial] = action.params
-                lengths = rungs if action.trial != 3 else rungs[:1]
                 shown = {"validation_loss": loss(action.params), "other": 1.0}
-                waiting += [api.Report(action.trial, length, shown) for length in lengths]
+                come = lengths[: 1 if action.trial == 3 else 3]
+                waiting += [api.Report(action.trial, length, shown) for length in come]
                 waiting.append(api.SegmentEnd(action.trial, "target"))
     records.commit()
     records.close()
@@ -87,7 +88,7 @@ def test_a_point_is_completed_and_checked_by_its_space() -> None:
     for wrong, where, what in [
         ({"x": 1.5}, "x", "out of bounds"),
         ({"x": True}, "x", "out of bounds"),
-        ({"batch": 64}, "batch", "none of its values"),
+        ({"global_batch_size": 64}, "global_batch_size", "none of its values"),
         ({"kind": {"name": "a", "n": 3}}, "kind.n", "no such hyperparameter"),
         ({"y": 1}, "y", "no such hyperparameter"),
         ({"twice": 7}, "twice", "follows from the others"),
@@ -99,7 +100,7 @@ def test_a_point_is_completed_and_checked_by_its_space() -> None:
         with pytest.raises(SpaceError):
             space.check({**given, **wrong})
     with pytest.raises(SpaceError, match="missing"):
-        space.check({"batch": 32, "x": 0.5})
+        space.check({"global_batch_size": 32, "x": 0.5})
 
 
 @pytest.mark.parametrize("name", ["random", "async_halving", "adaptive_asha"])
@@ -124,10 +125,8 @@ def test_history_is_what_fits_and_is_frozen(tmp_path: Path) -> None:
     assert found is not None and len(found.trials) == 9
     [source] = found.sources
     outside = sum(params["x"] >= 0.9 for params in created(old).values())
-    told = {why.partition(" (")[0]: 0 for why in source.left_out}
-    for why, count in source.left_out.items():
-        told[why.partition(" (")[0]] += count
-    assert told == {"outside the space": outside, "more than warm_start.trials": 20 - outside - 9}
+    others = 20 - outside - 9
+    assert source.left_out == {"outside the space (x)": outside, "more than asked for": others}
     lengths = [[length for length, _ in trial.shown] for trial in found.trials]
     assert lengths == sorted(lengths, reverse=True) and [10, 20, 40] in lengths
     losses = [trial.shown[-1][1] for trial in found.trials if len(trial.shown) == 3]

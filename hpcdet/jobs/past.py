@@ -20,7 +20,7 @@ from hpcdet.store.layout import ExperimentPaths
 
 _SHORT = "too short for the first rung"
 _SILENT = "without a report"
-_MORE = "more than warm_start.trials"
+_MORE = "more than asked for"
 
 
 def collect(resolved: Resolved, root: Path) -> History | None:
@@ -48,9 +48,10 @@ def collect(resolved: Resolved, root: Path) -> History | None:
         left_out[paths.id] = Counter()
         found += _usable(paths, resolved, space, left_out[paths.id])
     found.sort(key=_rank)
-    for past in found[wanted.trials :]:
+    most = len(found) if wanted.trials is None else wanted.trials
+    for past in found[most:]:
         left_out[past.source][_MORE] += 1
-    found = found[: wanted.trials]
+    found = found[:most]
     taken = Counter(past.source for past in found)
     sources = [Source(id, taken[id], dict(left)) for id, left in left_out.items()]
     if not found:
@@ -86,7 +87,7 @@ def _usable(
         try:
             space.check(trial.params)
         except SpaceError as error:
-            left_out[f"outside the space ({dotted(error.path)}: {error.what})"] += 1
+            left_out[f"outside the space ({dotted(error.path)})"] += 1
             continue
         shown = _shown(resolved, trial.reports)
         if shown:
