@@ -14,6 +14,7 @@ from hpcdet import config
 from hpcdet.control.replay import Replay
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import past
+from hpcdet.read import find
 from hpcdet.search import api, codec, registry
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
@@ -218,9 +219,9 @@ def test_plan_and_submit_say_what_they_begin_from(cli: Cli, tmp_path: Path) -> N
     file.write_text(json.dumps(wanted))
     [plan] = cli("plan", file, "--site", "local", "-o", "json").items
     assert plan["warm_start"] == ["20 trials of old-1"]
-    said = cli("submit", file, "--site", "local", "--prepare", "--no-test", "-o", "json")
+    said = cli("submit", file, "--site", "local", "--prepare", "--no-test")
     assert "warm start: 20 trials of old-1" in said.err
-    paths = ExperimentPaths(Path(said.items[0]["path"]))
+    paths = find.experiments(cli.root)[-1]
     best = min(created(ExperimentPaths(cli.root / "old-1")).values(), key=near)
     assert created(paths)[1] == best
     [verified] = cli("searcher", "replay", "--verify", paths.id, "-o", "json").items
