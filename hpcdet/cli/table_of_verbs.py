@@ -36,6 +36,7 @@ SECTIONS: dict[str, tuple[Verb, ...]] = {
         Verb("simulate", "simulate", "Run a search on a simulated cluster."),
         Verb("test", "preflight", "Train one batch, validate, save and restore, here and now."),
         Verb("submit", "submit", "Make an experiment and queue it."),
+        Verb("fork", "fork", "Go on with a search in a new experiment."),
     ),
     "Observe": (
         Verb("ls", "observe", "List experiments."),

@@ -256,6 +256,18 @@ class Decided:
     def _take_clone(self, line: Line) -> None:
         self.plans[line["trial"]].origin = line["origin"]
 
+    def _take_adopt(self, line: Line) -> None:
+        """Trials of another experiment that go on here: none of it counts against them."""
+        for text, parent in line["parents"].items():
+            plan = self.plans[int(text)]
+            plan.parent, plan.origin = parent, None
+            plan.failed = plan.given_up = ""
+            plan.allowed = plan.base = 0
+        for number in line["killed"]:
+            self.plans[number].killed = True
+        self.given_up = [number for number in self.given_up if self.plans[number].failed]
+        self.touched |= self.plans.keys()
+
     def _take_retry(self, line: Line) -> None:
         plan = self.plans[line["trial"]]
         plan.allowed = line["attempts"]

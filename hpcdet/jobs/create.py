@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import secrets as random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs import environment, provenance, snapshot
 from hpcdet.jobs.render import search_path
-from hpcdet.site import Site, loading, places, trust
+from hpcdet.site import Site, from_resolved, loading, places, trust
 from hpcdet.store import config, files, scratch
 from hpcdet.store.history import History
 from hpcdet.store.layout import ExperimentPaths
@@ -78,6 +78,51 @@ def create(
         if past is not None:
             past.write(paths.history)
         _fill(paths, resolved, loaded.secrets, site, model_dir, entries, include, purged)
+    except OSError as error:
+        _undo(paths, purged)
+        raise Unavailable(f"cannot write: {error.strerror}", where=str(paths.root)) from error
+    except BaseException:
+        _undo(paths, purged)
+        raise
+    return paths
+
+
+def again(
+    source: ExperimentPaths, fill: Callable[[ExperimentPaths], None], name: str | None = None
+) -> ExperimentPaths:
+    """Make another experiment beside one: of the same config, code, site and secrets.
+
+    Args:
+        fill: makes what else there is to be, before the folder counts as complete. What it
+            raises leaves nothing behind.
+        name: for the id, instead of the config's name.
+
+    Raises:
+        ConfigError: as ``create``, or the config of ``source`` cannot be read.
+        Unavailable: as ``create``.
+    """
+    resolved, site = config.load(source.config), from_resolved(source.site)
+    root = source.root.parent
+    purged = places.scratch(site, root)
+    paths = ExperimentPaths(_new_folder(root, slug(name or resolved.name), purged))
+    try:
+        trust.refuse_writable_by_others(paths.root, "experiment")
+        if purged is not None:
+            trust.refuse_writable_by_others(purged / paths.id, "experiment's folder on scratch")
+        shutil.copytree(source.code, paths.code, symlinks=True)
+        files.write_once(paths.provenance, source.provenance.read_bytes())
+        if purged is not None:
+            scratch.link(paths, purged / paths.id)
+            scratch.prepare(paths)
+        for mine, theirs in (
+            (paths.site, source.site),
+            (paths.secrets, source.secrets),
+            (paths.history, source.history),
+        ):
+            if theirs.exists():
+                files.write_once(mine, theirs.read_bytes())
+        fill(paths)
+        files.write_once(paths.config, source.config.read_bytes())
     except OSError as error:
         _undo(paths, purged)
         raise Unavailable(f"cannot write: {error.strerror}", where=str(paths.root)) from error

@@ -1,0 +1,88 @@
+"""``fork``: a new experiment that goes on with the search of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from hpcdet.cli import extending
+from hpcdet.cli.asking import can_run, turn_until_somebody_works
+from hpcdet.cli.ids import id_argument
+from hpcdet.cli.output import Column, Output, output
+from hpcdet.cli.settings import settings
+from hpcdet.config import changing
+from hpcdet.control import fork
+from hpcdet.read import find, gather
+
+COLUMNS = (
+    Column("ID", "id"),
+    Column("OF", "of"),
+    Column("ENDED", "ended", right=True),
+    Column("GO ON", "going", right=True),
+    Column("ANEW", "anew", right=True),
+    Column("PATH", "path"),
+)
+
+
+@click.command("fork", short_help="Go on with a search in a new experiment.")
+@id_argument()
+@click.option(
+    "--trials",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="From before it made more trials than N [from where it is now].",
+)
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change what leaves the result as it is (repeat for more).",
+)
+@extending.options
+@click.option("--name", help="Instead of the config's name.")
+@click.option("--prepare", is_flag=True, help="Make it, but submit nothing: hpcdet resume does.")
+@output("fork")
+def fork_command(
+    out: Output,
+    id: str,
+    trials: int | None,
+    sets: Sequence[str],
+    more_trials: int | None,
+    longer: str | None,
+    name: str | None,
+    prepare: bool,
+) -> None:
+    """Make a new experiment whose search begins where that of ID is, and queue it.
+
+    Config, code, site and seed are the same; limits may change. Trials that have ended are there
+    with all their files, others go on from their newest checkpoint that the search has heard of.
+    The files are linked, not copied, and ID is left as it is.
+
+    \b
+    Examples: hpcdet fork digits-7f3a --more-trials 32
+              hpcdet fork digits-7f3a --trials 16 --set max_concurrent=8
+    """
+    source = find.experiment(id, settings().root)
+    gathered = gather.gather(source)
+    changes = {**changing.changes(sets), **extending.wanted(gathered, more_trials, longer)}
+    can_run(gathered, changes)
+    made = fork.fork(source, changes, trials, name)
+    if not prepare:
+        turn_until_somebody_works(made.paths)
+    out.emit([_item(made, source.id)], COLUMNS)
+
+
+def _item(made: fork.Forked, of: str) -> dict[str, Any]:
+    return {
+        "id": made.paths.id,
+        "of": of,
+        "events": made.events,
+        "ended": len(made.carried),
+        "going": len(made.going),
+        "anew": len(made.anew),
+        "begins": {str(number): str(length) for number, length in made.going.items()},
+        "path": str(made.paths.root),
+    }

@@ -1,0 +1,212 @@
+"""A new experiment whose search begins where another one's was.
+
+Its records begin with those of the other search up to a point, word for word, so that the same
+searcher comes to the same state by them. What had ended by then is there with all of its files
+(hard links: they take no room, and the other experiment is not touched); what had not begins from
+its newest checkpoint up to what the search had heard of it. From then on the two know nothing of
+each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcdet.control import commands
+from hpcdet.control.decided import Decided, Plan
+from hpcdet.errors import IntegrityError, Unavailable, UsageError
+from hpcdet.jobs import create
+from hpcdet.search import api, codec
+from hpcdet.site import from_resolved
+from hpcdet.store import chain, config, files, linking, parents
+from hpcdet.store.chain import Chain
+from hpcdet.store.journal import Line
+from hpcdet.store.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.lease import Lease
+from hpcdet.store.overrides import OF_SEARCH
+from hpcdet.store.parents import Parent
+from hpcdet.store.records import Best, number
+from hpcdet.units import Length
+
+_KINDS = frozenset({"event", "action", "retry", "fail", "clone"})
+"""Records that say how a search went. What its users asked for is asked for again, or not."""
+_OF_LINE = frozenset({"n", "kind", "term", "crc"})
+
+
+@dataclass(frozen=True)
+class Forked:
+    """What came of it.
+
+    Attributes:
+        events: events of the other search that this one has heard.
+        carried: trials that had ended: all of their files are here.
+        going: trials that go on, and the length that each begins from.
+        anew: trials that had not ended and have no checkpoint: they begin again.
+    """
+
+    paths: ExperimentPaths
+    events: int
+    carried: list[int] = field(default_factory=list)
+    going: dict[int, Length] = field(default_factory=dict)
+    anew: list[int] = field(default_factory=list)
+
+
+def fork(
+    source: ExperimentPaths,
+    changes: Mapping[str, Any],
+    trials: int | None = None,
+    name: str | None = None,
+) -> Forked:
+    """Make an experiment beside ``source`` that goes on with its search.
+
+    Args:
+        changes: of the config, as ``hpcdet set`` takes them; those of ``source`` hold, too.
+        trials: as it was before it made more trials than these; None: as it is now.
+        name: of the new experiment; that of ``source`` if it is not given.
+
+    Raises:
+        UsageError: the search was over by then, had not begun, or a trial has gone on since.
+        ConfigError: the config cannot be read.
+        Unavailable: it cannot be written.
+    """
+    every = chain.read(source)
+    lines = every if trials is None else _until(every, trials, source)
+    then, now = _folded(lines), _folded(every)
+    if not then.started:
+        raise UsageError("its search has not begun", where=source.id, hint="submit it anew")
+    further = any(then.overrides.get(key) != changes[key] for key in OF_SEARCH & changes.keys())
+    if then.shutdown is not None and not further:
+        hint = "let it go on further: --set searcher.max_trials=N, or begin earlier: --trials N"
+        raise UsageError("its search is over", where=source.id, hint=hint)
+    for plan in then.plans.values():
+        later = now.plans[plan.number]
+        if plan.ended and (later.ended, later.told) != (plan.ended, plan.told):
+            what = f"trial {plan.number} had ended by then and has trained on since"
+            raise UsageError(what, where=source.id, hint="fork it at a later point")
+    events = sum(line["kind"] == "event" for line in lines)
+    found = Forked(source, events)
+
+    def fill(paths: ExperimentPaths) -> None:
+        nonlocal found
+        found = Forked(paths, events)
+        for plan in then.plans.values():
+            _carry(source, found, plan)
+        _write_records(source, found, lines, then)
+        _write_best(source, paths, lines)
+        asked = {**then.overrides, **changes}
+        if asked:
+            commands.ask(paths, "set", **asked)
+
+    create.again(source, fill, name)
+    return found
+
+
+def _folded(lines: list[Line]) -> Decided:
+    """What had been decided of trials, without asking the searcher again."""
+    decided = Decided(_Deaf())
+    for line in lines:
+        decided.take(line)
+    return decided
+
+
+@dataclass(frozen=True)
+class _Deaf:
+    """A searcher that wants nothing: what it wanted is in the records."""
+
+    name: str = ""
+    version: int = 0
+
+    def initial(self) -> api.State:
+        return {}
+
+    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+        return state, []
+
+
+def _until(lines: list[Line], trials: int, source: ExperimentPaths) -> list[Line]:
+    """The records before the event after which the search made more trials than these."""
+    end = made = 0
+    for place, line in enumerate(lines):
+        if line["kind"] == "event":
+            end = place
+        elif line["kind"] == "action" and line["action"]["kind"] == "create":
+            made += 1
+            if made > trials:
+                if not any(before["kind"] == "event" for before in lines[:end]):
+                    what = f"it made more than {trials} trials at its very beginning"
+                    raise UsageError(what, where=source.id, hint="submit it anew")
+                return lines[:end]
+    return lines
+
+
+def _carry(source: ExperimentPaths, found: Forked, plan: Plan) -> None:
+    """Give the new experiment what it needs of a trial."""
+    old, new = source.trial(plan.number), found.paths.trial(plan.number)
+    if plan.ended:
+        _link_all(old, new)
+        found.carried.append(plan.number)
+        return
+    unit = plan.until.unit if plan.until else "batches"
+    inherited = (plan.origin or {}).get("units", {}).get(unit, 0)
+    heard = max(plan.told, inherited)
+    donations = [one for one in parents.donations(old, unit) if one.at <= heard]
+    if not donations:
+        found.anew.append(plan.number)
+        return
+    parents.give(donations[-1], new)
+    found.going[plan.number] = Length(unit, donations[-1].at)
+
+
+def _link_all(old: TrialPaths, new: TrialPaths) -> None:
+    """Every file of a trial that has ended. Raises Unavailable while they are being packed."""
+    pairs = [(old.root, new.root)]
+    if old.scratch and new.scratch:
+        pairs.append((old.scratch, new.scratch))
+    try:
+        for source, target in pairs:
+            if source.is_dir():
+                linking.tree(source, target)
+    except FileNotFoundError as error:
+        what = f"trial {old.number} changes just now"
+        raise Unavailable(what, where=str(old.root), hint="try again in a minute") from error
+
+
+def _write_records(
+    source: ExperimentPaths, found: Forked, lines: list[Line], then: Decided
+) -> None:
+    """Those of the other search, and then what its open trials begin from here."""
+    paths = found.paths
+    lease = Lease(paths, "fork", from_resolved(source.site).lease_ttl_s)
+    if not lease.try_acquire():
+        raise IntegrityError("somebody decides for it already", where=str(paths.root))
+    records = Chain.open(paths, lease.term, "fork")
+    try:
+        records.note("forked", experiment=source.id, events=found.events)
+        for line in lines:
+            if line["kind"] in _KINDS:
+                about = {key: value for key, value in line.items() if key not in _OF_LINE}
+                records.note(line["kind"], **about)
+        named = {n: str(Parent(n, at, f"../{source.id}")) for n, at in found.going.items()}
+        fresh = {str(n): named.get(n, "") for n in [*found.going, *found.anew]}
+        killed = [plan.number for plan in then.plans.values() if plan.ended and plan.killed]
+        records.note("adopt", parents=fresh, killed=killed)
+        records.commit()
+    finally:
+        records.close()
+        lease.release()
+
+
+def _write_best(source: ExperimentPaths, paths: ExperimentPaths, lines: list[Line]) -> None:
+    """For trials that keep checkpoints by the best value of all."""
+    searcher = config.load(source.config).searcher
+    best: Best | None = None
+    for line in lines:
+        event = codec.decode_event(line["event"]) if line["kind"] == "event" else None
+        if isinstance(event, api.Report) and searcher.metric in event.metrics:
+            value = number(event.metrics[searcher.metric])
+            seen = Best(event.trial, value, event.length, line.get("t", ""))
+            if seen.beats(best, searcher.smaller_is_better):
+                best = seen
+    if best is not None:
+        files.replace(paths.best, best.encode())
