@@ -1,0 +1,174 @@
+"""A search that goes on in a new experiment: what it has heard, its trials, and the old one."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdet.control import fork
+from hpcdet.control.controller import advance
+from hpcdet.control.replay import Replay
+from hpcdet.errors import Unavailable, UsageError
+from hpcdet.search import registry
+from hpcdet.site import loading
+from hpcdet.store import chain, config, files
+from hpcdet.store.layout import INHERITED, ExperimentPaths
+from hpcdet.store.records import Best, Trial, in_force
+from hpcdet.store.trials import latest_checkpoint, standing
+from tests.paper import World
+
+RUNGS = (10, 20, 40)
+SEARCH: dict[str, Any] = {
+    "hyperparameters": {"x": {"type": "double", "minval": 0.0, "maxval": 1.0}},
+    "searcher": {
+        "name": "async_halving",
+        "divisor": 2,
+        "num_rungs": 3,
+        "max_length": {"batches": 40},
+        "max_trials": 8,
+        "max_concurrent_trials": 1,
+    },
+    "reproducibility": {"experiment_seed": 3},
+}
+
+
+def searching(root: Path) -> World:
+    """An experiment on paper with everything that a fork takes from it."""
+    world = World.make(root, **SEARCH)
+    world.method = registry.searcher(world.resolved)
+    paths = world.paths
+    files.make_folder(paths.code)
+    (paths.code / "train.py").write_text("print('hello')\n")
+    files.write_once(paths.provenance, b"{}\n")
+    files.write_once(paths.site, loading.dump(world.site))
+    files.write_once(paths.config, config.dump(world.resolved.raw))
+    return world
+
+
+def of(made: fork.Forked, world: World) -> World:
+    return World(made.paths, world.resolved, world.site, registry.searcher(world.resolved))
+
+
+def drive(world: World, enough: Callable[[], bool] = lambda: False) -> None:
+    """One worker trains trial after trial, each until it has to leave, until the search is over."""
+    play, holder = world.play(), world.holder()
+    workers = list(world.paths.workers())
+    try:
+        for _ in range(200):
+            world.clock.now += 11
+            advance(world.paths, holder)
+            if world.paths.closed.exists() or enough():
+                return
+            workers += play.start_all()
+            if not any(standing(trial).state == "runnable" for trial in world.paths.trials()):
+                continue
+            attempt = play.claim(workers[0])
+            trial = world.paths.trial(attempt.trial)
+            begun = int(latest_checkpoint(trial).partition(".")[0] or 0)
+            record = Trial.read(trial.record)
+            assert record is not None
+            for rung in (rung for rung in RUNGS if rung > begun):
+                play.report(attempt, rung, loss := record.params["x"] + 1 / rung)
+                world.clock.now += 11
+                advance(world.paths, holder)
+                control = in_force(trial)
+                assert control is not None
+                if control.action == "pause":
+                    play.save(attempt, rung)
+                    play.end(attempt, "paused", progressed=True)
+                    break
+            else:
+                play.save(attempt, 40)
+                play.finish(attempt, loss)
+        raise AssertionError("it does not end")
+    finally:
+        holder.close()
+
+
+def searched(paths: ExperimentPaths) -> list[Any]:
+    """Events and actions, without what explains them."""
+    found = [
+        line[line["kind"]] for line in chain.read(paths) if line["kind"] in ("event", "action")
+    ]
+    return [{key: value for key, value in each.items() if key != "seconds"} for each in found]
+
+
+def made_of(paths: ExperimentPaths) -> int:
+    return sum(each["kind"] == "create" for each in searched(paths))
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_fork_goes_on_as_the_search_would_have(tmp_path: Path) -> None:
+    world = searching(tmp_path)
+    drive(world, lambda: made_of(world.paths) >= 5)
+    before = snapshot(world.paths.root)
+    made = fork.fork(world.paths, {})
+    assert snapshot(world.paths.root) == before
+    assert made.carried and made.going
+    there = of(made, world)
+    for number in made.carried:
+        [mine, theirs] = [list(w.paths.trial(number).root.rglob("*.jsonl")) for w in (there, world)]
+        assert [path.stat().st_ino for path in mine] == [path.stat().st_ino for path in theirs]
+    for number, length in made.going.items():
+        folder = there.paths.trial(number).checkpoint(length.value, INHERITED)
+        [shard] = folder.glob("*.h5")
+        assert shard.stat().st_nlink == 2
+        assert shard.read_bytes().decode() == f"trial {number} after {length.value}"
+    drive(there)
+    drive(world)
+    assert searched(there.paths) == searched(world.paths)
+    going = Trial.read(there.paths.trial(min(made.going)).record)
+    assert going is not None and going.parent.startswith(f"../{world.paths.id}/{going.number}@")
+    again = Replay(registry.searcher(world.resolved), {})
+    lines = chain.read(there.paths)
+    assert len(list(again.run(lines))) == len(lines) and again.difference is None
+    assert Best.read(there.paths.best) is not None
+
+
+def test_a_search_that_is_over_goes_on_further_or_from_an_earlier_point(tmp_path: Path) -> None:
+    world = searching(tmp_path)
+    drive(world)
+    with pytest.raises(UsageError, match="over"):
+        fork.fork(world.paths, {})
+    with pytest.raises(UsageError, match="very beginning"):
+        fork.fork(world.paths, {}, trials=0)
+    half = of(fork.fork(world.paths, {}, trials=4), world)
+    assert made_of(half.paths) == 4
+    drive(half)
+    assert searched(half.paths) == searched(world.paths)
+
+    more = of(fork.fork(world.paths, {"searcher.max_trials": 12}), world)
+    [command] = (json.loads(path.read_bytes()) for path in more.paths.commands.iterdir())
+    assert command["arguments"] == {"searcher.max_trials": 12}
+    drive(more)
+    assert made_of(more.paths) == 12
+    assert searched(more.paths)[: len(searched(world.paths))] == searched(world.paths)
+    longer = of(fork.fork(world.paths, {"searcher.max_length": {"batches": 80}}), world)
+    drive(longer, lambda: any(standing(t).state == "runnable" for t in longer.paths.trials()))
+    runnable = [t for t in longer.paths.trials() if standing(t).state == "runnable"]
+    assert all(latest_checkpoint(trial).startswith("00000040") for trial in runnable)
+
+
+def test_nothing_remains_of_a_fork_that_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = searching(tmp_path)
+    with pytest.raises(UsageError, match="not begun"):
+        fork.fork(world.paths, {})
+    drive(world, lambda: made_of(world.paths) >= 5)
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fork, "_write_records", fails)
+    with pytest.raises(Unavailable, match="No space"):
+        fork.fork(world.paths, {})
+    assert [path.name for path in tmp_path.iterdir()] == [world.paths.id]
