@@ -36,6 +36,7 @@ PEERS = (
     "statsmodels",
     "sortedcontainers",
     "dill",
+    "blake3",
 )
 ALONE = ("syne-tune==0.16.*", "xgboost")
 """Without what they pull in: gigabytes for accelerators that nothing here uses."""
@@ -50,7 +51,8 @@ def peers_python() -> Path:
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
-    missing = subprocess.run([python, "-c", "import syne_tune, optuna, ray, sklearn"], check=False)
+    needed = "import syne_tune, optuna, ray, sklearn, blake3"
+    missing = subprocess.run([python, "-c", needed], check=False)
     pip = [str(python), "-m", "pip", "install", "-q"]
     wanted = ([*pip, *PEERS], [*pip, "--no-deps", *ALONE]) if missing.returncode else ()
     if any(subprocess.run(argv, check=False).returncode for argv in wanted):

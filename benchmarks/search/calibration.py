@@ -1,8 +1,9 @@
 """Part e: the simulator against real searches on the private Slurm.
 
-Two adaptive searches with ranks that only sleep. What an attempt's start, a decision and a job's
-wait take is measured in the first, with four workers; with these figures the course of the
-second, with three, is foretold and compared with what it was.
+Two searches with ranks that only sleep. What an attempt's start, a decision and a job's wait take
+is measured in the first, adaptive and with four workers; with these figures the course of the
+second, another method with another number of trials, other lengths and three workers, is foretold
+and compared with what it was.
 """
 
 from __future__ import annotations
@@ -31,8 +32,19 @@ from tests.cluster.configuration import Options
 from tests.slurm_runs import Lab, Run
 
 PACE_S = 0.1
-FULL = 64
-LADDER = {"name": "adaptive_asha", "divisor": 4, "max_rungs": 4, "max_trials": 27}
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search of so many steps at most, on so many workers."""
+
+    full: int
+    workers: int
+    asked: dict[str, Any]
+
+
+MEASURED = Search(64, 4, {"name": "adaptive_asha", "divisor": 4, "max_rungs": 4, "max_trials": 27})
+FORETOLD = Search(81, 3, {"name": "async_halving", "divisor": 3, "num_rungs": 4, "max_trials": 20})
 
 
 @dataclass(frozen=True)
@@ -51,8 +63,8 @@ class Figures:
 class Sleep:
     """The workload of the fake ranks."""
 
-    def __init__(self, unit_s: float) -> None:
-        self.unit_s = unit_s
+    def __init__(self, unit_s: float, full: int) -> None:
+        self.unit_s, self.full = unit_s, full
 
     def begin(self, trial: int, params: Mapping[str, Any]) -> None:
         pass
@@ -64,21 +76,21 @@ class Sleep:
         return fake_rank.loss(trial, length, "scrambled")
 
     def final(self, trial: int) -> float:
-        return self.metric(trial, FULL)
+        return self.metric(trial, self.full)
 
 
-def values(workers: int) -> dict[str, Any]:
+def values(search: Search) -> dict[str, Any]:
     return experiments.config(
-        FULL,
-        trials=LADDER["max_trials"],
-        searcher={**LADDER, "max_concurrent_trials": workers},
+        search.full,
+        trials=search.asked["max_trials"],
+        searcher={**search.asked, "max_concurrent_trials": search.workers},
         resources={"walltime_s": 3600},
         data={"losses": "scrambled", "every": 4},
     )
 
 
-def real(lab: Lab, workers: int) -> Figures:
-    run = lab.submit(values(workers), pace=PACE_S, site={"python": lab.fake})
+def real(lab: Lab, search: Search) -> Figures:
+    run = lab.submit(values(search), pace=PACE_S, site={"python": lab.fake})
     run.crank()
     run.wait(timeout=400)
     return figures(run)
@@ -137,17 +149,17 @@ def figures(run: Run) -> Figures:
     )
 
 
-def foretold(known: Figures, workers: int) -> tuple[float, int, Counter[int]]:
-    resolved = config.resolve(values(workers))
+def foretold(known: Figures, search: Search) -> tuple[float, int, Counter[int]]:
+    resolved = config.resolve(values(search))
     cluster = Cluster(
-        workers,
+        search.workers,
         queue_wait=Wait(typical_s=known.wait_s),
         start_s=known.start_s,
         directive_s=known.decide_s,
         checkpoint_every_s=4 * known.unit_s,
     )
     lengths = [rung.value for rung in resolved.searcher.rungs]
-    simulation = Simulation(searcher(resolved), cluster, Sleep(known.unit_s), lengths)
+    simulation = Simulation(searcher(resolved), cluster, Sleep(known.unit_s, search.full), lengths)
     course = simulation.run()
     return course.end_s, round(course.trained_s / known.unit_s), course.at
 
@@ -168,14 +180,14 @@ def measure(quick: bool) -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="hpcdet-") as folder:
             lab = Lab(cluster, Path(folder), patch)
             try:
-                first = real(lab, 4)
-                second = first if quick else real(lab, 3)
+                first = real(lab, MEASURED)
+                second = first if quick else real(lab, FORETOLD)
             finally:
                 lab.end()
     finally:
         patch.undo()
         cluster.down()
-    end_s, trained, at = foretold(first, 4 if quick else 3)
+    end_s, trained, at = foretold(first, MEASURED if quick else FORETOLD)
     return [
         {
             "kind": "calibration",

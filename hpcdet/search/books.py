@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,6 +12,7 @@ from hpcdet.rungs import Bracket, share, spread
 from hpcdet.search.api import State
 from hpcdet.search.ranking import Entry, Ranking, loss_of
 from hpcdet.search.sampling import Observation
+from hpcdet.units import Length, Unit
 
 OPEN = "open"
 """Has a place."""
@@ -103,6 +105,17 @@ def place(state: State, trial: int, unit: str) -> str:
     rungs = brackets[number]["rungs"]
     prefix = f"bracket {number + 1}, " if len(brackets) > 1 else ""
     return f"{prefix}rung {rung} of {len(rungs)} ({rungs[rung - 1]} {unit})"
+
+
+def until(state: State) -> Length | None:
+    """Length of the whole training; None where the code decides."""
+    said = state["until"]
+    return None if said is None else _length(*said.items())
+
+
+@functools.lru_cache(maxsize=64)
+def _length(said: tuple[Unit, int]) -> Length:
+    return Length(*said)
 
 
 def in_turn(brackets: list[Books]) -> list[tuple[int, Books]]:

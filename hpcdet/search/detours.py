@@ -7,7 +7,7 @@ from hpcdet.search.api import Action, Continue, Pause, Stop
 
 def without(actions: list[Action]) -> list[Action]:
     """The actions less those that take each other back, as a pause and a promotion at once do."""
-    if len(actions) < 2 or not any(type(action) is Continue for action in actions):
+    if len(actions) < 2 or Continue not in map(type, actions):
         return actions
     told: dict[int, list[Action]] = {}
     for action in actions:

@@ -307,7 +307,7 @@ class Halving:
         books["next"][0] += 1
         why = f"bracket {number + 1}" if len(state["brackets"]) > 1 else ""
         seed = trial_seed(self.seed, trial)
-        actions.append(Create(trial, params, seed, self._until(state), why=why))
+        actions.append(Create(trial, params, seed, book.until(state), why=why))
 
     def _promote(
         self, state: State, books: Books, chosen: Promotion, actions: list[Action]
@@ -321,7 +321,7 @@ class Halving:
         state["status"][trial - 1] = OPEN
         state["open"] += 1
         told: list[Action] = [
-            Continue(trial, self._until(state), f"{self._place(state, trial)}: {chosen.why}")
+            Continue(trial, book.until(state), f"{self._place(state, trial)}: {chosen.why}")
         ]
         late = state["late"].pop(str(trial), [])
         for place, (length, found) in enumerate(late):
@@ -363,7 +363,7 @@ class Halving:
             state["concurrent"] = limits.max_concurrent
             book.spread_places(brackets, limits.max_concurrent, self.divisor)
         longer = limits.max_length
-        now = self._until(state)
+        now = book.until(state)
         if longer and now and longer.unit == now.unit and longer.value > now.value:
             state["until"] = longer.encode()
             self._lengthen(state, longer, actions)
@@ -395,10 +395,6 @@ class Halving:
 
     def _books(self, state: State, trial: int) -> Books:
         return cast(Books, state["brackets"][state["bracket"][trial - 1]])
-
-    def _until(self, state: State) -> Length | None:
-        until = state["until"]
-        return None if until is None else Length.decode(until)
 
     def _place(self, state: State, trial: int) -> str:
         """The rung that a trial has reported at last, in words."""

@@ -51,15 +51,15 @@ class Cut:
     def __call__(self, books: Books, rung: int) -> int:
         """A share of all on a rung, or of those in whole cohorts."""
         if not self.cohorts:
-            return self.share(books, rung)
+            return len(books["scores"][rung]) * self.under // self.over
         whole = _cohort(self.over, self.under, len(books["rungs"]) - 1 - rung)
         size = min(whole, max(books["trials"], 1))
         return len(books["scores"][rung]) // size * size * self.under // self.over
 
     def due(self, books: Books, rung: int) -> int:
         """Up to which rank paused trials are promoted before new ones are made."""
-        cut, share = self(books, rung), self.promotion_share
-        return cut if share is None or books["on"][rung] < cut * share else 0
+        cut, limit = self(books, rung), self.promotion_share
+        return cut if limit is None or books["on"][rung] < cut * limit else 0
 
 
 @functools.cache
