@@ -28,6 +28,8 @@ from hpcdet.errors import (
     Unsuccessful,
     UsageError,
 )
+from hpcdet.store.budget import Charge
+from hpcdet.store.charges import Book
 from hpcdet.store.records import Claim, End, WorkerEnd
 from tests.builders import Builder, put, sweep
 from tests.commands import Cli
@@ -490,13 +492,23 @@ def test_what_of_a_budget_is_spent_is_said_wherever_one_looks(cli: Cli, tmp_path
     assert row["slot_hours"] == spent["slot_hours"] and row["worker"] == worker
     assert spent["budget"] == {"slot_hours": 1.0, "wall_s": None}
     assert (item["trials"][0]["restarts"], item["attempts"][1]["reason"]) == (0, "released")
-    assert "of 1 slot hours" in cli("status", "digits").out
+    assert spent["left_slot_hours"] == pytest.approx(1 - spent["slot_hours"], abs=1e-5)
+    # accounting has seen it begin before its worker did
+    book = Book(built.paths)
+    book.write([Charge(worker, "123_0", 2, 0.0, 1782.0, 3564.0)], [1])
+    [item] = cli("show", "digits", "-o", "json").items
+    charged, [row] = item["spent"], item["allocations"]
+    assert charged["slot_hours"] == charged["charged_slot_hours"] == 0.99
+    assert charged["counted_slot_hours"] == spent["slot_hours"] == row["counted_slot_hours"]
+    assert "0.99 of 1 slot hours" in cli("status", "digits").out
+    assert "0.99 charged by accounting, 0.01 left" in cli("status", "digits").out
     assert "OVERHEAD" in cli("show", "digits", "--section", "allocations").out
     assert "budget.slot_hours=3" in cli("set", "digits", "budget=3", "-n", "-o", "json").out
     assert "next: hpcdet set digits-7f3a budget.slot_hours=MORE" in cli("explain", "digits").out
     page = tmp_path / "report.html"
     cli("report", "digits", "-o", page)
-    assert "of a budget of 1 slot hours" in page.read_text()
+    assert "charged by accounting" in page.read_text()
+    assert "left of a budget of 1 slot hours" in page.read_text()
     work = tmp_path / "work"
     cli("init", work)
     [plan] = cli("plan", work / "random.yaml", "--set", "budget.wall_s=2h", "-o", "json").items

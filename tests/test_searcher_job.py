@@ -124,8 +124,10 @@ def test_what_the_site_does_not_allow_is_said(chain: Chain) -> None:
         searcher_job.start(chain.paths)
     alone = chain.site.capabilities.model_copy(update={"submit_from_compute": False})
     chain.site = chain.site.changed({"capabilities": alone}, {})
-    with pytest.raises(UsageError, match="cannot submit their successors"):
+    with pytest.raises(UsageError, match="cannot submit their successors") as caught:
         searcher_job.start(chain.paths)
+    visit = f"*/10 * * * * hpcdet searcher run --once {chain.paths.id}"
+    assert caught.value.hint and visit in caught.value.hint
 
 
 def test_one_visit_does_all_that_is_to_be_done(

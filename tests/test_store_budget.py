@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hpcdet.control import commands
 from hpcdet.control.controller import advance
 from hpcdet.jobs.launch import Allocation
-from hpcdet.schedulers.base import TaskState, Usage
+from hpcdet.schedulers.base import Capabilities, TaskState, Usage
 from hpcdet.store import files
 from hpcdet.store.budget import Account, Budget, Charge, Held, Stretch, Terms, account
 from hpcdet.store.layout import numbers
@@ -149,6 +149,7 @@ def test_ends_are_charged_by_accounting_once_and_stop_what_it_cannot_pay(tmp_pat
     advance(world.paths, holder)
     one, two = play.start_all()
     began = time.time()
+    world.scheduler.able = Capabilities(accounting=True)
     play.finish(play.claim(one, 1))
     play.vanish(one, TaskState.NODE_FAIL)  # it did not come to say goodbye
     world.scheduler.used["1"] = [

@@ -33,7 +33,7 @@ class _Due:
     """A submission whose charges are not all known.
 
     Attributes:
-        workers: that have claimed a place of it, with their claims.
+        workers: that have claimed a place of it and are not charged for, with their claims.
         over: none of its tasks lives.
     """
 
@@ -53,14 +53,19 @@ def charge(holder: Holder, places: Sequence[Place]) -> None:
     if not isinstance(scheduler, Accounts) or now < holder.charges_at:
         return
     holder.charges_at = now + holder.hands.site.limits.poll_min_s
+    if not scheduler.capabilities().accounting:
+        return
     live = {place.submission for place in places if place.phase != "over"}
     try:
         found = list(_due(holder.paths, holder.spending, live, holder.watch.has_left))
-        if found and (fresh := _ask(holder.spending, scheduler, found)):
+        fresh = _ask(holder.spending, scheduler, found) if found else ([], [])
+        if any(fresh):
             holder.fence()
             holder.spending.book.write(*fresh)
     except Unavailable as error:
-        holder.actions.append(f"accounting asked again later: {error.what}")
+        if holder.written.get(("accounting",)) != error.what:  # once, where a node has no sacct
+            holder.written["accounting",] = error.what
+            holder.actions.append(f"accounting asked again later: {error.what}")
 
 
 def settle(paths: ExperimentPaths) -> None:
@@ -79,7 +84,8 @@ def settle(paths: ExperimentPaths) -> None:
             return
         reader = Spending(paths, config.load(paths.config))
         found = list(_due(paths, reader, set(), lambda one: WorkerEnd.read(one.end) is not None))
-        if found and (fresh := _ask(reader, scheduler, found)):
+        fresh = _ask(reader, scheduler, found) if found else ([], [])
+        if any(fresh):
             reader.book.write(*fresh)
     except (HpcdetError, OSError):
         return
@@ -91,13 +97,13 @@ def _due(
     charged = {one.worker for one in reader.book.read()}
     there: dict[int, list[WorkerPaths]] = {}
     for worker in paths.workers():
-        if worker.submission not in reader.book.settled:
+        if worker.submission not in reader.book.settled and worker.name not in charged:
             there.setdefault(worker.submission, []).append(worker)
     for number in paths.submissions():
         if number in reader.book.settled:
             continue
         workers, over = there.get(number, []), number not in live
-        if not over and not any(left(one) for one in workers if one.name not in charged):
+        if not over and not any(left(one) for one in workers):
             continue
         claims = [(one, claim) for one in workers if (claim := WorkerClaim.read(one.claim))]
         submitted = Submitted.read(paths.submitted(number))
@@ -114,17 +120,19 @@ def _ask(
 ) -> tuple[list[Charge], list[int]]:
     """What is charged, and which submissions are settled by that."""
     said = scheduler.usage([one.job for one in found])
+    known = {(one.job, one.start) for one in reader.book.read()}
     charges: list[Charge] = []
     settled: list[int] = []
     for one in found:
         runs = said.get(one.job.job)
         if runs is None:
             continue
+        runs = [run for run in runs if (_name(run), run.start) not in known]
         by_run = _matched(one, runs)
         ended = [run for run in runs if run.end is not None]
         charges += [_charge(reader, one, run, by_run.get(run)) for run in ended]
-        known = {worker.name for worker in by_run.values()}
-        missing = [claim for worker, claim in one.workers if worker.name not in known]
+        matched = {worker.name for worker in by_run.values()}
+        missing = [claim for worker, claim in one.workers if worker.name not in matched]
         is_late = all(time.time() - spending.epoch(each.at) > PATIENCE_S for each in missing)
         if one.over and len(ended) == len(runs) and is_late:
             settled.append(one.number)
@@ -155,6 +163,9 @@ def _charge(reader: Spending, one: _Due, run: Usage, worker: WorkerPaths | None)
     nodes = next((claim.nodes for each, claim in one.workers if each == worker), [])
     name = worker.name if worker is not None else ""
     slots = run.gpus or reader.slots.of(name or f"{one.number}-", nodes) * reader.resolved.lanes
-    job = f"{run.job}_{run.index}"
     assert run.end is not None
-    return Charge(name, job, slots, run.start, run.end, slots * run.elapsed_s)
+    return Charge(name, _name(run), slots, run.start, run.end, slots * run.elapsed_s)
+
+
+def _name(run: Usage) -> str:
+    return f"{run.job}_{run.index}"

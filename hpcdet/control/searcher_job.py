@@ -160,7 +160,8 @@ def start(paths: ExperimentPaths) -> str:
         raise UsageError(
             "jobs cannot submit their successors at this site",
             where=f"site {chain.site.name}: capabilities.submit_from_compute",
-            hint="spare tasks (worker.spares) do without, or scrontab: hpcdet searcher run --once",
+            hint="spare tasks (worker.spares) do without, or a visit by scrontab -e: "
+            f"*/10 * * * * hpcdet searcher run --once {paths.id}",
         )
     if live := chain.live():
         [(job, _), *_] = live.values()
