@@ -168,7 +168,7 @@ def _trials(config: Config) -> int:
             asked = resolve(config.model_dump()).searcher
             brackets = hyperband(asked.top or 1, asked.divisor, asked.max_rungs, None, 1)
             return sum(bracket.trials for bracket in brackets)
-        case "pbt":
+        case "pbt" | "pb2":
             return config.searcher.population_size or 1
         case "schedule":
             return max(len(config.searcher.schedule.steps), 1)

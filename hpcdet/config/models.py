@@ -86,6 +86,7 @@ class Searcher(Section):
         "bohb",
         "nsga2",
         "pbt",
+        "pb2",
         "schedule",
         "custom",
     ] = "single"

@@ -261,6 +261,8 @@ class Pbt:
         params = self.explorer.explore(view, trial, known, number)
         why = f"an heir of trial {trial}, {self._place(state, donor)}"
         seed = state["seeds"][str(trial)]
+        if self.explorer.learns:  # what the heir begins with
+            state["seen"].append([number, at, donor["score"][0]])
         one.update(member(at=at, generation=at // self.interval))
         parent = str(Parent(trial, self._length(at)))
         self._make(state, one, Create(number, params, seed, None, parent, why), actions)

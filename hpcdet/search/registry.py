@@ -11,7 +11,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.search import asha_promotion, asha_stopping, cohorts, hybrid, model_based, policies
 from hpcdet.search.api import Searcher
 from hpcdet.search.elsewhere import Elsewhere
-from hpcdet.search.explore import Perturb
+from hpcdet.search.explore import Explorer, Perturb
 from hpcdet.search.grid import Points
 from hpcdet.search.halving import Halving
 from hpcdet.search.model_based import ModelBased
@@ -102,8 +102,8 @@ def _method(
         case "random":
             sampler = _warmed(Independent(space, seed), resolved, space, history)
             return Random(sampler, seed, length, asked.max_trials, concurrent)
-        case "pbt":
-            return _population(resolved, space, history)
+        case "pbt" | "pb2":
+            return _population(resolved, space, known, history)
         case "schedule":
             steps = [
                 (Length.decode(step["until"]), step["hyperparameters"])
@@ -128,14 +128,25 @@ def _method(
     )
 
 
-def _population(resolved: Resolved, space: Space, history: History | None) -> Pbt:
+def _population(
+    resolved: Resolved,
+    space: Space,
+    known: dict[int, Mapping[str, Any]],
+    history: History | None,
+) -> Pbt:
     """Raises ConfigError if nobody has said how long to train."""
     asked, seed = resolved.searcher, resolved.reproducibility.experiment_seed
     if asked.max_length is None:
         raise ConfigError("'max_length' is missing", where="searcher.max_length")
+    perturb = Perturb(space, seed, asked.resample_probability, tuple(asked.factors))
+    explorer: Explorer = perturb
+    if asked.name == "pb2":
+        from hpcdet.search.pb2 import Bandit, RecordedExplorer  # numpy: not for every verb
+
+        explorer = RecordedExplorer(Bandit(space, seed, perturb), known)
     return Pbt(
         sampler=_warmed(Independent(space, seed), resolved, space, history),
-        explorer=Perturb(space, seed, asked.resample_probability, tuple(asked.factors)),
+        explorer=explorer,
         seed=seed,
         until=asked.max_length,
         population=asked.population_size or asked.max_trials,

@@ -38,7 +38,7 @@ HALVING = ("async_halving", "asha", "adaptive_asha", "hyperband", "pasha", "bohb
 MODELLED: dict[str, Literal["tpe", "nsga2"]] = {"bayesian": "tpe", "bohb": "tpe", "nsga2": "nsga2"}
 """The sampler of those whose hyperparameters come from a model if nothing else is said."""
 
-COPYING = ("pbt",)
+COPYING = ("pbt", "pb2")
 """Those whose trials are compared, and begin from each other's checkpoints, after each interval."""
 
 
