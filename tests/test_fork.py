@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hpcdet.cli import fork as verb
 from hpcdet.control import fork
 from hpcdet.control.controller import advance
 from hpcdet.control.replay import Replay
@@ -20,6 +21,7 @@ from hpcdet.store import chain, config, files
 from hpcdet.store.layout import INHERITED, ExperimentPaths
 from hpcdet.store.records import Best, Trial, in_force
 from hpcdet.store.trials import latest_checkpoint, standing
+from tests.commands import Cli, cli  # noqa: F401
 from tests.paper import World
 
 RUNGS = (10, 20, 40)
@@ -155,6 +157,21 @@ def test_a_search_that_is_over_goes_on_further_or_from_an_earlier_point(tmp_path
     drive(longer, lambda: any(standing(t).state == "runnable" for t in longer.paths.trials()))
     runnable = [t for t in longer.paths.trials() if standing(t).state == "runnable"]
     assert all(latest_checkpoint(trial).startswith("00000040") for trial in runnable)
+
+
+def test_the_verb_says_what_it_made(
+    cli: Cli,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = searching(cli.root)
+    drive(world, lambda: made_of(world.paths) >= 5)
+    monkeypatch.setattr(verb, "turn_until_somebody_works", lambda _: None)
+    [item] = cli("fork", world.paths.id, "--more-trials", "4", "--name", "on", "-o", "json").items
+    assert item["id"].startswith("on-") and item["of"] == world.paths.id
+    assert item["ended"] + item["going"] + item["anew"] == 5
+    [verified] = cli("searcher", "replay", "--verify", item["id"], "-o", "json").items
+    assert verified["events"] == item["events"]
+    cli("fork", world.paths.id, "--longer", "10", code=2)
 
 
 def test_nothing_remains_of_a_fork_that_cannot_be_made(

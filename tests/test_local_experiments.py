@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.control import commands
+from hpcdet.control import commands, fork
 from hpcdet.control.replay import Replay
 from hpcdet.read import views
 from hpcdet.schedulers import processes
@@ -308,6 +308,17 @@ def test_a_place_where_nothing_starts_ends_the_worker_and_is_not_the_trials_faul
     )
     for trial in paths.trials():
         assert set(x.ends(paths, trial.number)) <= {"launch_failed", ""}
+
+
+def test_a_fork_trains_on_from_what_it_was_given(lab: Lab) -> None:
+    old = lab.submit(x.config(30))
+    x.run_to_end(old)
+    new = fork.fork(old, {"searcher.max_length": {"batches": 60}}).paths
+    x.turn(new)
+    assert x.run_to_end(new).state == "COMPLETED", x.story(new)
+    assert x.final_digest(new, 1) == lab.undisturbed(60)
+    assert x.final_digest(old, 1) == lab.undisturbed(30)
+    assert x.ends(new, 1) == ["completed", "completed"]
 
 
 def test_per_trial_workers_take_one_each(lab: Lab) -> None:

@@ -43,7 +43,6 @@ COLUMNS = (
 )
 @extending.options
 @click.option("--name", help="Instead of the config's name.")
-@click.option("--prepare", is_flag=True, help="Make it, but submit nothing: hpcdet resume does.")
 @output("fork")
 def fork_command(
     out: Output,
@@ -53,7 +52,6 @@ def fork_command(
     more_trials: int | None,
     longer: str | None,
     name: str | None,
-    prepare: bool,
 ) -> None:
     """Make a new experiment whose search begins where that of ID is, and queue it.
 
@@ -70,8 +68,7 @@ def fork_command(
     changes = {**changing.changes(sets), **extending.wanted(gathered, more_trials, longer)}
     can_run(gathered, changes)
     made = fork.fork(source, changes, trials, name)
-    if not prepare:
-        turn_until_somebody_works(made.paths)
+    turn_until_somebody_works(made.paths)
     out.emit([_item(made, source.id)], COLUMNS)
 
 
