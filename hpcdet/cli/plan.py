@@ -58,7 +58,7 @@ def plan_command(
     the site file says how to ask for it.
 
     \b
-    Example: hpcdet plan random.yaml --set searcher.max_trials=64 --trial-time 2h --queue-wait 30m
+    Example: hpcdet plan random.yaml --trial-time 2h --queue-wait 30m
     """
     wanted = request(config_file, model_dir, sets, site_name)
     resolved, site = wanted.resolved, wanted.site
