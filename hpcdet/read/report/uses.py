@@ -72,4 +72,5 @@ def _text(times: timing.Times, name: str) -> str:
     if name.endswith("_bytes"):
         peak = times.peaks.get(name)
         return "" if peak is None else bytes_text(peak)
-    return number(times.means.get(name))
+    mean = times.means.get(name)
+    return "" if mean is None else number(round(mean, 2))
