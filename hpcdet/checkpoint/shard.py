@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from blake3 import blake3
 
 from hpcdet.checkpoint import tree
@@ -20,6 +21,9 @@ from hpcdet.checkpoint.tree import Leaf
 from hpcdet.store import files
 
 _PIECE = 16 << 20
+_MOST_HASHING = 4
+"""Threads that make digests, if training has as many: its threads wait for the one that is held up,
+so that holding up all of them at once, for a part of the time, costs less."""
 HINT = "an older checkpoint is used where there is one; `hpcdet ckpt verify` checks them all"
 
 
@@ -119,7 +123,7 @@ def persist(
 ) -> Written:
     """Write a rank's file from an image, past the page cache where the file system can.
 
-    A second thread makes the digests meanwhile; both may begin before the image is filled.
+    Other threads make the digests meanwhile; all may begin before the image is filled.
 
     Args:
         link: puts a file that is there already into the folder, if it is the same, and says
@@ -166,11 +170,25 @@ def _digests(image: Image, filled: Filled, plan: Layout) -> list[str]:
     a time.
     """
     found = [""] * len(plan.extents)
-    whole, there = image.take(0, plan.size), 0
-    for number, start, end, head in plan.to_hash:
-        if end > there:
-            there = filled.wait(end)
-        found[number] = blake3(head).update(whole[start:end]).hexdigest()
+    whole = image.take(0, plan.size)
+    rest = iter(plan.to_hash)  # of all threads together
+
+    def work() -> None:
+        there = 0
+        for number, start, end, head in rest:
+            if end > there:
+                there = filled.wait(end)
+            found[number] = blake3(head).update(whole[start:end]).hexdigest()
+
+    more = min(_MOST_HASHING, torch.get_num_threads()) - 1
+    others = [Task(work, "checkpoint digests") for _ in range(more)]
+    try:
+        work()
+    finally:
+        for other in others:
+            other.wait()
+    for other in others:
+        other.result()
     return found
 
 
