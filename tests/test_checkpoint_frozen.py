@@ -113,6 +113,15 @@ def test_another_attempt_goes_on_linking(tmp_path: Path) -> None:
     assert Frozen.after(tmp_path, "00000004.g1", 1).names == frozenset()
 
 
+def test_after_a_save_that_failed_neighbours_share_no_file(tmp_path: Path) -> None:
+    known = Frozen()
+    trial(tmp_path, 1, [state(step) for step in range(1, 6)], [known])
+    remove.folder(tmp_path / "00000005.g1")  # another rank could not write its part
+    trial(tmp_path, 1, [state(6), state(7)], [known], first=6)
+    four, six, seven = (set(files_of(tmp_path, step).values()) for step in (4, 6, 7))
+    assert four and six and seven and not four & six and not six & seven
+
+
 @pytest.mark.parametrize("how", ["no links", "removed", "cut off"])
 def test_where_it_cannot_be_linked_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import CheckpointFailed, safekeeping, shard, staging
+from hpcdet.checkpoint import CheckpointFailed, safekeeping, shard
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.errors import ConfigError
 from hpcdet.read import views
-from hpcdet.store import config, journal, staged
+from hpcdet.store import config, journal, progress, staged
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.records import Claim
 from hpcdet.train.clock import Deadline
@@ -111,7 +111,7 @@ def test_training_waits_for_the_node_only_and_both_copies_serve(
     assert own.save(4, state(4), None)
     assert steps(node(trial)) == [1, 2, 3, 4]
     assert steps(trial.checkpoints) == []
-    assert kinds(trial) == [(staging.STAGED, step) for step in (1, 2, 3, 4)]
+    assert kinds(trial) == [(staged.STAGED, step) for step in (1, 2, 3, 4)]
     [row] = views.checkpoints(paths_of(trial))
     assert (row["state"], row["step"], row["on"]) == ("staged", 4, [f"node {os.uname().nodename}"])
     again = keeper(trial, 2)  # on the same node
@@ -283,8 +283,24 @@ def test_the_worker_copies_what_the_ranks_had_no_time_for(
     after.drain(paths_of(trial), resolved, attempt, lambda: GENEROUS_S)
     assert steps(trial.checkpoints) == [1], attempt.launcher_log.read_text()
     lines = journal.read(attempt.journal)
-    assert [line["kind"] for line in lines] == [staging.STAGED, "checkpoint"]
+    assert [line["kind"] for line in lines] == [staged.STAGED, "checkpoint"]
     assert {"save_s", "digest", "bytes"} <= lines[1].keys()
+
+
+def test_what_was_copied_without_a_word_is_progress_and_said_afterwards(tmp_path: Path) -> None:
+    trial = experiment(tmp_path)
+    attempt = trial.attempt(1)
+    own = keeper(trial)
+    assert own.save(3, state(3), None)
+    own.settle(never)
+    assert kinds(trial) == [(staged.STAGED, 3), ("checkpoint", 3)]
+    told = attempt.journal.read_bytes().splitlines(keepends=True)[0]
+    attempt.journal.write_bytes(told)  # its rank died between the copy and the word
+    assert progress.of(attempt).progressed
+    for _ in range(2):
+        resolved = config.load(paths_of(trial).config)
+        after.drain(paths_of(trial), resolved, attempt, lambda: GENEROUS_S)
+        assert kinds(trial) == [(staged.STAGED, 3), ("checkpoint", 3)]
 
 
 def test_a_trial_is_preempted_and_goes_on_from_its_node_with_the_same_bits(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +80,22 @@ def test_a_snapshot_is_what_the_records_fold_into(
     again = Replay(world.method, {s.point: s.state for s in _snapshots(world)})
     assert len(list(again.run(lines := chain.read(world.paths)))) == len(lines)
     assert again.difference is None and not again.failed
+    assert list(again.points.values()) == [True] * snapshots.KEEP
+
+
+def test_a_searcher_may_keep_what_is_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding, "SNAPSHOT_EVERY", 1)
+    method = Promotion()
+    first = method.initial
+    monkeypatch.setattr(method, "initial", lambda: {**first(), "mean": math.nan})
+    world = World.make(tmp_path, method)
+    searched(world)
+    taken = _snapshots(world)
+    assert [math.isnan(one.state["search"]["mean"]) for one in taken] == [True] * snapshots.KEEP
+    again = Replay(method, {one.point: one.state for one in taken})
+    assert len(list(again.run(lines := chain.read(world.paths)))) == len(lines)
     assert list(again.points.values()) == [True] * snapshots.KEEP
 
 

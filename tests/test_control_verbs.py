@@ -16,10 +16,15 @@ from hpcdet.control.controller import advance
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.jobs.launch import Allocation
 from hpcdet.read import gather
+from hpcdet.search import registry
 from hpcdet.store import chain, config, files, overrides
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Closed, Control, Intent, in_force
+from hpcdet.store.records import Closed, Control, Intent, Trial, in_force
 from hpcdet.store.trials import checkpoints, latest_checkpoint, standing
+from hpcdet.train.clock import Deadline
+from hpcdet.train.place import Place
+from hpcdet.train.ranks import Ranks
+from hpcdet.train.session import Session
 from hpcdet.worker import claims
 from tests.builders import Builder
 from tests.paper import Waves, World
@@ -354,6 +359,40 @@ def test_a_search_that_is_over_goes_on_when_it_is_extended(tmp_path: Path) -> No
     assert advance(world.paths, holder).state == "COMPLETED"
     closed = Closed.read(world.paths.closed)
     assert closed is not None and closed.why == "3 of 3 trials succeeded"
+
+
+def test_a_search_made_longer_again_and_again_is_compared_at_each_of_its_lengths(
+    tmp_path: Path,
+) -> None:
+    asked = {"name": "async_halving", "max_length": {"batches": 9}, "divisor": 3, "max_trials": 4}
+    world = World.make(tmp_path, searcher={**asked, "num_rungs": 2})
+    world.method = registry.searcher(world.resolved)
+    files.write_once(world.paths.config, config.dump(world.resolved.raw))
+    advance(world.paths, holder := world.holder())
+    for length in (27, 18, 81):
+        commands.ask(world.paths, "set", **{"searcher.max_length": {"batches": length}})
+        later(world, holder, 1)
+        holder.close()
+        holder = world.holder()
+    refused = [line["refused"] for line in chain.read(world.paths) if line["kind"] == "command"]
+    assert [bool(why) for why in refused] == [False, True, False]
+    assert "until 27 batches; that can only be made longer" in refused[1]
+    later(world, holder, 1)
+    assert holder.decided.search["brackets"][0]["rungs"] == [3, 9, 27, 81]
+
+    def rungs() -> list[int]:
+        session = Session(
+            Ranks(),
+            Place.of(world.paths.root, 1, 1),
+            Trial(1, {}, 7),
+            overrides.of_submission(world.paths, 1),  # an allocation from before all that
+            Deadline(None),
+        )
+        session.learn_length()
+        session.tracker.close()
+        return [rung.value for rung in session.rungs]
+
+    assert rungs() == [3, 9, 27, 81]
 
 
 def test_a_search_is_extended_from_where_it_is_now(tmp_path: Path) -> None:

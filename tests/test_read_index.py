@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from hpcdet.control.packing import pack
 from hpcdet.errors import Unavailable
-from hpcdet.read import index, local, tables, updating, views
+from hpcdet.read import index, local, series, tables, updating, views
 from hpcdet.store import journal
 from hpcdet.store.mounts import of
 from hpcdet.store.records import Command, in_force
@@ -189,7 +189,10 @@ def test_updates_at_any_time_give_what_a_rebuild_gives(
     assert [(r["trial"], r["attempt"], r["step"], r["name"], r["superseded"]) for r in rows] == [
         (t["trial"], t["attempt"], t["step"], t["name"], t["superseded"]) for t in told
     ]
-    shown = [(t["state"], t["steps"], t["best"], t["restarts"]) for t in views.trials(paths)]
+    shown = [
+        (t["state"], t["steps"], series.number(t["best"]), t["restarts"])
+        for t in views.trials(paths)
+    ]
     columns = "state, steps, best, restarts"
     rows = index.query(paths, f"select {columns} from trials order by trial")
     assert [tuple(row.values()) for row in rows] == shown

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hpcdet.errors import NotFound
@@ -350,7 +350,12 @@ ATTEMPT = st.lists(
 )
 
 
+def _one(value: float) -> list[list[tuple[str, int, dict[str, float]]]]:
+    return [[("validation", 0, {"validation_loss": value})]]
+
+
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@example(trials=[_one(1.0), _one(-math.inf)])
 @given(trials=st.lists(st.lists(ATTEMPT, min_size=1, max_size=3), min_size=1, max_size=2))
 def test_the_index_gives_the_same_answers_and_is_rebuilt_alike(
     trials: list[list[list[tuple[str, int, dict[str, float]]]]],

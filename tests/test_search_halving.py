@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from hpcdet import rungs
-from hpcdet.errors import HpcdetError
 from hpcdet.rungs import Bracket
 from hpcdet.search.api import (
     Action,
+    Ask,
     Continue,
     Create,
     Limits,
@@ -136,7 +136,7 @@ def said(actions: list[Action]) -> str:
     """``pause 1, create 2``."""
     words = []
     for action in actions:
-        number = "" if isinstance(action, Shutdown) else f" {action.trial}"
+        number = "" if isinstance(action, Shutdown | Ask) else f" {action.trial}"
         failed = " failed" if isinstance(action, Shutdown) and action.failed else ""
         words.append(f"{type(action).__name__.lower()}{number}{failed}")
     return ", ".join(words)
@@ -269,6 +269,23 @@ def test_pasha_opens_a_rung_when_the_order_is_not_settled() -> None:
     assert run.report(2, 27, 0.1) == "" and run.end(2) == "shutdown"
 
 
+def test_pasha_judges_the_order_of_those_that_came_there_and_of_no_failure() -> None:
+    asked = {"name": "pasha", "top": 243, "max_concurrent_trials": 3, "rule": "stopping"}
+    run = Run(make(max_trials=6, **asked))
+    for trial, length, loss in [(1, 3, 4), (2, 3, 9), (4, 3, 1)]:
+        run.report(trial, length, loss)
+    run.end(2, "stopped")
+    assert run.report(4, 9, 5) == "pause 4, create 5"
+    assert run.report(1, 9, 4) == ""  # unsettled: a rung is opened, and 1 goes on to it
+    assert run.end(1, "failed") == "create 6"
+    run.report(5, 3, 2)
+    run.end(5, "stopped")
+    run.report(6, 3, 3)
+    assert run.report(3, 3, 7) == "stop 3, continue 4"
+    # 1 counts as worst at 27, where it never was: of those that were, 4 alone is in order
+    assert run.report(4, 27, 4) == "pause 4"
+
+
 def test_brackets_share_places_and_a_free_one_goes_where_there_is_work() -> None:
     run = Run(make("adaptive_asha", max_trials=9, max_concurrent_trials=4, rule="stopping"))
     assert run.method.brackets == [  # type: ignore[attr-defined]
@@ -316,8 +333,24 @@ def test_a_metric_that_nobody_reports_asks_for_help(metrics: dict[str, float]) -
     run = Run(make(max_trials=9, max_concurrent_trials=3))
     for trial in (1, 2):
         assert run.tell(Report(trial, Length("batches", 1), metrics)) == []
-    with pytest.raises(HpcdetError, match="none of 3 trials has reported 'loss'"):
-        run.tell(SegmentEnd(3, "target"))
+    asked, *others = run.tell(SegmentEnd(3, "target"))
+    assert isinstance(asked, Ask) and "none of 3 trials has reported 'loss'" in asked.why
+    assert said(others) == "create 4"
+    assert said(run.tell(Report(4, Length("batches", 1), metrics))) == "pause 4, create 5"
+
+
+def test_code_that_ends_before_the_length_that_was_asked_for_is_asked_about_once() -> None:
+    run = Run(make(top=9, num_rungs=2, max_trials=9, max_concurrent_trials=1))
+    asked: list[str] = []
+    while not run.state["over"]:
+        trial = run.state["status"].index("open") + 1
+        if run.state["rung"][trial - 1]:  # it goes on, and ends after 5 of 9 batches
+            run.end(trial, "user_exit")
+        else:
+            run.report(trial, 3, 10 - trial)
+        asked += [action.why for action in run.log[-1][1] if isinstance(action, Ask)]
+    assert len(asked) == 1
+    assert "ended by themselves before their next rung, the last one before 9 batches" in asked[0]
 
 
 def test_a_search_can_be_given_more_trials_and_more_length() -> None:

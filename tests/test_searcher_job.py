@@ -72,9 +72,11 @@ def test_each_job_has_its_successor_in_the_queue_until_it_is_stopped(
         searcher_job.start(chain.paths)
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     said: list[bool] = []
+    at_once: list[int] = []
 
     def turns(*_: object, until: object, **__: object) -> int:
         assert callable(until)
+        at_once.append(len(jobs))
         paper(chain).refuse = lambda _: Refusal("limit", "too many jobs")
         said.append(until())  # and it is tried again later
         paper(chain).refuse = lambda _: None
@@ -94,6 +96,7 @@ def test_each_job_has_its_successor_in_the_queue_until_it_is_stopped(
     monkeypatch.setenv("SLURM_JOB_ID", "2")
     assert searcher_job.run(chain.paths, 2) == 0
     assert said[2:] == [False, False, True]
+    assert at_once == [2, 3], "a node that dies in the first turn takes no search with it"
     assert jobs["3"].states == [TaskState.CANCELED], "the one that waits goes with it"
     assert searcher_job.run(chain.paths, 3) == 0 and len(said) == 5
     jobs["2"].states[0] = TaskState.COMPLETED

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,9 +28,10 @@ from hpcdet.store.records import (
     WorkerClaim,
     WorkerEnd,
 )
-from hpcdet.worker import again, claims
+from hpcdet.worker import again, claims, staging, traces
 from hpcdet.worker.allocation import read as read_allocation
 from hpcdet.worker.crank import Crank
+from hpcdet.worker.lane import Lane
 from hpcdet.worker.main import Worker
 from hpcdet.worker.notice import Notices
 from tests import experiments as x
@@ -246,6 +248,24 @@ def test_an_end_is_told_to_whoever_decides(tmp_path: Path) -> None:
         x.until(lambda: crank.turns > made, lambda: "no turn")
         assert not nudges.take(paths), "nor is this worker deaf"
         crank.close()
+
+
+def test_an_attempt_is_judged_by_how_things_were_when_it_ended(
+    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when what it left on its node had been copied: its allocation may be over by then."""
+    attempt = paths.trial(1).attempt(1)
+    with journal.Writer(paths.worker(1, 0, 0).journal) as log:
+        work = at_work(paths, log, Allocation("job_0", ("n1",), end_at=time.time() + 3600))
+        Claim(work.me.name, "n1").write_once(attempt.claim)
+
+        def drain(*_: object) -> None:
+            work.allocation = Allocation("job_0", ("n1",), end_at=0.0)
+            monkeypatch.setattr(work.notices, "heard", lambda: "SIGTERM")
+
+        monkeypatch.setattr(staging, "drain", drain)
+        end = work._judge(Lane(0, attempt, None, traces.kernel_oom_kills(), "srun: no such file"))
+    assert (end.reason, end.error) == ("launch_failed", "srun: no such file")
 
 
 def test_a_worker_that_others_believe_lost_takes_nothing_more(paths: ExperimentPaths) -> None:

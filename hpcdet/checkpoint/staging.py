@@ -24,10 +24,6 @@ from hpcdet.store.trials import lineage
 KEEP = 2
 """So many of the newest stay on the node, to go on from there: one may be damaged."""
 
-STAGED = "checkpoint_staged"
-"""The kind of a journal's line on a checkpoint that is on a node only."""
-_OF_LINE = ("n", "t", "kind", "crc", "host")
-
 
 @dataclass(frozen=True)
 class Drained:
@@ -81,12 +77,11 @@ def _copy(source: Path, checkpoints: Path, attempt: int, stop: Callable[[], bool
 def note(path: Path, manifest: Manifest) -> None:
     """Say in the journal of an attempt that has ended that a checkpoint of it is on scratch."""
     lines = journal.read(path)
-    told = [line for line in lines if line["kind"] == STAGED and line["name"] == manifest.name]
-    record = {
-        key: value for key, value in (told[-1] if told else {}).items() if key not in _OF_LINE
-    }
+    kind, name = staged.STAGED, manifest.name
+    told = [line for line in lines if line["kind"] == kind and line["name"] == name]
     with journal.Writer(path) as writer:
-        writer.append("checkpoint", sync=True, **(record or manifest.record()))
+        found = staged.record(told[-1]) if told else manifest.record()
+        writer.append("checkpoint", sync=True, **found)
 
 
 def _sweep(place: Path, trial: TrialPaths) -> None:

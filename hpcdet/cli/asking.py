@@ -14,7 +14,7 @@ from hpcdet.cli.output import Output
 from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import settings
 from hpcdet.control import commands
-from hpcdet.errors import ConfigError, HpcdetError, UsageError
+from hpcdet.errors import HpcdetError, UsageError
 from hpcdet.read import changes, find, gather, states
 from hpcdet.store import journal, overrides
 from hpcdet.store.layout import ExperimentPaths
@@ -67,11 +67,7 @@ def can_run(gathered: gather.Gathered, wanted: Mapping[str, Any]) -> None:
 
     effective = changes.effective(gathered)
     changed = overrides.lay(effective, wanted)
-    if overrides.MAX_LENGTH in wanted:
-        now, then = effective.searcher.max_length, changed.searcher.max_length
-        if now is None or then is None or then.unit != now.unit or then.value < now.value:
-            what = f"trials train until {now}; that can only be made longer"
-            raise ConfigError(what, where=overrides.MAX_LENGTH)
+    changing.only_longer(effective, wanted)
     changing.fits(changed)
     site = from_resolved(gathered.paths.site)
     checks.preflight(changed, site, gathered.paths.root.parent, submits=False)

@@ -53,6 +53,21 @@ def of_command(verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {**arguments, "set": of_command("set", arguments["set"])}
 
 
+def only_longer(resolved: Resolved, changed: Mapping[str, Any]) -> None:
+    """Check that changes (dotted key to value) do not make a search shorter than it is now.
+
+    Raises:
+        ConfigError: they do, or say it in another unit.
+    """
+    if overrides.MAX_LENGTH not in changed:
+        return
+    now = resolved.searcher.max_length
+    then = overrides.lay(resolved, changed).searcher.max_length
+    if now is None or then is None or then.unit != now.unit or then.value < now.value:
+        what = f"trials train until {now}; that can only be made longer"
+        raise ConfigError(what, where=overrides.MAX_LENGTH)
+
+
 def fits(resolved: Resolved) -> None:
     """Check that what was changed goes together with what was not.
 

@@ -45,7 +45,7 @@ def apply(holder: Holder) -> None:
 def _write_limits(holder: Holder) -> None:
     """Only once a user has set something: until then the config says it all."""
     resolved, changed = holder.resolved, holder.decided.overrides
-    wanted = limits.wanted(resolved, changed)
+    wanted = limits.wanted(resolved, changed, holder.decided.longer)
     if changed.keys().isdisjoint(limits.KEYS) or holder.written.get(("limits",)) == wanted:
         return
     if not limits.alike(limits.in_force(holder.paths, holder.hands.resolved), wanted):

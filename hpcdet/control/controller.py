@@ -28,6 +28,7 @@ from hpcdet.store.trials import Standing
 
 __all__ = ["Holder", "Turn", "advance"]
 
+_AIMLESS = "it wants no trial to run, and has not ended the search"
 SUCCESSES = frozenset({"target", "stopped", "user_exit"})
 
 
@@ -106,7 +107,7 @@ def _turn(holder: Holder) -> Turn:
     decided = holder.decided
     if not decided.started:
         holder.tell(api.Start())
-    if decided.unsaid and not (decided.broken or decided.canceled):
+    if decided.unsaid and not (decided.deaf or decided.canceled):
         now = holder.resolved.searcher
         holder.tell(api.Limits(now.max_trials, now.max_concurrent_trials, now.max_length))
     seen = holder.watch.look()
@@ -143,7 +144,7 @@ def _is_over(holder: Holder, standings: dict[int, Standing]) -> bool:
     if decided.canceled:
         # only what a control has closed stays unclaimed
         return all(s.state in ("done", "stopped", "failed") for s in standings.values())
-    if decided.shutdown is None or decided.broken:
+    if decided.shutdown is None or decided.deaf:
         return False
     return not decided.open
 
@@ -212,8 +213,8 @@ def _say_state(holder: Holder, seen: Seen, busy: int, waits_for: str, broke: boo
     why, by = "", ""
     if decided.canceled:
         state, why = "STOPPING", "canceled by its user"
-    elif decided.broken:
-        state, why, by = "PAUSED", decided.broken, "searcher"
+    elif decided.deaf:
+        state, why, by = "PAUSED", decided.broken or decided.asks, "searcher"
     elif decided.halted:
         state, why, by = "PAUSED", decided.halted, "scheduler"
     elif decided.alone:
@@ -222,6 +223,8 @@ def _say_state(holder: Holder, seen: Seen, busy: int, waits_for: str, broke: boo
         state, why = ("STOPPING" if busy else "PAUSED"), "paused by its user"
     elif broke:
         state, why, by = "PAUSED", _broke(holder), "budget"
+    elif not busy and decided.aimless:
+        state, why, by = "PAUSED", f"searcher {decided.method.name}: {_AIMLESS}", "searcher"
     else:
         begun = decided.state[0] not in ("", "PENDING")
         runs = busy or any(place.phase == "running" for place in seen.live)

@@ -18,7 +18,7 @@ from hpcdet.store.journal import Line
 from hpcdet.store.records import Action, Control
 from hpcdet.units import Length, Unit
 
-FOLD = 1
+FOLD = 2
 """To be raised when the same records fold into another state: older snapshots are not read then."""
 
 
@@ -80,6 +80,7 @@ class Decided:
     Attributes:
         owed: actions that the searcher wants after the last event, and that are not recorded.
         broken: the searcher failed on an event and why; it hears nothing more until ``resume``.
+        asks: what the searcher wants a person to look at; likewise.
         halted: nothing is submitted until ``resume``, and why.
         state: the last ``state`` record, with its why.
         notified: events that a hook has been run for.
@@ -91,6 +92,7 @@ class Decided:
         follows: folders of the experiments, relative to this one, that have to end well first.
         after: ids of the jobs that have to.
         unsaid: the user has changed the limits of the search, which it has not been told.
+        longer: greatest lengths that it has been told instead of the config's, ascending.
         open: numbers of the trials whose end the searcher has not been told.
         given_up: those that were, also if they were given another chance since.
         recent: those that ended last.
@@ -104,6 +106,7 @@ class Decided:
     owed: list[api.Action] = field(default_factory=list)
     shutdown: api.Shutdown | None = None
     broken: str = ""
+    asks: str = ""
     halted: str = ""
     paused: bool = False
     canceled: bool = False
@@ -119,6 +122,7 @@ class Decided:
     follows: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
     unsaid: bool = False
+    longer: list[int] = field(default_factory=list)
     open: set[int] = field(default_factory=set)
     given_up: list[int] = field(default_factory=list)
     recent: list[int] = field(default_factory=list)
@@ -177,6 +181,8 @@ class Decided:
             self.touched.add(event.trial)
         elif isinstance(event, api.Limits):
             self.unsaid = False
+            if event.max_length is not None and overrides.MAX_LENGTH in self.overrides:
+                self.longer = sorted({*self.longer, event.max_length.value})
         self._tell(event)
 
     def control(self, plan: Plan) -> Control:
@@ -201,6 +207,20 @@ class Decided:
         if plan.searcher == "pause":
             return "pause", plan.why
         return "run", ""
+
+    @property
+    def deaf(self) -> bool:
+        """The searcher hears nothing until ``resume``."""
+        return bool(self.broken or self.asks)
+
+    @property
+    def aimless(self) -> bool:
+        """If nothing runs: the searcher will hear of nothing more, and has not ended the search."""
+        calm = self.deaf or self.canceled or self.paused or self.unsaid
+        if not self.started or self.shutdown is not None or calm:
+            return False
+        waits = (self.plans[number] for number in self.open)
+        return all(p.searcher == "pause" and not (p.paused or p.killed or p.failed) for p in waits)
 
     @property
     def alone(self) -> list[int]:
@@ -233,7 +253,7 @@ class Decided:
         action = codec.decode_action(line["action"])
         if isinstance(action, api.Shutdown) or self.shutdown is not None:
             self.touched |= self.open  # those that are paused go with the search, or stay with it
-        if action is not None and not isinstance(action, api.Shutdown):
+        if action is not None and not isinstance(action, api.Shutdown | api.Ask):
             self.touched.add(action.trial)
         match action:
             case api.Create(trial, params, seed, until, parent):
@@ -252,6 +272,8 @@ class Decided:
                 self.plans[trial].searcher, self.plans[trial].why = "stop", why
             case api.Shutdown() as shutdown:
                 self.shutdown = shutdown
+            case api.Ask(why):
+                self.asks = why
 
     def _take_clone(self, line: Line) -> None:
         self.plans[line["trial"]].origin = line["origin"]
@@ -321,7 +343,7 @@ class Decided:
         if verb == "resume" and not trial:
             self.follows, self.after = [], []  # whoever resumes it wants it now
         if verb in ("resume", "retry"):
-            self.halted = ""
+            self.halted = self.asks = ""
             self.resumed_after = line.get("submissions", 0)
         self._change(line, verb, arguments)
 

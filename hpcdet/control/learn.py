@@ -49,7 +49,7 @@ def _tell_reports(holder: Holder, plan: Plan, seen: Seen) -> None:
         seen.paths, unit, plan.told, running, only_running=not seen.fresh
     )
     for report in reports:
-        if holder.decided.broken or holder.decided.canceled:
+        if holder.decided.deaf or holder.decided.canceled:
             # it is heard when the searcher can hear again
             holder.facts.forget(plan.number)
             holder.sight.forget(plan.number)
@@ -84,7 +84,7 @@ def _judge(holder: Holder, plan: Plan, attempts: int) -> None:
 def _end(holder: Holder, plan: Plan, standing: Standing) -> None:
     """Tell the searcher that a trial will not train further by itself."""
     decided = holder.decided
-    if decided.broken or decided.canceled:
+    if decided.deaf or decided.canceled:
         return
     reason: Literal["target", "stopped", "failed", "invalid_hp", "user_exit", "canceled"]
     if plan.failed:

@@ -9,7 +9,7 @@ from hpcdet.config import changing
 from hpcdet.control.decided import Plan
 from hpcdet.control.holder import Holder
 from hpcdet.errors import ConfigError
-from hpcdet.store import trials
+from hpcdet.store import overrides, trials
 from hpcdet.store.layout import numbers
 from hpcdet.store.records import Command, Reason
 
@@ -27,9 +27,11 @@ def obey(holder: Holder) -> None:
 
 def _obey(holder: Holder, seq: int, command: Command) -> None:
     refused = _refusal(holder, command)
+    again = holder.decided.broken or holder.decided.aimless
     arguments: dict[str, Any] = command.arguments
     try:
         arguments = changing.of_command(command.verb, arguments)
+        changing.only_longer(holder.resolved, overrides.asked(command.verb, arguments))
     except ConfigError as error:
         refused = refused or str(error)
     chosen = [] if refused else _chosen(holder, command)
@@ -50,7 +52,7 @@ def _obey(holder: Holder, seq: int, command: Command) -> None:
     if not refused and command.verb in ("resume", "retry"):
         holder.throttled_until = 0.0
         holder.unheeded_since = None
-        if holder.decided.broken:
+        if again:
             holder.ask_again()
 
 

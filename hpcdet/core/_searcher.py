@@ -52,7 +52,7 @@ class SearcherContext:
     @property
     def rungs(self) -> list[Length]:
         """Where the searcher compares trials, ascending: validate, and report it, at each."""
-        return self._session.config.searcher.rungs
+        return self._session.rungs
 
     def length(self, default: int) -> int:
         """The value of ``until``, or a default where nobody has said."""

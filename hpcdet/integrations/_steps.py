@@ -28,7 +28,6 @@ class Steps:
         self.context = context
         self.state: Any = None
         self.leaving = self.at_rung = False
-        self._rungs = context.searcher.rungs
         self._random: rng.State | None = None
         self._before: Any = None  # a validation
         self._begun = False
@@ -85,7 +84,7 @@ class Steps:
         train, preempt = self.context.train, self.context.preempt
         before, train.units = train.units, Units(batches, records, epochs)
         now = train.units
-        self.at_rung = any(now.reached(rung) and not before.reached(rung) for rung in self._rungs)
+        self.at_rung = self.context.session.at_rung(before, now)
         self.leaving = preempt.should_preempt()
         self._due = self._due or preempt.checkpoint_due
         return self.reached

@@ -25,7 +25,6 @@ from hpcdet.pytorch._reducers import Reducer
 from hpcdet.pytorch._saves import Saves
 from hpcdet.pytorch._traces import Traces
 from hpcdet.pytorch._trial import PyTorchTrial
-from hpcdet.pytorch._units import TrainUnit
 from hpcdet.pytorch._unregistered import unregistered
 from hpcdet.pytorch._validation import Validator
 from hpcdet.train.agreement import Cause
@@ -50,7 +49,6 @@ class Loop:
         self._tally = Tally(lambda _name: Reducer.AVG)
         self._validator = Validator(trial, context, self._callbacks, self._poll_validation)
         self._saves = Saves(context, self._callbacks, self._tally, self._progress)
-        self._rungs = TrainUnit.at(self._session.config.searcher.rungs)
         self._saves_at_rungs = self._session.config.searcher.saves_at_rungs
         self._traces = Traces(self._session)
         self._save_due = False
@@ -219,10 +217,12 @@ class Loop:
             self._report_training()
         orders = self._session.poll(units, stop=self._context.get_stop_requested())
         self._saves.announce()
-        self._progress.owed = self._reached() or any(
-            period.due(before, units) for period in (plan.validation_period, self._rungs) if period
+        at_rung = self._session.at_rung(before, units)
+        self._progress.owed = (
+            self._reached()
+            or at_rung
+            or bool(plan.validation_period and plan.validation_period.due(before, units))
         )
-        at_rung = self._rungs is not None and self._rungs.due(before, units)
         self._save_due = orders.save or (self._saves_at_rungs and at_rung)
         kept: tuple[str, ...] = ()
         if plan.checkpoint_period and plan.checkpoint_period.due(before, units):

@@ -53,13 +53,6 @@ class TrainUnit:
             return None
         return _KINDS[length.unit](length.value)
 
-    @staticmethod
-    def at(lengths: Sequence[Length]) -> TrainUnit | None:
-        """A schedule of lengths of one unit; None without any."""
-        if not lengths:
-            return None
-        return _KINDS[lengths[0].unit]([length.value for length in lengths])
-
 
 class Batch(TrainUnit):
     """Global batches."""

@@ -114,11 +114,14 @@ def along(source: Source, rows: Iterable[Row], axis: Axis) -> list[Row]:
 
 def number(value: Any) -> float | None:
     """A metric's value as a float; None where it is structured or not a number at all."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    if not plain and value not in ("Infinity", "-Infinity"):
+        return None  # nor for the searcher, and NaN is no best and no last
     try:
         as_float = records.value(value)
-    except (TypeError, ValueError):
+    except OverflowError:
         return None
-    return as_float if as_float == as_float else None  # NaN is no best and no last
+    return as_float if as_float == as_float else None
 
 
 def last(rows: Iterable[Row]) -> list[Row]:

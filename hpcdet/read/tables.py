@@ -111,7 +111,7 @@ VIEWS = {
                t.hyperparameters_json
         from trials t join experiments e on e.id = t.experiment
         where t.best is not null
-        order by case when e.smaller_is_better then t.best else -t.best end
+        order by case when e.smaller_is_better then t.best else -t.best end, t.trial
     """,
     "v_attempts": """
         select experiment, reason, count(*) as attempts, sum(duration_s) as duration_s
@@ -155,7 +155,8 @@ def of_trials(gathered: Gathered, chosen: Sequence[int]) -> dict[str, list[tuple
     own, wanted = {"experiment": gathered.id}, frozenset(chosen)
     trials = [row for row in views.trials(gathered) if row["trial"] in wanted]
     found = {
-        "trials": [{**own, **row} for row in trials],
+        # as a number: a text, as infinities are written, would be the last in any order
+        "trials": [{**own, **row, "best": series.number(row["best"])} for row in trials],
         "hyperparameters": [
             {**own, "trial": row["trial"], "name": key, "value_json": json.dumps(value)}
             for row in trials

@@ -170,6 +170,8 @@ def _action_text(action: dict[str, Any]) -> str:
             return f"made{parent}, to train {length or 'as long as the code says'}{why}"
         case "continue":
             return f"to go on{f' until {length}' if length else ''}{why}"
+        case "ask":
+            return f"asks its user{why}"
         case kind:
             return f"{kind}{why}"
 

@@ -20,7 +20,7 @@ from hpcdet.store import chain, files
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.trials import Lineage
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 def bring_up_to_date(file: Path, paths: ExperimentPaths) -> None:
@@ -185,6 +185,7 @@ class _Update:
             row = self._recalled(key)
             memory = recall.TermMemory.decode(row[1]) if row else recall.TermMemory()
             if memory.read(path):
+                self.changed = True  # even if no table shows it: the index says how far it read
                 self._mark(path, memory.mark)
                 self._remember(key, "", memory.encode())
             read[path] = memory.lines

@@ -127,7 +127,18 @@ class Shutdown:
     why: str = ""
 
 
-Action = Create | Continue | Pause | Stop | Shutdown
+@dataclass(frozen=True)
+class Ask:
+    """Something looks so wrong that a person should look at it before more is spent.
+
+    The experiment is paused with these words: trials go on as they were told to, and nothing is
+    told to the searcher, until ``hpcdet resume``. Then it goes on as if nothing had been asked.
+    """
+
+    why: str
+
+
+Action = Create | Continue | Pause | Stop | Shutdown | Ask
 
 
 class Searcher(Protocol):

@@ -22,6 +22,7 @@ ACTIONS: dict[str, type[api.Action]] = {
     "pause": api.Pause,
     "stop": api.Stop,
     "shutdown": api.Shutdown,
+    "ask": api.Ask,
 }
 _EVENT_NAMES: dict[type, str] = {kind: name for name, kind in EVENTS.items()}
 _ACTION_NAMES: dict[type, str] = {kind: name for name, kind in ACTIONS.items()}

@@ -21,7 +21,7 @@ from typing import Any, Literal, cast
 from hpcdet.goals import EVER, Goals, Objective
 from hpcdet.rungs import Bracket
 from hpcdet.search import books as book
-from hpcdet.search import detours, mute, places, ranking
+from hpcdet.search import detours, doubts, places, ranking
 from hpcdet.search.api import (
     Action,
     Continue,
@@ -75,12 +75,13 @@ class Halving:
     time_metric: str = ""
     promotion_share: float | None = None
     goals: Goals | None = None
-    version: int = field(default=1, init=False)
+    version: int = field(default=2, init=False)
 
     def initial(self) -> State:
         """Lists below ``bracket`` have one item for each trial; ``late``: reports while paused.
 
-        ``mute``: trials without what the search needs, until the first one that has it; then None.
+        ``mute``, ``short``: trials without what the search needs, and such as ended before their
+        next rung, until the first that did better, or the user was asked; then None (``doubts``).
         """
         return {
             "brackets": [book.opened(bracket) for bracket in self.brackets],
@@ -96,15 +97,12 @@ class Halving:
             "good": 0,
             "in_a_row": 0,
             "mute": [],
+            "short": [],
             "over": False,
         }
 
     def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
-        """Changes ``state``.
-
-        Raises:
-            HpcdetError: several trials lack what the search needs, and none ever had it.
-        """
+        """Changes ``state``."""
         if state["over"] and not isinstance(event, Limits):
             return state, []
         actions: list[Action] = []
@@ -115,7 +113,7 @@ class Halving:
             case Report(trial=trial) if trial in known:
                 self._hear(state, event, actions)
             case SegmentEnd(trial=trial) if trial in known:
-                self._end(state, event)
+                self._end(state, event, actions)
             case Limits():
                 self._change(state, event, actions)
             case _:
@@ -136,7 +134,7 @@ class Halving:
         elif length is None or state["mute"] is not None:
             rung = state["rung"][trial - 1]
             if length is None or book.has_reached(self._books(state, trial), rung, length):
-                mute.miss(state, trial, self._wanted, self.time_metric)
+                actions += doubts.mute(state, trial, self._wanted, self.time_metric)
             return
         if status == PAUSED:
             state["late"].setdefault(str(trial), []).append([length, found])
@@ -168,6 +166,7 @@ class Halving:
             state["rung"][trial - 1] = rung + 1
             above = "rung" if rung + 1 < len(rungs) else self._above(state, books, trial)
             if above == "nothing":
+                state["short"] = None
                 self._leave(state, trial)
                 if state["until"] is None:
                     actions.append(Stop(trial, f"{self._place(state, trial)}: trained in full"))
@@ -204,7 +203,7 @@ class Halving:
 
     # -- ends --------------------------------------------------------------------------------
 
-    def _end(self, state: State, end: SegmentEnd) -> None:
+    def _end(self, state: State, end: SegmentEnd, actions: list[Action]) -> None:
         trial, good = end.trial, end.reason in _GOOD
         books, rung = self._books(state, trial), state["rung"][trial - 1]
         status = state["status"][trial - 1]
@@ -239,8 +238,8 @@ class Halving:
             for below in range(rung if status == OPEN else rung - 1):
                 books["on"][below] -= 1
         self._close(state, trial, good)
-        if good and status == OPEN and rung == 0:
-            mute.miss(state, trial, self._wanted, self.time_metric)
+        if good and status == OPEN and not by_policy:
+            actions += doubts.ended(state, books, trial, self._wanted, self.time_metric, self._unit)
 
     def _close(self, state: State, trial: int, good: bool) -> None:
         top = state["rung"][trial - 1] == len(self._books(state, trial)["rungs"])
@@ -333,9 +332,9 @@ class Halving:
         if trains:
             actions += told
         else:
-            self._settle(state, books, trial)
+            self._settle(state, books, trial, actions)
 
-    def _settle(self, state: State, books: Books, trial: int) -> None:
+    def _settle(self, state: State, books: Books, trial: int, actions: list[Action]) -> None:
         """A promoted trial that has trained all the way already takes no place."""
         match state["status"][trial - 1]:
             case book.PAUSED:
@@ -346,6 +345,7 @@ class Halving:
             case book.OPEN:
                 state["open"] -= 1
                 books["next"][state["rung"][trial - 1]] -= 1
+                actions += doubts.short(state, books, trial, self._unit)
         self._close(state, trial, good=True)
 
     # -- what users change -------------------------------------------------------------------
@@ -398,8 +398,11 @@ class Halving:
 
     def _place(self, state: State, trial: int) -> str:
         """The rung that a trial has reported at last, in words."""
-        unit = self.time_metric or (self.until.unit if self.until else "")
-        return book.place(state, trial, unit)
+        return book.place(state, trial, self._unit)
+
+    @property
+    def _unit(self) -> str:
+        return self.time_metric or (self.until.unit if self.until else "")
 
     @functools.cached_property
     def _cut(self) -> Cut:

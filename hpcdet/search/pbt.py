@@ -16,11 +16,11 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 
-from hpcdet.errors import HpcdetError
 from hpcdet.goals import Goals, Objective
 from hpcdet.search import ranking
 from hpcdet.search.api import (
     Action,
+    Ask,
     Continue,
     Create,
     Event,
@@ -33,6 +33,7 @@ from hpcdet.search.api import (
     State,
     Stop,
 )
+from hpcdet.search.doubts import ENOUGH
 from hpcdet.search.explore import Explorer
 from hpcdet.search.members import (
     DONE,
@@ -48,7 +49,6 @@ from hpcdet.search.members import (
     member,
     ranked,
 )
-from hpcdet.search.mute import MAX_MUTE
 from hpcdet.search.places import hopeless
 from hpcdet.search.sampling import Sampler
 from hpcdet.space.domains import below
@@ -91,7 +91,8 @@ class Pbt:
     def initial(self) -> State:
         """``of``: the place in ``members`` of each trial; ``seen``: reports, where they matter.
 
-        ``mute``: trials without the metric, until the first one that has it; then None.
+        ``mute``: trials without the metric, until the first one that has it, or until the user
+        was asked; then None.
         """
         return {
             "members": [member() for _ in range(self.population)],
@@ -109,11 +110,7 @@ class Pbt:
         }
 
     def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
-        """What trials report that have been given up changes nothing.
-
-        Raises:
-            HpcdetError: several trials lack the metric, and none ever had it.
-        """
+        """What trials report that have been given up changes nothing."""
         if state["over"] and not isinstance(event, Limits):
             return state, []
         actions: list[Action] = []
@@ -139,7 +136,7 @@ class Pbt:
         one, length = self._member(state, report.trial), report.length.value
         if report.length.unit != self.until.unit or length <= one["at"]:
             return
-        self._look_for_metric(state, report)
+        self._look_for_metric(state, report, actions)
         state["in_a_row"] = 0
         if self.explorer.learns:
             found = ranking.loss(report.metrics, self.metric, self.smaller_is_better)
@@ -158,17 +155,14 @@ class Pbt:
             actions.append(Pause(one["trial"], "members that are less far train now"))
             one["status"] = WAITS
 
-    def _look_for_metric(self, state: State, report: Report) -> None:
+    def _look_for_metric(self, state: State, report: Report, actions: list[Action]) -> None:
         if self.metric in report.metrics:
             state["mute"] = None
         elif state["mute"] is not None and report.trial not in state["mute"]:
             state["mute"].append(report.trial)
-            if len(state["mute"]) >= min(MAX_MUTE, self.population):
-                raise HpcdetError(
-                    f"none of {len(state['mute'])} trials has reported {self.metric!r}",
-                    where="searcher.metric",
-                    hint="cancel the experiment, let the code report it, and submit again",
-                )
+            if (count := len(state["mute"])) >= min(ENOUGH, self.population):
+                state["mute"] = None
+                actions.append(Ask(f"none of {count} trials has reported {self.metric!r}"))
 
     def _end(self, state: State, end: SegmentEnd, actions: list[Action]) -> None:
         one, refused = self._member(state, end.trial), end.reason == "invalid_hp"

@@ -360,6 +360,9 @@ class TotalLength:
         return f"trained {used} of {self.length} in all" if used >= self.length else ""
 
 
+WITHOUT_METRIC = frozenset({"cost", "time", "total_length"})
+"""Policies that look at no metric."""
+
 _POLICIES: dict[str, Callable[..., Policy]] = {
     "patience": Patience,
     "threshold": Threshold,

@@ -9,6 +9,7 @@ from typing import Literal
 from hpcdet.goals import Goals
 from hpcdet.search.api import (
     Action,
+    Ask,
     Continue,
     Create,
     Event,
@@ -21,7 +22,7 @@ from hpcdet.search.api import (
     State,
     Stop,
 )
-from hpcdet.search.policies import Policy, Seen, loss
+from hpcdet.search.policies import WITHOUT_METRIC, Policy, Seen, loss
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Supervised:
     A trial that a policy ends still counts in the searcher's ranks with that last report, and
     then as stopped, so that its place goes to another at once. What it reports afterwards, and
     what the searcher wants of it, is dropped. A policy for the whole search ends all trials.
+    Before a policy ends anything by a metric that nobody has ever reported, the user is asked.
 
     A trial that breaks a hard constraint ends before anybody sees the report that says so.
 
@@ -61,6 +63,7 @@ class Supervised:
             "open": {},
             "ended": {},
             "over": False,
+            "heard": False,
         }
 
     def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
@@ -96,16 +99,21 @@ class Supervised:
             self.slots,
             feasible,
         )
-        ends = {"trial": "", "search": ""}
+        state["heard"] = state.get("heard", True) or self.metric in report.metrics
+        ends, asks = {"trial": "", "search": ""}, list[Action]()
         for (name, policy), own in zip(self.policies, state["policies"], strict=True):
             why = policy.judge(own, seen)
-            if why and not ends[policy.scope]:
+            if why and not state["heard"] and name not in WITHOUT_METRIC:
+                state["heard"] = True  # asked once
+                what = f"trial {seen.trial} would end by {name}, but nobody has ever reported"
+                asks.append(Ask(f"{what} {self.metric!r} as a number of its validations"))
+            elif why and not asks and not ends[policy.scope]:
                 ends[policy.scope] = f"{name}: {why}"
         if ends["search"]:
             state["over"] = True
             stops = [Stop(int(trial), ends["search"]) for trial in state["open"]]
             return [*stops, Shutdown(why=ends["search"])]
-        actions = self._tell(state, report)
+        actions = [*self._tell(state, report), *asks]
         if not ends["trial"]:
             return actions
         others = [a for a in actions if not _concerns(a, report.trial)]

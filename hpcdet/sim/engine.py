@@ -372,6 +372,8 @@ class Simulation:
             case api.Shutdown(why=why):
                 self.course.over = True
                 self._note("shutdown", why=why)
+            case api.Ask(why):
+                self._note("ask", why=why)  # whoever is asked says yes at once
 
     def _continue(self, trial: Trial, until: int) -> None:
         if trial.wanted in ("stop", "lost"):

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcdet.store import journal
-from hpcdet.store.layout import AttemptPaths, TrialPaths
+from hpcdet.store import journal, trials
+from hpcdet.store.layout import CHECKPOINT_NAME, AttemptPaths, TrialPaths
 from hpcdet.store.records import End, Verdict
 
 
@@ -42,16 +42,26 @@ def of(attempt: AttemptPaths) -> Progress:
 
 def _further(attempt: AttemptPaths, lines: list[journal.Line]) -> bool:
     start = next((line for line in lines if line["kind"] == "start"), {})
-    saved = _last(lines, "checkpoint")
+    scratch = attempt.scratch.parent.parent if attempt.scratch else None
+    trial = TrialPaths(attempt.root.parent.parent, attempt.trial, scratch)
+    saved = max(_last(lines, "checkpoint"), _committed(trial, attempt.number))
     if saved >= 0 or start.get("checkpoint"):
         return saved > int(start.get("batches", 0))
     reported = _last(lines, "metrics")
-    trial = TrialPaths(attempt.root.parent.parent, attempt.trial)
     before = [one for one in trial.attempts() if one.number < attempt.number]
     # the newest first: where there was progress, it is further than all the others
     return reported > 0 and all(
         _last(journal.read(one.journal), "metrics") < reported for one in reversed(before)
     )
+
+
+def _committed(trial: TrialPaths, attempt: int) -> int:
+    """The latest step of what an attempt has saved and that is there; -1 if nothing is.
+
+    Ranks that die after a commit have no time to say so in the journal.
+    """
+    found = (CHECKPOINT_NAME.fullmatch(name) for name in trials.checkpoints(trial))
+    return max((int(m[1]) for m in found if m and int(m[2]) == attempt), default=-1)
 
 
 def _last(lines: list[journal.Line], kind: str) -> int:

@@ -316,11 +316,14 @@ class Limits(Record):
     Attributes:
         max_concurrent_trials: trials that may run at once; 0: no limit but the searcher's.
         slot_hours, wall_s: the budget; None: no bound.
+        longer: what the search was made longer to, once after the other, in its unit of length:
+            rungs above those of the config.
     """
 
     max_concurrent_trials: int = 0
     slot_hours: float | None = None
     wall_s: float | None = None
+    longer: list[int] = field(default_factory=list)
     term: int = 0
     at: str = ""
 

@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import ConfigError
-from hpcdet.store import files
-from hpcdet.store.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
+from hpcdet.store import files, journal
+from hpcdet.store.layout import CHECKPOINT_NAME, AttemptPaths, ExperimentPaths, TrialPaths
 from hpcdet.store.scratch import identity
 from hpcdet.store.trials import MANIFEST, lineage
+
+STAGED = "checkpoint_staged"
+"""The kind of a journal's line on a checkpoint that is on a node only."""
+_OF_LINE = ("n", "t", "kind", "crc", "host")
 
 COPIED = ".copied"
 """An empty file beside the manifest of what has been copied: retention may remove the copy."""
@@ -74,6 +78,27 @@ def waiting(place: Path, trial: TrialPaths) -> list[str]:
     rest = [name for name in names if name not in (*there, *newest)]
     kept = [n for n in rest if not (place / n / COPIED).exists() and _is_kept(place / n)]
     return [*newest, *kept]
+
+
+def tell(attempt: AttemptPaths, trial: TrialPaths) -> None:
+    """Say in the journal of an attempt that has ended which of its checkpoints are on scratch, too.
+
+    Its ranks may have died between the copy and the word, and so may who copied after them.
+    """
+    lines = journal.read(attempt.journal)
+    told = {line["name"] for line in lines if line["kind"] == "checkpoint"}
+    waits = {line["name"]: line for line in lines if line["kind"] == STAGED}
+    there = [name for name in _committed(trial.checkpoints) if name in waits and name not in told]
+    if not there:
+        return
+    with journal.Writer(attempt.journal) as writer:
+        for name in there:
+            writer.append("checkpoint", sync=True, **record(waits[name]))
+
+
+def record(line: journal.Line) -> dict[str, Any]:
+    """What a line on a checkpoint that is on a node says of it wherever it is."""
+    return {key: value for key, value in line.items() if key not in _OF_LINE}
 
 
 def position(name: str) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 
 from hpcdet.checkpoint import CheckpointFailed, Manifest
-from hpcdet.store import files
+from hpcdet.store import files, limits
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import Best, Trial, Verdict, in_force
 from hpcdet.train import deterministic, fingerprint, notice, rng
@@ -69,6 +69,7 @@ class Session:
         device: what to train on.
         virtual: the ranks that the run is cut into, whatever their number; None: as many.
         until: length at which training ends, as far as anybody has said.
+        rungs: where the search compares trials, ascending; none if it does not.
         says: the file of the verdict.
         profile: where this rank's time goes.
         stop: that the code asks to end.
@@ -101,6 +102,7 @@ class Session:
         self.virtual = Virtual.of(config, ranks, record.seed)
         self.registered = Registry()
         self.until: Length | None = None
+        self.rungs = config.searcher.rungs
         self._deadline = deadline
         self._agreement = Agreement(self.peers)
         self._steps = 0
@@ -129,10 +131,18 @@ class Session:
 
     def learn_length(self) -> None:
         """How long to train: what the control in force says, else the config."""
+        longer = list[int]()
         if self.ranks.chief:
             self.read_control()
-        told = self.peers.broadcast(self._wish.until)
+            if self.place.experiment is not None and self.rungs:
+                longer = limits.in_force(self.place.experiment, self.config).longer
+        told, longer = self.peers.broadcast((self._wish.until, longer))
         self.until = told or self.config.searcher.max_length
+        self.rungs = limits.lengthen(self.rungs, longer)
+
+    def at_rung(self, before: Units, after: Units) -> bool:
+        """Whether a step has come to a length at which the search compares trials."""
+        return any(after.reached(rung) and not before.reached(rung) for rung in self.rungs)
 
     def begin(self, origin: Manifest | None, units: Units) -> None:
         """Say that this attempt goes on from a checkpoint (None: from the beginning)."""
@@ -220,8 +230,9 @@ class Session:
             self.keeper.conclude(orders.lost)
         if self.keeper.under_way:  # the next one is due once this one is there
             orders = orders._replace(save=False)
-        if orders.until is not None:
+        if orders.until is not None and orders.until != self.until:
             self.until = orders.until
+            self.rungs = limits.lengthen(self.rungs, [orders.until.value])
         self.stop.learn([orders.stop])
         if orders.leave:
             self._notice(orders.leave)

@@ -106,7 +106,7 @@ class Stage:
             return
         with self._lock:
             self._records[record["name"]] = record
-        tracker.record(staging.STAGED, sync=True, host=socket.gethostname(), **record)
+        tracker.record(staged.STAGED, sync=True, host=socket.gethostname(), **record)
         self._drain.request()
 
     def request(self) -> None:

@@ -23,7 +23,7 @@ def drain(
     attempt: AttemptPaths,
     left_s: Callable[[], float],
 ) -> None:
-    """Copy them, by a process that has torch, as long as there is time.
+    """Copy them, by a process that has torch, as long as there is time, and say so.
 
     What goes wrong is said in the launcher's log; the checkpoints stay where they are then.
 
@@ -34,11 +34,14 @@ def drain(
     if where is None:
         return
     trial = paths.trial(attempt.trial)
-    try:
-        if not staged.waiting(staged.folder(where, paths, trial.number), trial):
-            return
-    except (ConfigError, OSError):
-        return
+    with contextlib.suppress(ConfigError, OSError):
+        if staged.waiting(staged.folder(where, paths, trial.number), trial):
+            _copy(paths, attempt, left_s)
+    with contextlib.suppress(OSError):
+        staged.tell(attempt, trial)
+
+
+def _copy(paths: ExperimentPaths, attempt: AttemptPaths, left_s: Callable[[], float]) -> None:
     verb = [sys.executable, "-m", "hpcdet.checkpoint", "drain", str(paths.root)]
     argv = [*_DEAF, *verb, str(attempt.trial), str(attempt.number)]
     with contextlib.suppress(OSError), attempt.launcher_log.open("ab") as log:

@@ -1,0 +1,235 @@
+"""What users get wrong: the search pauses and says why, nothing is lost, and it goes on after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcdet.control import commands
+from hpcdet.control.controller import advance
+from hpcdet.control.holder import Holder
+from hpcdet.read import views
+from hpcdet.search import api, registry
+from hpcdet.search.program import Program
+from hpcdet.store import chain, config, files, journal
+from hpcdet.store.layout import AttemptPaths
+from hpcdet.store.lease import Lease
+from hpcdet.store.records import Closed, Verdict
+from tests.paper import Player, Waves, World
+
+HALVING = {"name": "async_halving", "max_length": {"batches": 9}, "divisor": 3, "num_rungs": 2}
+
+
+def search(root: Path, told: Path | None = None, **searcher: Any) -> World:
+    """A search of the registry's; ``told``: where its hook notes what it is told."""
+    asked = {**HALVING, "max_trials": 4, "max_concurrent_trials": 4, **searcher}
+    hook = {"notify": {"command": f'echo "$HPCDET_EVENT" >> {told}', "on": ["stuck", "end"]}}
+    settings = hook if told else {}
+    world = World.make(root, searcher=asked, hyperparameters={"rate": {"vals": [1, 2]}}, **settings)
+    files.write_once(world.paths.config, config.dump(world.resolved.raw))
+    world.method = registry.searcher(world.resolved, world.paths.root)
+    return world
+
+
+def later(world: World, holder: Holder, times: int = 2) -> None:
+    for _ in range(times):
+        world.clock.now += 11
+        advance(world.paths, holder)
+
+
+def report(attempt: AttemptPaths, step: int, metrics: dict[str, Any]) -> None:
+    with journal.Writer(attempt.journal) as writer:
+        units = {"batches": step}
+        said = {"group": "validation", "step": step, "metrics": metrics, "units": units}
+        writer.append("metrics", **said)
+
+
+def ends_by_itself(play: Player, attempt: AttemptPaths, batches: int) -> None:
+    Verdict("done", "completed", batches, None).write_once(attempt.verdict)
+    play.end(attempt, "completed", progressed=True)
+
+
+def everybody(world: World, holder: Holder, act: Callable[[AttemptPaths], None]) -> None:
+    """All trials that may run train, until there is none."""
+    play = world.play()
+    play.start_all()
+    while not world.paths.closed.exists() and holder.decided.state[0] != "PAUSED":
+        workers = [worker for worker in world.paths.workers() if not worker.end.exists()]
+        act(play.claim(workers[0]))
+        later(world, holder, 1)
+
+
+def decisions(world: World) -> list[dict[str, Any]]:
+    return [line["action"] for line in chain.read(world.paths) if line["kind"] == "action"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "metrics", "batches", "why"),
+    [
+        ({}, {"accuracy": 1}, 9, "none of 3 trials has reported 'loss' as a number"),
+        ({}, {"loss": "0.5"}, 9, "none of 3 trials has reported 'loss' as a number"),
+        (
+            {"max_length": None, "time_metric": "seen", "max_time": 9},
+            {"loss": 1.0},
+            9,
+            "none of 3 trials has reported 'loss' with 'seen' as a number",
+        ),
+        (
+            {"max_length": None, "time_metric": "seen", "max_time": 9},
+            {"loss": 1.0, "seen": 4},
+            4,
+            "ended by themselves before their next rung, the last one before 9 seen",
+        ),
+        ({"stopping": {"nan": {}}}, {"accuracy": 1}, 9, "would end by nan, but nobody has ever"),
+    ],
+)
+def test_what_looks_wrong_is_asked_about_once(
+    tmp_path: Path, asked: dict[str, Any], metrics: dict[str, Any], batches: int, why: str
+) -> None:
+    told = tmp_path / "told"
+    world = search(tmp_path, told, max_concurrent_trials=1, max_trials=9, **asked)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+
+    def train(attempt: AttemptPaths) -> None:
+        report(attempt, batches, metrics)
+        ends_by_itself(play, attempt, batches)
+
+    everybody(world, holder, train)
+    status = views.status(world.paths)
+    assert (status["state"], status["stuck"]) == ("PAUSED", True) and why in status["why"]
+    assert any(why in event["text"] for event in views.events(world.paths))
+    assert told.read_text() == "stuck\n"
+    while not world.paths.closed.exists():  # a policy and the rungs may both ask
+        commands.ask(world.paths, "resume")
+        holder.close()
+        holder = world.holder()
+        later(world, holder, 1)
+        everybody(world, holder, train)
+    closed = Closed.read(world.paths.closed)
+    assert closed is not None and closed.state == "COMPLETED"
+    asks = [action["why"] for action in decisions(world) if action["kind"] == "ask"]
+    assert len(asks) == len(set(asks)) == 1 + ("stopping" in asked)
+    assert told.read_text() == len(asks) * "stuck\n" + "end\n"
+
+
+GOOD = """case "$q" in
+*'"kind": "start"'*) say '{"kind": "create"}, {"kind": "create"}';;
+*segment_end*'"trial": 2'*) say '{"kind": "shutdown"}';;
+*) say '';; esac"""
+
+
+def program(world: World, at_an_end: str = "") -> None:
+    """The search's code: two trials; ``at_an_end``: what it does instead when the first ends."""
+    trap = f'case "$q" in *segment_end*\'"trial": 1\'*) {at_an_end}; continue;; esac\n'
+    say = 'say() { echo "{\\"state\\": 1, \\"actions\\": [$1]}"; }'
+    path = world.paths.root / "search.sh"
+    path.write_text(
+        f"#!/bin/sh\n{say}\nwhile read -r q; do\n{trap * bool(at_an_end)}{GOOD}\ndone\n"
+    )
+    path.chmod(0o700)
+
+
+def trained(world: World, holder: Holder) -> None:
+    """Both trials train to their end, one turn after the other."""
+    play = world.play()
+    for worker in play.start_all():
+        play.finish(play.claim(worker))
+        later(world, holder, 1)
+
+
+@pytest.mark.parametrize(
+    ("at_an_end", "why"),
+    [
+        ("echo oh >&2; exit 3", "ended with exit code 3 without an answer; it said: oh"),
+        ("sleep 600", "no answer within 1 s"),
+        ("echo what", "its answer is not JSON: what"),
+        ('printf \'{"state": 1, "act\'; kill -9 $$', "ended by signal SIGKILL without an answer"),
+        ('say \'{"kind": "stop", "trial": 9}\'', "wants to stop trial 9, which there is not"),
+        ('say \'{"kind": "create", "trial": 1}\'', "it creates trial 1; the next is 3"),
+        ('say \'{"kind": "ask", "why": "is that all?"}\'', "is that all?"),
+    ],
+)
+def test_a_searcher_that_fails_is_repaired_and_decides_as_if_nothing_had_been(
+    tmp_path: Path, at_an_end: str, why: str
+) -> None:
+    asked = {"name": "custom", "program": ["./search.sh"], "max_trials": 2}
+    calm, world = search(tmp_path / "calm", **asked), search(tmp_path, tmp_path / "told", **asked)
+    program(calm)
+    program(world, at_an_end)
+    other, holder = calm.holder(), world.holder()
+    advance(calm.paths, other)
+    trained(calm, other)
+    advance(world.paths, holder)
+    method = world.method
+    assert isinstance(method, Program)
+    method.timeout_s = 1.0 if "sleep" in at_an_end else 60.0
+    trained(world, holder)  # the second goes on to its end though nobody decides
+    status = views.status(world.paths)
+    assert (status["state"], status["stuck"]) == ("PAUSED", True) and why in status["why"]
+    assert any(why in event["text"] for event in views.events(world.paths))
+    assert (tmp_path / "told").read_text() == "stuck\n"
+    method.close()
+    method.timeout_s = 60.0
+    program(world)
+    commands.ask(world.paths, "resume")
+    later(world, holder)
+    closed = Closed.read(world.paths.closed)
+    assert closed is not None and closed.why == "2 of 2 trials succeeded"
+    assert [a for a in decisions(world) if a["kind"] != "ask"] == decisions(calm)
+
+
+def test_a_searcher_that_wants_nothing_and_does_not_end_is_asked_again(tmp_path: Path) -> None:
+    world = search(tmp_path, name="custom", program=["./search.sh"], max_trials=2)
+    program(world)
+    path = world.paths.root / "search.sh"
+    path.write_text(path.read_text().replace('{"kind": "shutdown"}', ""))
+    holder = world.holder()
+    advance(world.paths, holder)
+    trained(world, holder)
+    assert "wants no trial to run, and has not ended the search" in views.status(world.paths)["why"]
+    program(world)
+    assert isinstance(world.method, Program)
+    world.method.close()
+    commands.ask(world.paths, "resume")
+    later(world, holder)
+    assert world.paths.closed.exists()
+
+
+class Slow(Waves):
+    """It takes its time over each answer, in which somebody else reaches for the lease."""
+
+    def __init__(self, taking: Callable[[], None]) -> None:
+        super().__init__(count=6, width=6)
+        self.taking = taking
+
+    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+        self.taking()
+        return super().on_event(state, event)
+
+
+def test_a_searcher_that_thinks_for_longer_than_a_term_lasts_keeps_the_lease(
+    tmp_path: Path,
+) -> None:
+    world = World.make(tmp_path, searcher={"max_concurrent_trials": 6})
+    rival = Lease(world.paths, "rival", world.site.lease_ttl_s, world.clock)
+
+    def taking() -> None:
+        world.clock.now += 0.4 * world.site.lease_ttl_s
+        assert not rival.try_acquire()
+
+    world.method = Slow(taking)
+    holder = world.holder()
+    advance(world.paths, holder)
+    play = world.play()
+    for worker in play.start_all():
+        play.finish(play.claim(worker))
+    assert advance(world.paths, holder).state == "COMPLETED"
+    world.paths.closed.unlink()
+    holder = world.holder()
+    assert holder.begin(), "who is told all of it again keeps it, too"
+    assert holder.lease.term == 2
+    holder.close()
