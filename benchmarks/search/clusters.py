@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -152,6 +153,7 @@ def measure(quick: bool) -> list[dict[str, Any]]:
     with multiprocessing.Pool(2) as pool:
         for seed in range(seeds):
             outcomes += pool.map(perform, runs(seed, workers), chunksize=1)
+            print(f"part c: {seed + 1} of {seeds} seeds", file=sys.stderr, flush=True)
             if time.monotonic() > end:
                 break
     return summaries(outcomes, HORIZON) + rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import multiprocessing
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -136,6 +137,10 @@ def measure(quick: bool) -> list[dict[str, Any]]:
         for scenario in SCENARIOS
         for name in SAMPLERS
     ]
+    outcomes: list[Outcome] = []
     with multiprocessing.Pool(2) as pool:
-        outcomes = pool.map(perform, runs, chunksize=1)
+        for outcome in pool.imap(perform, runs):
+            outcomes.append(outcome)
+            if len(outcomes) % 50 == 0:
+                print(f"part f: {len(outcomes)} of {len(runs)}", file=sys.stderr, flush=True)
     return [{**row, "kind": "sampler"} for row in summaries(outcomes, HORIZON)]
