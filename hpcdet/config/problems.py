@@ -52,7 +52,10 @@ def failure(problems: Iterable[Problem], origins: Mapping[str, str], source: str
 
 
 def _where(problem: Problem, origins: Mapping[str, str], source: str) -> str:
-    return f"{locate(problem.key, origins) or source}: {problem.key}".rstrip(": ")
+    origin = locate(problem.key, origins) or source
+    if origin == f"--set {problem.key}":  # which names it
+        return origin
+    return f"{origin}: {problem.key}".rstrip(": ")
 
 
 def _line(origin: str) -> int:
