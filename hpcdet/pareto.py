@@ -10,8 +10,10 @@ with the lowest first objective, which makes it a function of the points alone.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
+from operator import le, lt
 
 Point = Sequence[float]
 
@@ -21,12 +23,9 @@ NET = 64
 
 def dominates(one: Point, other: Point) -> bool:
     """No worse in any objective, and better in one."""
-    better = False
-    for mine, theirs in zip(one, other, strict=True):
-        if mine > theirs:
-            return False
-        better = better or mine < theirs
-    return better
+    if one[0] > other[0]:  # that settles it for half of all pairs
+        return False
+    return all(map(le, one, other)) and any(map(lt, one, other))
 
 
 def layers(points: Sequence[Point]) -> list[int]:
@@ -56,6 +55,12 @@ def layers(points: Sequence[Point]) -> list[int]:
 
 def spread(points: Sequence[Point]) -> list[int]:
     """The order of the points of one front: their indices. Ties go to the lower index."""
+    return list(_spread(tuple(map(tuple, points))))
+
+
+@functools.lru_cache(maxsize=16)
+def _spread(points: tuple[tuple[float, ...], ...]) -> list[int]:
+    """A search asks for the same fronts with each event, and most of them are as before."""
     if len(points) < 2:
         return list(range(len(points)))
     scaled = list(zip(*(_scaled(values) for values in zip(*points, strict=True)), strict=True))

@@ -167,6 +167,10 @@ def test_constraints_rank_and_a_hard_one_ends_without_a_trace() -> None:
     assert run.tell(SegmentEnd(1, "stopped")) == []
     assert run.report(3, 1, loss=0.6, ms=1) == ["Pause 3"]
     assert run.report(4, 1, loss=0.7, ms=1) == ["Pause 4", "Continue 2"]  # the best of three
+    asked = {"population_size": 4, "perturbation_interval": {"batches": 1}, "quantile": 0.25}
+    copied = Run(make("pbt", constraints=[{**hard, "warmup": None}], **asked))
+    assert copied.report(2, 1, loss=0.5, ms=1) == []
+    assert copied.report(1, 1, loss=0.1, ms=21) == ["Stop 1", "Create 5"]  # its place is taken
     alone = Run(make("random", constraints=[{**hard, "warmup": None}], max_trials=2))
     assert alone.report(1, 1, loss=1.0, ms=math.nan) == ["Stop 1"]
     assert alone.report(2, 1, loss=1.0, ms=1) == []

@@ -169,7 +169,7 @@ class Pbt:
         state["in_a_row"] = state["in_a_row"] + 1 if refused else 0
         if end.reason == "target":
             self._reach(state, one, actions)
-        elif refused or end.reason == "failed":
+        elif refused or end.reason in ("failed", "violated"):
             state["failures"] += not refused
             if state["failures"] > FAILURES * self.population:
                 one["status"] = GONE
