@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -125,61 +125,51 @@ def take_apart(
     Raises:
         StateError: the state holds something that cannot be saved.
     """
-    private = {} if private is None else private
-    with _lock:
-        known = list(_known)
-    for one in reversed(known):
-        part = one.part(shared, private, rank, world, frozen)
-        if part is not None:
-            return part
-    common, own = tree.encode(shared, "shared"), tree.encode(private, "private")
-    texts = [tree.to_text(own.skeleton), tree.to_text(common.skeleton)]
-    leaves = (*common.leaves, *own.leaves, *_skeletons(texts, rank))
+    common, own = _apart(shared, "shared"), _apart({} if private is None else private, "private")
+    texts = [_text("private", own.text)]
+    if rank == 0:
+        texts.append(_text("shared", common.text))
+    leaves = (*common.leaves, *own.leaves, *texts)
     outline = _outline(leaves, len(common.leaves), rank, world, frozen)
-    with contextlib.suppress(ValueError), _lock:
-        patterns = Pattern(shared, "shared", common), Pattern(private, "private", own)
-        _known.append(_Known(outline, *patterns))
-    return Part(
-        outline,
-        _chosen(outline, [leaf.source for leaf in leaves]),
-        partial(tree.content, common.skeleton),
-        partial(tree.content, own.skeleton),
-        {leaf.name: leaf.whole for leaf in leaves if leaf.part},
-    )
+    sources = [*common.sources, *own.sources, *(text.source for text in texts)]
+    chosen = [[sources[number] for number in file.chosen] for file in outline.files]
+    whole = {leaf.name: leaf.whole for leaf in leaves if leaf.part}
+    return Part(outline, chosen, common.content, own.content, whole)
 
 
 @dataclass(frozen=True)
-class _Known:
-    """A state that was taken apart before, but for its data."""
+class _Apart:
+    """A tree taken apart: its leaves and their sources, its skeleton's text, and what it says."""
 
-    outline: Outline
-    shared: Pattern
-    private: Pattern
-
-    def part(
-        self, shared: Any, private: Any, rank: int, world: int, frozen: frozenset[str]
-    ) -> Part | None:
-        """What ``take_apart`` gives, if this state is like that one."""
-        outline = self.outline
-        if (outline.rank, outline.world, outline.frozen) != (rank, world, frozen):
-            return None
-        own = self.private.match(private)
-        common = self.shared.match(shared) if own is not None else None
-        if own is None or common is None:
-            return None
-        skeletons = _skeletons([own.text, common.text], rank)
-        first = len(outline.leaves) - len(skeletons)
-        if skeletons != list(outline.leaves[first:]):  # their lengths are rounded
-            return None
-        sources = [*common.sources, *own.sources, *(leaf.source for leaf in skeletons)]
-        return Part(outline, _chosen(outline, sources), common.content, own.content, {})
+    leaves: Sequence[Leaf]
+    sources: Sequence[Any]
+    text: bytes
+    content: Content
 
 
-def _chosen(outline: Outline, sources: Sequence[Any]) -> list[list[Any]]:
-    return [[sources[number] for number in file.chosen] for file in outline.files]
+def _apart(value: Any, name: str) -> _Apart:
+    with _lock:
+        known = list(_patterns[name])
+    for pattern in reversed(known):
+        match = pattern.match(value)
+        if match is not None:
+            return _Apart(pattern.leaves, match.sources, match.text, match.content)
+    encoded = tree.encode(value, name)
+    leaves = encoded.leaves
+    with contextlib.suppress(ValueError):
+        made = Pattern(value, name, encoded)
+        leaves = made.leaves
+        with _lock:
+            _patterns[name].append(made)
+    return _Apart(
+        leaves,
+        [leaf.source for leaf in encoded.leaves],
+        tree.to_text(encoded.skeleton),
+        partial(tree.content, encoded.skeleton),
+    )
 
 
-_known: deque[_Known] = deque(maxlen=8)
+_patterns: defaultdict[str, deque[Pattern]] = defaultdict(lambda: deque(maxlen=8))
 _outlines: deque[Outline] = deque(maxlen=8)
 _lock = threading.Lock()
 
@@ -194,7 +184,7 @@ def _outline(
             if same and known.leaves == leaves:
                 return known
     # what is remembered must not keep the tensors of this save alive
-    plain = tuple(replace(leaf, source=None, whole="") for leaf in leaves)
+    plain = tuple(leaf if leaf.source is None else leaf.plain() for leaf in leaves)
     numbers = {id(leaf): number for number, leaf in enumerate(plain)}
     chosen = [numbers[id(leaf)] for leaf in share(plain[:common], rank, world)]
     chosen += range(common, len(plain))
@@ -215,12 +205,6 @@ def _outline(
     with _lock:
         _outlines.append(made)
     return made
-
-
-def _skeletons(texts: Sequence[bytes], rank: int) -> list[Leaf]:
-    """The skeletons as leaves: that of a rank's own state, and on rank 0 that of the shared."""
-    names = ("private", "shared") if rank == 0 else ("private",)
-    return [_text(*each) for each in zip(names, texts, strict=False)]
 
 
 def _text(name: str, text: bytes) -> Leaf:

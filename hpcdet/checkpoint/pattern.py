@@ -88,11 +88,15 @@ class Pattern:
     Raises:
         ValueError: there can be none: it has parts of tensors, whose digests are others each time,
             or keys that are not known by being equal.
+
+    Attributes:
+        leaves: without their data.
     """
 
     def __init__(self, value: Any, name: str, encoded: Encoded) -> None:
         if any(leaf.part is not None for leaf in encoded.leaves):
             raise ValueError("no pattern for parts of tensors")
+        self.leaves = tuple(leaf.plain() for leaf in encoded.leaves)
         maker = _Maker()
         self._root, text, content = maker.node(value, encoded.skeleton, name)
         self._text = _joined(text)

@@ -20,7 +20,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -103,6 +103,10 @@ class Leaf:
     def data(self) -> memoryview:
         """The bytes (``data``)."""
         return data(self.source)
+
+    def plain(self) -> Leaf:
+        """Its structure alone, which keeps no data alive."""
+        return replace(self, source=None, whole="")
 
 
 def data(source: Any) -> memoryview:
