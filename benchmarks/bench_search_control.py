@@ -196,6 +196,31 @@ class Live:
         return time.process_time() - cpu, time.perf_counter() - wall
 
 
+class Metadata:
+    """Counts what this process asks a file system's metadata server: opens, looks, listings."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._on = False
+        self._stat = os.stat
+        sys.addaudithook(self._hear)  # there is no way to take it away again
+
+    def _hear(self, event: str, _: Any) -> None:
+        self.count += self._on and event in ("open", "os.listdir", "os.scandir")
+
+    def _look(self, *args: Any, **options: Any) -> os.stat_result:
+        self.count += self._on
+        return self._stat(*args, **options)
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        os.stat, self._on = self._look, True  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            os.stat, self._on = self._stat, False  # type: ignore[assignment]
+
+
 def turns(folder: Path, trials: int, count: int) -> dict[str, Any]:
     live = Live(folder, trials)
     live.holder.sight = Sight(live.world.paths, live.world.clock)
@@ -209,7 +234,14 @@ def turns(folder: Path, trials: int, count: int) -> dict[str, Any]:
         cpu.append(one)
         wall.append(other)
     high = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"cpu": cpu, "wall": wall, "reports": reports, "rss_mb": high}
+    metadata = Metadata()
+    for _ in range(count):
+        live.train(TURN_S)
+        with metadata.counted():
+            live.turn()
+    each = metadata.count / trials / count
+    found = {"cpu": cpu, "wall": wall, "reports": reports, "rss_mb": high}
+    return {**found, "metadata": each}
 
 
 # -- from a report to its directive --------------------------------------------------------------
@@ -408,6 +440,7 @@ def main() -> None:
         ),
         _row("processor per report, all of a turn", "us", each, None, count),
         _row(f"{live} live trials: memory", "MB", [turned["rss_mb"]], 300.0),
+        _row("metadata operations per trial and turn", "", [turned["metadata"]], 2.0, count),
         _row(
             "report to directive, turns every 0.25 s: median",
             "s",

@@ -10,9 +10,11 @@ from hpcdet.search import api
 from hpcdet.store import files
 from hpcdet.store.records import Best, number
 
+_KNOWN, _NEWS = ("best",), ("best", "news")
+
 
 def remember(holder: Holder, report: api.Report) -> None:
-    """Replace ``best.json`` if a report is better than what it holds.
+    """Keep in mind a report that is better than what ``best.json`` holds, until ``write``.
 
     What breaks a constraint is no best; of several objectives the first one counts. Derived and
     soon overtaken: where it cannot be written, a trial keeps a checkpoint too many.
@@ -26,13 +28,19 @@ def remember(holder: Holder, report: api.Report) -> None:
         if not standing.feasible:
             return
     best = Best(report.trial, number(found), report.length)
-    known: Best | None = holder.written.get(("best",))
+    known: Best | None = holder.written.get(_KNOWN)
     if known is None:
-        known = holder.written["best",] = Best.read(holder.paths.best)
-    if not best.beats(known, searcher.smaller_is_better):
+        known = holder.written[_KNOWN] = Best.read(holder.paths.best)
+    if best.beats(known, searcher.smaller_is_better):
+        holder.written[_KNOWN] = best
+        holder.written[_NEWS] = True
+
+
+def write(holder: Holder) -> None:
+    """Replace ``best.json`` if there is something better."""
+    if not holder.written.pop(_NEWS, False):
         return
-    best = dataclasses.replace(best, at=files.now())
+    best = dataclasses.replace(holder.written[_KNOWN], at=files.now())
     holder.fence()
     with contextlib.suppress(OSError):
         files.replace(holder.paths.best, best.encode())
-        holder.written["best",] = best

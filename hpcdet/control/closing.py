@@ -55,6 +55,11 @@ def close_attempt(holder: Holder, attempt: AttemptPaths, claim: Claim, reason: R
         holder.actions.append(f"attempt {attempt.trial}.{attempt.number} ended: {end.reason}")
 
 
+def busy(holder: Holder) -> frozenset[str]:
+    """Names of the workers that have an attempt that has not ended."""
+    return frozenset(claim.worker for _, claim in _open_attempts(holder))
+
+
 def _open_attempts(holder: Holder) -> Iterator[tuple[AttemptPaths, Claim]]:
     for number in sorted(holder.decided.open):
         yield from holder.sight.trial(number).open

@@ -110,7 +110,7 @@ def _turn(holder: Holder) -> Turn:
     if decided.unsaid and not (decided.deaf or decided.canceled):
         now = holder.resolved.searcher
         holder.tell(api.Limits(now.max_trials, now.max_concurrent_trials, now.max_length))
-    seen = holder.watch.look()
+    seen = holder.watch.look(closing.busy(holder))
     holder.lease.blind = holder.watch.blind
     holder.lease.waiting = sum(place.phase == "pending" for place in seen.places)
     closing.close_gone(holder, seen.gone)

@@ -38,6 +38,7 @@ def learn(holder: Holder) -> dict[int, Standing]:
             _end(holder, plan, standing)
             seen.dormant = decided.action(plan) != "run"
         standings[number] = standing
+    best.write(holder)
     return standings
 
 

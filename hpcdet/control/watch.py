@@ -8,8 +8,9 @@ all while the files say that nothing of ours can be in it.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,6 +75,11 @@ class Seen:
         return [place for place in self.places if place.phase != "over"]
 
 
+BUSY = 5
+"""A worker that is at work is asked whether it has left only in every so many intervals of polling:
+it leaves when its attempts have ended, of which the files are looked at in each turn."""
+
+
 @dataclass(frozen=True)
 class _Suspicion:
     """``answer``: ``answered_at`` of the answer that raised it."""
@@ -117,11 +123,18 @@ class Watch:
         self._left: dict[tuple[int, int, int], WorkerEnd] = {}
         self._ends: dict[tuple[int, int, int], str] = {}  # where those that live will say so
         self._looked: set[tuple[int, int, int]] = set()
+        self._busy: Set[str] = frozenset()
+        self._asked_end: dict[str, float] = {}
         self._rows: dict[tuple[str, int], Task] = {}
 
-    def look(self) -> Seen:
-        """Ask files and, if something may live there and it is time, the scheduler."""
+    def look(self, busy: Set[str] = frozenset()) -> Seen:
+        """Ask files and, if something may live there and it is time, the scheduler.
+
+        Args:
+            busy: names of workers that have an attempt that has not ended.
+        """
         self._looked.clear()
+        self._busy = busy
         newest = self.newest = self._newest_workers()
         submissions = list(self._submissions(newest))
         for intent, _ in submissions:
@@ -209,6 +222,8 @@ class Watch:
         if key in self._left or key in self._looked:
             return self._left.get(key)
         self._looked.add(key)
+        if worker.name in self._busy and self._was_asked(worker.name):
+            return None
         # whoever lives is in no archive: opening a file that is not there costs next to nothing
         if key in self._ends and not _opens(self._ends[key]):
             return None
@@ -218,6 +233,14 @@ class Watch:
         else:
             self._left[key] = end
         return end
+
+    def _was_asked(self, worker: str) -> bool:
+        """Whether it need not be asked again now; if it is, this is remembered."""
+        now = self._clock()
+        if now - self._asked_end.get(worker, -math.inf) < BUSY * self._site.limits.poll_min_s:
+            return True
+        self._asked_end[worker] = now
+        return False
 
     def _newest_workers(self) -> dict[tuple[int, int], WorkerPaths]:
         newest: dict[tuple[int, int], WorkerPaths] = {}

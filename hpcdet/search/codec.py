@@ -30,6 +30,11 @@ _ACTION_NAMES: dict[type, str] = {kind: name for name, kind in ACTIONS.items()}
 
 def encode_event(event: api.Event) -> dict[str, Any]:
     """``{"kind": "report", "trial": 1, "length": {"batches": 100}, "metrics": {…}}``."""
+    if type(event) is api.Report:  # there are many
+        length = {event.length.unit: event.length.value}
+        metrics = {name: _plain(value) for name, value in event.metrics.items()}
+        fixed = {"kind": "report", "trial": event.trial, "length": length, "metrics": metrics}
+        return {**fixed, "seconds": _plain(event.seconds)}
     return _encode(event, _EVENT_NAMES)
 
 
