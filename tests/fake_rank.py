@@ -29,7 +29,7 @@ import sys
 import time
 from pathlib import Path
 
-from hpcdet.store import config, files, journal
+from hpcdet.store import config, files, journal, sealed
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Verdict, in_force
 from hpcdet.store.trials import latest_checkpoint
@@ -87,7 +87,9 @@ def main() -> int:
     def save() -> str:
         folder = trial.checkpoint(step, attempt.number)
         files.make_folder(folder)
-        manifest = files.canonical({"step": step, "state": state})
+        meta = {"batches": step, "records": step, "epochs": 0, "kind": "resume"}
+        plain = {"name": folder.name, "digest": state, "shards": [], "meta": meta}
+        manifest = sealed.text(sealed.sealed({**plain, "step": step, "state": state}))
         if files.write_once(folder / "MANIFEST.json", manifest):
             log.append("checkpoint", step=step, name=folder.name, digest=state, bytes=0, sync=True)
         return folder.name

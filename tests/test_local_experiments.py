@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +13,16 @@ import pytest
 
 from hpcdet.control import commands, fork
 from hpcdet.control.replay import Replay
+from hpcdet.errors import ConfigError
+from hpcdet.jobs import create, origin
 from hpcdet.read import views
 from hpcdet.schedulers import processes
 from hpcdet.search import registry
 from hpcdet.site import Site
-from hpcdet.store import chain, config, journal
+from hpcdet.store import chain, config, journal, overrides
 from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import End, Intent, WorkerEnd
+from hpcdet.store.overrides import MAX_LENGTH
+from hpcdet.store.records import End, Intent, Trial, WorkerEnd
 from hpcdet.store.trials import standing
 from tests import experiments as x
 
@@ -310,15 +314,27 @@ def test_a_place_where_nothing_starts_ends_the_worker_and_is_not_the_trials_faul
         assert set(x.ends(paths, trial.number)) <= {"launch_failed", ""}
 
 
-def test_a_fork_trains_on_from_what_it_was_given(lab: Lab) -> None:
+def test_trials_train_on_from_another_experiment_s_checkpoints(lab: Lab) -> None:
     old = lab.submit(x.config(30))
     x.run_to_end(old)
+    values = x.config(60, trials=2, searcher={"begin_from": f"{old.id}/1@30 batches"})
+    found = origin.look(config.resolve(values), old.root.parent)
+    with pytest.raises(ConfigError, match="trials train until 30"):
+        origin.look(
+            overrides.lay(config.resolve(values), {MAX_LENGTH: {"batches": 30}}), old.root.parent
+        )
+    heirs = create.create(x.Plain(values, {}), lab.site(), old.code, old.root.parent, begin=found)
     new = fork.fork(old, {"searcher.max_length": {"batches": 60}}).paths
     x.turn(new)
     assert x.run_to_end(new).state == "COMPLETED", x.story(new)
     assert x.final_digest(new, 1) == lab.undisturbed(60)
     assert x.final_digest(old, 1) == lab.undisturbed(30)
     assert x.ends(new, 1) == ["completed", "completed"]
+    shutil.rmtree(old.root)  # what began from it has its own names of the files
+    x.turn(heirs)
+    assert x.run_to_end(heirs).state == "COMPLETED", x.story(heirs)
+    assert x.final_digest(heirs, 1) == x.final_digest(heirs, 2) == lab.undisturbed(60)
+    assert "origin/1" in str(Trial.read(heirs.trial(2).record))
 
 
 def test_per_trial_workers_take_one_each(lab: Lab) -> None:

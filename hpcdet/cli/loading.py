@@ -14,12 +14,13 @@ import click
 from hpcdet import config
 from hpcdet.cli.settings import settings
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import checks, lanes, past, snapshot
+from hpcdet.jobs import checks, lanes, origin, past, snapshot
 from hpcdet.jobs.environment import fold_defaults
 from hpcdet.site import Site, trust
 from hpcdet.store import yaml12
 from hpcdet.store.config import Resolved, resolve
 from hpcdet.store.history import History
+from hpcdet.store.parents import Donation
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -88,6 +89,11 @@ class Request:
     @property
     def root(self) -> Path:
         return settings().root_at(self.site)
+
+    @functools.cached_property
+    def origin(self) -> Donation | None:
+        """The checkpoint of ``searcher.begin_from``. Raises as ``origin.look``."""
+        return origin.look(self.resolved, self.root)
 
     @functools.cached_property
     def history(self) -> History | None:

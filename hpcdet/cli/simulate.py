@@ -173,7 +173,7 @@ def simulate_command(
     lengths = {top, *(length for bracket in asked.brackets for length in bracket.rungs)}
     if asked.interval:
         lengths |= {rung.value for rung in asked.rungs}
-    unbound = replace(resolved, searcher=replace(asked, constraints=[]))
+    unbound = replace(resolved, searcher=replace(asked, constraints=[], begin_from=None))
     courses: list[Course] = []
     with working(f"simulate {seeds} courses") as tell:
         for seed in range(seeds):

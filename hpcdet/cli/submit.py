@@ -126,6 +126,8 @@ def submit_command(
         settings().note(f"site {wanted.site.name}: {wanted.site.reason}")
     if budget := Budget(wanted.resolved.budget.slot_hours, wanted.resolved.budget.wall_s):
         settings().note(f"budget: {budget}; then it pauses")
+    if wanted.origin is not None:
+        settings().note(f"trials begin from {wanted.origin.folder}")
     for source in wanted.history.sources if wanted.history else ():
         settings().note(f"warm start: {source}")
     if not allow_dirty and (dirty := _uncommitted(wanted)):
@@ -147,6 +149,7 @@ def submit_command(
         wanted.root,
         include=wanted.include,
         past=wanted.history,
+        begin=wanted.origin,
     )
     waiting.ask(paths)
     with Crank(paths, "submit", hold=prepare) as crank:

@@ -137,7 +137,7 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
     ),
     **{
         f"searcher.{key}": (
-            Foreign("later", "starting from another checkpoint is not in this version"),
+            Foreign("refused", "no server numbers them here: see searcher.begin_from"),
         )
         for key in ("source_trial_id", "source_checkpoint_uuid")
     },

@@ -142,6 +142,8 @@ class Searcher(Section):
     initial: list[dict[str, Any]] = []
     """Hyperparameters of the first trials, one map for each; what a map leaves out is drawn."""
     warm_start: WarmStart | None = None
+    begin_from: str | None = Field(default=None, min_length=1)
+    """A checkpoint that all trials go on from: ID/3 (trial 3's newest), ID/3@400 batches."""
     stopping: Stopping = Stopping()
     program: str | list[str] | None = None
     """The searcher of name: custom: module:Class of the code, or a command that answers lines."""

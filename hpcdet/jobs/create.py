@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpcdet.errors import ConfigError, Unavailable
-from hpcdet.jobs import environment, provenance, snapshot
+from hpcdet.jobs import environment, origin, provenance, snapshot
 from hpcdet.jobs.render import search_path
 from hpcdet.site import Site, from_resolved, loading, places, trust
-from hpcdet.store import config, files, scratch
+from hpcdet.store import config, files, linking, scratch
 from hpcdet.store.history import History
 from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.parents import Donation
 
 _NAME = 40
 
@@ -47,6 +48,7 @@ def create(
     include: Sequence[Path] = (),
     whole: bool = False,
     past: History | None = None,
+    begin: Donation | None = None,
 ) -> ExperimentPaths:
     """Make the folder of a new experiment and everything in it that never changes.
 
@@ -61,10 +63,12 @@ def create(
         include: files and folders that belong to the code, too (``snapshot.scan``).
         whole: all of it in one folder, whatever the site has: it is about to be removed again.
         past: what former experiments have shown (``past.collect``).
+        begin: the checkpoint that all trials begin from (``origin.look``).
 
     Raises:
         ConfigError: the code is refused (``snapshot.scan``), or the folder is one that others
             may write.
+        IntegrityError: the checkpoint is gone by now.
         Unavailable: the folder cannot be written.
     """
     resolved = loaded.resolved()
@@ -77,6 +81,8 @@ def create(
     try:
         if past is not None:
             past.write(paths.history)
+        if begin is not None:
+            origin.give(begin, paths)
         _fill(paths, resolved, loaded.secrets, site, model_dir, entries, include, purged)
     except OSError as error:
         _undo(paths, purged)
@@ -121,6 +127,8 @@ def again(
         ):
             if theirs.exists():
                 files.write_once(mine, theirs.read_bytes())
+        if source.origin.root.is_dir():
+            linking.tree(source.origin.root, paths.origin.root)
         fill(paths)
         files.write_once(paths.config, source.config.read_bytes())
     except OSError as error:

@@ -23,7 +23,7 @@ from hpcdet.search.rule import Rule
 from hpcdet.search.sampling import Independent, Recorded, Sampler
 from hpcdet.search.schedule import Schedule
 from hpcdet.search.supervised import Supervised
-from hpcdet.search.warm import First, Informed
+from hpcdet.search.warm import First, Heirs, Informed
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space, trial_seed
 from hpcdet.store.config import COPYING, HALVING, MODELLED, WHOLE, Resolved
@@ -70,6 +70,8 @@ def searcher(
     except SpaceError as error:
         where = f"hyperparameters.{dotted(error.path)}".rstrip(".")
         raise ConfigError(error.what, where=where, hint=error.hint) from error
+    if asked.begin_from is not None:
+        method = Heirs(method)
     goals = asked.goals
     if not (asked.stopping or goals.hard):
         return method

@@ -1,16 +1,18 @@
-"""Searches that do not begin from nothing: points to try first, and what others have shown."""
+"""Searches that do not begin from nothing: given points, what others have shown, a checkpoint."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hpcdet.search.api import Action, Create, Event, Searcher, State
 from hpcdet.search.ranking import entry
 from hpcdet.search.sampling import Observation, Sampler, View
 from hpcdet.space.space import Space
 from hpcdet.store.history import History
+from hpcdet.store.parents import Parent
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,35 @@ class First:
         if number <= len(self.points):
             return self.space.completed(self.points[number - 1], self.seed, number)
         return self.then.suggest(view, number)
+
+
+@dataclass(frozen=True)
+class Heirs:
+    """A searcher whose trials begin from one checkpoint, where they have no parent of their own."""
+
+    method: Searcher
+    parent: str = str(Parent(1, None, "origin"))
+
+    @property
+    def name(self) -> str:
+        return self.method.name
+
+    @property
+    def version(self) -> int:
+        return self.method.version
+
+    def initial(self) -> State:
+        return self.method.initial()
+
+    def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
+        """Raises as the searcher does."""
+        state, actions = self.method.on_event(state, event)
+        return state, [self._made(action) for action in actions]
+
+    def _made(self, action: Action) -> Action:
+        if isinstance(action, Create) and not action.parent:
+            return replace(action, parent=self.parent)
+        return action
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,7 @@ class Searcher:
     sampler: Sampler = Sampler()
     initial: list[dict[str, Any]] = field(default_factory=list)
     warm_start: WarmStart | None = None
+    begin_from: str | None = None
     stopping: dict[str, dict[str, Any]] = field(default_factory=dict)
     program: str | list[str] | None = None
     options: dict[str, Any] = field(default_factory=dict)

@@ -256,6 +256,11 @@ class ExperimentPaths:
         return self.root / "history.json"
 
     @property
+    def origin(self) -> ExperimentPaths:
+        """Holds, as its trial 1, the checkpoint that all trials begin from, if there is one."""
+        return ExperimentPaths(self.root / "origin")
+
+    @property
     def terms(self) -> Path:
         """One numbered file per holder of the lease: ``terms/000003.json`` and its beat."""
         return self.root / "terms"

@@ -1,0 +1,57 @@
+"""The checkpoint that all trials of an experiment begin from, where its config names one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hpcdet.errors import ConfigError
+from hpcdet.read import find
+from hpcdet.store import parents
+from hpcdet.store.config import Resolved
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.parents import Donation
+from hpcdet.units import UNITS
+
+_TEXT = re.compile(rf"(.+?)(?:@(\d+) ({'|'.join(UNITS)}))?")
+_KEY = "searcher.begin_from"
+
+
+def look(resolved: Resolved, root: Path) -> Donation | None:
+    """What ``searcher.begin_from`` names, as it is now; None without it.
+
+    Args:
+        root: the folder of all experiments.
+
+    Raises:
+        NotFound: there is no such experiment or trial.
+        ConfigError: it has no such checkpoint, or there is nothing left to train from there.
+    """
+    named, until = resolved.searcher.begin_from, resolved.searcher.max_length
+    match = _TEXT.fullmatch(named or "")
+    if match is None:
+        return None
+    trial = find.trial(match[1], root)
+    unit = match[3] or (until.unit if until else "batches")
+    found = parents.donations(trial, unit)
+    if match[2]:
+        found = [one for one in found if one.at <= int(match[2])]
+    if not found:
+        at = f" at {match[2]} {unit} or before" if match[2] else ""
+        hint = f"hpcdet ckpt ls {match[1]} shows which it has"
+        raise ConfigError(f"{match[1]} has no whole checkpoint{at}", where=_KEY, hint=hint)
+    meta = found[-1].manifest["meta"]
+    if until is not None and int(meta.get(until.unit, 0)) >= until.value:
+        what = f"it has trained for {meta[until.unit]} {until.unit}, and trials train until {until}"
+        raise ConfigError(what, where=_KEY, hint="a greater searcher.max_length counts from 0, too")
+    return found[-1]
+
+
+def give(donation: Donation, paths: ExperimentPaths) -> None:
+    """Link it into a new experiment, so that all of its trials can have it whenever they begin.
+
+    Raises:
+        IntegrityError: it has been damaged, or is gone by now.
+        OSError: the disk is full or fails.
+    """
+    parents.give(donation, paths.origin.trial(1))
