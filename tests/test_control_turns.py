@@ -1115,3 +1115,38 @@ def test_a_trial_continued_by_its_own_report_ends_once_and_later(tmp_path: Path)
     advance(world.paths, holder)
     told = [(e["trial"], e.get("length", {}).get("batches")) for e in events(world) if "trial" in e]
     assert told == [(1, 50), (1, None), (2, 50), (2, 100), (2, None)]
+
+
+class Pair:
+    """A searcher: trial 2 begins from trial 1, which has not begun itself."""
+
+    name, version = "pair", 1
+
+    def initial(self) -> api.State:
+        return {}
+
+    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+        until = Length("batches", 10)
+        pair = [api.Create(1, {}, 1, until), api.Create(2, {}, 2, until, parent="1")]
+        return state, [*pair] if isinstance(event, api.Start) else []
+
+
+def test_a_pause_does_not_take_a_parent_from_its_child(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Pair())
+    holder = world.holder()
+    advance(world.paths, holder)
+    for verb in ("pause", "resume"):
+        commands.ask(world.paths, verb)
+        world.clock.now += 11
+        advance(world.paths, holder)
+        assert not world.paths.trial(2).record.exists()
+    play = world.play()
+    [worker, *_] = play.start_all()
+    attempt = play.claim(worker, 1)
+    play.save(attempt, 10)
+    play.finish(attempt, 0.2)
+    world.clock.now += 11
+    advance(world.paths, holder)
+    record = Trial.read(world.paths.trial(2).record)
+    assert record is not None and record.origin["checkpoint"] == "00000010.g1"
+    holder.close()

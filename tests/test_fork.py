@@ -137,6 +137,10 @@ def test_a_fork_goes_on_as_the_search_would_have(tmp_path: Path) -> None:
 
 def test_a_search_that_is_over_goes_on_further_or_from_an_earlier_point(tmp_path: Path) -> None:
     world = searching(tmp_path)
+    for _ in range(3):  # holders came and went: many terms, of which controls of trials tell
+        holder = world.holder()
+        advance(world.paths, holder)
+        holder.close()
     drive(world)
     with pytest.raises(UsageError, match="over"):
         fork.fork(world.paths, {})
@@ -157,6 +161,8 @@ def test_a_search_that_is_over_goes_on_further_or_from_an_earlier_point(tmp_path
     drive(longer, lambda: any(standing(t).state == "runnable" for t in longer.paths.trials()))
     runnable = [t for t in longer.paths.trials() if standing(t).state == "runnable"]
     assert all(latest_checkpoint(trial).startswith("00000040") for trial in runnable)
+    # claims of carried trials name workers of the other one, whose cost is not that of new ones
+    assert min(longer.paths.submissions()) > max(world.paths.submissions())
 
 
 def test_the_verb_says_what_it_made(

@@ -299,3 +299,30 @@ def test_a_config_of_a_population_is_checked_and_planned(tmp_path: Path) -> None
     ):
         with pytest.raises(ConfigError):
             config.load(file, [wrong])
+
+
+def test_who_is_given_up_is_not_copied_where_some_have_begun_anew() -> None:
+    method = pbt(population_size=7, max_concurrent_trials=7, quantile=0.5, synchronous=True)
+    state, actions = method.on_event(method.initial(), api.Start())
+    trials = [action.trial for action in actions if isinstance(action, api.Create)]
+    losses = dict.fromkeys(trials, math.nan)  # nobody can be copied yet
+
+    def train(trial: int, length: int, reason: str = "target") -> list[api.Action]:
+        at = Length("batches", length)
+        method.on_event(state, api.Report(trial, at, {"loss": losses[trial]}))
+        return method.on_event(state, api.SegmentEnd(trial, reason))[1]  # type: ignore[arg-type]
+
+    for trial in trials:
+        train(trial, 10)
+    for trial in trials:
+        actions = train(trial, 20, "failed" if trial <= 3 else "target")
+    anew = [action.trial for action in actions if isinstance(action, api.Create)]
+    assert len(anew) == 3
+    losses = {**dict.fromkeys(anew, 9.0), 4: 0.1, 5: 0.2, 6: 0.3, 7: 0.4}
+    for trial, length in [
+        *dict.fromkeys(anew, 10).items(),
+        *dict.fromkeys((4, 5, 6, 7), 30).items(),
+    ]:
+        actions = train(trial, length)
+    parents = {action.parent for action in actions if isinstance(action, api.Create)}
+    assert parents and parents <= {"4@30 batches", "5@30 batches"}

@@ -51,7 +51,7 @@ def has_origin(holder: Holder, plan: Plan, child: TrialPaths) -> bool:
         _prepare(holder)
         try:
             made = parents.give(chosen, child)
-        except IntegrityError:
+        except (IntegrityError, FileNotFoundError):
             return False  # it went this very moment: the next turn chooses again
     origin = parents.origin_of(made)
     _record(holder, plan, origin, f"begins from {origin['checkpoint']} of trial {parent.trial}")
@@ -64,14 +64,16 @@ def _about_to_save(
     """Whether to wait for a checkpoint that is nearer to what was asked for.
 
     A parent that trains is about to have it once it has reported, until it reports more. For one
-    that does not, only a child waits that would begin from nothing.
+    that does not, only a child waits that would begin from nothing. A pause by the user changes
+    nothing of what the search has decided.
     """
     plan = None if parent.experiment else holder.decided.plans.get(parent.trial)
     stands = standing(donor)
     if not found and plan is not None and plan.parent and plan.origin is None:
         return True
     if not stands.open_attempt or parent.length is None:
-        return not found and stands.state in _MAY_SAVE
+        trains_again = stands.state == "paused" and plan is not None and plan.searcher == "run"
+        return not found and (stands.state in _MAY_SAVE or trains_again)
     if plan is not None and plan.told > parent.length.value:
         return False
     return not any(each.at >= parent.length.value for each in found)

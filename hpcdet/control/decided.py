@@ -97,6 +97,7 @@ class Decided:
         given_up: those that were, also if they were given another chance since.
         recent: those that ended last.
         touched: those of which something else may be wanted than their files say.
+        submissions: the number of the last one of the experiment that this is a fork of.
     """
 
     method: api.Searcher
@@ -127,6 +128,7 @@ class Decided:
     given_up: list[int] = field(default_factory=list)
     recent: list[int] = field(default_factory=list)
     touched: set[int] = field(default_factory=set)
+    submissions: int = 0
 
     def __post_init__(self) -> None:
         self.search = self.method.initial()
@@ -277,6 +279,9 @@ class Decided:
 
     def _take_clone(self, line: Line) -> None:
         self.plans[line["trial"]].origin = line["origin"]
+
+    def _take_forked(self, line: Line) -> None:
+        self.submissions = line.get("submissions", 0)
 
     def _take_adopt(self, line: Line) -> None:
         """Trials of another experiment that go on here: none of it counts against them."""

@@ -203,7 +203,8 @@ def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
     if width < 1:
         raise _Later("as many jobs are queued as the site allows")
     workers = min(missing, width)
-    number = max(holder.paths.submissions(), default=0) + 1
+    # records that a fork has taken over name workers of former submissions
+    number = max([holder.decided.submissions, *holder.paths.submissions()]) + 1
     name = f"{holder.paths.id}-{number}"
     intent = Intent(
         number=number,

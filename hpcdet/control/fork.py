@@ -22,7 +22,7 @@ from hpcdet.site import from_resolved
 from hpcdet.store import chain, config, files, linking, parents
 from hpcdet.store.chain import Chain
 from hpcdet.store.journal import Line
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.layout import ExperimentPaths, TrialPaths, numbers
 from hpcdet.store.lease import Lease
 from hpcdet.store.overrides import OF_SEARCH
 from hpcdet.store.parents import Parent
@@ -178,11 +178,15 @@ def _write_records(
     """Those of the other search, and then what its open trials begin from here."""
     paths = found.paths
     lease = Lease(paths, "fork", from_resolved(source.site).lease_ttl_s)
+    # what the carried trials were told by holders of the other one is older than what is to come
+    lease.after = max(numbers(source.terms, ".json"), default=0)
     if not lease.try_acquire():
         raise IntegrityError("somebody decides for it already", where=str(paths.root))
     records = Chain.open(paths, lease.term, "fork")
     try:
-        records.note("forked", experiment=source.id, events=found.events)
+        # workers of the other one, whom claims and controls name, are none of this one's
+        last = max([then.submissions, *source.submissions()])
+        records.note("forked", experiment=source.id, events=found.events, submissions=last)
         for line in lines:
             if line["kind"] in _KINDS:
                 about = {key: value for key, value in line.items() if key not in _OF_LINE}

@@ -201,7 +201,9 @@ class Pbt:
         if any(one["status"] != HELD for one in held):
             return
         bad = [one for one in held if not one["trial"] or self._is_bad(state, one)]
-        donors = self._donors(state, held[0]["generation"]) if bad else []
+        found = self._donors(state, held[0]["generation"]) if bad else []
+        # who began anew is shorter than the rest, and ranks among others than these do
+        donors = [one for one in found if all(one is not each for each in bad)]
         for one in bad:
             self._replace(state, one, donors, actions)
         for one in held:

@@ -60,6 +60,7 @@ class Lease:
 
     Attributes:
         term: number of the term held; 0 while none is.
+        after: a free number above this one is taken; for a folder with files of other terms.
         blind: why the holder cannot ask the scheduler, "" if it can; told with every beat.
         waiting: tasks that the scheduler keeps in its queue, as last seen; told likewise.
     """
@@ -75,6 +76,7 @@ class Lease:
         self.kind = kind
         self.ttl_s = ttl_s
         self.term = 0
+        self.after = 0
         self.blind = ""
         self.waiting = 0
         self._clock = clock
@@ -89,7 +91,7 @@ class Lease:
         highest = max(numbers(self.paths.terms, ".json"), default=0)
         if highest and not self._over(highest):
             return False
-        number = highest + 1
+        number = max(highest, self.after) + 1
         started = self._clock()
         term = Term(number, self.kind, socket.gethostname(), os.getpid(), files.now())
         if not term.write_once(self.paths.term(number)):
