@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hpcdet.errors import ConfigError
 from hpcdet.search import policies, registry
 from hpcdet.search.api import (
     Action,
@@ -136,6 +137,15 @@ def test_wilcoxon_compares_equal_folds_with_the_best_trial() -> None:
     assert reports(policy, best + worse) == [(2, 5)]
     assert reports(policy, best + mixed) == []
     assert reports(policy, worse + best) == []
+
+
+def test_a_test_without_its_package_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    asked = {"name": "random", "metric": "loss", "max_trials": 2, "stopping": {"wilcoxon": {}}}
+    with pytest.raises(ConfigError, match="lacks a package: scipy"):
+        registry.searcher(resolve({"searcher": asked}))
 
 
 def test_no_improvement_counts_trials() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,6 +76,12 @@ def searcher(
     goals = asked.goals
     if not (asked.stopping or goals.hard):
         return method
+    if "wilcoxon" in asked.stopping and importlib.util.find_spec("scipy") is None:
+        raise ConfigError(
+            "the policy 'wilcoxon' lacks a package: scipy",
+            where="searcher.stopping.wilcoxon",
+            hint="pip install 'hpcdet[search]', where the searcher runs",
+        )
     chosen = policies.chosen(asked.stopping, asked.smaller_is_better)
     slots = resolved.resources.slots_per_trial
     watched = None if goals.plain else goals
