@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ PAGE = 4096
 FLOOR, MEMCPY = "raw O_DIRECT write", "memcpy"
 STAGED, SYNC = "hpcdet beside training", "hpcdet"
 DCP_PROCESS, DCP_THREAD = "DCP async, process", "DCP async, thread"
+STALLS = (MEMCPY, STAGED, DCP_THREAD, DCP_PROCESS)
 SYNC_PEERS = ("torch.save", "safetensors", "DCP", "h5py")
 
 State = dict[str, torch.Tensor]
@@ -260,12 +261,14 @@ def rank_main(rank: int, world: int, rounds: int, quick: bool, folder: Path) -> 
     """Measure everything, in turn; rank 0 writes what it saw as JSON."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
+    what = folder.name
+    torch.set_num_threads(1 if what == "stalls" else max(1, (os.cpu_count() or 1) // world))
     dist.init_process_group("gloo", rank=rank, world_size=world)
-    if folder.name == "loads":
+    if what == "loads":
         seen = measure_loads(rank, world, rounds, quick, folder)
     else:
-        seen = measure_saves(rank, world, rounds, quick, folder)
+        names = STALLS if what == "stalls" else None
+        seen = measure_saves(rank, world, rounds, quick, folder, names)
     if rank == 0:
         (folder / "seen.json").write_text(json.dumps(seen))
     dist.barrier()
@@ -291,12 +294,15 @@ def measure_loads(rank: int, world: int, rounds: int, quick: bool, folder: Path)
     return seen
 
 
-def measure_saves(rank: int, world: int, rounds: int, quick: bool, folder: Path) -> Seen:
-    """What each way to save takes, once while nothing else happens, once while training goes on."""
+def measure_saves(
+    rank: int, world: int, rounds: int, quick: bool, folder: Path, names: Iterable[str] | None
+) -> Seen:
+    """What these ways to save take (None: all), once while nothing else happens, once while
+    training goes on."""
     methods, step = Methods(state(quick), rank, world), Step()
-    seen: Seen = {name: [] for name in methods.saves}
+    seen: Seen = {name: [] for name in names or methods.saves}
     for turn in range(rounds + 1):
-        order = list(methods.saves)
+        order = list(seen)
         random.Random(turn).shuffle(order)
         for name in order:
             one = measure(methods.saves[name], step, folder / "save", rank)
@@ -335,7 +341,7 @@ def measure(save: Callable[[Path], Done], step: Step, at: Path, rank: int) -> di
 
 
 def run(what: str, world: int, rounds: int, quick: bool) -> Seen:
-    """Start the ranks, to do ``saves`` or ``loads``; what the first of them saw."""
+    """Start the ranks, to do ``saves``, ``stalls`` or ``loads``; what the first of them saw."""
     with tempfile.TemporaryDirectory(prefix="hpcdet-bench-") as top, socket.socket() as probe:
         name = str(Path(top) / what)
         Path(name).mkdir()
@@ -412,13 +418,24 @@ def of_saves(seen: Seen, ranks: str) -> list[results.Row]:
     rows += [row("synchronous save", SYNC, "whole", peer, "whole", 1.0) for peer in SYNC_PEERS]
     rows += [row("until durable", STAGED, "whole", DCP_THREAD, "whole", 1.0)]
     rows += [row("until durable", STAGED, "whole", DCP_PROCESS, "whole", 1.0)]
-    rows += [row("blocking stall", STAGED, "blocked", MEMCPY, "blocked", 1.1)]
-    rows += [row("blocking stall", STAGED, "blocked", DCP_THREAD, "blocked", 1.0)]
-    rows += [row("blocking stall", STAGED, "blocked", DCP_PROCESS, "blocked", 1.0)]
-    rows += [row("effective stall", STAGED, "effective", DCP_PROCESS, "effective", 0.25)]
-    rows += [row("effective stall", STAGED, "effective", DCP_THREAD, "effective", 0.25)]
+    rows += of_stalls(seen, ranks)
     return rows + [
         row("effective stall", STAGED, "effective", peer, "effective", 1.0) for peer in SYNC_PEERS
+    ]
+
+
+def of_stalls(seen: Seen, ranks: str) -> list[results.Row]:
+    """Rows of what training loses by our saves, against a copy and others beside training."""
+
+    def row(what: str, part: str, peer: str, goal: float) -> results.Row:
+        return compare(seen, f"{ranks}: {what}", STAGED, part, peer, part, goal)
+
+    return [
+        row("blocking stall", "blocked", MEMCPY, 1.1),
+        row("blocking stall", "blocked", DCP_THREAD, 1.0),
+        row("blocking stall", "blocked", DCP_PROCESS, 1.0),
+        row("effective stall", "effective", DCP_PROCESS, 0.25),
+        row("effective stall", "effective", DCP_THREAD, 0.25),
     ]
 
 
@@ -448,6 +465,9 @@ def main() -> None:
         ranks = f"{world} rank{'s' * (world > 1)}"
         if "saves" in given.only:
             rows += of_saves(run("saves", world, rounds, given.quick), ranks)
+            if world == 1:  # one core is left to what saves
+                found = run("stalls", world, rounds, given.quick)
+                rows += of_stalls(found, f"{ranks}, 1 thread")
         if "loads" in given.only:
             rows += of_loads(run("loads", world, rounds, given.quick), ranks)
     results.publish("checkpoint", rows)
