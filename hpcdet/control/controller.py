@@ -290,9 +290,16 @@ def _provide(
     outdated = _outdated(holder, seen, waiting, since)
     fleet.cancel_surplus(holder, outdated, len(outdated))
     useful = [place for place in seen.live if place not in outdated]
-    together = min(wanted, most) if most else wanted
-    workers = capacity.workers(holder, useful, standings, together, since)
-    workers = min(workers, capacity.by_slots(resolved, resolved.lanes) or workers)
+
+    def needed(trials: int) -> int:
+        together = min(trials, most) if most else trials
+        found = capacity.workers(holder, useful, standings, together, since)
+        return min(found, capacity.by_slots(resolved, resolved.lanes) or found)
+
+    workers = needed(wanted)
+    # who waits for a checkpoint of its parent may have a worker that is there, but none is sent
+    if early := sum(("record", plan.number) not in holder.written for plan in waiting):
+        workers = max(needed(wanted - early), min(workers, len(useful)))
     fleet.provide(holder, seen, workers + len(outdated))
     return workers
 
