@@ -10,12 +10,17 @@ import pytest
 import torch
 
 from hpcdet import checkpoint, pytorch
-from hpcdet.store import parents
+from hpcdet.control import commands
+from hpcdet.control.controller import advance
+from hpcdet.store import linking, parents
 from hpcdet.store.config import resolve
 from hpcdet.store.layout import TrialPaths
+from hpcdet.store.records import Trial
 from hpcdet.train import joining
 from hpcdet.units import Length
 from tests.alone import as_script, checkpoints, train  # noqa: F401
+from tests.paper import Heir, World
+from tests.test_control_turns import later
 
 pytestmark = pytest.mark.usefixtures("as_script")
 
@@ -129,6 +134,29 @@ def test_members_of_a_population_save_where_they_are_compared(
     train(Child, tmp_path, 12)
     found = {one.step: one.meta["kind"] for one in checkpoints(tmp_path) if one.step}
     assert found == {4: "resume", 8: "resume", 12: "kept"}
+
+
+def test_a_child_that_is_canceled_waits_no_longer_for_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World.make(tmp_path, Heir())
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    attempt = play.claim(play.start_all()[0], 1)
+    saved = play.save(attempt, 40)
+    play.report(attempt, 50)
+    read: list[Path] = []
+    manifest = linking.manifest
+    monkeypatch.setattr(linking, "manifest", lambda at: read.append(at) or manifest(at))
+    for _ in range(3):
+        later(world, holder)
+    child = world.paths.trial(2)
+    assert read == [saved] and not child.record.exists()
+    commands.ask(world.paths, "cancel", 2)
+    later(world, holder, 2)
+    record = Trial.read(child.record)
+    assert record is not None and not record.origin
+    assert holder.decided.plans[2].ended == "canceled"
 
 
 def test_a_parent_is_read_as_it_is_written() -> None:

@@ -232,6 +232,8 @@ def test_an_adaptive_search_is_honoured(tmp_path: Path) -> None:
     assert table.typed().searcher.max_trials == 81 + 34 + 15 + 8 + 5
     own = "searcher={name: asha, max_time: 9, time_metric: seen, num_rungs: 2, max_trials: 4}"
     counted = load(tmp_path, "entrypoint: x", own).typed().searcher
+    unset = "searcher={name: single, max_length: 9, max_time: null, time_metric: null}"
+    assert load(tmp_path, "entrypoint: x", unset).typed().searcher.top == 9
     assert (counted.top, counted.max_length, counted.rungs) == (9, None, [])
     longer = overrides.lay(loaded.typed(), {overrides.MAX_LENGTH: {"batches": 2000}}).searcher
     assert [rung.value for rung in longer.rungs] == [58, 234, 937, 2000]
@@ -289,6 +291,7 @@ def test_launch_layers_go_and_what_they_start_stays(tmp_path: Path, given: Any, 
         ("searcher: {max_time: 3, max_length: 4}", "two lengths"),
         ("searcher: {max_time: 3, time_metric: loss}", "no unit of length"),
         ("searcher: {time_metric: epochs}", "'max_time' is missing"),
+        ("searcher: {name: asha, max_trials: 9, max_time: 9}", "'time_metric' is missing"),
         ("slurm: {sbatch_args: [-t 5]}\nresources: {walltime_s: 9}", "walltime is there twice"),
     ],
 )

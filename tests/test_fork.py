@@ -15,12 +15,13 @@ from hpcdet.control import fork
 from hpcdet.control.controller import advance
 from hpcdet.control.replay import Replay
 from hpcdet.errors import Unavailable, UsageError
-from hpcdet.search import registry
+from hpcdet.search import api, codec, registry
 from hpcdet.site import loading
 from hpcdet.store import chain, config, files
 from hpcdet.store.layout import INHERITED, ExperimentPaths
 from hpcdet.store.records import Best, Trial, in_force
 from hpcdet.store.trials import latest_checkpoint, standing
+from hpcdet.units import Length
 from tests.commands import Cli, cli  # noqa: F401
 from tests.paper import World
 
@@ -163,6 +164,37 @@ def test_a_search_that_is_over_goes_on_further_or_from_an_earlier_point(tmp_path
     assert all(latest_checkpoint(trial).startswith("00000040") for trial in runnable)
     # claims of carried trials name workers of the other one, whose cost is not that of new ones
     assert min(longer.paths.submissions()) > max(world.paths.submissions())
+
+
+def test_what_users_did_to_trials_that_had_ended_goes_along() -> None:
+    """Three began again after a failure; one from an older checkpoint, one was canceled."""
+    lines: list[dict[str, Any]] = [{"kind": "event", "event": {"kind": "start"}}]
+    for trial in (1, 2, 3, 4):
+        create = api.Create(trial, {"x": 0.1}, 7, Length("batches", 40))
+        lines += [
+            {"kind": "action", "action": codec.encode_action(create)},
+            {"kind": "retry", "trial": trial, "attempts": 2},
+            {"kind": "fail", "trial": trial, "why": "ValueError: x"},
+            _ended(trial, "failed"),
+        ]
+    again = [[trial, 2] for trial in (1, 2, 3)]
+    from_older = {"rewinds": [[1, "00000010.g1", 3]]}
+    lines.append({"kind": "command", "seq": 1, "verb": "retry", "again": again, **from_older})
+    lines.append({"kind": "command", "seq": 2, "verb": "cancel", "trial": 2})
+    lines += [_ended(1, "target"), _ended(2, "canceled")]
+    then = fork._folded(lines)
+    heard = [line for line in lines if line["kind"] in fork._KINDS]
+    adopt = {"kind": "adopt", "parents": {"3": ""}, "carried": fork._by_commands(lines, then)}
+    there = fork._folded([*heard, adopt])
+    for trial in (1, 2, 4):
+        assert there.plans[trial] == then.plans[trial]
+    assert there.control(there.plans[1]).rewinds == [["00000010.g1", 3]]
+    assert (there.plans[1].base, there.plans[2].killed, there.plans[4].base) == (2, True, 0)
+    assert not there.plans[3].failed and there.given_up == [4]
+
+
+def _ended(trial: int, reason: Any) -> dict[str, Any]:
+    return {"kind": "event", "event": codec.encode_event(api.SegmentEnd(trial, reason))}
 
 
 def test_the_verb_says_what_it_made(

@@ -153,7 +153,7 @@ def test_ends_are_charged_by_accounting_once_and_stop_what_it_cannot_pay(tmp_pat
     play.finish(play.claim(one, 1))
     play.vanish(one, TaskState.NODE_FAIL)  # it did not come to say goodbye
     world.scheduler.used["1"] = [
-        Usage("1", 0, began - 1500, began - 20, 1480),  # a run that ended before a worker was up
+        Usage("1", 0, began - 2480, began - 1000, 1480),  # ended before a worker was up
         Usage("1", 0, began - 10, began + 1209, 1219, 1),
         Usage("1", 1, began, None, 30),
     ]
@@ -172,6 +172,24 @@ def test_ends_are_charged_by_accounting_once_and_stop_what_it_cannot_pay(tmp_pat
     written = numbers(world.paths.charges(0).parent, ".json")
     records = [Charges.read(world.paths.charges(number)) for number in written]
     assert [record.settled for record in records if record] == [[], [1]]
+
+
+def test_a_run_is_not_charged_before_its_worker_can_be_seen(tmp_path: Path) -> None:
+    world = _world(tmp_path, 2, slot_hours=1)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    began = time.time() - 60
+    worker, _ = play.start_all()
+    play.finish(play.claim(worker, 1))
+    play.leave(worker)
+    unseen = worker.claim.rename(tmp_path / "unseen")
+    world.scheduler.able = Capabilities(accounting=True)
+    world.scheduler.used["1"] = [Usage("1", 0, began, began + 60, 60)]
+    later(world, holder, 3)
+    assert not numbers(world.paths.charges(0).parent, ".json")
+    unseen.rename(worker.claim)
+    later(world, holder, 3)
+    assert [one.worker for one in holder.spending.book.read()] == [worker.name]
 
 
 def _world(folder: Path, trials: int, **budget: float) -> World:

@@ -33,15 +33,24 @@ def _time(searcher: Any) -> Iterator[tuple[Problem, bool]]:
 
     Where trials are compared the metric may be any that the code reports.
     """
-    if not isinstance(searcher, dict) or not {"max_time", "time_metric"} & searcher.keys():
+    if not isinstance(searcher, dict):
         return
-    unit, amount = searcher.get("time_metric", "batches"), searcher.get("max_time")
-    if unit not in _UNITS and searcher.get("name") in HALVING:
+    for key in ("max_time", "time_metric"):
+        if searcher.get(key, 0) is None:
+            del searcher[key]  # as if it were not there
+    if not {"max_time", "time_metric"} & searcher.keys():
+        return
+    unit, amount = searcher.get("time_metric"), searcher.get("max_time")
+    if unit is not None and unit not in _UNITS and searcher.get("name") in HALVING:
         return
     searcher.pop("time_metric", None), searcher.pop("max_time", None)
     if searcher.get("max_length") is not None:
         what = "there are two lengths: max_length and max_time"
         yield Problem("searcher.max_time", what, "keep max_length"), True
+    elif unit is None:
+        what = "'time_metric' is missing: what max_time counts"
+        hint = f"time_metric: batches, or max_length: {{batches: {amount}}} in its place"
+        yield Problem("searcher.max_time", what, hint), True
     elif unit not in _UNITS:
         hint = f"write one of {', '.join(_UNITS)}, or max_length"
         yield Problem("searcher.time_metric", f"{unit!r} is no unit of length here", hint), True

@@ -28,6 +28,11 @@ PATIENCE_S = 86400.0
 """An allocation of which accounting knows nothing so long after its end is not asked for again."""
 
 
+LATE_S = 300.0
+"""A worker that lived is seen so long after its run at the latest: listings come from caches.
+A charge is written once, and one without its worker would count beside that worker's records."""
+
+
 @dataclass(frozen=True)
 class _Due:
     """A submission whose charges are not all known.
@@ -129,12 +134,13 @@ def _ask(
             continue
         runs = [run for run in runs if (_name(run), run.start) not in known]
         by_run = _matched(one, runs)
-        ended = [run for run in runs if run.end is not None]
-        charges += [_charge(reader, one, run, by_run.get(run)) for run in ended]
+        told = [run for run in runs if run.end is not None]
+        told = [run for run in told if run in by_run or _is_past(run)]
+        charges += [_charge(reader, one, run, by_run.get(run)) for run in told]
         matched = {worker.name for worker in by_run.values()}
         missing = [claim for worker, claim in one.workers if worker.name not in matched]
         is_late = all(time.time() - spending.epoch(each.at) > PATIENCE_S for each in missing)
-        if one.over and len(ended) == len(runs) and is_late:
+        if one.over and len(told) == len(runs) and is_late:
             settled.append(one.number)
     return charges, settled
 
@@ -156,6 +162,10 @@ def _matched(one: _Due, runs: Sequence[Usage]) -> dict[Usage, WorkerPaths]:
 
 def _within(at: float, run: Usage) -> bool:
     return run.start - NEAR_S <= at and (run.end is None or at <= run.end + NEAR_S)
+
+
+def _is_past(run: Usage) -> bool:
+    return run.end is not None and time.time() - run.end > LATE_S
 
 
 def _charge(reader: Spending, one: _Due, run: Usage, worker: WorkerPaths | None) -> Charge:

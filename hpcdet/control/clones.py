@@ -24,7 +24,7 @@ def has_origin(holder: Holder, plan: Plan, child: TrialPaths) -> bool:
     """Whether a trial may be made now: it has what it begins from, or begins from nothing.
 
     A child whose parent has nothing to give, and will not have, begins from nothing, which the
-    decision says.
+    decision says; so does one that is not to train any more, which nobody need wait for.
 
     Raises:
         Fenced: the term ended meanwhile.
@@ -38,6 +38,9 @@ def has_origin(holder: Holder, plan: Plan, child: TrialPaths) -> bool:
         _record(holder, plan, {}, f"begins from nothing: {plan.parent!r} is no earlier trial")
         return True
     made = parents.given(child)
+    if made is None and holder.decided.action(plan) in ("stop", "kill"):
+        _record(holder, plan, {}, "begins from nothing: it is over before it had its parent's")
+        return True
     if made is None:
         donor = parent.paths(holder.paths)
         found = parents.donations(donor, parent.length.unit if parent.length else "batches")
@@ -52,6 +55,7 @@ def has_origin(holder: Holder, plan: Plan, child: TrialPaths) -> bool:
         try:
             made = parents.give(chosen, child)
         except (IntegrityError, FileNotFoundError):
+            parents.forget()
             return False  # it went this very moment: the next turn chooses again
     origin = parents.origin_of(made)
     _record(holder, plan, origin, f"begins from {origin['checkpoint']} of trial {parent.trial}")

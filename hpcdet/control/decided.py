@@ -284,14 +284,17 @@ class Decided:
         self.submissions = line.get("submissions", 0)
 
     def _take_adopt(self, line: Line) -> None:
-        """Trials of another experiment that go on here: none of it counts against them."""
+        """Trials of another experiment: those that go on have nothing against them."""
         for text, parent in line["parents"].items():
             plan = self.plans[int(text)]
             plan.parent, plan.origin = parent, None
             plan.failed = plan.given_up = ""
             plan.allowed = plan.base = 0
-        for number in line["killed"]:
+        for number in line.get("killed", ()):  # as former versions recorded it
             self.plans[number].killed = True
+        for text, known in line.get("carried", {}).items():
+            for name, value in known.items():
+                setattr(self.plans[int(text)], name, value)
         self.given_up = [number for number in self.given_up if self.plans[number].failed]
         self.touched |= self.plans.keys()
 

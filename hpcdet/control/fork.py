@@ -32,6 +32,8 @@ from hpcdet.units import Length
 _KINDS = frozenset({"event", "action", "retry", "fail", "clone"})
 """Records that say how a search went. What its users asked for is asked for again, or not."""
 _OF_LINE = frozenset({"n", "kind", "term", "crc"})
+_BY_COMMANDS = ("allowed", "base", "failed", "given_up", "killed", "rewinds")
+"""Of a plan: what commands, too, have made of it."""
 
 
 @dataclass(frozen=True)
@@ -193,12 +195,23 @@ def _write_records(
                 records.note(line["kind"], **about)
         named = {n: str(Parent(n, at, f"../{source.id}")) for n, at in found.going.items()}
         fresh = {str(n): named.get(n, "") for n in [*found.going, *found.anew]}
-        killed = [plan.number for plan in then.plans.values() if plan.ended and plan.killed]
-        records.note("adopt", parents=fresh, killed=killed)
+        records.note("adopt", parents=fresh, carried=_by_commands(lines, then))
         records.commit()
     finally:
         records.close()
         lease.release()
+
+
+def _by_commands(lines: list[Line], then: Decided) -> dict[str, dict[str, Any]]:
+    """What is to hold of the trials that had ended, and does not by the records that go along."""
+    heard = _folded([line for line in lines if line["kind"] in _KINDS])
+    found: dict[str, dict[str, Any]] = {}
+    for plan in then.plans.values():
+        alike = heard.plans[plan.number]
+        other = [name for name in _BY_COMMANDS if getattr(plan, name) != getattr(alike, name)]
+        if plan.ended and other:
+            found[str(plan.number)] = {name: getattr(plan, name) for name in other}
+    return found
 
 
 def _write_best(source: ExperimentPaths, paths: ExperimentPaths, lines: list[Line]) -> None:

@@ -7,6 +7,7 @@ experiment, whose folder is named as seen from this one's).
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,13 +81,25 @@ def donations(trial: TrialPaths, unit: str) -> list[Donation]:
         if folder is None or name not in line:
             continue
         try:
-            manifest = linking.manifest(folder)
+            stat = (folder / MANIFEST).stat()
+            manifest = _manifest(folder, stat.st_ino, stat.st_mtime_ns)
         except (IntegrityError, OSError):
             continue
         step = int(name.partition(".")[0])
         at = step if unit == "batches" else int(manifest["meta"].get(unit, 0))
         found.append(Donation(folder, at, manifest))
     return found
+
+
+@functools.lru_cache(maxsize=256)
+def _manifest(folder: Path, inode: int, written_ns: int) -> dict[str, Any]:
+    """What a checkpoint says of itself, read once: a child may wait for many turns."""
+    return linking.manifest(folder)
+
+
+def forget() -> None:
+    """Read all of them again, as one could not be linked that was whole."""
+    _manifest.cache_clear()
 
 
 def choose(found: list[Donation], length: Length | None) -> Donation | None:
