@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from hpcdet.store import files
 from tests.cluster.slurm import SlurmCluster
 
 
@@ -48,5 +49,5 @@ def write_site(folder: Path, cluster: SlurmCluster, **changes: Any) -> Path:
         merged = isinstance(known, dict) and isinstance(value, dict)
         site[key] = {**known, **value} if merged and isinstance(known, dict) else value
     path = folder / f"{site['name']}.yaml"
-    path.write_text(yaml.safe_dump(site, sort_keys=False))
+    files.replace(path, yaml.safe_dump(site, sort_keys=False).encode())  # others may read it
     return path
