@@ -131,7 +131,7 @@ def test_members_of_a_population_save_where_they_are_compared(
 ) -> None:
     asked = {"name": "pbt", "max_length": {"batches": 12}, "perturbation_interval": {"batches": 4}}
     monkeypatch.setattr(joining, "Resolved", lambda: resolve({"searcher": asked}))
-    train(Child, tmp_path, 12)
+    train(Child, tmp_path, 12, checkpoint_policy="none")
     found = {one.step: one.meta["kind"] for one in checkpoints(tmp_path) if one.step}
     assert found == {4: "resume", 8: "resume", 12: "kept"}
 

@@ -285,7 +285,7 @@ def test_dying_at_every_effect_loses_and_doubles_nothing(
     expected, effects = calm.outcome(), killer.count
     assert expected["closed"] == life.END
     assert any(calm.world.paths.snapshots.iterdir())
-    assert effects > 250 or life is Inherited  # 500 in the others
+    assert effects > 200 or life is Inherited
     killer.trouble = trouble
     for at in range(1, effects + 1, 1 + 4 * trouble):
         killer.at, killer.count = at, 0
