@@ -14,7 +14,17 @@ from hpcdet.config.loading import load
 from hpcdet.errors import ConfigError
 from hpcdet.goals import Constraint, Goals, Objective
 from hpcdet.search import ranking
-from hpcdet.search.api import Action, Continue, Create, Pause, Report, SegmentEnd, Shutdown, Start
+from hpcdet.search.api import (
+    Action,
+    Continue,
+    Create,
+    Limits,
+    Pause,
+    Report,
+    SegmentEnd,
+    Shutdown,
+    Start,
+)
 from hpcdet.search.api import Stop as StopTrial
 from hpcdet.search.books import StateView
 from hpcdet.search.model_based import ModelBased
@@ -145,6 +155,20 @@ def test_the_front_goes_on_and_its_spread_decides_where_there_is_no_room() -> No
     assert [a.why for a in run.last if isinstance(a, Continue)] == [
         "rung 1 of 2 (3 batches): rank 2 of 6 now, the best 2 go on"
     ]
+
+
+@pytest.mark.parametrize(
+    "asked", [{"objectives": BOTH}, {"constraints": [{"metric": "speed", "lower": 1}]}]
+)
+def test_a_search_for_several_goals_can_be_made_longer(asked: dict[str, Any]) -> None:
+    run = Run(make(**asked, num_rungs=2, max_trials=3, max_concurrent_trials=3))
+    for trial in (2, 3):
+        assert run.report(trial, 3, loss=trial, speed=5) == [f"Pause {trial}"]
+    run.report(1, 9, loss=1, speed=5)
+    assert run.tell(SegmentEnd(1, "target")) == [Shutdown()]
+    [action] = run.tell(Limits(3, 1, Length("batches", 27)))
+    assert isinstance(action, Continue)
+    assert (action.trial, action.until) == (1, Length("batches", 27))
 
 
 def test_constraints_rank_and_a_hard_one_ends_without_a_trace() -> None:

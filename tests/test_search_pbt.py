@@ -301,6 +301,51 @@ def test_a_config_of_a_population_is_checked_and_planned(tmp_path: Path) -> None
             config.load(file, [wrong])
 
 
+STEPS = [
+    {"until": {"batches": end}, "hyperparameters": {"rate": 0.1, "width": 3}} for end in (20, 50)
+]
+
+
+def _scheduled(*steps: dict[str, Any]) -> list[str]:
+    said = {"name": "schedule", "max_length": {"batches": 50}, "schedule": {"steps": steps}}
+    return [f"searcher={json.dumps(said)}"]
+
+
+def test_the_steps_of_a_schedule_are_checked(tmp_path: Path) -> None:
+    file = tmp_path / "schedule.yaml"
+    file.write_text(CONFIG.partition("searcher:")[0])
+    first, last = STEPS
+    found = config.load(file, _scheduled(first, last))
+    assert found.typed().searcher.max_trials == 2 and not found.warnings
+    assert "ends at 20 batches, short of 50" in config.load(file, _scheduled(first)).warnings[0]
+    low = first | {"until": {"batches": 0}}
+    far, epochs = (last | {"until": until} for until in ({"batches": 60}, {"epochs": 50}))
+    wrong = {"rate": 9, "width": 3}, {"rate": 0.1}, {"rate": 0.1, "width": 3, "depth": 1}
+    for steps, key, what in (
+        ((first, far), "1.until", "beyond the whole training of 50"),
+        ((first, epochs), "1.until", "50 epochs cannot be compared"),
+        ((last, first), "1.until", "20 batches is not beyond 50 batches"),
+        ((low, last), "0.until", "0 batches is not beyond 0"),
+        ((first | {"hyperparameters": wrong[0]},), "0.hyperparameters.rate", "out of bounds"),
+        ((first | {"hyperparameters": wrong[1]},), "0.hyperparameters.width", "it is missing"),
+        ((first | {"hyperparameters": wrong[2]},), "0.hyperparameters.depth", "no such hyper"),
+    ):
+        with pytest.raises(ConfigError, match=what) as caught:
+            config.load(file, _scheduled(*steps))
+        assert f"searcher.schedule.steps.{key}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "asked", ["{name: pbt, population_size: 2", "{name: random, max_trials: 2"]
+)
+def test_no_more_points_are_tried_first_than_there_are_trials(tmp_path: Path, asked: str) -> None:
+    file = tmp_path / "initial.yaml"
+    file.write_text(CONFIG.partition("searcher:")[0])
+    points = "initial: [{width: 1}, {width: 2}, {width: 3}]"
+    with pytest.raises(ConfigError, match="3 points are more than the 2 of"):
+        config.load(file, [f"searcher={asked}, max_length: {{batches: 50}}, {points}}}"])
+
+
 def test_who_is_given_up_is_not_copied_where_some_have_begun_anew() -> None:
     method = pbt(population_size=7, max_concurrent_trials=7, quantile=0.5, synchronous=True)
     state, actions = method.on_event(method.initial(), api.Start())

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from hpcdet import config
+from hpcdet.config.models import Searcher
 from hpcdet.control.replay import Replay
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import past
@@ -226,3 +228,36 @@ def test_plan_and_submit_say_what_they_begin_from(cli: Cli, tmp_path: Path) -> N
     assert created(paths)[1] == best
     [verified] = cli("searcher", "replay", "--verify", paths.id, "-o", "json").items
     assert verified["verified"]
+
+
+def test_plan_refuses_a_checkpoint_that_is_not_there(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
+    file = tmp_path / "search.yaml"
+    asked = {"name": "random", "max_trials": 2, "max_length": {"batches": 9}}
+    file.write_text(json.dumps({"entrypoint": "true", "searcher": asked}))
+    for named in ("nope-1/3", "foo bar", "nope-1/3@4"):
+        wanted = ("plan", file, "--site", "local", "--set", f"searcher.begin_from={named}")
+        said = cli(*wanted, code=3).err
+        assert "searcher.begin_from" in said and f"{named}: no" in said and "hpcdet ls" in said
+
+
+def test_every_searcher_of_the_docs_can_be_planned(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
+    step = {"until": {"batches": 9}, "hyperparameters": {"x": 0.1, "n": 1}}
+    needs: dict[str, dict[str, Any]] = {
+        **{name: {"population_size": 4} for name in ("pbt", "pb2")},
+        **{name: {} for name in ("single", "grid", "hyperband", "bohb")},
+        "schedule": {"schedule": {"steps": [step]}},
+        "custom": {"program": "mine:Searcher", "max_trials": 3},
+    }
+    docs = (Path(__file__).parent.parent / "docs" / "search.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]*) \|", docs.partition("\n## ")[0], re.MULTILINE)
+    searchers = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert {*searchers} == {*get_args(Searcher.model_fields["name"].annotation)}
+    for name in searchers:
+        asked = {"name": name, "max_length": {"batches": 9}, **needs.get(name, {"max_trials": 3})}
+        space = {"x": {**SPACE["x"], "count": 2}, "n": 1}
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(
+            json.dumps({"entrypoint": "true", "hyperparameters": space, "searcher": asked})
+        )
+        [item] = cli("plan", file, "--site", "local", "-o", "json").items
+        assert item["searcher"] == name and item["trials"] > 0 and item["begin_from"] is None

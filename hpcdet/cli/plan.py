@@ -71,6 +71,8 @@ def plan_command(
     cost["by"], cost["queue_by"] = by, waits_by
     cost["ends_at"] = None if cost["end_s"] is None else _in(cost["end_s"])
     past = wanted.history
+    begin = wanted.origin
+    item["begin_from"] = str(begin.folder) if begin is not None else None
     item["warm_start"] = [str(source) for source in past.sources] if past else []
     left, unknown = room.free(site, wanted.root)
     item["free"] = [asdict(one) for one in left]
@@ -81,9 +83,11 @@ def plan_command(
     for warning in warnings:
         settings().warn(warning)
     for key, value in item.items():
-        if key not in ("brackets", "storage", "free", "warm_start"):
+        if key not in ("brackets", "storage", "free", "warm_start", "begin_from"):
             click.echo(f"{key.replace('_', ' '):<18}{text(value)}")
     click.echo(f"{'end':<18}{_end(item['cost'])}")
+    if begin is not None:
+        click.echo(f"{'begins from':<18}{begin.folder}")
     for source in item["warm_start"]:
         click.echo(f"{'warm start':<18}{source}")
     for number, bracket in enumerate(item["brackets"], 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -49,6 +48,7 @@ def warnings(config: Config) -> Iterator[Problem]:
             what = "stands in the batch script, which the scheduler keeps; see data.secrets"
             yield Problem(f"environment.environment_variables.{name}", what)
     yield from _ladders(config)
+    yield from _ends_early(config.searcher)
     for key in ("min_validation_period", "min_checkpoint_period"):
         period: Length = getattr(config, key)
         length = config.searcher.max_length
@@ -250,9 +250,26 @@ def _schedule(asked: Searcher) -> Iterator[Problem]:
     if not steps:
         what = "'steps' is missing: which hyperparameters until which length"
         yield Problem(key, what, "hpcdet schedule ID --config writes them")
-    for before, step in itertools.pairwise(steps):
-        if step.until.unit != before.until.unit or step.until.value <= before.until.value:
-            yield Problem(key, f"{step.until} is not beyond {before.until}")
+    for number, step in enumerate(steps):
+        at, until, whole = f"{key}.{number}.until", step.until, asked.max_length or step.until
+        before = steps[number - 1].until if number else Length(until.unit, 0)
+        if until.unit != whole.unit:
+            what = f"{until} cannot be compared with {whole}"
+            yield Problem(at, what, f"write it in {whole.unit}")
+        elif until.unit != before.unit or until.value <= before.value:
+            what = f"{until} is not beyond {before}"
+            yield Problem(at, what, "steps go on where the one before ends, to a greater length")
+        elif until.value > whole.value:
+            what = f"{until} is beyond the whole training of {whole}"
+            yield Problem(at, what, f"at most {whole.value}, or a greater searcher.max_length")
+
+
+def _ends_early(asked: Searcher) -> Iterator[Problem]:
+    """What a trial was trained with that did not train in full may be a schedule, too."""
+    steps, whole = asked.schedule.steps, asked.max_length
+    if asked.name == "schedule" and steps and whole and steps[-1].until.value < whole.value:
+        key = f"searcher.schedule.steps.{len(steps) - 1}.until"
+        yield Problem(key, f"the training ends at {steps[-1].until}, short of {whole}")
 
 
 def _stopping(stopping: Stopping, unit: str) -> Iterator[Problem]:

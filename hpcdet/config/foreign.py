@@ -50,9 +50,7 @@ _NO_CONTAINER = "there is no container here"
 _NO_HOROVOD = "it tunes Horovod, which is not used here"
 _ELSEWHERE = "checkpoints outside the experiment's folder are not in this version"
 _OWN_SCHEDULER = "the cluster's scheduler decides this"
-_LATER_SEARCHERS = (
-    "adaptive", "adaptive_simple", "pb2", "sync_halving",
-)  # fmt: skip
+_LATER_SEARCHERS = ("adaptive", "adaptive_simple", "sync_halving")
 _LATER_SEARCH = "this searcher is not in this version; adaptive_asha compares trials, too"
 
 KEYS: dict[str, tuple[Foreign, ...]] = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from hpcdet.config.models import Config
+from hpcdet.config.models import Config, Searcher
 from hpcdet.config.problems import Problem
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
+from hpcdet.store.config import COPYING
 
 
 def key(path: tuple[str | int, ...]) -> str:
@@ -27,15 +27,32 @@ def problems(config: Config) -> Iterator[Problem]:
                 yield Problem("searcher.max_trials", what, "leave it out, or use name: random")
         else:
             space.sample(config.reproducibility.experiment_seed or 0, 1)
-            yield from _initial(space, config.searcher.initial)
+            yield from _initial(space, config.searcher)
+            if config.hyperparameters:  # else a program of the user's said what trials had
+                yield from _steps(space, config.searcher)
     except SpaceError as error:
         yield Problem(key(error.path), error.what, error.hint)
 
 
-def _initial(space: Space, points: list[dict[str, Any]]) -> Iterator[Problem]:
-    for number, point in enumerate(points):
+def _initial(space: Space, asked: Searcher) -> Iterator[Problem]:
+    limit = "population_size" if asked.name in COPYING else "max_trials"
+    most = getattr(asked, limit)
+    if most is not None and len(asked.initial) > most:
+        what = f"{len(asked.initial)} points are more than the {most} of {limit}"
+        yield Problem("searcher.initial", what, f"leave some out, or a greater searcher.{limit}")
+    for number, point in enumerate(asked.initial):
         try:
             space.completed(point, 0, number + 1)
         except SpaceError as error:
             where = f"searcher.initial.{number}.{dotted(error.path)}".rstrip(".")
             yield Problem(where, error.what, error.hint)
+
+
+def _steps(space: Space, asked: Searcher) -> Iterator[Problem]:
+    for number, step in enumerate(asked.schedule.steps if asked.name == "schedule" else ()):
+        try:
+            space.check(step.hyperparameters)
+        except SpaceError as error:
+            where = f"searcher.schedule.steps.{number}.hyperparameters.{dotted(error.path)}"
+            hint = error.hint or "a step says all of hyperparameters, as they are there"
+            yield Problem(where.rstrip("."), error.what, hint)

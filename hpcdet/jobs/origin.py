@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from hpcdet.errors import ConfigError
+from hpcdet.errors import ConfigError, NotFound
 from hpcdet.read import find
 from hpcdet.store import parents
 from hpcdet.store.config import Resolved
@@ -31,7 +31,11 @@ def look(resolved: Resolved, root: Path) -> Donation | None:
     match = _TEXT.fullmatch(named or "")
     if match is None:
         return None
-    trial = find.trial(match[1], root)
+    try:
+        trial = find.trial(match[1], root)
+    except NotFound as error:
+        hint = error.hint or "write ID/3, or ID/3@400 batches"
+        raise NotFound(f"{named}: {error.what}", where=_KEY, hint=hint) from error
     unit = match[3] or (until.unit if until else "batches")
     found = parents.donations(trial, unit)
     if match[2]:

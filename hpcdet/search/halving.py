@@ -380,7 +380,7 @@ class Halving:
     def _raise(self, state: State, books: Books, length: int) -> None:
         """A rung above what was the whole training."""
         book.add_rung(books, length)
-        for *_, trial in books["scores"][-2]:
+        for _, _, trial, *_ in books["scores"][-2]:
             if state["status"][trial - 1] == DONE:
                 state["good"] -= 1
                 self._rest(state, books, len(books["rungs"]) - 2, trial)
