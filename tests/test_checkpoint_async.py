@@ -347,3 +347,25 @@ def test_a_checkpoint_whose_tensors_lie_in_parts_is_taken_by_link(tmp_path: Path
     assert torch.equal(checkpoint.load(target).shared["w"], whole)
     rows = checkpoint.load(target, 1, 2, sharded=True).shared["w"]
     assert torch.equal(rows.local, whole[5:])
+
+
+def test_a_limit_on_threads_costs_time_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under ``ulimit -u`` or a cgroup's ``pids.max``."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    real, asked = threading.Thread.start, 0
+
+    def start(thread: threading.Thread) -> None:
+        nonlocal asked
+        if thread.name == "checkpoint digests":
+            asked += 1
+            if asked > 2:  # the one that hashes, and one of three that help it
+                raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    shared = {str(n): torch.randn(1000) for n in range(20)}
+    written(tmp_path / "1.g0", shared, Image(), step=1)
+    assert asked == 3
+    assert same(checkpoint.load(tmp_path / "1.g0").shared, shared)

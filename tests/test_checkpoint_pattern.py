@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcdet.checkpoint import StateError, outline, tree
+from hpcdet.checkpoint import StateError, outline, pattern, tree
 from hpcdet.checkpoint.pattern import Match, Pattern
 
 
@@ -76,11 +76,11 @@ CHANGES: dict[str, tuple[bool, Callable[[Any], object]]] = {
 def test_what_fits_gives_what_taking_it_apart_gives(change: str) -> None:
     fits, make = CHANGES[change]
     value = state()
-    pattern = pattern_of(value)
+    known = pattern_of(value)
     make(value)
     refused = change in ("sparse", "a set")
     try:
-        match: Match | None = pattern.match(value)
+        match: Match | None = known.match(value)
     except StateError:
         match = None
         assert refused
@@ -106,6 +106,7 @@ def check(match: Match, value: Any) -> None:
 def test_a_state_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
     outline._patterns.clear()  # of other tests
     value = state()
+    outline.take_apart(value, {"rng": b"12"}, 0, 2)
     first = outline.take_apart(value, {"rng": b"12"}, 0, 2)
     real, asked = tree.encode, []
 
@@ -124,6 +125,71 @@ def test_a_state_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == ["private"]  # what differs, and no more
     assert other.outline is not first.outline
     assert other.shared(str) == first.shared(str)
+
+
+class Work:
+    """Counts values that are encoded, and patterns and plain values that are remembered."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.encoded = self.patterns = self.plain = 0
+        monkeypatch.setattr(outline, "_seen", defaultdict(outline._Seen))
+        for owner, method, name in (
+            (tree._Encoder, "value", "encoded"),
+            (pattern.Pattern, "__init__", "patterns"),
+            (pattern._Plain, "__init__", "plain"),
+        ):
+            monkeypatch.setattr(owner, method, self._counting(getattr(owner, method), name))
+
+    def _counting(self, real: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            setattr(self, name, getattr(self, name) + 1)
+            return real(*arguments)
+
+        return counted
+
+    def encoded_by(self, make: Callable[[], object]) -> int:
+        before = self.encoded
+        make()
+        return self.encoded - before
+
+
+def test_plain_values_are_remembered_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work(monkeypatch)
+    history: list[Any] = [{"step": n, "loss": [n / 3]} for n in range(200)]
+    value = {"w": torch.ones(2), "trainer": {"history": history, "lr": 0.1}}
+    once = work.encoded_by(lambda: tree.encode(value, "shared"))
+    for _ in range(2):
+        assert work.encoded_by(lambda: outline._apart(value, "shared")) == once
+    assert (work.patterns, work.plain) == (1, 1)
+    assert work.encoded_by(lambda: outline._apart(value, "shared")) == 0
+
+
+@pytest.mark.parametrize("arrays", [False, True])
+def test_a_state_that_grows_at_each_save_is_encoded_once(
+    monkeypatch: pytest.MonkeyPatch, arrays: bool
+) -> None:
+    work = Work(monkeypatch)
+    settled = {"losses": [np.zeros(1)], "history": [{"step": 0}]}
+    for _ in range(3):
+        outline._apart(settled, "shared")
+    assert work.patterns == 1
+    losses, history = [np.zeros(1)], [{"step": n} for n in range(100)]
+    value = {"losses": losses, "history": history}
+    for n in range(6):
+        if arrays:
+            losses[0] = np.zeros(n + 2)
+        else:
+            losses.append(np.zeros(1))
+        history.append({"step": n})
+        once = work.encoded_by(lambda: tree.encode(value, "shared"))
+        assert work.encoded_by(lambda: outline._apart(value, "shared")) == once
+    assert work.patterns == 1
+    history.append({"now": torch.ones(1)})  # nor for what is plain in the pattern
+    for _ in range(2):
+        once = work.encoded_by(lambda: tree.encode(value, "shared"))
+        assert work.encoded_by(lambda: outline._apart(value, "shared")) == once
+    assert work.patterns == 2  # of what does not grow any more
+    assert work.encoded_by(lambda: outline._apart(value, "shared")) == 0
 
 
 def test_parts_and_strange_keys_have_none() -> None:

@@ -188,3 +188,15 @@ def test_a_state_that_is_there_is_overwritten(
     ]
     assert same_memory == ["w0", "w1", "w2", "w5", "w6", "w7", "w8", "w9"]
     assert own.requires_grad and torch.equal(own.detach(), state()["model"]["w5"])
+
+
+def test_tensors_that_overlap_are_read_into_new_memory(tmp_path: Path) -> None:
+    saved = {"a": torch.zeros(100_000), "b": torch.ones(100_000, 1), "c": torch.ones(100_000) * 2}
+    checkpoint.save(tmp_path / "1.g0", saved)
+    base, own = torch.empty(100_000), torch.empty(100_000)
+    into = {"a": base, "b": base.view(-1, 1), "c": own}
+    # through the page cache, where the bytes are hashed in the tensors
+    found = checkpoint.load(tmp_path / "1.g0", into=into, readers=2).shared
+    assert same(found, saved)
+    assert base.data_ptr() not in {found["a"].data_ptr(), found["b"].data_ptr()}
+    assert found["c"].data_ptr() == own.data_ptr()

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint import rankfile, reader, remove, tree
 from hpcdet.checkpoint.committing import state_digest
@@ -54,7 +56,8 @@ def load(
         sharded: of tensors that lie in parts, give only the rows that this rank has among
             ``world`` (as ``tree.Sharded``); else they are put together.
         into: a shared state whose tensors are overwritten and given back, where they are in main
-            memory and have the same path, type and shape. After an error they may hold anything.
+            memory, share none of it, and have the same path, type and shape. After an error they
+            may hold anything.
         readers: how many ranks of this node load it at the same time (``reader.read``).
 
     Raises:
@@ -74,7 +77,7 @@ def load(
 
     there: dict[str, Leaf] = {}
     with contextlib.suppress(StateError):  # then all is read into new memory
-        there = {leaf.name: leaf for leaf in tree.encode(into, "shared").leaves}
+        there = {leaf.name: leaf for leaf in _apart(tree.encode(into, "shared").leaves)}
     first = rank % len(shards)
     shared: dict[str, Entry] = {}
     private: dict[str, Entry] = {}
@@ -91,6 +94,36 @@ def load(
         _decode(private, "private", parts) if own else None,
         manifest,
     )
+
+
+def _apart(leaves: Sequence[Leaf]) -> Iterator[Leaf]:
+    """Those of tensors in main memory that share no byte of it with another.
+
+    Of a tensor and a view of it, which are no ties, a file may say different things. What is
+    read for one would be overwritten for the other before it is checked.
+    """
+    ranges = sorted(
+        ((*_memory(leaf.source), leaf) for leaf in leaves if _is_in_memory(leaf)),
+        key=lambda each: each[:2],
+    )
+    reached = 0  # by all that begin before
+    for number, (start, end, leaf) in enumerate(ranges):
+        beyond = ranges[number + 1][0] if number + 1 < len(ranges) else end
+        if start >= reached and beyond >= end:
+            yield leaf
+        reached = max(reached, end)
+
+
+def _is_in_memory(leaf: Leaf) -> bool:
+    source = leaf.source
+    return isinstance(source, torch.Tensor) and source.device.type == "cpu" and leaf.nbytes > 0
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int]:
+    """Addresses of its first byte and of the one after its last, whatever its strides."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((length - 1) * step for length, step in steps)  # strides are never negative
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _is_private(name: str) -> bool:

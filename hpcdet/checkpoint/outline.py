@@ -149,18 +149,20 @@ class _Apart:
 
 def _apart(value: Any, name: str) -> _Apart:
     with _lock:
-        known = list(_patterns[name])
+        seen = _seen[name]
+        known = list(seen.patterns)
     for pattern in reversed(known):
         match = pattern.match(value)
         if match is not None:
             return _Apart(pattern.leaves, match.sources, match.text, match.content)
     encoded = tree.encode(value, name)
-    leaves = encoded.leaves
-    with contextlib.suppress(ValueError):
-        made = Pattern(value, name, encoded)
-        leaves = made.leaves
-        with _lock:
-            _patterns[name].append(made)
+    leaves: Sequence[Leaf] = encoded.leaves
+    if seen.wants_pattern(leaves):
+        with contextlib.suppress(ValueError, RecursionError):
+            made = Pattern(value, name, encoded)
+            leaves = made.leaves
+            with _lock:
+                seen.patterns.append(made)
     return _Apart(
         leaves,
         [leaf.source for leaf in encoded.leaves],
@@ -169,7 +171,33 @@ def _apart(value: Any, name: str) -> _Apart:
     )
 
 
-_patterns: defaultdict[str, deque[Pattern]] = defaultdict(lambda: deque(maxlen=8))
+class _Seen:
+    """What is remembered of the trees of one name.
+
+    Attributes:
+        patterns: the latest last. Few: each may be looked at in vain.
+    """
+
+    def __init__(self) -> None:
+        self.patterns: deque[Pattern] = deque(maxlen=_KNOWN)
+        self._missed: deque[list[tuple[str, str, tuple[int, ...]]]] = deque(maxlen=_KNOWN)
+
+    def wants_pattern(self, leaves: Sequence[Leaf]) -> bool:
+        """Whether one is worth its making, for a tree with these leaves that fitted none.
+
+        It takes several times as long as to take the tree apart, and is of no use for a state
+        that has other leaves at each save (a list of tensors that grows): so it is made for what
+        has come again.
+        """
+        now = [(leaf.name, leaf.dtype, leaf.shape) for leaf in leaves]
+        with _lock:
+            again = now in self._missed
+            self._missed.append(now)
+            return again
+
+
+_KNOWN = 4
+_seen: defaultdict[str, _Seen] = defaultdict(_Seen)
 _outlines: deque[Outline] = deque(maxlen=8)
 _lock = threading.Lock()
 
@@ -181,7 +209,7 @@ def _outline(
     with _lock:
         for known in reversed(_outlines):
             same = (known.rank, known.world, known.frozen) == (rank, world, frozen)
-            if same and known.leaves == leaves:
+            if same and len(known.leaves) == len(leaves) and known.leaves == leaves:
                 return known
     # what is remembered must not keep the tensors of this save alive
     plain = tuple(leaf if leaf.source is None else leaf.plain() for leaf in leaves)

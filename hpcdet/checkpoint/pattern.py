@@ -5,7 +5,8 @@ for it. A *pattern* remembers what came of a tree: where there are leaves, of wh
 shapes, and the text around them. Another tree that fits gives its leaves at once.
 
 Values that are no leaves (learning rates, counters, lists of numbers) may be different ones: they
-are taken apart anew, if they have changed.
+are taken apart anew, if they have changed. That takes as long as for the whole tree, if they are
+most of it; so it is done only once all else is known to fit.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +26,7 @@ from hpcdet.checkpoint.tree import TENSORS, Encoded, component
 
 _LEAVES = ("tensor", "array", "scalar", "bytes")
 _KEYS = (str, int, bool, type(None))
+_VALUES = frozenset({*_KEYS, float})
 _EXACT = 2
 """A version of ``marshal`` in which equal values give equal bytes, and others never do."""
 
@@ -43,7 +46,7 @@ class Content:
     """What a tree says (``tree.content``), but for the digests. It keeps no leaf alive."""
 
     _parts: Sequence[str | _Slot]
-    _plain: Sequence[str]
+    _plain: Sequence[_Said]
 
     def __call__(self, digest: Callable[[str], str]) -> bytes:
         made = []
@@ -51,7 +54,9 @@ class Content:
             if isinstance(part, str):
                 made.append(part)
             else:
-                made.append(f'"{digest(part.name)}"' if part.name else self._plain[part.number])
+                made.append(
+                    f'"{digest(part.name)}"' if part.name else self._plain[part.number].content()
+                )
         return "".join(made).encode()
 
 
@@ -78,8 +83,7 @@ class _Found:
     """What has been met on the way through a tree."""
 
     sources: list[Any]
-    texts: list[str]
-    contents: list[str]
+    plain: list[tuple[_Plain, Any]]
 
 
 class Pattern:
@@ -97,7 +101,7 @@ class Pattern:
         if any(leaf.part is not None for leaf in encoded.leaves):
             raise ValueError("no pattern for parts of tensors")
         self.leaves = tuple(leaf.plain() for leaf in encoded.leaves)
-        maker = _Maker()
+        maker = _Maker(encoded.skeleton)
         self._root, text, content = maker.node(value, encoded.skeleton, name)
         self._text = _joined(text)
         self._slots = [at for at, part in enumerate(self._text) if isinstance(part, _Slot)]
@@ -124,14 +128,18 @@ class Pattern:
             return None
         if [_of_other(sources[n]) for n in self._others] != self._known_others:
             return None
+        try:
+            said = [node.said(one) for node, one in found.plain]
+        except _Differs:
+            return None
         text: list[Any] = list(self._text)
-        for at, plain in zip(self._slots, found.texts, strict=True):
-            text[at] = plain
-        content = Content(self._content, found.contents)
+        for at, one in zip(self._slots, said, strict=True):
+            text[at] = one.text
+        content = Content(self._content, said)
         return Match([sources[n] for n in self._unique], "".join(text).encode(), content)
 
     def _collect(self, value: Any) -> _Found:
-        found = _Found([], [], [])
+        found = _Found([], [])
         self._root.match(value, found)
         return found
 
@@ -184,19 +192,53 @@ class _Plain:
 
     def __init__(self, path: str, value: Any, skeleton: Any) -> None:
         self._path = path
-        self._last = _exactly(value), _texts(skeleton)  # changed at once: threads share it
+        self._last = _exactly(value), _Said(skeleton)  # changed at once: threads share it
 
     def match(self, value: Any, found: _Found) -> None:
-        last, texts = self._last
+        found.plain.append((self, value))
+
+    def said(self, value: Any) -> _Said:
+        """What a value says, which may be another one than before."""
+        last, said = self._last
         now = _exactly(value)
         if now is None or now != last:
+            if not _is_plain(value):
+                raise _Differs
             encoded = tree.encode(value, self._path)
             if encoded.leaves:
                 raise _Differs
-            texts = _texts(encoded.skeleton)
-            self._last = now, texts
-        found.texts.append(texts[0])
-        found.contents.append(texts[1])
+            said = _Said(encoded.skeleton)
+            self._last = now, said
+        return said
+
+
+class _Said:
+    """What a value without leaves says; ``text`` is that of its skeleton."""
+
+    def __init__(self, skeleton: Any) -> None:
+        self.text = tree.to_text(skeleton).decode()
+        self._content: str | Callable[[], bytes] = partial(tree.content, skeleton, str)
+
+    def content(self) -> str:
+        """``tree.content`` of it, which is made once it is asked for: training waits no more."""
+        made = self._content
+        if not isinstance(made, str):
+            made = self._content = made().decode()
+        return made
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether there is nothing in a value that may be a leaf; far sooner than it is encoded."""
+    rest = [value]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, dict):
+            rest.extend(inner for inner in one.values() if type(inner) not in _VALUES)
+        elif isinstance(one, list | tuple):
+            rest.extend(inner for inner in one if type(inner) not in _VALUES)
+        elif type(one) not in _VALUES:
+            return False
+    return True
 
 
 def _exactly(value: Any) -> bytes | None:
@@ -205,11 +247,6 @@ def _exactly(value: Any) -> bytes | None:
         return marshal.dumps(value, _EXACT)
     except ValueError:
         return None
-
-
-def _texts(skeleton: Any) -> tuple[str, str]:
-    """The text of a skeleton without leaves, and what it says."""
-    return tree.to_text(skeleton).decode(), tree.content(skeleton, str).decode()
 
 
 class _Items:
@@ -269,29 +306,39 @@ class _Maker:
         names: of all leaves met, in order; a tied one is met more than once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, skeleton: Any) -> None:
         self.names: list[str] = []
         self._plain = 0
+        self._holding: set[int] = set()  # ids of the parts of the skeleton that hold leaves
+        self._look([skeleton])
+
+    def _look(self, skeleton: Any) -> bool:
+        """Whether there are leaves in it; ``_holding`` is told of all its parts."""
+        inner = skeleton
+        if isinstance(skeleton, dict):
+            inner = () if next(iter(skeleton)) in _LEAVES else skeleton.values()
+        found = [self._look(each) for each in inner if isinstance(each, dict | list)]
+        holds = any(found) or inner == ()
+        if holds:
+            self._holding.add(id(skeleton))
+        return holds
 
     def node(self, value: Any, skeleton: Any, path: str) -> _Made:
         """That of a value, the text of its skeleton, and what it says."""
-        leaves, plain = len(self.names), self._plain
-        kind = "list" if isinstance(skeleton, list) else ""
-        if isinstance(skeleton, dict):
-            kind = next(iter(skeleton))
-        if kind in _LEAVES:
-            name = skeleton[kind]
-            self.names.append(name)
-            return _Made(_Leaf(), [_json(skeleton)], [f'{{"{kind}":', _Slot(name, 0), "}"])
+        if id(skeleton) not in self._holding:
+            slot: _Text = [_Slot("", self._plain)]
+            self._plain += 1
+            return _Made(_Plain(path, value, skeleton), slot, slot)
+        if isinstance(skeleton, list):
+            return self._items(value, skeleton, path)
+        kind = next(iter(skeleton))
         if kind in ("dict", "ordered"):
-            made = self._pairs(value, skeleton, path)
-        elif kind in ("list", "tuple"):
-            made = self._items(value, skeleton if kind == "list" else skeleton["tuple"], path)
-        if len(self.names) > leaves:
-            return made
-        self._plain = plain + 1
-        slot: _Text = [_Slot("", plain)]
-        return _Made(_Plain(path, value, skeleton), slot, slot)
+            return self._pairs(value, skeleton, path)
+        if kind == "tuple":
+            return self._items(value, skeleton["tuple"], path)
+        name = skeleton[kind]
+        self.names.append(name)
+        return _Made(_Leaf(), [_json(skeleton)], [f'{{"{kind}":', _Slot(name, 0), "}"])
 
     def _items(self, value: Any, skeletons: Any, path: str) -> _Made:
         items = [
@@ -312,10 +359,11 @@ class _Maker:
             if type(key) not in _KEYS:
                 raise ValueError("no pattern for such keys")
             made = self.node(one, inner, f"{path}/{component(key)}")
-            begin = f"[{_json(coded)},"
+            key_text = _json(coded)
+            begin = f"[{key_text},"
             nodes.append(made.node)
             texts.append([begin, *made.text, "]"])
-            contents.append((_json(coded).encode(), [begin, *made.content, "]"]))
+            contents.append((key_text.encode(), [begin, *made.content, "]"]))
         whole = [f'{{"{kind}":', *_listed(texts)]
         metadata: _Node | None = None
         for _, skeletons in more:
@@ -343,11 +391,7 @@ def _listed(texts: Iterable[_Text]) -> _Text:
 def _joined(text: _Text) -> _Text:
     """The same with as few parts as possible."""
     made: _Text = []
-    for is_slot, parts in groupby(text, _is_slot):
+    for is_slot, parts in groupby(text, lambda part: isinstance(part, _Slot)):
         same = list(parts)
         made += same if is_slot else ["".join(map(str, same))]
     return made
-
-
-def _is_slot(part: str | _Slot) -> bool:
-    return isinstance(part, _Slot)

@@ -181,8 +181,11 @@ def _digests(image: Image, filled: Filled, plan: Layout) -> list[str]:
             found[number] = blake3(head).update(whole[start:end]).hexdigest()
 
     more = min(_MOST_HASHING, torch.get_num_threads()) - 1
-    others = [Task(work, "checkpoint digests") for _ in range(more)]
+    others: list[Task[None]] = []
     try:
+        with contextlib.suppress(RuntimeError):  # a limit on threads: fewer do it as well
+            while len(others) < more:
+                others.append(Task(work, "checkpoint digests"))
         work()
     finally:
         for other in others:
