@@ -366,6 +366,6 @@ def test_a_limit_on_threads_costs_time_alone(
 
     monkeypatch.setattr(threading.Thread, "start", start)
     shared = {str(n): torch.randn(1000) for n in range(20)}
-    written(tmp_path / "1.g0", shared, Image(), step=1)
+    written(tmp_path / "1.g0", shared, Image())
     assert asked == 3
     assert same(checkpoint.load(tmp_path / "1.g0").shared, shared)
