@@ -13,12 +13,14 @@ import pytest
 from hpcdet.cli import fork as verb
 from hpcdet.control import fork
 from hpcdet.control.controller import advance
+from hpcdet.control.decided import Plan
 from hpcdet.control.replay import Replay
 from hpcdet.errors import Unavailable, UsageError
 from hpcdet.search import api, codec, registry
 from hpcdet.site import loading
 from hpcdet.store import chain, config, files
 from hpcdet.store.layout import INHERITED, ExperimentPaths
+from hpcdet.store.parents import Donation
 from hpcdet.store.records import Best, Trial, in_force
 from hpcdet.store.trials import latest_checkpoint, standing
 from hpcdet.units import Length
@@ -40,9 +42,9 @@ SEARCH: dict[str, Any] = {
 }
 
 
-def searching(root: Path) -> World:
+def searching(root: Path, **changes: Any) -> World:
     """An experiment on paper with everything that a fork takes from it."""
-    world = World.make(root, **SEARCH)
+    world = World.make(root, **{**SEARCH, **changes})
     world.method = registry.searcher(world.resolved)
     paths = world.paths
     files.make_folder(paths.code)
@@ -191,6 +193,69 @@ def test_what_users_did_to_trials_that_had_ended_goes_along() -> None:
     assert there.control(there.plans[1]).rewinds == [["00000010.g1", 3]]
     assert (there.plans[1].base, there.plans[2].killed, there.plans[4].base) == (2, True, 0)
     assert not there.plans[3].failed and there.given_up == [4]
+
+
+def test_a_trial_that_was_retried_goes_on_in_a_fork_and_the_lengths_go_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what breaks a constraint is no best of the fork either."""
+    create = api.Create(1, {"x": 0.1}, 7, Length("batches", 40))
+    lines: list[dict[str, Any]] = [
+        {"kind": "event", "event": {"kind": "start"}},
+        {"kind": "action", "action": codec.encode_action(create)},
+        {"kind": "fail", "trial": 1, "why": "ValueError: x"},
+        _ended(1, "failed"),
+        {"kind": "command", "seq": 1, "verb": "retry", "again": [[1, 1]]},
+    ]
+    for seq, value in ((2, 80), (3, 160)):
+        longer = {"searcher.max_length": {"batches": value}}
+        lines.append({"kind": "command", "seq": seq, "verb": "set", "arguments": longer})
+        told = codec.encode_event(api.Limits(1, 1, Length("batches", value)))
+        lines.append({"kind": "event", "event": told})
+    for loss, slow in ((0.5, 1.0), (0.1, 9.0)):
+        report = api.Report(1, Length("batches", 10), {"validation_loss": loss, "slow": slow})
+        lines.append({"kind": "event", "event": codec.encode_event(report)})
+    limit = {"constraints": [{"metric": "slow", "upper": 2.0}]}
+    searcher = {**SEARCH["searcher"], "metric": "validation_loss", **limit}
+    world = searching(tmp_path, searcher=searcher)
+    monkeypatch.setattr(fork.chain, "read", lambda _: lines)
+    made = fork.fork(world.paths, {})
+    monkeypatch.undo()
+    there = fork._folded(chain.read(made.paths))
+    assert there.open == {1} and not there.plans[1].ended
+    assert there.longer == fork._folded(lines).longer == [80, 160]
+    best = Best.read(made.paths.best)
+    assert best is not None and best.metric == 0.5
+
+
+def test_an_heir_without_its_link_yet_begins_in_a_fork_where_the_search_thinks_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, there = ExperimentPaths(tmp_path / "a"), ExperimentPaths(tmp_path / "b")
+    held: dict[int, list[int]] = {1: [200, 300, 400], 9: [300, 500]}
+    linked: dict[int, int] = {}
+    monkeypatch.setattr(
+        fork.parents,
+        "donations",
+        lambda trial, _: [Donation(trial.root, at, {}) for at in held.get(trial.number, [])],
+    )
+    monkeypatch.setattr(
+        fork.parents, "give", lambda one, child: linked.update({child.number: one.at})
+    )
+    until = Length("batches", 600)
+    then = fork._folded([])
+    then.plans = {1: Plan(1, {}, 1, until, told=450), 2: Plan(2, {}, 1, until, ended="target")}
+    found = fork.Forked(there, 1)
+    for number, parent in ((8, "1@300 batches"), (9, "1@300 batches"), (10, "2"), (11, "origin/1")):
+        fork._carry(source, found, then, Plan(number, {}, 1, until, parent))
+    assert linked == {8: 300, 9: 300}
+    assert found.named == {
+        8: "../a/1@300 batches",
+        9: "../a/9@300 batches",
+        10: "2",
+        11: "origin/1",
+    }
+    assert found.anew == [10, 11]
 
 
 def _ended(trial: int, reason: Any) -> dict[str, Any]:

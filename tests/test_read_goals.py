@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpcdet.cli.best import lines
-from hpcdet.read import index, report, standings, views
+from hpcdet.read import index, lineage, report, standings, views
 from hpcdet.read.gather import gather
 from tests.builders import EPOCH, Builder
 from tests.commands import Cli
@@ -60,6 +60,7 @@ def test_trials_are_compared_at_the_highest_rung(
     built = made(tmp_path / "digits-7f3a", **asked)
     status = views.status(built.paths)
     assert (status["best"]["trial"], status["best"]["value"]) == best
+    assert lineage.best_trial(gather(built.paths)) == best[0]
     assert [row["trial"] for row in status["front"]] == front
     assert status["compared_at"] == (None if asked.get("name") else 300)
     if "constraints" in asked:

@@ -18,7 +18,7 @@ from hpcdet.store.journal import Line
 from hpcdet.store.records import Action, Control
 from hpcdet.units import Length, Unit
 
-FOLD = 2
+FOLD = 3
 """To be raised when the same records fold into another state: older snapshots are not read then."""
 
 
@@ -282,6 +282,7 @@ class Decided:
 
     def _take_forked(self, line: Line) -> None:
         self.submissions = line.get("submissions", 0)
+        self.longer = list(line.get("longer", ()))
 
     def _take_adopt(self, line: Line) -> None:
         """Trials of another experiment: those that go on have nothing against them."""
@@ -290,6 +291,8 @@ class Decided:
             plan.parent, plan.origin = parent, None
             plan.failed = plan.given_up = ""
             plan.allowed = plan.base = 0
+            plan.ended = ""  # one that was given up and then retried goes on, too
+            self._reopen(plan.number)
         for number in line.get("killed", ()):  # as former versions recorded it
             self.plans[number].killed = True
         for text, known in line.get("carried", {}).items():

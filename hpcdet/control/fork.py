@@ -25,7 +25,7 @@ from hpcdet.store.journal import Line
 from hpcdet.store.layout import ExperimentPaths, TrialPaths, numbers
 from hpcdet.store.lease import Lease
 from hpcdet.store.overrides import OF_SEARCH
-from hpcdet.store.parents import Parent
+from hpcdet.store.parents import Donation, Parent
 from hpcdet.store.records import Best, number
 from hpcdet.units import Length
 
@@ -45,6 +45,7 @@ class Forked:
         carried: trials that had ended: all of their files are here.
         going: trials that go on, and the length that each begins from.
         anew: trials that had not ended and have no checkpoint: they begin again.
+        named: what trials of the last two have for a parent, as ``store.parents`` writes it.
     """
 
     paths: ExperimentPaths
@@ -52,6 +53,7 @@ class Forked:
     carried: list[int] = field(default_factory=list)
     going: dict[int, Length] = field(default_factory=dict)
     anew: list[int] = field(default_factory=list)
+    named: dict[int, str] = field(default_factory=dict)
 
 
 def fork(
@@ -93,7 +95,7 @@ def fork(
         nonlocal found
         found = Forked(paths, events)
         for plan in then.plans.values():
-            _carry(source, found, plan)
+            _carry(source, found, then, plan)
         _write_records(source, found, lines, then)
         _write_best(source, paths, lines)
         asked = {**then.overrides, **changes}
@@ -142,7 +144,7 @@ def _until(lines: list[Line], trials: int, source: ExperimentPaths) -> list[Line
     return lines
 
 
-def _carry(source: ExperimentPaths, found: Forked, plan: Plan) -> None:
+def _carry(source: ExperimentPaths, found: Forked, then: Decided, plan: Plan) -> None:
     """Give the new experiment what it needs of a trial."""
     old, new = source.trial(plan.number), found.paths.trial(plan.number)
     if plan.ended:
@@ -150,14 +152,39 @@ def _carry(source: ExperimentPaths, found: Forked, plan: Plan) -> None:
         found.carried.append(plan.number)
         return
     unit = plan.until.unit if plan.until else "batches"
+    parent = None if plan.origin == {} else Parent.parse(plan.parent)
     inherited = (plan.origin or {}).get("units", {}).get(unit, 0)
+    if plan.origin is None and parent and parent.length and parent.length.unit == unit:
+        inherited = parent.length.value  # what the search counts from, linked by then or not
     heard = max(plan.told, inherited)
-    donations = [one for one in parents.donations(old, unit) if one.at <= heard]
-    if not donations:
-        found.anew.append(plan.number)
+    own = [one for one in parents.donations(old, unit) if one.at <= heard]
+    if own:
+        at = Length(unit, own[-1].at)
+        _begin(found, Parent(plan.number, at, f"../{source.id}"), at, own[-1], new)
         return
-    parents.give(donations[-1], new)
-    found.going[plan.number] = Length(unit, donations[-1].at)
+    if parent is not None:
+        donor = None if parent.experiment else then.plans.get(parent.trial)
+        if donor is not None and not donor.ended and donor.number < plan.number:
+            # here it begins from its newest, which may be behind what this one is to begin from
+            length = parent.length or Length(unit, max(donor.told, 0))
+            given = parents.choose(
+                parents.donations(source.trial(donor.number), length.unit), length
+            )
+            if given is not None:
+                at = Length(length.unit, given.at)
+                _begin(found, Parent(donor.number, at, f"../{source.id}"), at, given, new)
+                return
+        found.named[plan.number] = plan.parent  # which is here, too, or will be
+    found.anew.append(plan.number)
+
+
+def _begin(
+    found: Forked, parent: Parent, at: Length, donation: Donation, child: TrialPaths
+) -> None:
+    """Link what a trial goes on from, and remember which it is."""
+    parents.give(donation, child)
+    found.named[child.number] = str(parent)
+    found.going[child.number] = at
 
 
 def _link_all(old: TrialPaths, new: TrialPaths) -> None:
@@ -188,13 +215,13 @@ def _write_records(
     try:
         # workers of the other one, whom claims and controls name, are none of this one's
         last = max([then.submissions, *source.submissions()])
-        records.note("forked", experiment=source.id, events=found.events, submissions=last)
+        about_source = {"experiment": source.id, "events": found.events, "submissions": last}
+        records.note("forked", **about_source, longer=then.longer)
         for line in lines:
             if line["kind"] in _KINDS:
                 about = {key: value for key, value in line.items() if key not in _OF_LINE}
                 records.note(line["kind"], **about)
-        named = {n: str(Parent(n, at, f"../{source.id}")) for n, at in found.going.items()}
-        fresh = {str(n): named.get(n, "") for n in [*found.going, *found.anew]}
+        fresh = {str(n): found.named.get(n, "") for n in [*found.going, *found.anew]}
         records.note("adopt", parents=fresh, carried=_by_commands(lines, then))
         records.commit()
     finally:
@@ -221,6 +248,10 @@ def _write_best(source: ExperimentPaths, paths: ExperimentPaths, lines: list[Lin
     for line in lines:
         event = codec.decode_event(line["event"]) if line["kind"] == "event" else None
         if isinstance(event, api.Report) and searcher.metric in event.metrics:
+            if searcher.constraints:
+                stands = searcher.goals.standing(event.metrics, event.length.value)
+                if not stands.feasible:
+                    continue  # as ``best.remember`` has it
             value = number(event.metrics[searcher.metric])
             seen = Best(event.trial, value, event.length, line.get("t", ""))
             if seen.beats(best, searcher.smaller_is_better):

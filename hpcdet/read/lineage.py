@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpcdet.errors import NotFound
-from hpcdet.read import series
+from hpcdet.read import series, standings
 from hpcdet.read.gather import Gathered, GatheredTrial
 from hpcdet.read.series import metrics
 from hpcdet.store.parents import Parent
@@ -55,12 +55,18 @@ def chain(gathered: Gathered, trial: int) -> list[View]:
 
 
 def best_trial(gathered: Gathered) -> int:
-    """The trial with the best value of the searcher's metric.
+    """The trial with the best value of the searcher's metric; of several goals, as ``status``.
 
     Raises:
-        NotFound: none has a number yet.
+        NotFound: none has a number yet, or keeps the constraints.
     """
     searcher = gathered.config.searcher
+    stand = standings.standings(gathered)
+    if stand is not None:
+        if not stand.front:
+            hint = f"see how they stand with: hpcdet status {gathered.id}"
+            raise NotFound("no trial is feasible", where=gathered.id, hint=hint)
+        return stand.front[0]
     rows = metrics(gathered, group="validation", name=searcher.metric)
     known = series.best(rows, searcher.smaller_is_better)
     values = [(series.number(row["value"]), row["trial"]) for row in known]
