@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from hpcdet.cli.best import lines
+from hpcdet.errors import NotFound
 from hpcdet.read import index, lineage, report, standings, views
 from hpcdet.read.gather import gather
+from hpcdet.store.parents import Donation
 from tests.builders import EPOCH, Builder
 from tests.commands import Cli
 
@@ -70,6 +72,22 @@ def test_trials_are_compared_at_the_highest_rung(
     index.update(built.paths)
     found = {row["trial"]: row["best"] for row in index.query(built.paths, "select * from trials")}
     assert found == {row["trial"]: row["best"] for row in status["trials"]}
+
+
+def test_a_schedule_begins_where_the_first_trial_of_a_fork_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = gather(made(tmp_path / "digits-7f3a").paths)
+    parent = "../old-1a2b/3@200 batches"
+    row = {"trial": 1, "from": 200, "to": 300, "unit": "batches", "hyperparameters": {}, "seed": 7}
+    row |= {"parent": parent, "checkpoint": "00000200.g1", "root": "abc"}
+    held = [Donation(tmp_path, at, {"root": root}) for at, root in ((100, "x"), (200, "abc"))]
+    monkeypatch.setattr(lineage.parents, "donations", lambda *_: held)
+    searcher = lineage.config([row], found)["searcher"]
+    assert searcher["begin_from"] == "old-1a2b/3@200 batches"
+    held.pop()
+    with pytest.raises(NotFound, match="not there any more"):
+        lineage.config([row], found)
 
 
 def test_without_a_feasible_trial_the_nearest_is_named_as_what_it_is(cli: Cli) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import NotFound
-from hpcdet.read import series, standings
+from hpcdet.read import find, series, standings
 from hpcdet.read.gather import Gathered, GatheredTrial
 from hpcdet.read.series import metrics
+from hpcdet.store import parents, sealed
 from hpcdet.store.parents import Parent
-from hpcdet.units import Unit
+from hpcdet.units import Length, Unit
 
 View = dict[str, Any]
 
@@ -82,6 +86,9 @@ def config(rows: list[View], gathered: Gathered) -> View:
     """Keys of a config that trains one model through what ``chain`` has found.
 
     With the code and the other keys of the experiment it ends with the bits of the last trial.
+
+    Raises:
+        NotFound: the first one began from a checkpoint that is not there any more.
     """
     asked = gathered.config.searcher
     unit = rows[-1]["unit"]
@@ -97,9 +104,36 @@ def config(rows: list[View], gathered: Gathered) -> View:
             "schedule": {"seed": rows[0]["seed"], "steps": steps},
         }
     }
+    if rows[0]["root"]:
+        found["searcher"]["begin_from"] = _beginning(rows[0], gathered)
     if asked.interval:
         found["min_validation_period"] = {unit: asked.interval}
     return found
+
+
+def _beginning(first: View, gathered: Gathered) -> str:
+    """The checkpoint of another experiment that a trial began from, for ``searcher.begin_from``."""
+    parent = Parent.parse(first["parent"])
+    root, length = first["root"], Length(first["unit"], first["from"])
+    named, donor = "", None
+    if parent is not None and parent.experiment == gathered.paths.origin.root.name:
+        linked = parents.given(gathered.paths.origin.trial(parent.trial))
+        root = linked["meta"]["linked"]["root"] if linked is not None else ""
+        named = re.sub(r"@\d+ \w+$", "", gathered.config.searcher.begin_from or "")
+        with contextlib.suppress(NotFound):
+            donor = find.trial(named, gathered.paths.root.parent)
+            named = f"{find.reference(named, gathered.paths.root.parent).paths.id}/{donor.number}"
+    elif parent is not None and parent.experiment:
+        donor = parent.paths(gathered.paths)
+        named = f"{Path(parent.experiment).name}/{parent.trial}"
+    held = parents.donations(donor, length.unit) if donor is not None else []
+    # the newest at or before a length is what it will begin from
+    newest = next((one for one in reversed(held) if one.at <= length.value), None)
+    if newest is None or newest.manifest[sealed.ROOT] != root:
+        what = f"trial {first['trial']} began from {first['checkpoint']} of {first['parent']}"
+        hint = "without --config the hyperparameters of each stretch are listed all the same"
+        raise NotFound(f"{what}, which is not there any more", where=gathered.id, hint=hint)
+    return f"{named}@{length}"
 
 
 def _reached(trial: GatheredTrial, unit: Unit) -> int:
