@@ -87,7 +87,7 @@ def test_with_virtual_ranks_the_number_of_ranks_does_not_matter(
 
 
 def test_a_stop_that_one_rank_asks_for_ends_all_at_the_same_step(tmp_path: Path) -> None:
-    """Asked for after step 3, they end after step 9: at any pace, on any ranks, interrupted."""
+    """Asked for after step 3, they end after step 17: at any pace, on any ranks, interrupted."""
 
     def stopped(root: Path, pace: str, *plan: tuple[int, str]) -> Result:
         trial = make(root, until=24, min_validation_period={"batches": 20})

@@ -12,6 +12,8 @@ import torch
 from hpcdet import checkpoint, pytorch
 from hpcdet.control import commands
 from hpcdet.control.controller import advance
+from hpcdet.errors import ConfigError
+from hpcdet.pytorch import _inheriting
 from hpcdet.store import linking, parents
 from hpcdet.store.config import resolve
 from hpcdet.store.layout import TrialPaths
@@ -124,6 +126,66 @@ def test_a_child_has_its_parents_state_and_its_own_options(tmp_path: Path) -> No
     shutil.rmtree(donor)  # nobody needs its parent any more
     train(Child, began, 12, asked)
     assert checkpoints(began)[-1].digest == ended.digest
+
+
+def test_options_are_found_behind_constructors_that_hand_them_on() -> None:
+    class Counting(torch.optim.SGD):
+        """Has a count among its options, as schedule-free ones do."""
+
+        def __init__(self, params: Any, **options: Any) -> None:
+            super().__init__(params, **options)
+            self.defaults["k"] = 0
+            for group in self.param_groups:
+                group["k"] = 0
+
+    class Further(Counting):
+        def __init__(self, *given: Any, extra: int = 0, **options: Any) -> None:
+            super().__init__(*given, **options)
+
+    class Anything(torch.optim.Optimizer):
+        """As torch's ``ZeroRedundancyOptimizer``."""
+
+        def __init__(self, params: Any, **defaults: Any) -> None:
+            super().__init__(params, defaults)
+
+    for kind in (Counting, Further, Anything):
+        weights = torch.nn.Parameter(torch.ones(2))
+        own = kind([weights], lr=0.5, momentum=0.25)
+        saved = [{**own.param_groups[0], "lr": 0.1, "momentum": 0.9, "k": 7, "params": [0]}]
+        [group] = _inheriting.options(own, saved)
+        assert (group["lr"], group["momentum"], group["k"]) == (0.5, 0.25, 7), kind
+
+
+def test_schedules_are_stepped_in_turn_and_one_that_is_too_short_is_named(tmp_path: Path) -> None:
+    def made() -> tuple[torch.optim.SGD, list[pytorch.LRScheduler]]:
+        sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.3)
+        chained = torch.optim.lr_scheduler.ExponentialLR(sgd, 0.7)
+        # sets the rate of each cycle's step whatever it was, so that the order matters
+        cosine = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(sgd, 4)
+        return sgd, [pytorch.LRScheduler(chained), pytorch.LRScheduler(cosine)]
+
+    sgd, schedules = made()
+    sgd.step()
+    for _ in range(6):
+        for one in reversed(schedules):
+            one.scheduler.step()
+    other, fresh = made()
+    saved = [one.state_dict() for one in reversed(schedules)]
+    _inheriting.catch_up(zip(reversed(fresh), saved, strict=True))
+    assert other.param_groups[0]["lr"] == sgd.param_groups[0]["lr"]
+
+    class Hurried(Child):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            cycle = torch.optim.lr_scheduler.OneCycleLR(
+                self.optimizer, 0.1, total_steps=context.get_hparams().get("cycle", 12)
+            )
+            context.wrap_lr_scheduler(cycle, pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH)
+
+    donor = tmp_path / "donor"
+    train(Hurried, donor, 6)
+    with pytest.raises(ConfigError, match=r"OneCycleLR: .* after 6 steps: .* total steps is 4"):
+        train(Hurried, heir(donor, tmp_path / "own", 6), 8, {"global_batch_size": 16, "cycle": 4})
 
 
 def test_members_of_a_population_save_where_they_are_compared(

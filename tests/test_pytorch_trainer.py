@@ -20,9 +20,13 @@ from hpcdet.errors import ConfigError, UsageError
 from hpcdet.pytorch._metrics import Tally, across_ranks
 from hpcdet.pytorch._units import TrainUnit
 from hpcdet.store.config import Searcher
+from hpcdet.store.layout import TrialPaths
+from hpcdet.store.records import Verdict
+from hpcdet.train import notice
+from hpcdet.train.place import ATTEMPT, EXPERIMENT, TRIAL, Place
 from hpcdet.train.session import Units
 from hpcdet.units import Length
-from tests import alone
+from tests import alone, ranks
 from tests.alone import as_script
 
 __all__ = ["as_script"]
@@ -364,6 +368,58 @@ def test_a_stop_that_was_asked_for_ends_well(tmp_path: Path) -> None:
 
     alone.train(Patient, tmp_path / "validation", 10, validation_period=pytorch.Batch(2))
     assert alone.checkpoints(tmp_path / "validation")[-1].step == 4
+
+
+def test_a_stop_whose_verdict_is_lost_is_told_by_who_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the last save and the verdict; told at last, it can be made longer."""
+
+    class Stopping(Line):
+        asks = -1
+
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            super().__init__(context)
+            self.callbacks = {"patience": Patience(context)}
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            self.context.set_stop_requested(batch_idx == self.asks)
+            return super().train_batch(batch, epoch_idx, batch_idx)
+
+    class Patience(pytorch.PyTorchCallback):
+        asks = False
+
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            self.context = context
+
+        def on_validation_end(self, metrics: dict[str, Any]) -> None:
+            self.context.set_stop_requested(self.asks)
+
+    def attempt(trial: TrialPaths, number: int) -> tuple[str, int]:
+        trial.attempt(number).root.mkdir(parents=True)
+        notice.forget()
+        Place.of(trial.root.parent.parent, 1, number).announce(os.environ)
+        with pytorch.init() as context:
+            pytorch.Trainer(Stopping(context), context).fit(validation_period=pytorch.Batch(3))
+        verdict = Verdict.read(trial.attempt(number).verdict)
+        assert verdict is not None
+        return verdict.cause, verdict.batches
+
+    for name in (EXPERIMENT, TRIAL, ATTEMPT):
+        monkeypatch.setenv(name, "")
+    for where in (Stopping, Patience):
+        trial = ranks.experiment(
+            tmp_path / where.__name__,
+            code="",
+            hparams={"global_batch_size": 16},
+            until=9,
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(where, "asks", 2 if where is Stopping else True)
+            assert attempt(trial, 1) == ("stopped", 3)
+        trial.attempt(1).verdict.unlink()
+        assert attempt(trial, 2) == ("stopped", 3)
+        assert attempt(trial, 3) == ("completed", 9)
 
 
 def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:

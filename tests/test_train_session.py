@@ -228,6 +228,45 @@ def test_a_stop_is_heeded_at_a_step_in_which_no_clock_has_a_say() -> None:
     assert {ends([0.0], since=step, asked=13) for step in (13, 15, 16)} == {17}  # interrupted
 
 
+@pytest.mark.parametrize("starts", [(100, 0), (0, 100)])
+def test_ranks_of_which_one_has_loaded_a_checkpoint_keep_in_step(
+    tmp_path: Path, starts: tuple[int, int]
+) -> None:
+    """Code of the Core API may do so on rank 0 alone."""
+    wire: Any = Wire()
+    told: list[int] = []
+
+    class Talk(Wire):
+        """Rank 0 is asked first."""
+
+        def start_max(self, vector: torch.Tensor) -> Sent:
+            sent: Sent = wire.start_max(vector)
+            return sent
+
+        def broadcast(self, value: int) -> int:
+            told.append(value)
+            return told[0]
+
+    now = [0.0]
+    both = list[Session]()
+    for start in starts:
+        place = Place.alone(tmp_path / str(start))
+        one = Session(Ranks(), place, Trial(1, {}, 7), Resolved(), Deadline(None))
+        peers: Any = Talk()
+        one.peers = peers
+        one._agreement = Agreement(peers, lambda: now[0])
+        one.begin(None, Units(start))
+        both.append(one)
+    ran = list[tuple[bool, ...]]()
+    for _ in range(60):
+        for one in both:
+            one.poll(Units())
+        ran.append(tuple(one._agreement.under_way for one in both))
+    assert {here == there for here, there in ran} == {True}
+    assert {here for here, _ in ran[20:]} == {True, False}  # one exchange for several steps
+    assert both[0]._steps == both[1]._steps == starts[0] + 60
+
+
 HEAP = """
 import ctypes, resource, sys
 from hpcdet.train import heap

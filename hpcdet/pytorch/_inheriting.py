@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from hpcdet.errors import ConfigError
 from hpcdet.pytorch._lr import LRScheduler
 
 _SEEN = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
@@ -30,8 +32,8 @@ def options(
     The rest is what some optimizers count in their groups (the steps of a schedule-free one): it
     stands among their defaults, but is nothing that one can ask them for.
     """
-    asked = set(inspect.signature(type(optimizer)).parameters)
-    counts = {name for name in optimizer.defaults if name not in asked}
+    asked = _askable(type(optimizer))
+    counts = {name for name in optimizer.defaults if asked is not None and name not in asked}
     return [
         {
             **{name: value for name, value in own.items() if name not in counts},
@@ -42,25 +44,41 @@ def options(
     ]
 
 
-def catch_up(scheduler: LRScheduler, saved: Mapping[str, Any]) -> None:
-    """Bring a new scheduler to where a saved one was, by as many steps.
+def catch_up(schedulers: Iterable[tuple[LRScheduler, Mapping[str, Any]]]) -> None:
+    """Bring new schedulers to where the saved ones were, by as many steps.
 
-    It, and the rates it sets, are then what they had been with these arguments from the beginning.
-    One that goes by a metric cannot be taken there: it keeps what it has seen, and begins with the
-    new rate. A scheduler that is none of torch's is loaded as it was saved.
+    They, and the rates they set, are then what they had been with these arguments from the
+    beginning: several are stepped in turn, as in training. One that goes by a metric cannot be
+    taken there: it keeps what it has seen, and begins with the new rate. A scheduler that is none
+    of torch's is loaded as it was saved.
+
+    Raises:
+        ConfigError: a schedule is shorter than the steps that were made.
     """
-    own = scheduler.scheduler
-    if isinstance(own, ReduceLROnPlateau):
-        own.load_state_dict({name: saved[name] for name in _SEEN if name in saved})
-        return
-    count = _steps(saved) if isinstance(own, TorchScheduler) else None
-    if count is None:
-        scheduler.load_state_dict(dict(saved))
-        return
+    steps: list[tuple[Fraction, int, TorchScheduler, int]] = []
+    for place, (scheduler, saved) in enumerate(schedulers):
+        own = scheduler.scheduler
+        count = _steps(saved) if isinstance(own, TorchScheduler) else None
+        if isinstance(own, ReduceLROnPlateau):
+            own.load_state_dict({name: saved[name] for name in _SEEN if name in saved})
+        elif count is None:
+            scheduler.load_state_dict(dict(saved))
+        else:  # one that is stepped less often is so at equal distances
+            steps += [(Fraction(n + 1, count), place, own, count) for n in range(count)]
+    steps.sort(key=lambda step: step[:2])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no step of the optimizer came before
-        for _ in range(count):
-            own.step()
+        for _, _, own, count in steps:
+            try:
+                own.step()
+            except ValueError as error:
+                name = type(own).__name__
+                raise ConfigError(
+                    f"it cannot go where its parent's is, after {count} steps: {error}",
+                    where=name,
+                    hint=f"make the schedule longer than {count} steps, or begin from an earlier "
+                    "checkpoint",
+                ) from error
 
 
 def _steps(saved: Mapping[str, Any]) -> int | None:
@@ -69,3 +87,21 @@ def _steps(saved: Mapping[str, Any]) -> int | None:
         return count
     inner = saved.get("_schedulers") or [{}]
     return _steps(inner[0]) if isinstance(inner[0], Mapping) and inner[0] else None
+
+
+def _askable(kind: type[torch.optim.Optimizer]) -> set[str] | None:
+    """Options that an optimizer's constructor takes; None where nobody can say which.
+
+    One that takes any (``**kwargs``) hands them on to that of the next class.
+    """
+    asked = set[str]()
+    for base in kind.__mro__:
+        if base in (torch.optim.Optimizer, object):  # whose own takes defaults of any name
+            break
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(base.__init__).parameters.values()
+        asked |= {one.name for one in parameters}
+        if not any(one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in parameters):
+            return asked
+    return None

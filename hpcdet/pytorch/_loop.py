@@ -117,6 +117,8 @@ class Loop:
             print(f"hpcdet: {text}", file=sys.stderr)
 
     def _train(self) -> Cause:
+        if self._progress.stopped and self._session.stopped_before():
+            return "stopped"
         if self._progress.owed and (cause := self._validate(())):
             return cause
         batches = self._feed.batches(self._progress.units.records)

@@ -83,6 +83,7 @@ class Saves:
         self.sync_buffers()
         common, own = _gradients.waiting(_state.parameters(context), session.peers)
         self._progress.stop = session.stop.anywhere(session.peers)
+        self._progress.stopped = session.stop.obeyed
         state = _state.shared(context, self._callbacks, self._progress.encode(), common)
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(state)
@@ -137,6 +138,7 @@ class Saves:
             self._progress.decode(loaded.shared["progress"])
             if loaded.manifest.inherited:
                 self._progress.best = self._progress.stop = None  # they were its parent's
+                self._progress.stopped = False
             self._session.stop.learn([self._progress.stop])
             self.changed = False
         return loaded

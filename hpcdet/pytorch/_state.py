@@ -83,6 +83,7 @@ def load_shared(context: PyTorchTrialContext, state: State, *, inherited: bool =
 
     Raises:
         IntegrityError: the state is not of these models and optimizers.
+        ConfigError: a scheduler's schedule is shorter than what was trained already.
     """
     names = _names(context)
     try:
@@ -92,10 +93,11 @@ def load_shared(context: PyTorchTrialContext, state: State, *, inherited: bool =
             _load_other_buffers(model, others)
         for optimizer, saved in zip(context.optimizers, state["optimizers"], strict=True):
             _load_optimizer(optimizer, saved, names, inherited)
-        for scheduler, saved in zip(context.lr_schedulers, state["lr_schedulers"], strict=True):
-            if inherited:
-                _inheriting.catch_up(scheduler, saved)
-            else:
+        schedulers = list(zip(context.lr_schedulers, state["lr_schedulers"], strict=True))
+        if inherited:
+            _inheriting.catch_up(schedulers)
+        else:
+            for scheduler, saved in schedulers:
                 scheduler.load_state_dict(saved)
         if context.scaler is not None and state["scaler"] is not None:
             context.scaler.load_state_dict(state["scaler"])

@@ -21,7 +21,7 @@ from hpcdet.checkpoint import CheckpointFailed, Manifest
 from hpcdet.store import files, limits
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import Best, Trial, Verdict, in_force
-from hpcdet.train import deterministic, fingerprint, notice, rng
+from hpcdet.train import deterministic, fingerprint, notice, rng, stopping
 from hpcdet.train.agreement import NOTHING, Agreement, Cause, Orders
 from hpcdet.train.clock import Deadline, Every
 from hpcdet.train.peers import Peers, is_peer_loss
@@ -196,6 +196,8 @@ class Session:
         if self.ranks.chief and self._progress.take():
             self.tracker.record("progress", **dataclasses.asdict(units))
         with self.profile.phases.within("communication"):
+            if first and stepped:  # of the Core API's ranks one alone may have loaded a checkpoint
+                self._steps = self.peers.broadcast(self._steps)
             self._steps += stepped
             self.stop.learn([self._steps] if stop else ())
             heard = self._agreement.exchange(self._mine, self._steps if stepped else None)
@@ -204,7 +206,7 @@ class Session:
         orders = NOTHING if heard is None else self._obey(heard)
         if stepped and self.stop.due(self._steps):
             orders = orders._replace(leave="stopped")
-            self.stop.asked = None  # it is done
+            self.stop.obey()
             self._notice("stopped")
         return orders
 
@@ -217,9 +219,21 @@ class Session:
         self.stop.learn([self._steps] if asked else ())
         if self.stop.anywhere(self.peers) is None:
             return False
-        self.stop.asked = None
+        self.stop.obey()
         self._notice("stopped")
         return True
+
+    def stopped_before(self) -> bool:
+        """Where the checkpoint says that a stop was obeyed: whether that has yet to be told.
+
+        All call together. Told once, it is over, and who goes on is to train longer; where a
+        script runs alone there are no verdicts, and it goes on.
+        """
+        untold = self.attached and self.ranks.chief
+        untold = untold and not stopping.told(self.place.trial, self.keeper.latest)
+        if untold := self.peers.broadcast(untold):
+            self._notice("stopped")
+        return untold
 
     def _obey(self, orders: Orders) -> Orders:
         """Take in what all agreed on; what is left for the loop to do."""
@@ -370,6 +384,7 @@ class Session:
                 )
             )
         self.peers.barrier()
+        self.stop.obeyed = False
         self.finished = True
 
     def fail(self, error: BaseException) -> int:

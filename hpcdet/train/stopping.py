@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hpcdet.store.layout import TrialPaths
+from hpcdet.store.records import Verdict
 from hpcdet.train.agreement import TOGETHER
 from hpcdet.train.peers import Peers
 
@@ -21,10 +23,12 @@ class Stop:
 
     Attributes:
         asked: the first step after which somebody had asked, as far as is known here.
+        obeyed: training has ended for it; what is saved now says so.
     """
 
     def __init__(self, *, at_once: bool) -> None:
         self.asked: int | None = None
+        self.obeyed = False
         self._at_once = at_once
 
     def learn(self, steps: Iterable[int | None]) -> None:
@@ -37,6 +41,10 @@ class Stop:
         self.learn(peers.allgather(self.asked))
         return self.asked
 
+    def obey(self) -> None:
+        """Training ends here; from now on nobody asks any more."""
+        self.asked, self.obeyed = None, True
+
     def due(self, step: int) -> bool:
         """Whether training ends after this step."""
         if self.asked is None:
@@ -45,3 +53,16 @@ class Stop:
             return True
         told = -(-self.asked // TOGETHER) * TOGETHER  # by an exchange that is read a step later
         return step > told
+
+
+def told(trial: TrialPaths, checkpoint: str) -> bool:
+    """Whether an attempt has said that a stop ended it with this checkpoint.
+
+    One that was killed after its last save and before its verdict has not.
+    """
+    verdicts = (Verdict.read(attempt.verdict) for attempt in reversed(trial.attempts()))
+    return any(
+        one.verdict == "done" and one.cause == "stopped" and one.checkpoint == checkpoint
+        for one in verdicts
+        if one is not None
+    )
