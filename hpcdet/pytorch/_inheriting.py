@@ -100,7 +100,7 @@ def _askable(kind: type[torch.optim.Optimizer]) -> set[str] | None:
             break
         if "__init__" not in vars(base):
             continue
-        parameters = inspect.signature(base.__init__).parameters.values()
+        parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
         asked |= {one.name for one in parameters}
         if not any(one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in parameters):
             return asked
