@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from hpcdet.rungs import Bracket
 from hpcdet.search import registry
 from hpcdet.search.api import Create, Report, SegmentEnd, Start
+from hpcdet.search.books import DONE, OPEN, StateView, opened
 from hpcdet.search.elsewhere import Elsewhere
 from hpcdet.search.model_based import RECENT, Model, ModelBased
+from hpcdet.search.ranking import entry
 from hpcdet.search.sampling import Observation
 from hpcdet.space.space import Space
 from hpcdet.store.config import resolve
@@ -38,7 +42,7 @@ class History:
     def params(self) -> Mapping[int, Mapping[str, Any]]:
         return self.known
 
-    def observations(self) -> Iterator[Observation]:
+    def observations(self, most: int | None = None) -> Iterator[Observation]:
         def key(row: tuple[int, int, float | None]) -> Any:
             return -row[1], math.inf if row[2] is None else row[2], row[0]
 
@@ -175,6 +179,32 @@ def test_what_a_model_sees_is_bounded() -> None:
     sampler = ModelBased(space, 5, random_fraction=0.0)
     assert bowl(sampler.suggest(history, 2001)) < 0.2
     assert RECENT < len(sampler._seen) < 600
+
+
+def test_of_a_long_search_a_model_is_shown_what_it_would_choose_itself() -> None:
+    draw, space, trials = random.Random(1), Space(BOWL), 3_000
+    books = opened(Bracket((1, 4, 16), trials, trials))
+    for number in range(1, trials + 1):
+        for ranking in books["scores"][: draw.choice((0, 1, 1, 1, 2, 3))]:
+            ranking.append(entry(draw.choice((None, draw.random())), number))
+    for ranking in books["scores"]:
+        ranking.sort()
+    state = {
+        "brackets": [books],
+        "status": draw.choices((OPEN, DONE), weights=(1, 30), k=trials),
+        "params": [space.sample(0, number) for number in range(1, trials + 1)],
+    }
+    model, bounded = ModelBased(space, 1, random_fraction=0.0), StateView(state)
+
+    @dataclass(frozen=True)
+    class Unbounded(StateView):
+        def observations(self, most: int | None = None) -> Iterator[Observation]:
+            return super().observations()
+
+    looked_at = len(list(bounded.observations(model.most)))
+    assert looked_at < 0.6 * len(list(bounded.observations()))
+    seen, all_seen = model._project(bounded), model._project(Unbounded(state))
+    assert [(one.number, one.state) for one in seen] == [(o.number, o.state) for o in all_seen]
 
 
 def test_decided_again_by_its_records_a_search_asks_no_model(

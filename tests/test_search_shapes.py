@@ -67,7 +67,7 @@ class Shown:
     def params(self) -> Mapping[int, Mapping[str, Any]]:
         return self.samples
 
-    def observations(self) -> Iterator[Observation]:
+    def observations(self, most: int | None = None) -> Iterator[Observation]:
         losses = {
             n: len(sample["blocks"]) + (sample["head"]["name"] == "linear")
             for n, sample in self.samples.items()

@@ -144,7 +144,8 @@ class StateView:
     def params(self) -> Mapping[int, Mapping[str, Any]]:
         return dict(enumerate(self.state["params"], 1))
 
-    def observations(self) -> Iterator[Observation]:
+    def observations(self, most: int | None = None) -> Iterator[Observation]:
+        having_a_place = set(self.open())
         brackets: list[Books] = self.state["brackets"]
         lengths = {length for books in brackets for length in books["rungs"]}
         for length in sorted(lengths, reverse=True):
@@ -154,7 +155,12 @@ class StateView:
                 if length in books["rungs"]
                 for entry in books["scores"][books["rungs"].index(length)]
             ]
-            for entry in sorted(found):
+            found.sort()
+            if most is not None and len(found) > 2 * most:
+                last = sorted(entry[2] for entry in found)[-most]
+                others = (one for one in found[most:] if one[2] >= last or one[2] in having_a_place)
+                found = [*found[:most], *others]
+            for entry in found:
                 yield _observation(entry, length)
 
     def open(self) -> list[int]:

@@ -53,7 +53,7 @@ class Elsewhere:
             "population": self.sampler.population,
             "number": number,
             "params": list(view.params().items()),
-            "observations": [astuple(o) for o in view.observations()],
+            "observations": [astuple(o) for o in view.observations(self.sampler.most)],
             "open": view.open(),
         }
         try:
@@ -88,7 +88,7 @@ class _Asked:
     def params(self) -> Mapping[int, Mapping[str, Any]]:
         return dict(self.question["params"])
 
-    def observations(self) -> Iterator[Observation]:
+    def observations(self, most: int | None = None) -> Iterator[Observation]:
         for trial, length, loss, losses, excess in self.question["observations"]:
             yield Observation(trial, length, loss, tuple(losses), tuple(excess))
 

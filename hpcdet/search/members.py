@@ -71,7 +71,7 @@ class PopulationView:
         """Of all trials where the explorer learns; else of those that live."""
         return {int(trial): params for trial, params in self._state["params"].items()}
 
-    def observations(self) -> Iterator[Observation]:
+    def observations(self, most: int | None = None) -> Iterator[Observation]:
         """Longest first, best first among those of one length; only if the explorer learns."""
         seen = [[*ranking.entry(loss, trial), -at] for trial, at, loss in self._state["seen"]]
         for worse, loss, trial, at in sorted(seen, key=lambda row: (row[3], *row[:3])):

@@ -186,7 +186,7 @@ class ModelBased:
         """The farthest observation of each trial, and those at the rung that is modelled."""
         most: dict[int, Observation] = {}
         at_rung: dict[int, Observation] = {}
-        for _, group in itertools.groupby(view.observations(), lambda seen: seen.length):
+        for _, group in itertools.groupby(view.observations(self.most), lambda seen: seen.length):
             finite: dict[int, Observation] = {}
             for seen in group:
                 most.setdefault(seen.trial, seen)
@@ -195,6 +195,11 @@ class ModelBased:
             if not at_rung and len(finite) >= self._enough:
                 at_rung = finite
         return most, at_rung
+
+    @property
+    def most(self) -> int:
+        """Of each length the best and the latest observations that matter; see ``View``."""
+        return max(BEST + RECENT, self._enough)
 
     @property
     def _enough(self) -> int:

@@ -38,8 +38,14 @@ class View(Protocol):
     def params(self) -> Mapping[int, Mapping[str, Any]]:
         """Hyperparameters of every trial; empty unless the sampler ``learns``."""
 
-    def observations(self) -> Iterator[Observation]:
-        """Longest first, best first among those of one length."""
+    def observations(self, most: int | None = None) -> Iterator[Observation]:
+        """Longest first, best first among those of one length.
+
+        Args:
+            most: of each length the caller looks only at so many of the best, at those of so many
+                trials that were made last, and at those of open trials; whether there are others
+                does not matter to it. None: it looks at all of them.
+        """
 
     def open(self) -> list[int]:
         """Trials that have a place now: their next observation is still to come."""
@@ -92,7 +98,7 @@ class Blind:
     def params(self) -> Mapping[int, Mapping[str, Any]]:
         return {}
 
-    def observations(self) -> Iterator[Observation]:
+    def observations(self, most: int | None = None) -> Iterator[Observation]:
         return iter(())
 
     def open(self) -> list[int]:

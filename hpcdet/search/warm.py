@@ -114,8 +114,8 @@ class _Both:
     def params(self) -> Mapping[int, Mapping[str, Any]]:
         return {**self.past.params, **self.view.params()}
 
-    def observations(self) -> Iterator[Observation]:
-        return heapq.merge(self.view.observations(), self.past.seen, key=_order)
+    def observations(self, most: int | None = None) -> Iterator[Observation]:
+        return heapq.merge(self.view.observations(most), self.past.seen, key=_order)
 
     def open(self) -> list[int]:
         return self.view.open()
