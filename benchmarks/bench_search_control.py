@@ -34,7 +34,8 @@ from hpcdet.control.sight import Sight  # noqa: E402
 from hpcdet.jobs import create  # noqa: E402
 from hpcdet.search import api, registry  # noqa: E402
 from hpcdet.store import journal, snapshots  # noqa: E402
-from hpcdet.store.records import Claim, End, in_force  # noqa: E402
+from hpcdet.store.controls import in_force  # noqa: E402
+from hpcdet.store.records import Claim, End  # noqa: E402
 from hpcdet.store.spending import epoch  # noqa: E402
 from hpcdet.units import Length  # noqa: E402
 from tests import experiments  # noqa: E402

@@ -30,8 +30,9 @@ import time
 from pathlib import Path
 
 from hpcdet.store import config, files, journal, sealed
+from hpcdet.store.controls import in_force
 from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Verdict, in_force
+from hpcdet.store.records import Verdict
 from hpcdet.store.trials import latest_checkpoint
 
 heard: list[int] = []

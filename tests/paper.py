@@ -28,17 +28,9 @@ from hpcdet.search import api
 from hpcdet.site.models import Site
 from hpcdet.store import config, files, journal, sealed
 from hpcdet.store.config import Resolved
+from hpcdet.store.controls import in_force
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
-from hpcdet.store.records import (
-    Claim,
-    End,
-    Intent,
-    Reason,
-    Verdict,
-    WorkerClaim,
-    WorkerEnd,
-    in_force,
-)
+from hpcdet.store.records import Claim, End, Intent, Reason, Verdict, WorkerClaim, WorkerEnd
 from hpcdet.store.trials import MANIFEST, standing
 from hpcdet.units import Length
 

@@ -18,7 +18,8 @@ from hpcdet.control.replay import Replay
 from hpcdet.schedulers.base import TaskState
 from hpcdet.search import api
 from hpcdet.store import chain, linking
-from hpcdet.store.records import Closed, Submitted, Trial, in_force
+from hpcdet.store.controls import in_force
+from hpcdet.store.records import Closed, Submitted, Trial
 from hpcdet.store.trials import checkpoints
 from tests.paper import Heir, Promotion, Waves, World
 

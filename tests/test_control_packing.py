@@ -21,8 +21,9 @@ from hpcdet.control.packing import QUIET_S, pack
 from hpcdet.jobs.launch import Allocation
 from hpcdet.read import find, gather, index, logs, series, views
 from hpcdet.store import files, journal, packed, trials
+from hpcdet.store.controls import in_force
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Claim, End, Verdict, in_force
+from hpcdet.store.records import Claim, End, Verdict
 from hpcdet.units import Length
 from hpcdet.worker import claims
 from tests.builders import sweep

@@ -18,8 +18,9 @@ from hpcdet.control.sight import Sight
 from hpcdet.errors import UsageError
 from hpcdet.schedulers.base import Capabilities, Refusal, TaskState
 from hpcdet.search import api, registry
-from hpcdet.store import chain, config, files, journal, lease, limits
-from hpcdet.store.layout import AttemptPaths, WorkerPaths, numbers
+from hpcdet.store import chain, config, files, journal, lease, limits, packed
+from hpcdet.store.controls import in_force
+from hpcdet.store.layout import AttemptPaths, WorkerPaths
 from hpcdet.store.records import (
     Best,
     Claim,
@@ -32,7 +33,6 @@ from hpcdet.store.records import (
     Trial,
     Verdict,
     WorkerEnd,
-    in_force,
 )
 from hpcdet.store.spending import epoch
 from hpcdet.store.trials import standing
@@ -989,7 +989,7 @@ def test_what_cannot_be_read_of_the_decisions_takes_no_term_again_and_again(
     turns = [advance(world.paths, holder) for _ in range(4)]
     assert not any(turn.held for turn in turns)
     assert all("put the file back" in " ".join(turn.actions) for turn in turns)
-    assert max(numbers(world.paths.terms, ".json")) == 3
+    assert max(packed.numbers(world.paths.terms, ".json")) == 3
     assert "000001.jsonl" in chain.gap(world.paths)
     journal_of_one.write_bytes(whole)
     assert advance(world.paths, holder).held

@@ -18,8 +18,9 @@ from hpcdet.jobs.launch import Allocation
 from hpcdet.read import gather
 from hpcdet.search import registry
 from hpcdet.store import chain, config, files, overrides
+from hpcdet.store.controls import in_force
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Closed, Control, Intent, Trial, in_force
+from hpcdet.store.records import Closed, Control, Intent, Trial
 from hpcdet.store.trials import checkpoints, latest_checkpoint, standing
 from hpcdet.train.clock import Deadline
 from hpcdet.train.place import Place

@@ -19,9 +19,10 @@ from hpcdet.errors import Unavailable, UsageError
 from hpcdet.search import api, codec, registry
 from hpcdet.site import loading
 from hpcdet.store import chain, config, files
+from hpcdet.store.controls import in_force
 from hpcdet.store.layout import INHERITED, ExperimentPaths
 from hpcdet.store.parents import Donation
-from hpcdet.store.records import Best, Trial, in_force
+from hpcdet.store.records import Best, Trial
 from hpcdet.store.trials import latest_checkpoint, standing
 from hpcdet.units import Length
 from tests.commands import Cli, cli  # noqa: F401

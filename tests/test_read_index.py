@@ -21,8 +21,9 @@ from hpcdet.control.packing import pack
 from hpcdet.errors import Unavailable
 from hpcdet.read import index, local, series, tables, updating, views
 from hpcdet.store import journal
+from hpcdet.store.controls import in_force
 from hpcdet.store.mounts import of
-from hpcdet.store.records import Command, in_force
+from hpcdet.store.records import Command
 from tests.builders import AttemptBuilder, Builder, TrialBuilder, put, sweep
 from tests.commands import Cli
 

@@ -16,9 +16,8 @@ from hpcdet.control import commands
 from hpcdet.control.controller import advance
 from hpcdet.jobs.launch import Allocation
 from hpcdet.schedulers.base import Capabilities, TaskState, Usage
-from hpcdet.store import files
+from hpcdet.store import files, packed
 from hpcdet.store.budget import Account, Budget, Charge, Held, Stretch, Terms, account
-from hpcdet.store.layout import numbers
 from hpcdet.store.records import Charges, Claim, End
 from hpcdet.store.spending import Spending
 from hpcdet.store.trials import standing
@@ -169,7 +168,7 @@ def test_ends_are_charged_by_accounting_once_and_stop_what_it_cannot_pay(tmp_pat
     world.scheduler.used["1"][-1] = Usage("1", 1, began, began + 901, 901)
     assert later(world, holder, 3).closed
     assert Spending(world.paths, world.resolved).account().charged_slot_s == 3600
-    written = numbers(world.paths.charges(0).parent, ".json")
+    written = packed.numbers(world.paths.charges(0).parent, ".json")
     records = [Charges.read(world.paths.charges(number)) for number in written]
     assert [record.settled for record in records if record] == [[], [1]]
 
@@ -186,7 +185,7 @@ def test_a_run_is_not_charged_before_its_worker_can_be_seen(tmp_path: Path) -> N
     world.scheduler.able = Capabilities(accounting=True)
     world.scheduler.used["1"] = [Usage("1", 0, began, began + 60, 60)]
     later(world, holder, 3)
-    assert not numbers(world.paths.charges(0).parent, ".json")
+    assert not packed.numbers(world.paths.charges(0).parent, ".json")
     unseen.rename(worker.claim)
     later(world, holder, 3)
     assert [one.worker for one in holder.spending.book.read()] == [worker.name]
@@ -226,7 +225,7 @@ def test_claims_at_the_same_moment_do_not_both_pass(tmp_path: Path) -> None:
         assert (stands.state, stands.idle_ends) == (
             ("running", 0) if number in kept else ("runnable", 0)
         )
-    assert numbers(world.paths.reservation(0).parent, ".json") == list(range(1, 9))
+    assert packed.numbers(world.paths.reservation(0).parent, ".json") == list(range(1, 9))
     # one that cannot see who was before it gives way
     attempt = world.paths.trial(kept[0]).attempt(2)
     world.paths.reservation(2).write_bytes(b"{")

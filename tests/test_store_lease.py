@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdet.store import files, layout, lease
+from hpcdet.store import files, lease, packed
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.lease import Lease
 
@@ -111,7 +111,7 @@ def test_never_two_holders_on_a_file_system_with_stale_folders(
     holders = [Lease(paths, f"node{n}", TTL, clock) for n in range(nodes)]
 
     def stale(folder: Path, suffix: str = "") -> list[int]:
-        found = layout.numbers(folder, suffix)
+        found = packed.numbers(folder, suffix)
         shown = [n for n in found if rng.random() < 0.7]
         return shown + rng.sample(shown, rng.randint(0, len(shown)))
 
@@ -136,7 +136,7 @@ def test_never_two_holders_on_a_file_system_with_stale_folders(
             acting = [holder.term for holder in holders if holder.term and holder.verify()]
             assert len(acting) <= 1
     assert taken == sorted(set(taken))
-    assert taken == layout.numbers(paths.terms, ".json")
+    assert taken == packed.numbers(paths.terms, ".json")
 
 
 HOLDER = """

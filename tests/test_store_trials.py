@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcdet.store.controls import in_force
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Claim, Control, End, Reason, Trial, Verdict, in_force
+from hpcdet.store.records import Claim, Control, End, Reason, Trial, Verdict
 from hpcdet.store.trials import latest_checkpoint, reason_of, standing
 from hpcdet.units import Length
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hpcdet.rungs import Bracket
+from hpcdet.store import inodes
 from hpcdet.store.config import Resolved
-from hpcdet.store.layout import inodes_of_trial
 
 _EXPERIMENT_INODES = 40  # folders, config, site, provenance, decisions, the first submission
 _WORKER_INODES = 6
@@ -121,9 +121,9 @@ def _storage(
     paused = _paused(resolved, running)
     begun = min(max(running, paused), trials)  # a trial that rests keeps what it goes on from
     checkpoints = begun * open_ + (trials - begun) * kept + of_the_best
-    while_it_runs = inodes_of_trial(ranks, open_, attempts=1)
-    once_it_ended = inodes_of_trial(ranks, kept)
-    inodes = (
+    while_it_runs = inodes.of_trial(ranks, open_, attempts=1)
+    once_it_ended = inodes.of_trial(ranks, kept)
+    total = (
         _EXPERIMENT_INODES
         + workers * _WORKER_INODES
         + running * while_it_runs
@@ -137,7 +137,7 @@ def _storage(
     return {
         "checkpoints": checkpoints,
         "checkpoint_bytes": checkpoint_bytes,
-        "inodes": inodes,
+        "inodes": total,
         "inodes_per_trial": {"running": while_it_runs, "ended": once_it_ended},
         "bytes": size(checkpoints),
         "paused_bytes": size(paused * open_),

@@ -8,9 +8,10 @@ from hpcdet.control import clones
 from hpcdet.control.decided import Plan
 from hpcdet.control.holder import Holder
 from hpcdet.errors import IntegrityError
-from hpcdet.store import files, limits
-from hpcdet.store.layout import TrialPaths, numbers
-from hpcdet.store.records import Control, Trial, in_force
+from hpcdet.store import files, limits, packed
+from hpcdet.store.controls import in_force
+from hpcdet.store.layout import TrialPaths
+from hpcdet.store.records import Control, Trial
 
 
 def apply(holder: Holder) -> None:
@@ -51,7 +52,7 @@ def _write_limits(holder: Holder) -> None:
     if not limits.alike(limits.in_force(holder.paths, holder.hands.resolved), wanted):
         term, at = holder.lease.term, files.now()
         record = dataclasses.replace(wanted, term=term, at=at)
-        seq = max(numbers(holder.paths.limits(0).parent, ".json"), default=0)
+        seq = max(packed.numbers(holder.paths.limits(0).parent, ".json"), default=0)
         made = False
         while not made:
             seq += 1
@@ -90,7 +91,7 @@ def _write_record(holder: Holder, plan: Plan, trial: TrialPaths) -> bool:
 
 
 def _write_control(holder: Holder, number: int, trial: TrialPaths, wanted: Control) -> None:
-    seqs = tuple(numbers(trial.controls, ".json"))
+    seqs = tuple(packed.numbers(trial.controls, ".json"))
     if holder.written.get(("control", number)) == (seqs, wanted):
         return
     there = in_force(trial)
@@ -105,7 +106,7 @@ def _write_control(holder: Holder, number: int, trial: TrialPaths, wanted: Contr
             holder.fence()
             made = control.write_once(trial.control(seq))
         holder.actions.append(f"trial {number}: {wanted.action}")
-        seqs = tuple(numbers(trial.controls, ".json"))
+        seqs = tuple(packed.numbers(trial.controls, ".json"))
     holder.written["control", number] = (seqs, wanted)
 
 

@@ -6,8 +6,8 @@ import getpass
 from typing import Any
 
 from hpcdet.errors import UsageError
-from hpcdet.store import files
-from hpcdet.store.layout import ExperimentPaths, numbers
+from hpcdet.store import files, packed
+from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Closed, Command, Reopened, Verb
 
 __all__ = ["Verb", "ask"]
@@ -35,7 +35,7 @@ def ask(
             hint="submit it again to run it once more",
         )
     command = Command(verb, trial, arguments, getpass.getuser(), files.now())
-    number = max(numbers(paths.commands, ".json"), default=0) + 1
+    number = max(packed.numbers(paths.commands, ".json"), default=0) + 1
     while not command.write_once(paths.command(number)):
         number += 1
     if reopen:  # last: a holder that found it open without the command would close it again

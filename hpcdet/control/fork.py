@@ -19,10 +19,10 @@ from hpcdet.errors import IntegrityError, Unavailable, UsageError
 from hpcdet.jobs import create
 from hpcdet.search import api, codec
 from hpcdet.site import from_resolved
-from hpcdet.store import chain, config, files, linking, parents
+from hpcdet.store import chain, config, files, linking, packed, parents
 from hpcdet.store.chain import Chain
 from hpcdet.store.journal import Line
-from hpcdet.store.layout import ExperimentPaths, TrialPaths, numbers
+from hpcdet.store.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.lease import Lease
 from hpcdet.store.overrides import OF_SEARCH
 from hpcdet.store.parents import Donation, Parent
@@ -208,7 +208,7 @@ def _write_records(
     paths = found.paths
     lease = Lease(paths, "fork", from_resolved(source.site).lease_ttl_s)
     # what the carried trials were told by holders of the other one is older than what is to come
-    lease.after = max(numbers(source.terms, ".json"), default=0)
+    lease.after = max(packed.numbers(source.terms, ".json"), default=0)
     if not lease.try_acquire():
         raise IntegrityError("somebody decides for it already", where=str(paths.root))
     records = Chain.open(paths, lease.term, "fork")

@@ -9,14 +9,13 @@ from hpcdet.config import changing
 from hpcdet.control.decided import Plan
 from hpcdet.control.holder import Holder
 from hpcdet.errors import ConfigError
-from hpcdet.store import overrides, trials
-from hpcdet.store.layout import numbers
+from hpcdet.store import overrides, packed, trials
 from hpcdet.store.records import Command, Reason
 
 
 def obey(holder: Holder) -> None:
     """Take the user's commands, in their order."""
-    for seq in numbers(holder.paths.commands, ".json"):
+    for seq in packed.numbers(holder.paths.commands, ".json"):
         if seq <= holder.decided.commands:
             continue
         command = Command.read(holder.paths.command(seq))

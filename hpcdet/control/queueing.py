@@ -14,7 +14,8 @@ from pathlib import Path
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Seen
 from hpcdet.errors import Unavailable
-from hpcdet.store.layout import ExperimentPaths, numbers
+from hpcdet.store import packed
+from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Closed, Command
 
 IN_VAIN = "DependencyNeverSatisfied"
@@ -72,7 +73,7 @@ def followers(paths: ExperimentPaths) -> Iterator[ExperimentPaths]:
 
     Read from the commands after ``closed.json`` is there: who asks looks for that file later.
     """
-    for seq in numbers(paths.commands, ".json"):
+    for seq in packed.numbers(paths.commands, ".json"):
         command = Command.read(paths.command(seq))
         if command is not None and command.verb == "follow":
             folder = os.path.normpath(paths.root / str(command.arguments.get("path", "")))

@@ -26,7 +26,8 @@ from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site, from_resolved
 from hpcdet.store import config, files
 from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Closed, Intent, Record, Submitted
+from hpcdet.store.record import Record
+from hpcdet.store.records import Closed, Intent, Submitted
 
 KIND = "job"
 """What the lease says of a holder that is such a job."""

@@ -28,7 +28,8 @@ from hpcdet.site import Site, loading
 from hpcdet.store import files
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Intent, Record
+from hpcdet.store.record import Record
+from hpcdet.store.records import Intent
 
 _LOOK_S = 0.1
 _REMOVE_S = 5.0

@@ -12,7 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from hpcdet.store import chain, config, files, journal, packed, trials
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths, numbers
+from hpcdet.store.controls import in_force
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths
 from hpcdet.store.records import (
     Claim,
     Closed,
@@ -27,7 +28,6 @@ from hpcdet.store.records import (
     Verdict,
     WorkerClaim,
     WorkerEnd,
-    in_force,
 )
 
 Line = journal.Line
@@ -187,7 +187,7 @@ class Gathered:
         return [(n, command) for n, command in asked if command is not None]
 
     def _command_numbers(self) -> list[int]:
-        return numbers(self.paths.commands, ".json")
+        return packed.numbers(self.paths.commands, ".json")
 
     @cached_property
     def trials(self) -> list[GatheredTrial]:

@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 from hpcdet.read.gather import Gathered, GatheredAttempt, GatheredTrial, Line, batches
 from hpcdet.store import journal
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Claim, Control, End, Record, Trial, Verdict
+from hpcdet.store.record import Record
+from hpcdet.store.records import Claim, Control, End, Trial, Verdict
 from hpcdet.store.trials import MANIFEST, Standing
 
 Plain = dict[str, Any]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.read.gather import Gathered, GatheredTrial, GatheredWorker
-from hpcdet.store import chain, layout, lease
+from hpcdet.store import chain, layout, lease, packed
 from hpcdet.store.records import ExperimentState
 
 ENDED: frozenset[str] = frozenset({"COMPLETED", "CANCELED", "ERROR"})
@@ -181,7 +181,7 @@ def leaving(gathered: Gathered) -> bool:
 
 
 def _last_turn(gathered: Gathered) -> float | None:
-    terms = layout.numbers(gathered.paths.terms, ".json")
+    terms = packed.numbers(gathered.paths.terms, ".json")
     if not terms:
         return None
     newest = gathered.paths.term(terms[-1])

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from hpcdet.schedulers import processes
 from hpcdet.store import files
-from hpcdet.store.records import Record
+from hpcdet.store.record import Record
 
 _REQUEST = re.compile(r"^#HPCDET (\w+)=(.*)$", re.MULTILINE)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import IntegrityError
-from hpcdet.store import journal
+from hpcdet.store import journal, packed
 from hpcdet.store.journal import Line
-from hpcdet.store.layout import ExperimentPaths, numbers
+from hpcdet.store.layout import ExperimentPaths
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _follow(
     lies behind ``since`` was never accepted.
     """
     folder = paths.decisions(0).parent
-    terms = [n for n in numbers(folder, ".jsonl") if below is None or n < below]
+    terms = [n for n in packed.numbers(folder, ".jsonl") if below is None or n < below]
     parts: list[list[Line]] = []
     newest, newest_n = 0, 0
     accepted: int | None = None

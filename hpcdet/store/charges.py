@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hpcdet.store import files
+from hpcdet.store import files, packed
 from hpcdet.store.budget import Charge
-from hpcdet.store.layout import ExperimentPaths, numbers
+from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Charges
 
 _FIELDS = {each.name for each in dataclasses.fields(Charge)}
@@ -33,7 +33,7 @@ class Book:
 
     def read(self) -> list[Charge]:
         """All that is known now."""
-        for number in numbers(self.paths.charges(0).parent, ".json"):
+        for number in packed.numbers(self.paths.charges(0).parent, ".json"):
             if number in self._read:
                 continue
             found = Charges.read(self.paths.charges(number))

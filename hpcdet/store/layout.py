@@ -18,7 +18,6 @@ from pathlib import Path
 
 from hpcdet.store import packed
 
-_NUMBER = re.compile(r"\d+")
 _REOPENED = re.compile(r"reopened-\d+\.json")
 CHECKPOINT_NAME = re.compile(r"(\d{8,})\.g(\d+)")
 INHERITED = 0
@@ -27,32 +26,6 @@ EXPERIMENTS = "hpcdet-experiments"
 """The folder that holds experiments, below a site's scratch or project path or the present one."""
 SCRATCH_MARK = "hpcdet-experiment.json"
 """In an experiment's folder on scratch: whose it is (``records.ScratchMark``)."""
-
-
-def numbers(folder: Path, suffix: str = "") -> list[int]:
-    """The numbers ``n`` of entries named ``n`` + suffix in a folder, ascending, packed or not.
-
-    Listing the folder refreshes what a network file system has cached of it.
-    """
-    names = (name for name in packed.names(folder) if name.endswith(suffix))
-    stems = (name[: len(name) - len(suffix)] for name in names)
-    return sorted(int(stem) for stem in stems if _NUMBER.fullmatch(stem))
-
-
-def inodes_of_trial(ranks: int, checkpoints: int, attempts: int = 0) -> int:
-    """Files and folders of one trial.
-
-    Args:
-        checkpoints: committed ones, each a folder with a manifest and a shard of each rank.
-        attempts: while it goes on; 0 once it has ended and these are packed.
-    """
-    of_checkpoints = 1 + checkpoints * (ranks + 2) if checkpoints else 0
-    if not attempts:
-        return 3 + of_checkpoints  # its folder, trial.json, the archive
-    controls = 1 + attempts
-    # folder, claim, journal, verdict, end, rendezvous, logs, the launcher's and the ranks', and
-    # the profiles of those above 0
-    return 3 + controls + attempts * (7 + 2 * ranks) + of_checkpoints
 
 
 @dataclass(frozen=True)
@@ -175,7 +148,7 @@ class TrialPaths:
 
     def numbers(self) -> list[int]:
         """The numbers of the attempts that were claimed or begun, ascending."""
-        return numbers(self.root / "attempts")
+        return packed.numbers(self.root / "attempts")
 
     def attempts(self) -> list[AttemptPaths]:
         """The attempts that were claimed or begun, ascending."""
@@ -396,10 +369,10 @@ class ExperimentPaths:
 
     def trials(self) -> list[TrialPaths]:
         split = self.split
-        return [self._trial(n, split) for n in numbers(self.root / "trials")]
+        return [self._trial(n, split) for n in packed.numbers(self.root / "trials")]
 
     def submissions(self) -> list[int]:
-        return numbers(self.root / "jobs", ".json")
+        return packed.numbers(self.root / "jobs", ".json")
 
     def worker(self, submission: int, index: int, incarnation: int) -> WorkerPaths:
         root = self.root / "workers" / f"{submission:04d}-{index:04d}.{incarnation}"

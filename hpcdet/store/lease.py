@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdet.store import files
-from hpcdet.store.layout import ExperimentPaths, numbers
-from hpcdet.store.records import Record
+from hpcdet.store import files, packed
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.record import Record
 
 KEEP = 0.75
 """Part of the time to live for which a holder trusts its last beat."""
@@ -88,7 +88,7 @@ class Lease:
         """Hold the lease if it is ours or free. Never waits."""
         if self.term and self.verify():
             return True
-        highest = max(numbers(self.paths.terms, ".json"), default=0)
+        highest = max(packed.numbers(self.paths.terms, ".json"), default=0)
         if highest and not self._over(highest):
             return False
         number = max(highest, self.after) + 1
@@ -133,7 +133,7 @@ class Lease:
                 self.term = 0
 
     def _fenced(self) -> bool:
-        highest = max(numbers(self.paths.terms, ".json"), default=0)
+        highest = max(packed.numbers(self.paths.terms, ".json"), default=0)
         if highest > self.term:
             return True
         # opening asks the server, where a listing may come from a cache
@@ -163,7 +163,7 @@ def beat_path(paths: ExperimentPaths, number: int) -> Path:
 
 def last(paths: ExperimentPaths) -> tuple[Term, Beat | None] | None:
     """The newest term and its last beat, for people; None before the first."""
-    for number in reversed(numbers(paths.terms, ".json")):
+    for number in reversed(packed.numbers(paths.terms, ".json")):
         term = Term.read(paths.term(number))
         if term is not None:
             return term, Beat.read(beat_path(paths, number))

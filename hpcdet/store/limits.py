@@ -11,8 +11,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from hpcdet.store import packed
 from hpcdet.store.config import Resolved
-from hpcdet.store.layout import ExperimentPaths, numbers
+from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.overrides import MAX_LENGTH
 from hpcdet.store.records import Limits
 from hpcdet.units import Length
@@ -35,7 +36,7 @@ def wanted(resolved: Resolved, overrides: Mapping[str, Any], longer: Sequence[in
 def in_force(paths: ExperimentPaths, resolved: Resolved) -> Limits:
     """The limits that hold now: the newest that a holder wrote, else those of the config."""
     latest: Limits | None = None
-    for number in numbers(paths.limits(0).parent, ".json"):
+    for number in packed.numbers(paths.limits(0).parent, ".json"):
         found = Limits.read(paths.limits(number))
         if found is not None and (latest is None or found.term >= latest.term):
             latest = found

@@ -40,6 +40,7 @@ _INSIDE = re.compile(
     r"|(.*)/(workers(?:/.+)?)"  # of an experiment
 )
 
+_NUMBER = re.compile(r"\d+")
 _ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
@@ -227,6 +228,15 @@ def names(folder: Path) -> list[str]:
         for one in archives(home):
             found.update(one.folders.get(name, ()))
     return list(found)
+
+
+def numbers(folder: Path, suffix: str = "") -> list[int]:
+    """The numbers ``n`` of entries named ``n`` + suffix in a folder, ascending, packed or not.
+
+    Listing the folder refreshes what a network file system has cached of it.
+    """
+    stems = (name.removesuffix(suffix) for name in names(folder) if name.endswith(suffix))
+    return sorted(int(stem) for stem in stems if _NUMBER.fullmatch(stem))
 
 
 def exists(path: Path) -> bool:

@@ -1,19 +1,15 @@
 """What the JSON files of an experiment's folder hold, as frozen types.
 
-Unknown keys are ignored on reading, missing ones take their default: a folder written by
-another version of hpcdet stays readable. Numbers carry their unit in the name.
+Numbers carry their unit in the name.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from hpcdet.store import files, packed
+from hpcdet.store.record import Record
 from hpcdet.units import Length
 
 Reason = Literal[
@@ -42,45 +38,6 @@ NO_FAULT: frozenset[Reason] = frozenset(
 ExperimentState = Literal[
     "PENDING", "RUNNING", "PAUSED", "STOPPING", "COMPLETED", "CANCELED", "ERROR"
 ]
-
-
-@dataclass(frozen=True)
-class Record:
-    """A record with a file of its own."""
-
-    def encode(self) -> bytes:
-        plain = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
-        return files.canonical({"schema": 1, **plain}) + b"\n"
-
-    @classmethod
-    def decode(cls, value: Mapping[str, Any]) -> Self:
-        known = {f.name: f for f in dataclasses.fields(cls)}
-        given = {key: item for key, item in value.items() if key in known}
-        for key in ("until", "length"):
-            if isinstance(given.get(key), dict):
-                given[key] = Length.decode(given[key])
-        return cls(**given)
-
-    @classmethod
-    def read(cls, path: Path) -> Self | None:
-        """The record in a file, packed or not; None if it is not there or not complete."""
-        value = packed.read_json(path)
-        return cls.decode(value) if isinstance(value, dict) else None
-
-    def write_once(self, path: Path) -> bool:
-        """Make the file; False if somebody has made it before."""
-        return files.write_once(path, self.encode())
-
-
-def _plain(value: Any) -> Any:
-    """JSON for a value; lengths as ``{"batches": 900}``."""
-    if isinstance(value, Length):
-        return value.encode()
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 @dataclass(frozen=True)
@@ -409,29 +366,6 @@ class ScratchMark(Record):
     experiment: str
     identity: str
     at: str = ""
-
-
-def in_force(trial: Any) -> Control | None:
-    """The control that holds for a trial (``layout.TrialPaths``), or None before the first.
-
-    A control that a holder of an older term wrote behind one of a newer term is ignored, and so
-    is a file that cannot be read.
-    """
-    from hpcdet.store.layout import numbers
-
-    latest: Control | None = None
-    for seq in numbers(trial.controls, ".json"):
-        control = Control.read(trial.control(seq))
-        if control is None or (latest is not None and control.term < latest.term):
-            continue
-        until = control.until or (latest.until if latest else None)
-        attempts = max(control.attempts, latest.attempts if latest else 0)
-        since = max(control.since, latest.since if latest else 0)
-        rewinds = max(control.rewinds, latest.rewinds if latest else [], key=len)
-        latest = dataclasses.replace(
-            control, until=until, attempts=attempts, since=since, rewinds=rewinds
-        )
-    return latest
 
 
 def number(value: float) -> float | str:

@@ -13,11 +13,11 @@ import time
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from hpcdet.store import files, limits, trials
+from hpcdet.store import files, limits, packed, trials
 from hpcdet.store.budget import Account, Budget, Held, Stretch, Terms, account
 from hpcdet.store.charges import Book
 from hpcdet.store.config import Resolved
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths, numbers
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
 from hpcdet.store.overrides import Slots
 from hpcdet.store.records import Claim, End, Limits, Reservation, WorkerClaim, WorkerEnd
 
@@ -92,7 +92,7 @@ class Spending:
         if not (self.terms(limits).budget or limits.max_concurrent_trials):
             return True
         mine = Reservation(attempt.trial, attempt.number, claim.worker, files.now())
-        number = max(numbers(self.paths.reservation(0).parent, ".json"), default=0) + 1
+        number = max(packed.numbers(self.paths.reservation(0).parent, ".json"), default=0) + 1
         while not mine.write_once(self.paths.reservation(number)):
             number += 1
         who = (attempt.trial, attempt.number)

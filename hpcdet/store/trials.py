@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hpcdet.store import packed
+from hpcdet.store.controls import in_force
 from hpcdet.store.layout import CHECKPOINT_NAME, AttemptPaths, TrialPaths
-from hpcdet.store.records import NO_FAULT, Claim, Control, End, Reason, Trial, Verdict, in_force
+from hpcdet.store.records import NO_FAULT, Claim, Control, End, Reason, Trial, Verdict
 
 State = Literal["running", "paused", "stopped", "failed", "done", "doubtful", "runnable"]
 

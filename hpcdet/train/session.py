@@ -20,7 +20,8 @@ import torch
 from hpcdet.checkpoint import CheckpointFailed, Manifest
 from hpcdet.store import files, limits
 from hpcdet.store.config import Resolved
-from hpcdet.store.records import Best, Trial, Verdict, in_force
+from hpcdet.store.controls import in_force
+from hpcdet.store.records import Best, Trial, Verdict
 from hpcdet.train import deterministic, fingerprint, notice, rng, stopping
 from hpcdet.train.agreement import NOTHING, Agreement, Cause, Orders
 from hpcdet.train.clock import Deadline, Every

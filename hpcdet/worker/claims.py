@@ -11,16 +11,9 @@ from collections.abc import Callable, Iterator
 
 from hpcdet.jobs.launch import Allocation
 from hpcdet.store import files, packed, progress
+from hpcdet.store.controls import in_force
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths
-from hpcdet.store.records import (
-    Claim,
-    End,
-    Reason,
-    Verdict,
-    WorkerClaim,
-    WorkerEnd,
-    in_force,
-)
+from hpcdet.store.records import Claim, End, Reason, Verdict, WorkerClaim, WorkerEnd
 from hpcdet.store.spending import Spending, epoch
 from hpcdet.store.trials import Standing, claimed, reason_of, standing
 

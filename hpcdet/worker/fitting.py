@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from hpcdet.store import journal
 from hpcdet.store.config import Resolved
+from hpcdet.store.controls import in_force
 from hpcdet.store.layout import AttemptPaths, TrialPaths
-from hpcdet.store.records import Claim, in_force
+from hpcdet.store.records import Claim
 from hpcdet.store.spending import epoch
 from hpcdet.store.trials import Standing, claimed
 from hpcdet.units import UNITS

@@ -21,8 +21,9 @@ from hpcdet.site import Site
 from hpcdet.site.loading import from_resolved
 from hpcdet.store import config, files, journal, overrides, progress, scratch
 from hpcdet.store.config import Resolved
+from hpcdet.store.controls import in_force
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
-from hpcdet.store.records import Closed, End, Reason, Verdict, WorkerEnd, in_force
+from hpcdet.store.records import Closed, End, Reason, Verdict, WorkerEnd
 from hpcdet.store.spending import Spending
 from hpcdet.store.trials import standing
 from hpcdet.worker import again, allowance, claims, ends, staging, traces

@@ -1,0 +1,30 @@
+"""Which of a trial's controls holds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hpcdet.store import packed
+from hpcdet.store.layout import TrialPaths
+from hpcdet.store.records import Control
+
+
+def in_force(trial: TrialPaths) -> Control | None:
+    """The control that holds for a trial, or None before the first.
+
+    A control that a holder of an older term wrote behind one of a newer term is ignored, and so
+    is a file that cannot be read.
+    """
+    latest: Control | None = None
+    for seq in packed.numbers(trial.controls, ".json"):
+        control = Control.read(trial.control(seq))
+        if control is None or (latest is not None and control.term < latest.term):
+            continue
+        until = control.until or (latest.until if latest else None)
+        attempts = max(control.attempts, latest.attempts if latest else 0)
+        since = max(control.since, latest.since if latest else 0)
+        rewinds = max(control.rewinds, latest.rewinds if latest else [], key=len)
+        latest = dataclasses.replace(
+            control, until=until, attempts=attempts, since=since, rewinds=rewinds
+        )
+    return latest

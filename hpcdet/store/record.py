@@ -1,0 +1,55 @@
+"""A dataclass that is a JSON file.
+
+Unknown keys are ignored on reading, missing ones take their default: a folder written by
+another version of hpcdet stays readable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from hpcdet.store import files, packed
+from hpcdet.units import Length
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record with a file of its own."""
+
+    def encode(self) -> bytes:
+        plain = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return files.canonical({"schema": 1, **plain}) + b"\n"
+
+    @classmethod
+    def decode(cls, value: Mapping[str, Any]) -> Self:
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        given = {key: item for key, item in value.items() if key in known}
+        for key in ("until", "length"):
+            if isinstance(given.get(key), dict):
+                given[key] = Length.decode(given[key])
+        return cls(**given)
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """The record in a file, packed or not; None if it is not there or not complete."""
+        value = packed.read_json(path)
+        return cls.decode(value) if isinstance(value, dict) else None
+
+    def write_once(self, path: Path) -> bool:
+        """Make the file; False if somebody has made it before."""
+        return files.write_once(path, self.encode())
+
+
+def _plain(value: Any) -> Any:
+    """JSON for a value; lengths as ``{"batches": 900}``."""
+    if isinstance(value, Length):
+        return value.encode()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
