@@ -16,6 +16,7 @@ from typing import Any
 
 from hpcdet.store import config, files, journal, records
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.record import Record
 from hpcdet.units import Length
 
 EPOCH = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -27,7 +28,7 @@ def at(seconds: float) -> str:
     return time.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def put(path: Path, record: records.Record) -> None:
+def put(path: Path, record: Record) -> None:
     """Write a record as it is written everywhere, but nothing of it needs to be durable here."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(record.encode())

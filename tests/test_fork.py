@@ -13,7 +13,7 @@ import pytest
 from hpcdet.cli import fork as verb
 from hpcdet.control import fork
 from hpcdet.control.controller import advance
-from hpcdet.control.decided import Plan
+from hpcdet.control.plans import Plan
 from hpcdet.control.replay import Replay
 from hpcdet.errors import Unavailable, UsageError
 from hpcdet.search import api, codec, registry

@@ -74,7 +74,7 @@ def test_a_holder_that_slept_too_long_gives_up_though_it_sees_nobody(
     clock.now += TTL + 1
     assert two.try_acquire()
     # its node shows it an old folder: no higher term is there to be seen
-    monkeypatch.setattr(lease, "numbers", lambda *_: [1])
+    monkeypatch.setattr(packed, "numbers", lambda *_: [1])
     monkeypatch.setattr(lease.Term, "read", classmethod(lambda *_: None))
     assert not one.verify()
     monkeypatch.undo()
@@ -110,14 +110,16 @@ def test_never_two_holders_on_a_file_system_with_stale_folders(
     clock = Clock()
     holders = [Lease(paths, f"node{n}", TTL, clock) for n in range(nodes)]
 
+    listed = packed.numbers
+
     def stale(folder: Path, suffix: str = "") -> list[int]:
-        found = packed.numbers(folder, suffix)
+        found = listed(folder, suffix)
         shown = [n for n in found if rng.random() < 0.7]
         return shown + rng.sample(shown, rng.randint(0, len(shown)))
 
     taken: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lease, "numbers", stale)
+        patch.setattr(packed, "numbers", stale)
         patch.setattr(files.os, "fsync", lambda _: None)
         for _ in range(80):
             clock.now += rng.choice([0.0, 1.0, TTL / 10, TTL / 3])

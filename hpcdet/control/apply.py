@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from hpcdet.control import clones
-from hpcdet.control.decided import Plan
 from hpcdet.control.holder import Holder
+from hpcdet.control.plans import Plan
 from hpcdet.errors import IntegrityError
 from hpcdet.store import files, limits, packed
 from hpcdet.store.controls import in_force

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcdet.control.decided import Plan
 from hpcdet.control.holder import Holder
+from hpcdet.control.plans import Plan
 from hpcdet.errors import HpcdetError, IntegrityError
 from hpcdet.store import parents, scratch
 from hpcdet.store.layout import TrialPaths

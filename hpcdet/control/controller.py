@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcdet.control import apply, capacity, charging, closing, fleet, queueing, sentinels
-from hpcdet.control.decided import Plan
 from hpcdet.control.holder import Fenced, Holder
 from hpcdet.control.learn import learn, tell_failures
 from hpcdet.control.notify import notify
 from hpcdet.control.obey import obey
 from hpcdet.control.packing import pack_all, pack_ended
+from hpcdet.control.plans import Plan
 from hpcdet.control.watch import Place, Seen
 from hpcdet.errors import HpcdetError, IntegrityError
 from hpcdet.search import api

@@ -7,16 +7,15 @@ every recorded event again.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcdet.control.plans import Plan
 from hpcdet.search import api, codec
 from hpcdet.store import overrides
 from hpcdet.store.journal import Line
 from hpcdet.store.records import Action, Control
-from hpcdet.units import Length, Unit
 
 FOLD = 3
 """To be raised when the same records fold into another state: older snapshots are not read then."""
@@ -29,48 +28,6 @@ RECENT = 100
 def program(method: api.Searcher) -> dict[str, Any]:
     """Whose state a snapshot is; another program would come to another one by the same records."""
     return {"fold": FOLD, "searcher": {"name": method.name, "version": method.version}}
-
-
-@dataclass
-class Plan:
-    """What is wanted of one trial.
-
-    Attributes:
-        searcher: what the searcher wants last: run, pause or stop.
-        allowed: attempts up to this number may be made though the code failed.
-        base: attempts before the user's last ``retry``; they count against nothing any more.
-        told: greatest length that the searcher has heard a report for.
-        ended: reason of the ``SegmentEnd`` that the searcher was told; "" while one is owed.
-        given_up: reason for the ``SegmentEnd`` once the trial was given up.
-        killed: canceled by its user; ``now`` without saving first.
-        alone: its user resumed it while the experiment as a whole stays paused.
-        since: only workers of this submission or a later one may take it.
-        rewinds: see ``records.Control``.
-        parent: what it begins from (``store.parents``).
-        origin: the checkpoint that it was given, as ``records.Trial`` has it; empty: it begins
-            from nothing; None: that is not known yet.
-    """
-
-    number: int
-    params: dict[str, Any]
-    seed: int
-    until: Length | None
-    parent: str = ""
-    origin: dict[str, Any] | None = None
-    searcher: str = "run"
-    why: str = ""
-    paused: bool = False
-    alone: bool = False
-    killed: bool = False
-    now: bool = False
-    since: int = 0
-    rewinds: list[list[Any]] = field(default_factory=list)
-    failed: str = ""
-    given_up: str = ""
-    allowed: int = 0
-    base: int = 0
-    told: int = -1
-    ended: str = ""
 
 
 @dataclass
@@ -141,7 +98,7 @@ class Decided:
         shutdown = self.shutdown and codec.encode_action(self.shutdown)
         return {
             **plain,
-            "plans": [_encode_plan(plan) for plan in self.plans.values()],
+            "plans": [plan.encode() for plan in self.plans.values()],
             "shutdown": shutdown,
             "notified": sorted(self.notified),
             "state": list(self.state),
@@ -153,7 +110,7 @@ class Decided:
         found = cls(method)
         for name in _PLAIN & value.keys():
             setattr(found, name, value[name])
-        found.plans = {plain["number"]: _decode_plan(plain) for plain in value["plans"]}
+        found.plans = {plain["number"]: Plan.decode(plain) for plain in value["plans"]}
         shutdown = codec.decode_action(value["shutdown"]) if value["shutdown"] else None
         found.shutdown = shutdown if isinstance(shutdown, api.Shutdown) else None
         found.open = {plan.number for plan in found.plans.values() if not plan.ended}
@@ -391,33 +348,3 @@ class Decided:
 _OTHERWISE = {"method", "owed", "broken", "plans", "shutdown", "notified", "state"}
 _OTHERWISE |= {"open", "touched"}
 _PLAIN = {each.name for each in dataclasses.fields(Decided)} - _OTHERWISE
-_DEFAULTS = {
-    each.name: each.default
-    for each in dataclasses.fields(Plan)
-    if each.default is not dataclasses.MISSING
-}
-
-
-def _encode_plan(plan: Plan) -> dict[str, Any]:
-    """Without what is as it is in every plan."""
-    found = {
-        name: value
-        for name, value in vars(plan).items()
-        if name not in _DEFAULTS or value != _DEFAULTS[name]
-    }
-    found["until"] = plan.until.encode() if plan.until else None
-    return found
-
-
-def _decode_plan(value: Mapping[str, Any]) -> Plan:
-    until = None
-    if value["until"]:
-        [(unit, amount)] = value["until"].items()
-        until = _length(unit, amount)
-    return Plan(**{**value, "until": until})
-
-
-@functools.lru_cache(maxsize=64)
-def _length(unit: Unit, amount: int) -> Length:
-    """The same few lengths, for thousands of plans."""
-    return Length(unit, amount)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcdet.control import commands
-from hpcdet.control.decided import Decided, Plan
+from hpcdet.control.decided import Decided
+from hpcdet.control.plans import Plan
 from hpcdet.errors import IntegrityError, Unavailable, UsageError
 from hpcdet.jobs import create
 from hpcdet.search import api, codec

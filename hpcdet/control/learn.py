@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from hpcdet.control import best
-from hpcdet.control.decided import Plan
 from hpcdet.control.ends import judge
 from hpcdet.control.holder import Holder
 from hpcdet.control.notify import notify
+from hpcdet.control.plans import Plan
 from hpcdet.control.sight import Seen
 from hpcdet.search import api
 from hpcdet.store import trials

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcdet.config import changing
-from hpcdet.control.decided import Plan
 from hpcdet.control.holder import Holder
+from hpcdet.control.plans import Plan
 from hpcdet.errors import ConfigError
 from hpcdet.store import overrides, packed, trials
 from hpcdet.store.records import Command, Reason

@@ -122,7 +122,7 @@ class TrainContext:
         """
         from hpcdet.checkpoint import committed
 
-        known = self._session.known_best()
+        known = self._session.wanted.best()
         saved = committed(*self._session.place.trial.checkpoint_places)
         metrics = [
             metric

@@ -42,7 +42,7 @@ def leads(session: Session, metric: float | None) -> bool:
     As far as the holder of the lease has heard; two trials may both think so of themselves. All
     ranks call, and are told what rank 0 found.
     """
-    known = session.known_best() if session.ranks.chief else None
+    known = session.wanted.best() if session.ranks.chief else None
     if known is not None and known.trial == session.record.number:
         known = None
     ahead = known is None or beats(session, metric, value(known.metric))

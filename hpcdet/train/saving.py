@@ -19,9 +19,9 @@ from hpcdet.checkpoint import (
     memory,
     retention,
 )
-from hpcdet.errors import IntegrityError, UsageError
+from hpcdet.errors import UsageError
 from hpcdet.store.config import Resolved
-from hpcdet.store.records import Trial, number
+from hpcdet.store.records import number
 from hpcdet.store.trials import MANIFEST
 from hpcdet.train.clock import Deadline
 from hpcdet.train.copies import Copies
@@ -90,7 +90,7 @@ class Keeper:
             into=into,
         )
         if loaded is None:
-            self._see_that_it_has_no_parent()
+            self._place.see_that_it_has_no_parent()
         else:
             self.begin_from(loaded.manifest)
             if ranks.chief and loaded.folder.parent == trial.kept:
@@ -100,17 +100,6 @@ class Keeper:
                     file=sys.stderr,
                 )
         return loaded
-
-    def _see_that_it_has_no_parent(self) -> None:
-        """Who was to begin from another trial's checkpoint does not begin from nothing."""
-        record = None if self._place.experiment is None else Trial.read(self._place.trial.record)
-        if record is not None and record.origin:
-            raise IntegrityError(
-                f"the checkpoint that it was to begin from is gone: {record.origin['name']}, "
-                f"of trial {record.parent}",
-                where=str(self._place.trial.checkpoints),
-                hint="make a new experiment, or bring the checkpoint back from where it was saved",
-            )
 
     def begin_from(self, manifest: Manifest) -> None:
         """This attempt goes on from a checkpoint."""
@@ -165,10 +154,7 @@ class Keeper:
         known = None if metric is None else number(metric)
         order = Order(step, tuple(kept), known, shared, private, described)
         try:
-            if alone:
-                self._copies.prepare()
-            else:
-                self._copies.prepare_together()
+            (self._copies.prepare if alone else self._copies.prepare_together)()
             where = None if alone else self._stage.takes()
             if not wait and not alone:
                 self._begin(where, order)

@@ -13,22 +13,21 @@ import socket
 import time
 import traceback
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from hpcdet.checkpoint import CheckpointFailed, Manifest
 from hpcdet.store import files, limits
 from hpcdet.store.config import Resolved
-from hpcdet.store.controls import in_force
-from hpcdet.store.records import Best, Trial, Verdict
+from hpcdet.store.records import Trial, Verdict
 from hpcdet.train import deterministic, fingerprint, notice, rng, stopping
 from hpcdet.train.agreement import NOTHING, Agreement, Cause, Orders
 from hpcdet.train.clock import Deadline, Every
 from hpcdet.train.peers import Peers, is_peer_loss
 from hpcdet.train.place import Place
 from hpcdet.train.profile import Profile
-from hpcdet.train.ranks import PEER_LOST, Ranks
+from hpcdet.train.ranks import Ranks
 from hpcdet.train.registered import Registry
 from hpcdet.train.rendezvous import device_of
 from hpcdet.train.saving import Keeper
@@ -36,6 +35,7 @@ from hpcdet.train.stopping import Stop
 from hpcdet.train.tracking import Tracker, plain
 from hpcdet.train.verdicts import last_line, peers_lost
 from hpcdet.train.virtual import Virtual
+from hpcdet.train.wanted import Wanted
 from hpcdet.units import Length
 
 _CONTROL_EVERY_S = 2.0
@@ -73,6 +73,7 @@ class Session:
         rungs: where the search compares trials, ascending; none if it does not.
         says: the file of the verdict.
         profile: where this rank's time goes.
+        wanted: what rank 0 reads of what a searcher or a user wants.
         stop: that the code asks to end.
         generators, registered: what the code has given to checkpoints, by name.
     """
@@ -104,6 +105,7 @@ class Session:
         self.registered = Registry()
         self.until: Length | None = None
         self.rungs = config.searcher.rungs
+        self.wanted = Wanted(place, config, self.tracker)
         self._deadline = deadline
         self._agreement = Agreement(self.peers)
         self._steps = 0
@@ -112,7 +114,6 @@ class Session:
         self._control = Every(_CONTROL_EVERY_S)
         self._progress = Every(_PROGRESS_EVERY_S)
         self._save = Every(config.checkpoint_every_s)
-        self._wish = NOTHING  # what rank 0 read in the control in force
         self._fingerprint: fingerprint.Fingerprint = {}
         self._noticed = False
         self._polled: set[bool] = set()  # after a step (True), while validating (False)
@@ -134,10 +135,9 @@ class Session:
         """How long to train: what the control in force says, else the config."""
         longer = list[int]()
         if self.ranks.chief:
-            self.read_control()
-            if self.place.experiment is not None and self.rungs:
-                longer = limits.in_force(self.place.experiment, self.config).longer
-        told, longer = self.peers.broadcast((self._wish.until, longer))
+            self.wanted.read()
+            longer = self.wanted.longer()
+        told, longer = self.peers.broadcast((self.wanted.said.until, longer))
         self.until = told or self.config.searcher.max_length
         self.rungs = limits.lengthen(self.rungs, longer)
 
@@ -266,34 +266,11 @@ class Session:
             return Orders(leave, busy=busy, stop=self.stop.asked)
         if self.attached and (self._control.take() or leave):
             with contextlib.suppress(OSError):  # storage that is away for a moment ends nothing
-                self.read_control()
-        told = self._wish
+                self.wanted.read()
+        told = self.wanted.said
         leave = told.leave or leave or ("walltime" if self._deadline.over(busy) else None)
         lost = not busy and self.keeper.lost
         return Orders(leave, told.until, self._save.due(), busy, lost, self.stop.asked)
-
-    def read_control(self) -> None:
-        """Rank 0: look what the searcher or a user wants of this trial now.
-
-        A trial that its user canceled without a save ends here: its worker kills it anyway, but
-        a scheduler that ends the allocation asks it to save before.
-        """
-        control = in_force(self.place.trial)
-        if control is None:
-            return
-        if control.action == "kill" and control.now:
-            self.tracker.close()
-            os._exit(PEER_LOST)
-        leave: dict[str, Cause] = {"pause": "paused", "stop": "stopped", "kill": "stopped"}
-        leave["fail"] = "stopped"
-        self._wish = Orders(leave.get(control.action), control.until)
-
-    def known_best(self) -> Best | None:
-        """The experiment's best validation, as far as the holder of the lease has heard."""
-        experiment = self.place.experiment
-        with contextlib.suppress(OSError):  # storage that is away for a moment ends nothing
-            return Best.read(experiment.best) if experiment else None
-        return None
 
     def report(self, group: str, units: Units, metrics: Mapping[str, Any]) -> None:
         """Record metrics; rank 0's count. Validations, on which searchers decide, durably.
@@ -357,14 +334,12 @@ class Session:
 
     def finish(self, cause: Cause, units: Units) -> None:
         """Say why this attempt ends, on all ranks together, after the last save."""
-        verdict: Literal["done", "resume"] = (
-            "done" if cause in ("completed", "stopped") else "resume"
-        )
+        done = cause in ("completed", "stopped")
         reached = cause == "completed" and self.until and units.reached(self.until)
         self._agreement.settle()
         self.profile.close(units)
         self.peers.barrier()
-        if verdict == "done":
+        if done:
             self.keeper.sweep(resume=1)
         hurried = cause in ("signal", "walltime")
         self.keeper.settle(
@@ -372,10 +347,10 @@ class Session:
         )
         if self.ranks.chief:
             if not hurried:
-                self.keeper.leave(done=verdict == "done")
+                self.keeper.leave(done)
             self._conclude(
                 Verdict(
-                    verdict,
+                    "done" if done else "resume",
                     cause,
                     batches=units.batches,
                     until=self.until if reached else None,
