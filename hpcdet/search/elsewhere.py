@@ -17,27 +17,19 @@ from typing import Any
 
 from hpcdet.errors import ConfigError, HpcdetError
 from hpcdet.search.model_based import ModelBased
-from hpcdet.search.sampling import Observation, View
+from hpcdet.search.sampling import Around, Observation, View
 from hpcdet.space.space import Space
 
 PATIENCE_S = 900.0
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class Elsewhere(Around):
     """``sampler`` of the space that ``hyperparameters`` say, asked in another process."""
 
     sampler: ModelBased
     hyperparameters: Mapping[str, Any]
     learns: bool = field(default=True, init=False)
-
-    @property
-    def name(self) -> str:
-        return self.sampler.name
-
-    @property
-    def constant(self) -> bool:
-        return self.sampler.constant
 
     def suggest(self, view: View, number: int) -> dict[str, Any]:
         """Raises as ``ModelBased.suggest``; HpcdetError if the process fails."""

@@ -180,7 +180,7 @@ def _warmed(sampler: Sampler, resolved: Resolved, space: Space, history: History
             if len(best) < asked.warm_start.best and past.params not in best:
                 best.append(past.params)
         points += best
-    return First(points, space, seed, sampler) if points else sampler
+    return First(sampler, points, space, seed) if points else sampler
 
 
 def _sampler(

@@ -106,7 +106,22 @@ class Blind:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Around:
+    """What samplers around another one have of it."""
+
+    sampler: Sampler
+
+    @property
+    def name(self) -> str:
+        return self.sampler.name
+
+    @property
+    def constant(self) -> bool:
+        return self.sampler.constant
+
+
+@dataclass(frozen=True)
+class Recorded(Around):
     """A sampler that learns, while a search is decided again by its records.
 
     What was suggested then stands, whatever the model says today: another version of a library
@@ -116,17 +131,8 @@ class Recorded:
         known: hyperparameters by the trial's number, from the records; used up as they are asked.
     """
 
-    sampler: Sampler
     known: dict[int, Mapping[str, Any]]
     learns: bool = True
-
-    @property
-    def name(self) -> str:
-        return self.sampler.name
-
-    @property
-    def constant(self) -> bool:
-        return self.sampler.constant
 
     def suggest(self, view: View, number: int) -> dict[str, Any]:
         """Raises as the sampler does."""

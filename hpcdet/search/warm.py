@@ -9,35 +9,33 @@ from typing import Any
 
 from hpcdet.search.api import Action, Create, Event, Searcher, State
 from hpcdet.search.ranking import entry
-from hpcdet.search.sampling import Observation, Sampler, View
+from hpcdet.search.sampling import Around, Observation, Sampler, View
 from hpcdet.space.space import Space
 from hpcdet.store.history import History
 from hpcdet.store.parents import Parent
 
 
 @dataclass(frozen=True)
-class First:
+class First(Around):
     """A sampler whose first suggestions are given; what a point leaves out is drawn."""
 
     points: Sequence[Mapping[str, Any]]
     space: Space
     seed: int
-    then: Sampler
-    constant: bool = field(default=False, init=False)
-
-    @property
-    def name(self) -> str:
-        return self.then.name
 
     @property
     def learns(self) -> bool:
-        return self.then.learns
+        return self.sampler.learns
+
+    @property
+    def constant(self) -> bool:
+        return False
 
     def suggest(self, view: View, number: int) -> dict[str, Any]:
         """Raises as the sampler does, and SpaceError for a point that is not in the space."""
         if number <= len(self.points):
             return self.space.completed(self.points[number - 1], self.seed, number)
-        return self.then.suggest(view, number)
+        return self.sampler.suggest(view, number)
 
 
 @dataclass(frozen=True)
@@ -70,13 +68,12 @@ class Heirs:
 
 
 @dataclass(frozen=True)
-class Informed:
+class Informed(Around):
     """A sampler that learns, and has seen former experiments.
 
     Their trials count down from -1, so that they are older than all of this search.
     """
 
-    sampler: Sampler
     params: Mapping[int, Mapping[str, Any]]
     seen: Sequence[Observation]
     learns: bool = field(default=True, init=False)
@@ -90,14 +87,6 @@ class Informed:
             for length, loss in past.shown
         ]
         return cls(sampler, {-n: past.params for n, past in numbered}, sorted(seen, key=_order))
-
-    @property
-    def name(self) -> str:
-        return self.sampler.name
-
-    @property
-    def constant(self) -> bool:
-        return self.sampler.constant
 
     def suggest(self, view: View, number: int) -> dict[str, Any]:
         """Raises as the sampler does."""
