@@ -43,33 +43,19 @@ MODEL = (
 from faults import Faults
 
 
-class Model(PyTorchTrial):
+class Model(Tiny):
+    loaders = 1
+
     def __init__(self, context):
-        self.context = context
+        super().__init__(context)
         self.faults = Faults()
-        self.net = context.wrap_model(network())
         self.optimizer = context.wrap_optimizer(
             torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9)
         )
 
-    def build_training_data_loader(self):
-        size = self.context.get_per_slot_batch_size()
-        return DataLoader(Noise(), batch_size=size, shuffle=True, num_workers=1)
-
-    def build_validation_data_loader(self):
-        return DataLoader(Noise(), batch_size=40)
-
     def train_batch(self, batch, epoch_idx, batch_idx):
         self.faults.step(batch_idx)
-        x, y = batch
-        loss = torch.nn.functional.mse_loss(self.net(x), y)
-        self.context.backward(loss)
-        self.context.step_optimizer(self.optimizer)
-        return {"loss": loss}
-
-    def evaluate_batch(self, batch, batch_idx):
-        x, y = batch
-        return {"validation_loss": torch.nn.functional.mse_loss(self.net(x), y)}
+        return super().train_batch(batch, epoch_idx, batch_idx)
 """
 )
 """What ``tests.experiments.TINY`` has, with a worker of the training loader, and faults."""

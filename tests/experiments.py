@@ -56,38 +56,25 @@ def network():
         torch.nn.Dropout(0.3),
         torch.nn.Linear(16, 1),
     )
-'''
-"""Data and network of the models here and of those on the private Slurm."""
-
-MODEL = (
-    TINY
-    + """
-
-PACE_S, CRASH_AT, CRASH_ATTEMPTS, LOADERS = OPTIONS
 
 
-class Model(PyTorchTrial):
+class Tiny(PyTorchTrial):
+    """Without its optimizer, and with nothing that goes wrong."""
+
+    loaders = 0
+
     def __init__(self, context):
         self.context = context
         self.net = context.wrap_model(network())
-        rate = 0.001 + 0.01 * context.get_hparam("x")
-        self.optimizer = context.wrap_optimizer(
-            torch.optim.SGD(self.net.parameters(), lr=rate, momentum=0.9)
-        )
-        schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 20, 0.9)
-        context.wrap_lr_scheduler(schedule, LRScheduler.StepMode.STEP_EVERY_BATCH)
 
     def build_training_data_loader(self):
         size = self.context.get_per_slot_batch_size()
-        return DataLoader(Noise(), batch_size=size, shuffle=True, num_workers=LOADERS)
+        return DataLoader(Noise(), batch_size=size, shuffle=True, num_workers=self.loaders)
 
     def build_validation_data_loader(self):
         return DataLoader(Noise(), batch_size=40)
 
     def train_batch(self, batch, epoch_idx, batch_idx):
-        time.sleep(PACE_S)
-        if int(os.environ.get("HPCDET_ATTEMPT", 1)) <= CRASH_ATTEMPTS and batch_idx >= CRASH_AT:
-            raise RuntimeError(f"crash at batch {batch_idx}")
         x, y = batch
         loss = torch.nn.functional.mse_loss(self.net(x), y)
         self.context.backward(loss)
@@ -97,6 +84,33 @@ class Model(PyTorchTrial):
     def evaluate_batch(self, batch, batch_idx):
         x, y = batch
         return {"validation_loss": torch.nn.functional.mse_loss(self.net(x), y)}
+'''
+"""What the models here, of the campaigns and of those on the private Slurm have in common."""
+
+MODEL = (
+    TINY
+    + """
+
+PACE_S, CRASH_AT, CRASH_ATTEMPTS, LOADERS = OPTIONS
+
+
+class Model(Tiny):
+    loaders = LOADERS
+
+    def __init__(self, context):
+        super().__init__(context)
+        rate = 0.001 + 0.01 * context.get_hparam("x")
+        self.optimizer = context.wrap_optimizer(
+            torch.optim.SGD(self.net.parameters(), lr=rate, momentum=0.9)
+        )
+        schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 20, 0.9)
+        context.wrap_lr_scheduler(schedule, LRScheduler.StepMode.STEP_EVERY_BATCH)
+
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        time.sleep(PACE_S)
+        if int(os.environ.get("HPCDET_ATTEMPT", 1)) <= CRASH_ATTEMPTS and batch_idx >= CRASH_AT:
+            raise RuntimeError(f"crash at batch {batch_idx}")
+        return super().train_batch(batch, epoch_idx, batch_idx)
 """
 )
 

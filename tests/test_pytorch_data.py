@@ -264,7 +264,7 @@ def test_the_seed_of_a_loaders_generator_orders_its_samples(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_loader_of_torchdata_is_resumed(tmp_path: Path, workers: int) -> None:
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    from torchdata import stateful_dataloader as stateful
 
     class Stateful(Plain):
         data = staticmethod(

@@ -304,7 +304,6 @@ def curve(params: Any) -> dict[str, float]:
 
 @pytest.mark.parametrize("sampler", ["nsga2", "tpe"])
 def test_samplers_learn_of_objectives_and_constraints(sampler: str) -> None:
-    pytest.importorskip("optuna")
     name = "nsga2" if sampler == "nsga2" else "bayesian"
     limits = [{"metric": "ms", "upper": 6}]
     run = told(curve, 60, name, objectives=BOTH, constraints=limits)
@@ -320,8 +319,6 @@ def test_samplers_learn_of_objectives_and_constraints(sampler: str) -> None:
 
 
 def test_a_gaussian_process_is_told_of_them_too() -> None:
-    pytest.importorskip("optuna")
-    pytest.importorskip("torch")
     limits = [{"metric": "ms", "upper": 6}]
     run = told(curve, 9, "nsga2", objectives=BOTH, constraints=limits)
     model = ModelBased(Space(SPACE), 1, "gp", random_fraction=0.0, objectives=2)

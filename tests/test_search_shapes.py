@@ -80,7 +80,6 @@ class Shown:
 
 
 def test_a_model_learns_which_shapes_are_good(values: dict[str, Any]) -> None:
-    pytest.importorskip("optuna")
     space = Space(values["hyperparameters"])
     view = Shown({k: space.sample(1, k) for k in range(1, 60)})
     model = ModelBased(space, 1, "tpe", startup=8, random_fraction=0.0)

@@ -147,7 +147,6 @@ def test_history_is_what_fits_and_is_frozen(tmp_path: Path) -> None:
 
 
 def test_a_model_suggests_at_once_what_was_good_before(tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
     searched(tmp_path, "old-1", values("random", 40), near)
     model = {
         "sampler": {"name": "tpe", "random_fraction": 0.0},
