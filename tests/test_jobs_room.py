@@ -126,6 +126,8 @@ def test_plan_and_submit_compare_with_what_is_left(cli: Cli, tmp_path: Path) -> 
     assert cost["end_s"] == cost["run_s"] + 2 * cost["allocations"]
     assert cost["ends_at"] > files.now()
     slow = cli("plan", config, *cluster, "--trial-time", "2h", "--queue-wait", "30m").out
+    assert all(len(line) <= 80 or str(tmp_path) in line for line in slow.splitlines())
+    slow = " ".join(slow.split())
     assert "if it were submitted now" in slow and "30 min in the queue" in slow
     assert "is no time" in cli("plan", config, "--trial-time", "soon", code=2).err
     assert "is no size" in cli("plan", config, "--checkpoint-size", "big", code=2).err

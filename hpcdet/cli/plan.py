@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import click
 
 from hpcdet import units
-from hpcdet.cli import words
+from hpcdet.cli import facts, planned
 from hpcdet.cli.loading import config_argument, request, setting_options
-from hpcdet.cli.output import Output, output, text
+from hpcdet.cli.output import Output, output
 from hpcdet.cli.settings import settings
 from hpcdet.config.plan import plan
 from hpcdet.errors import UsageError
@@ -82,45 +81,8 @@ def plan_command(
         return
     for warning in warnings:
         settings().warn(warning)
-    for key, value in item.items():
-        if key not in ("brackets", "storage", "free", "warm_start", "begin_from"):
-            click.echo(f"{key.replace('_', ' '):<18}{text(value)}")
-    click.echo(f"{'end':<18}{_end(item['cost'])}")
-    if begin is not None:
-        click.echo(f"{'begins from':<18}{begin.folder}")
-    for source in item["warm_start"]:
-        click.echo(f"{'warm start':<18}{source}")
-    for number, bracket in enumerate(item["brackets"], 1):
-        click.echo(f"{f'bracket {number}':<18}{_bracket(bracket, item['unit'])}")
-    _say_storage(item["storage"])
-    for one in left:
-        has = [f"{one.inodes} inodes"] if one.inodes is not None else []
-        has += [words.size(one.bytes)] if one.bytes is not None else []
-        click.echo(f"{'left, ' + one.by:<18}{', '.join(has) or 'no limit'} in {one.place}")
+    click.echo(facts.lines(planned.facts(item)))
     settings().note("nothing was made; hpcdet submit makes it")
-
-
-def _bracket(bracket: dict[str, Any], unit: str | None) -> str:
-    """``7 trials; to 100 batches: 5, 300: 1, 900: 1``."""
-    said = f"{bracket['trials']} trials"
-    ends = list(zip(bracket["rungs"], bracket["ends"], strict=True))
-    if not ends:
-        return f"{said}; the code knows how long"
-    (first, count), *others = ends
-    steps = [f"to {first} {unit}: {count}", *(f"{rung}: {count}" for rung, count in others)]
-    return f"{said}; {', '.join(steps)}"
-
-
-def _say_storage(need: dict[str, Any]) -> None:
-    trial = need["inodes_per_trial"]
-    inodes = f"{need['inodes']} (a trial: {trial['running']} while it runs, {trial['ended']} then)"
-    click.echo(f"{'inodes at most':<18}{inodes}")
-    size = words.size(need["bytes"]) or "size not known; --checkpoint-size says it"
-    each = f" ({words.size(need['checkpoint_bytes'])} each)" if need["bytes"] is not None else ""
-    click.echo(f"{'checkpoints':<18}{need['checkpoints']}, {size}{each}")
-    if need["max_paused_bytes"] is not None:
-        paused = words.size(need["paused_bytes"]) or "size not known"
-        click.echo(f"{'paused at most':<18}{paused} of {words.size(need['max_paused_bytes'])}")
 
 
 def _pace(
@@ -149,18 +111,6 @@ def _queue(
         return "no queue", 0.0
     known = waits.former(root, resolved)
     return (known.source, round(known.typical_s, 1)) if known is not None else (None, None)
-
-
-def _end(cost: dict[str, Any]) -> str:
-    """When it would be over, if it were submitted now; what is missing where nobody knows."""
-    if cost["run_s"] is None:
-        return "not known; --trial-time says how long one whole training takes"
-    runs = f"{words.duration(cost['run_s'])} of training"
-    if cost["end_s"] is None:
-        return f"{runs} after the wait in the queue; --queue-wait says how long that is"
-    times = f"{cost['allocations']} times " if cost["allocations"] > 1 else ""
-    queue = f", {times}{words.duration(cost['queue_s'])} in the queue" if cost["queue_s"] else ""
-    return f"about {cost['ends_at']}, if it were submitted now: {runs}{queue}"
 
 
 def _in(seconds: float) -> str:

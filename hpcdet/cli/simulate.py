@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -30,6 +30,7 @@ from hpcdet.store.config import Resolved
 _FULL_TRIAL_S = 3600.0
 _RATE = click.FloatRange(min=0)
 _TIME = Seconds()
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 class _Waits(click.ParamType):  # type: ignore[type-arg]
@@ -61,6 +62,18 @@ class _Window(click.ParamType):  # type: ignore[type-arg]
         return (_TIME.convert(begin, param, ctx), _TIME.convert(end, param, ctx))
 
 
+def _rate(name: str, metavar: str, help: str) -> Callable[[Decorated], Decorated]:
+    return click.option(name, type=_RATE, default=0.0, metavar=metavar, help=help)
+
+
+def _time(name: str, help: str) -> Callable[[Decorated], Decorated]:
+    return click.option(name, type=_TIME, default=0.0, metavar="TIME", help=help)
+
+
+def _wait(name: str, help: str) -> Callable[[Decorated], Decorated]:
+    return click.option(name, type=_Waits(), default="0", metavar="WAIT", help=help)
+
+
 @click.command("simulate", short_help="Run a search on a simulated cluster.")
 @config_argument()
 @setting_options()
@@ -77,54 +90,21 @@ class _Window(click.ParamType):  # type: ignore[type-arg]
     metavar="TIME",
     help="Training of one full-length trial [1h].",
 )
-@click.option(
-    "--cost-spread",
-    type=_RATE,
-    default=0.0,
-    metavar="S",
-    help="Trials' times differ: deviation of the logarithm.",
-)
-@click.option(
+@_rate("--cost-spread", "S", "Trials' times differ: deviation of the logarithm.")
+@_wait(
     "--queue-wait",
-    type=_Waits(),
-    default="0",
-    metavar="WAIT",
-    help="Of each job: 10m, exp:10m (mean), lognormal:10m:1.5 (median, deviation of the "
-    "logarithm), @FILE (one time a line).",
+    "Of each job: 10m, exp:10m (mean), lognormal:10m:1.5 (median, deviation of the logarithm), "
+    "@FILE (one time a line).",
 )
 @click.option("--walltime", type=Seconds(1), metavar="TIME", help="Of a job [as the config says].")
-@click.option("--preempt", type=_RATE, default=0.0, metavar="R", help="Preemptions per job hour.")
-@click.option("--fail", type=_RATE, default=0.0, metavar="R", help="Node failures per job hour.")
-@click.option(
-    "--stragglers",
-    type=_RATE,
-    default=0.0,
-    metavar="S",
-    help="Training takes 1 + |z| S times as long, z standard normal.",
-)
-@click.option("--save-time", type=_TIME, default=0.0, metavar="TIME", help="To save and leave.")
-@click.option(
-    "--start-time",
-    type=_TIME,
-    default=0.0,
-    metavar="TIME",
-    help="From taking a trial until it trains.",
-)
-@click.option(
-    "--restore-time",
-    type=_TIME,
-    default=0.0,
-    metavar="TIME",
-    help="Besides, from a checkpoint.",
-)
-@click.option(
-    "--visible",
-    type=_Waits(),
-    default="0",
-    metavar="WAIT",
-    help="Until a report is seen on the login node.",
-)
-@click.option("--poll", type=_TIME, default=0.0, metavar="TIME", help="Between turns [at once].")
+@_rate("--preempt", "R", "Preemptions per job hour.")
+@_rate("--fail", "R", "Node failures per job hour.")
+@_rate("--stragglers", "S", "Training takes 1 + |z| S times as long, z standard normal.")
+@_time("--save-time", "To save and leave.")
+@_time("--start-time", "From taking a trial until it trains.")
+@_time("--restore-time", "Besides, from a checkpoint.")
+@_wait("--visible", "Until a report is seen on the login node.")
+@_time("--poll", "Between turns [at once].")
 @click.option(
     "--away",
     type=_Window(),
