@@ -278,7 +278,7 @@ def test_the_verb(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
     assert 3 * 3600 + 60 <= item["end_s"]["low"] <= item["end_s"]["high"] <= 3 * 3600 + 1800
     table = cli(*asked).out
     assert max(map(len, table.splitlines())) <= 80
-    assert "bracket 1: 9 trials, 100 batches" in table and "trials at 100 batches" in table
+    assert "bracket 1: 9 trials; to 100 batches" in table and "trials at 100 batches" in table
     for wrong in (
         ["--queue-wait", "soon"],
         ["--walltime", "9", "--save-time", "9"],

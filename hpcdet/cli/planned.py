@@ -26,8 +26,8 @@ def facts(item: Item) -> Facts:
     if people := item["population"]:
         many = f"{people['comparisons']} comparisons, one every {people['interval']} {unit}"
         yield "population", f"{people['size']}; {many}"
-    for number, bracket in enumerate(item["brackets"], 1):
-        yield f"bracket {number}", _bracket(bracket, unit)
+    for number, one in enumerate(item["brackets"], 1):
+        yield f"bracket {number}", bracket(one, unit)
     if item["units"] is not None:
         yield "training", f"{item['units']} {unit} in all"
     workers, slots = item["workers"], item["slots"]
@@ -51,10 +51,10 @@ def facts(item: Item) -> Facts:
         yield f"left, {one['by']}", f"{', '.join(has) or 'no limit'} in {one['place']}"
 
 
-def _bracket(bracket: dict[str, Any], unit: str | None) -> str:
+def bracket(one: dict[str, Any], unit: str | None) -> str:
     """``7 trials; to 100 batches: 5, 300: 1, 900: 1``."""
-    said = f"{bracket['trials']} trials"
-    ends = list(zip(bracket["rungs"], bracket["ends"], strict=True))
+    said = f"{one['trials']} trials"
+    ends = list(zip(one["rungs"], one["ends"], strict=True))
     if not ends:
         return f"{said}; the code knows how long"
     (first, count), *others = ends

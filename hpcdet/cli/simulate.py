@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from hpcdet.cli import words
+from hpcdet.cli import planned, words
 from hpcdet.cli.loading import config_argument, request, setting_options
 from hpcdet.cli.output import Column, Item, Output, output, table, text
 from hpcdet.cli.progress import working
@@ -265,9 +265,8 @@ def _say(item: Item) -> None:
         f"{item['id']}: {item['searcher']}, {assumed['workers']} workers, a full trial {trial_s}, "
         f"{item['seeds']} courses"
     )
-    for number, bracket in enumerate(item["brackets"], 1):
-        rungs = ", ".join(map(str, bracket["rungs"]))
-        click.echo(f"bracket {number}: {bracket['trials']} trials, {rungs} {item['unit']}")
+    for number, one in enumerate(item["brackets"], 1):
+        click.echo(f"bracket {number}: {planned.bracket(one, item['unit'])}")
     rows = [(name, item[key], kind) for key, name, kind in _ROWS if item[key] is not None]
     rows += [
         (f"trials at {rung['length']} {item['unit']}", rung["trials"], "") for rung in item["rungs"]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hpcdet.read import series
 from hpcdet.read.gather import Gathered
-from hpcdet.read.report.scale import Scale, number, reduce, scale
+from hpcdet.read.report.scale import Axes, Scale, number, reduce, scale
 
-WIDTH, HEIGHT = 640, 280
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 40
+FRAME = LEFT, TOP, RIGHT, BOTTOM = (64, 12, 628, 240)
 CHARTS = 8
 LINES = 20
 POINTS = 300
@@ -49,18 +48,14 @@ class Line:
 class Chart:
     """Everything a template needs to draw the curves of one metric."""
 
+    axes: Axes
     group: str
     name: str
     lines: list[Line]
     left_out: int
-    x_ticks: list[tuple[float, str]]
-    y_ticks: list[tuple[float, str]]
     log: bool
     summary: str
     reduced: bool
-    width: int = WIDTH
-    height: int = HEIGHT
-    frame: tuple[int, int, int, int] = field(default=(LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM))
 
 
 def charts(gathered: Gathered) -> list[Chart]:
@@ -113,11 +108,16 @@ def _chart(
         return None
     steps = [float(row["step"]) for trial in shown for row in trials[trial]]
     log = min(values) > 0 and max(values) / min(values) >= _LOG_RATIO
-    x = scale(steps, LEFT, WIDTH - RIGHT)
-    y = scale(values, HEIGHT - BOTTOM, TOP, log=log, air=0.04)
+    x = scale(steps, LEFT, RIGHT)
+    y = scale(values, BOTTOM, TOP, log=log, air=0.04)
     best = order[0]
     chosen = (min if smaller_is_better else max)(finite[best])
     return Chart(
+        axes=Axes(
+            [(x(tick), number(int(tick))) for tick in x.ticks() if tick == int(tick)],
+            [(y(tick), number(tick)) for tick in y.ticks()],
+            *FRAME,
+        ),
         group=key[0],
         name=key[1],
         lines=[
@@ -125,8 +125,6 @@ def _chart(
             for trial in shown
         ],
         left_out=len(trials) - len(shown),
-        x_ticks=[(x(tick), number(int(tick))) for tick in x.ticks() if tick == int(tick)],
-        y_ticks=[(y(tick), number(tick)) for tick in y.ticks()],
         log=log,
         summary=(
             f"The best value is {number(chosen)}, of trial {best}."

@@ -10,11 +10,10 @@ from hpcdet import pareto
 from hpcdet.goals import Objective, finite
 from hpcdet.read import standings
 from hpcdet.read.gather import Gathered
-from hpcdet.read.report.scale import number, scale
+from hpcdet.read.report.scale import Axes, number, scale
 from hpcdet.store.config import Searcher
 
-WIDTH, HEIGHT = 640, 320
-LEFT, RIGHT, TOP, BOTTOM = 72, 16, 12, 44
+FRAME = LEFT, TOP, RIGHT, BOTTOM = (72, 12, 624, 276)
 DOTS = 1000
 """Trials that are drawn; the table has the whole front."""
 
@@ -40,19 +39,15 @@ class Front:
         rows: trial, step, values; ``names`` are those of the values.
     """
 
+    axes: Axes
     names: list[str]
     rows: list[tuple[int, str, list[str]]]
     compared: str
     dots: list[Dot]
     path: str
-    x_ticks: list[tuple[float, str]]
-    y_ticks: list[tuple[float, str]]
     summary: str
     hypervolume: str
     left_out: int
-    width: int = WIDTH
-    height: int = HEIGHT
-    frame: tuple[int, int, int, int] = (LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM)
 
 
 def front(gathered: Gathered) -> Front | None:
@@ -73,8 +68,8 @@ def front(gathered: Gathered) -> Front | None:
         return None
     # with many trials those on the front are drawn before others
     chosen = sorted(drawn, key=lambda item: (not item[1]["on_front"], item[0]))[:DOTS]
-    across = scale([x for _, _, x, _ in chosen], LEFT, WIDTH - RIGHT, air=0.05)
-    up = scale([y for _, _, _, y in chosen], HEIGHT - BOTTOM, TOP, air=0.05)
+    across = scale([x for _, _, x, _ in chosen], LEFT, RIGHT, air=0.05)
+    up = scale([y for _, _, _, y in chosen], BOTTOM, TOP, air=0.05)
     names = [*found[drawn[0][0]]["objectives"], *found[drawn[0][0]]["constraints"]]
     dots = [
         Dot(across(x), up(y), _kind(row), f"trial {trial}: {number(x)}, {number(y)}")
@@ -96,8 +91,11 @@ def front(gathered: Gathered) -> Front | None:
         compared=_compared(searcher, stand.length),
         dots=dots,
         path=_stairs([(across(x), up(y)) for x, y in sorted(on)], one) if planar else "",
-        x_ticks=[(across(tick), number(tick)) for tick in across.ticks()],
-        y_ticks=[(up(tick), number(tick)) for tick in up.ticks()],
+        axes=Axes(
+            [(across(tick), number(tick)) for tick in across.ticks()],
+            [(up(tick), number(tick)) for tick in up.ticks()],
+            *FRAME,
+        ),
         summary=f"{count} of {len(found)} trials {'is' if count == 1 else 'are'} on the front.",
         hypervolume=_volume(stand, [row for row in found.values() if row["feasible"] is not False]),
         left_out=len(drawn) - len(chosen),

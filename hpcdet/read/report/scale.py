@@ -52,6 +52,22 @@ def scale(
     return Scale(low, high, start, end, log)
 
 
+@dataclass(frozen=True)
+class Axes:
+    """The frame of a chart, from ``left``, ``top`` to ``right``, ``bottom``, and its ticks.
+
+    Attributes:
+        x_ticks, y_ticks: pairs of a place and what is said there.
+    """
+
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
 def even(low: float, high: float, count: int = 5) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten in a range."""
     rough = (high - low) / count
