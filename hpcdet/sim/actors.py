@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -46,6 +48,17 @@ class Trial:
     def inherit(self, at: int) -> None:
         """It begins from another trial's checkpoint, of this length."""
         self.at = self.saved = self.most = self.reported = at
+
+    def aim(self, lengths: Sequence[int]) -> int:
+        """Go for the next length of a report or, if that is less, for ``until``; which stretch."""
+        place = bisect_right(lengths, self.at)
+        self.goal = min(lengths[place] if place < len(lengths) else self.until, self.until)
+        return place
+
+    def leave(self, length: int) -> None:
+        """It leaves its worker, and what it was at this length is saved."""
+        self.state, self.leaves_with = "leaving", length
+        self.version += 1
 
     def train(self, now: float, checkpoint_every_s: float) -> tuple[float, float]:
         """Bring its books up to now; seconds that it has trained, and those of them again."""

@@ -9,8 +9,8 @@ the same arguments.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -71,7 +71,7 @@ class Simulation:
         self._full = self.lengths[-1]
         self._named = {length: Length(self.unit, length) for length in self.lengths}
         self._heap: list[tuple[float, int, str, Any, int]] = []
-        self._seq = 0
+        self._seq = itertools.count(1)
         self._trials: dict[int, Trial] = {}
         self._runnable: list[int] = []  # a heap: workers take the lowest number first
         self._open = 0  # trials that run, leave, or wait for a worker
@@ -125,28 +125,23 @@ class Simulation:
                 self._stretch(trial)
         while self._runnable and (worker := self._array.first_idle()):
             self._serve(worker)
-        for _ in range(len(self._runnable) - self._array.coming):
-            if not self._submit():
+        while len(self._runnable) > self._array.coming:
+            submitted = self._array.submit(self.now)
+            if submitted is None:
                 break
+            worker, until = submitted
+            self._push(until, "grant", worker.number, worker.life)
         while self.course.over and (worker := self._array.first_idle()):
             self._leave(worker)
 
     def _push(self, at: float, kind: str, whom: Any, version: int = 0) -> None:
-        self._seq += 1
-        heapq.heappush(self._heap, (at, self._seq, kind, whom, version))
+        heapq.heappush(self._heap, (at, next(self._seq), kind, whom, version))
 
     def _note(
         self, what: str, trial: int = 0, worker: int = -1, length: int = -1, why: str = ""
     ) -> None:
         if self.keep:
             self.course.moments.append(Moment(self.now, what, trial, worker, length, why))
-
-    def _submit(self) -> bool:
-        submitted = self._array.submit(self.now)
-        if submitted:
-            worker, until = submitted
-            self._push(until, "grant", worker.number, worker.life)
-        return submitted is not None
 
     def _on_grant(self, number: int, life: int) -> None:
         """Its turn in the queue has come."""
@@ -210,9 +205,8 @@ class Simulation:
         self._note("lost", trial.number, worker.number, trial.at)
         if self.cluster.on_failure != "checkpoint":
             trial.saved = 0
-        trial.leaves_with = trial.saved
-        trial.state, trial.worker = "leaving", -1
-        trial.version += 1
+        trial.leave(trial.saved)
+        trial.worker = -1
         self._leave(worker)
         if self.cluster.on_failure == "lost":
             trial.wanted = "lost"
@@ -230,9 +224,7 @@ class Simulation:
 
     def _stretch(self, trial: Trial) -> None:
         """Train on until the next report or, if that is sooner, the target."""
-        place = bisect_right(self.lengths, trial.at)
-        following = self.lengths[place] if place < len(self.lengths) else trial.until
-        trial.goal = min(following, trial.until)
+        place = trial.aim(self.lengths)
         slow = 1.0
         if self.cluster.stragglers:
             slow += self.cluster.stragglers * abs(self._luck.of(trial.number, place))
@@ -294,8 +286,7 @@ class Simulation:
     def _depart(self, trial: Trial, why: str) -> None:
         """A running trial saves its state and leaves its worker."""
         self._train(trial)
-        trial.state, trial.leaves_with = "leaving", trial.at
-        trial.version += 1
+        trial.leave(trial.at)
         self._note(trial.wanted if trial.wanted != "run" else "wait", trial.number, why=why)
         if self.cluster.save_s:
             self._push(self.now + self.cluster.save_s, "left", trial.number, trial.version)
