@@ -32,6 +32,24 @@ MPI_CRASHED = (
     "  Process name: [[8187,1],2]\n  Exit code:    1\n"
 )
 MPI_DIED = "mpirun noticed that process rank 1 with PID 0 on node n1 exited on signal {} ({}).\n"
+# prterun's, which breaks the line; Hydra's (MPICH 5.0), recorded; Intel's, as people have shown it
+PRTE_DIED = (
+    "prterun noticed that process rank 1 with PID 4367 on node n1 exited on\nsignal {} (Killed).\n"
+)
+BAR = "=" * 83 + "\n"
+HYDRA = (
+    f"\n{BAR}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+    "=   PID 3760 RUNNING AT n1\n=   EXIT CODE: {}\n=   CLEANING UP REMAINING PROCESSES\n"
+    f"=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES\n{BAR}"
+    "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: {} (signal {})\n"
+    "This typically refers to a problem with your application.\n"
+)
+HYDRA_KILLED = HYDRA.format(9, "Killed", 9)
+INTEL = (
+    f"\n{BAR}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+    f"=   RANK {{}} PID 5490 RUNNING AT n1\n=   KILLED BY SIGNAL: {{}} ({{}})\n{BAR}"
+)
+INTEL_CRASHED = INTEL.format(0, 9, "Killed") + INTEL.format(1, 11, "Segmentation fault")
 
 
 VERDICTS = [
@@ -64,6 +82,13 @@ NO_FAULT_OF_CODE = [
     (seen(launcher="slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0"), "oom"),
     (seen(launcher=KILLED, first_step=True), "lost"),
     (seen(launcher=MPI_DIED.format(9, "Killed"), first_step=True, exit_code=137), "lost"),
+    (seen(launcher=PRTE_DIED.format(9), first_step=True, exit_code=137), "lost"),
+    (seen(launcher=HYDRA_KILLED, first_step=True, exit_code=9), "lost"),
+    (seen("error", "fail", ECHO, launcher=HYDRA_KILLED, first_step=True, exit_code=9), "lost"),
+    (seen(launcher=HYDRA_KILLED, oom=True, exit_code=9), "oom"),
+    (seen(launcher=HYDRA_KILLED, noticed=True, exit_code=9), "preempted"),
+    (seen(launcher=HYDRA.format(15, "Terminated", 15), exit_code=15), "preempted"),
+    (seen(launcher=INTEL.format(1, 9, "Killed"), first_step=True, exit_code=9), "lost"),
     (seen(launcher="ORTE has lost communication with a remote daemon.", exit_code=1), "node_fail"),
     (seen("error", "fail", LOADER.format("Killed"), first_step=True), "lost"),
     (seen("error", "fail", LOADER.format("Killed"), oom=True), "oom"),
@@ -92,6 +117,21 @@ FAILURES = [
         ("user_error", "a rank died of SIGSEGV"),
     ),
     (seen(launcher=MPI_CRASHED, error=OURS, first_step=True), ("user_error", OURS)),
+    # it has killed the others of the rank that raised
+    (seen(launcher=HYDRA_KILLED, error=OURS, first_step=True), ("user_error", OURS)),
+    (
+        seen(launcher=HYDRA.format(11, "Segmentation fault", 11), first_step=True),
+        ("user_error", "a rank died of SIGSEGV"),
+    ),
+    (  # rank 0 was aborted (6), and it has killed (9) rank 1: 6 | 9 = 15
+        seen(launcher=HYDRA.format(6, "Terminated", 15), first_step=True, exit_code=15),
+        ("user_error", "a rank died of SIGABRT"),
+    ),
+    (  # rank 1 was aborted, or had a bus error, and it has killed rank 0
+        seen(launcher=HYDRA.format(9, "Terminated", 15), first_step=True, exit_code=15),
+        ("user_error", "exit code 15"),
+    ),
+    (seen(launcher=INTEL_CRASHED, first_step=True), ("user_error", "a rank died of SIGSEGV")),
     (seen(exit_code=3, first_step=True), ("user_error", "exit code 3")),
     (seen(exit_code=3), None),
     (seen(error=ECHO), None),

@@ -31,8 +31,14 @@ _EXITED = re.compile(r"srun: error: \S+ tasks? (\d+)\S*: Exited with exit code")
 # What Open MPI's mpirun (up to 4: orterun, from 5: prterun) says of the rank that failed first; by
 # the time it says so it has ended all others.
 _MPI_EXITED = re.compile(r"Process name: \[.*,\s*(\d+)\]\s+Exit code:")
-_MPI_DIED = re.compile(r"run noticed that process rank \d+ .* exited on signal\s+(\d+)")
+_MPI_DIED = re.compile(r"run noticed that process rank \d+ .*? exited on\s+signal\s+(\d+)")
 _MPI_LOST = re.compile(r"has lost communication with a remote daemon")
+# What Hydra (MPICH, MVAPICH) says: one rank's status, and then all ranks' statuses or-ed together,
+# those of ranks that it has killed itself among them. Intel's says each rank's, in their order.
+_HYDRA_DIED = re.compile(r"=   EXIT CODE: (\d+)(?s:.*?)EXIT STRING: .*\(signal (\d+)\)")
+_INTEL_DIED = re.compile(r"=   KILLED BY SIGNAL: (\d+)")
+# An exit code of 1 must not pass for a hang-up.
+_CRASHES = frozenset(set(Signals) - {Signals.SIGHUP, Signals.SIGINT, Signals.SIGQUIT})
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,10 @@ def _killed(seen: Evidence) -> tuple[Reason, str] | None:
     if died_of == "SIGKILL":
         if seen.oom:
             return "oom", "killed by the kernel for want of memory"
+        if _own_words(seen) and not seen.died_of and _hydra_killed(seen.launcher):
+            return (
+                None  # it kills the others of a rank that has failed, and does not say whom first
+            )
         return (told, "") if seen.noticed or not seen.stands else ("lost", "a rank was killed")
     if died_of in ("SIGTERM", "SIGUSR2"):
         return told, ""
@@ -127,9 +137,7 @@ def _killed(seen: Evidence) -> tuple[Reason, str] | None:
 
 def _failed(seen: Evidence) -> tuple[Reason, str]:
     said = seen.verdict.error if seen.verdict is not None else ""
-    error = seen.error if seen.error and not _ECHO.search(seen.error) else ""
-    if not error and said and not _ECHO.search(said):
-        error = said
+    error = _own_words(seen)
     ours = seen.first_step or seen.in_user_code or (seen.verdict is not None and said == error)
     if error and ours:
         return "user_error", error
@@ -143,6 +151,12 @@ def _failed(seen: Evidence) -> tuple[Reason, str]:
     return "user_error", f"exit code {seen.exit_code}"
 
 
+def _own_words(seen: Evidence) -> str:
+    """What a rank said of a fault of its own; "" if there are only echoes of another's."""
+    said = seen.verdict.error if seen.verdict is not None else ""
+    return next((each for each in (seen.error, said) if each and not _ECHO.search(each)), "")
+
+
 def _died_of(seen: Evidence) -> str:
     """The signal that ended the rank that failed first; "" if none did."""
     return seen.died_of or _launcher_killed(seen.launcher)
@@ -152,10 +166,22 @@ def _launcher_killed(text: str) -> str:
     """Of the first failure the launcher reports; of srun SIGKILL only, later ones are its doing."""
     if died := _MPI_DIED.search(text):
         return Signals(int(died[1])).name
+    if number := _hydra_killed(text):
+        return Signals(number).name
     killed, exited = _KILLED.search(text), _EXITED.search(text)
     if killed and (not exited or killed.start() < exited.start()):
         return "SIGKILL"
     return ""
+
+
+def _hydra_killed(text: str) -> int:
+    """The signal that Hydra saw end a rank, and has not sent itself; 0 if that cannot be told."""
+    if each := [int(number) for number in _INTEL_DIED.findall(text)]:
+        return next((number for number in each if number != Signals.SIGKILL), Signals.SIGKILL)
+    if (found := _HYDRA_DIED.search(text)) is None:
+        return 0
+    one, all_of_them = int(found[1]), int(found[2])
+    return one if all_of_them in (one, one | Signals.SIGKILL) and one in _CRASHES else 0
 
 
 def _loader_killed(seen: Evidence) -> str:
