@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hpcdet import checkpoint
 from hpcdet.checkpoint import CheckpointFailed, Image, Saved, memory, output, remove, shard, tree
 from hpcdet.errors import IntegrityError, UsageError
 from tests.test_checkpoint_faults import Fault, is_whole, state
-from tests.trees import TORCH_TYPES, ranks, same, tensor
+from tests.trees import TORCH_TYPES, ranks, same, swapping, tensor
 
 GENEROUS_S = 120.0
 
@@ -329,24 +329,71 @@ def test_another_trials_checkpoint_is_taken_by_link(
     assert not (tmp_path / "c").exists()
 
 
+WHOLE = {"plain": torch.ones(3), "w": torch.arange(30.0).reshape(10, 3), "few": torch.arange(2.0)}
+
+
+def in_parts(rank: int, world: int) -> dict[str, Any]:
+    """A rank's rows of two tensors, of one of which the last rank has none, and a whole one."""
+    found: dict[str, Any] = {"plain": WHOLE["plain"].clone()}
+    for name in ("w", "few"):
+        first, last = tree.rows(len(WHOLE[name]), rank, world)
+        mine = WHOLE[name][first:last].clone()
+        found[name] = checkpoint.Sharded(mine, tuple(WHOLE[name].shape), first)
+    return found
+
+
 def test_a_checkpoint_whose_tensors_lie_in_parts_is_taken_by_link(tmp_path: Path) -> None:
-    whole = torch.arange(30.0).reshape(10, 3)
-    digest = shard.begin_digest("tensor", "float32", (10, 3)).update(whole.numpy().tobytes())
     source, target = tmp_path / "a" / "00000003.g1", tmp_path / "b" / "00000003.g2"
 
     def work(rank: int, exchange: checkpoint.Exchange) -> None:
-        first, last = tree.rows(10, rank, 2)
-        mine = checkpoint.Sharded(whole[first:last].clone(), (10, 3), first, digest.hexdigest())
-        checkpoint.save(source, {"w": mine}, {"r": rank}, rank=rank, world=2, exchange=exchange)
+        how: dict[str, Any] = {"exchange": exchange, "swap": swapping(rank, exchange)}
+        checkpoint.save(source, in_parts(rank, 2), {"r": rank}, rank=rank, world=2, **how)
 
     ranks(2, work)
     origin = checkpoint.verify(source)
     assert checkpoint.link(source, target).schema == 2
     remove.folder(source)
     assert checkpoint.verify(target).digest == origin.digest
-    assert torch.equal(checkpoint.load(target).shared["w"], whole)
+    assert same(checkpoint.load(target).shared, WHOLE)
     rows = checkpoint.load(target, 1, 2, sharded=True).shared["w"]
-    assert torch.equal(rows.local, whole[5:])
+    assert torch.equal(rows.local, WHOLE["w"][5:])
+
+
+class Broken(Image):
+    def arrange(self, plan: Any) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+@pytest.mark.parametrize("second", [Image, lambda: Image(lambda: 0), Broken])
+def test_parts_are_hashed_as_they_were_while_training_goes_on(
+    tmp_path: Path, held: threading.Event, second: Callable[[], Image]
+) -> None:
+    """Rank 1 has memory for a copy, or none, or fails: then nobody waits for it in vain."""
+    images = [Image(), second(), Image()]
+    folder = tmp_path / "00000002.g1"
+
+    def work(rank: int, exchange: checkpoint.Exchange) -> checkpoint.Saving:
+        mine = in_parts(rank, 3)
+        saving = checkpoint.begin(
+            folder, mine, rank=rank, world=3, image=images[rank], swap=swapping(rank, exchange)
+        )
+        for one in mine.values():
+            (one.local if isinstance(one, checkpoint.Sharded) else one).fill_(-1)
+        return saving
+
+    if second is Image:
+        held.clear()
+    savings = ranks(3, work)
+    held.set()
+    assert [saving.wait(GENEROUS_S) for saving in savings] == [True] * 3
+    if second is Broken:
+        with pytest.raises(CheckpointFailed, match="rank 1: Cannot allocate"):
+            savings[0].result()
+        return
+    saved = savings[0].result()
+    whole = written(tmp_path / "00000003.g1", WHOLE, Image())
+    assert saved is not None and saved.digest == whole.digest == checkpoint.verify(folder).digest
+    assert same(checkpoint.load(folder).shared, WHOLE)
 
 
 def test_a_limit_on_threads_costs_time_alone(

@@ -193,7 +193,7 @@ def test_a_state_that_grows_at_each_save_is_encoded_once(
 
 
 def test_parts_and_strange_keys_have_none() -> None:
-    part = {"w": tree.Sharded(torch.ones(2, 3), (4, 3), 0, "d")}
+    part = {"w": tree.Sharded(torch.ones(2, 3), (4, 3), 0)}
     for value in (part, {(1, 2): torch.ones(1)}, {0.5: torch.ones(1)}):
         with pytest.raises(ValueError, match="no pattern"):
             pattern_of(value)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from hpcdet.checkpoint import Exchange
+from hpcdet.checkpoint import Exchange, Swap
 
 Result = TypeVar("Result")
 
@@ -117,3 +117,8 @@ def ranks(world: int, work: Callable[[int, Exchange], Result]) -> list[Result]:
 
     with ThreadPoolExecutor(world) as pool:
         return list(pool.map(run, range(world)))
+
+
+def swapping(rank: int, exchange: Exchange) -> Swap:
+    """A rank's swap by means of its exchange."""
+    return lambda pieces, _: [each[rank] for each in exchange(pieces)]

@@ -10,7 +10,8 @@ writes a share; and ``private``, of each rank alone. All ranks call together::
     loaded.shared, loaded.private, loaded.manifest.step, loaded.manifest.meta
 
 ``exchange(value) -> [value of rank 0, of rank 1, …]`` gathers plain values on all ranks; the
-default is that of a single rank. ``private`` is None after a change of the number of ranks.
+default is that of a single rank. Where tensors lie in parts, ``swap`` takes them to who hashes
+them. ``private`` is None after a change of the number of ranks.
 ``begin`` copies the state into an ``Image`` and returns; threads write and commit it.
 
 ``load(folder)`` reads one given checkpoint, ``verify`` and ``content_digest`` check every byte
@@ -40,6 +41,7 @@ from hpcdet.checkpoint.saving import (
 )
 from hpcdet.checkpoint.spreading import spread
 from hpcdet.checkpoint.tree import Sharded, StateError
+from hpcdet.checkpoint.wholes import Swap
 
 __all__ = [
     "CheckpointFailed",
@@ -55,6 +57,7 @@ __all__ = [
     "Secured",
     "Sharded",
     "StateError",
+    "Swap",
     "alone",
     "begin",
     "committed",

@@ -73,14 +73,12 @@ class Part:
     Attributes:
         sources: of the leaves of each of its files.
         shared, private: what they say, but for the digests.
-        whole: digests of the leaves of which this rank has parts, by name.
     """
 
     outline: Outline
     sources: Sequence[Sequence[Any]]
     shared: Content
     private: Content
-    whole: Mapping[str, str]
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -90,18 +88,22 @@ class Part:
         """The same, not keeping alive what was copied."""
         return replace(self, sources=())
 
-    def report(self, written: Sequence[Written]) -> Report:
-        """What rank 0 is told once the files are there."""
+    def report(self, written: Sequence[Written], wholes: Mapping[str, str]) -> Report:
+        """What rank 0 is told once the files are there.
+
+        Args:
+            wholes: digests of tensors that lie in parts, by name, as far as this rank knows them.
+        """
         digests = digests_of(written)
+        parts = {leaf.name for leaf in self.outline.leaves if leaf.part}
         report = {
             "shard": written[0].shard.encode(),
             "structure": self.outline.structure,
             "shared": {
-                name: self.whole.get(name, digests[name])
-                for name in digests
-                if name.startswith("shared")
+                **{n: digests[n] for n in digests if n.startswith("shared") and n not in parts},
+                **wholes,
             },
-            "parts": any(leaf.part for leaf in self.outline.leaves),
+            "parts": bool(parts),
             "private": digest_of_private(self.private(digests.__getitem__)),
         }
         if len(written) > 1:
@@ -133,8 +135,7 @@ def take_apart(
     outline = _outline(leaves, len(common.leaves), rank, world, frozen)
     sources = [*common.sources, *own.sources, *(text.source for text in texts)]
     chosen = [[sources[number] for number in file.chosen] for file in outline.files]
-    whole = {leaf.name: leaf.whole for leaf in leaves if leaf.part}
-    return Part(outline, chosen, common.content, own.content, whole)
+    return Part(outline, chosen, common.content, own.content)
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,8 @@ class Pattern:
     """Of a tree and what came of it.
 
     Raises:
-        ValueError: there can be none: it has parts of tensors, whose digests are others each time,
-            or keys that are not known by being equal.
+        ValueError: there can be none: it has parts of tensors, or keys that are not known by
+            being equal.
 
     Attributes:
         leaves: without their data.

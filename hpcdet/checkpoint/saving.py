@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcdet.checkpoint import committing, outline, remove, reports, shard
+from hpcdet.checkpoint import committing, outline, remove, reports, shard, wholes
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint.committing import CheckpointFailed
 from hpcdet.checkpoint.frozen import Frozen
@@ -20,6 +20,7 @@ from hpcdet.checkpoint.reports import PATIENCE_S
 from hpcdet.checkpoint.shard import Shard, Written
 from hpcdet.checkpoint.task import Task
 from hpcdet.checkpoint.tree import StateError
+from hpcdet.checkpoint.wholes import Swap, Wholes
 from hpcdet.store import files
 
 Exchange = Callable[[Any], list[Any]]
@@ -65,6 +66,7 @@ def save(
     rank: int = 0,
     world: int = 1,
     exchange: Exchange = alone,
+    swap: Swap = wholes.alone,
     meta: Mapping[str, Any] | None = None,
     previous: str = "",
     image: Image | None = None,
@@ -76,7 +78,8 @@ def save(
         folder: ``TrialPaths.checkpoint(step, attempt)``; must not hold a checkpoint yet.
         shared: state that is equal on all ranks, given on each; every rank writes a part.
         private: state of this rank alone, e.g. its random number generators.
-        exchange: see ``Exchange``; called twice.
+        exchange: see ``Exchange``; called two or three times.
+        swap: see ``Swap``; called where tensors lie in parts.
         meta: what rank 0 wants to remember beside the state; plain JSON.
         previous: root of the checkpoint before.
         image: memory to copy the state into, written while it is copied; by default some that
@@ -94,6 +97,7 @@ def save(
     failure: Exception | None = None
     report: Report = {}
     content: Content = _nothing
+    part: Part | None = None
     try:
         _refuse(taken)
         part = outline.take_apart(shared, private, rank, world, frozen.names if frozen else _NONE)
@@ -102,7 +106,7 @@ def save(
         report = _written_at_once(folder, part, Image() if image is None else image, frozen)
     except Exception as error:  # the others must not wait for a rank that has failed
         failure, report = error, {"error": _say(error)}
-    everyone = exchange(report)
+    everyone = _with_wholes(exchange(report), part, swap, exchange)
     commit: dict[str, Any] = {}
     if rank == 0:
         try:
@@ -118,6 +122,31 @@ def save(
         raise _failed(folder, commit["error"]) from failure
     seconds = time.monotonic() - start
     return Saved(folder.name, **commit, seconds=seconds, blocked_s=seconds)
+
+
+def _with_wholes(
+    everyone: list[Report], part: Part | None, swap: Swap, exchange: Exchange
+) -> list[Report]:
+    """Everyone's reports, and in them the digests of tensors that lie in parts.
+
+    All ranks see by the reports whether all will swap: whether none has failed, and all have the
+    same tensors.
+    """
+    first = everyone[0].get("structure")
+    good = all("error" not in one and one["structure"] == first for one in everyone)
+    if part is None or not good or not everyone[0]["parts"]:
+        return everyone
+    own: dict[str, memoryview] = {}
+    for file, sources in zip(part.files, part.sources, strict=True):
+        own |= wholes.in_place([extent.leaf for extent in file.plan.extents], sources)
+    found = exchange(_wholes(part, swap).digests(own))
+    pairs = zip(everyone, found, strict=True)
+    return [{**one, "shared": {**one["shared"], **more}} for one, more in pairs]
+
+
+def _wholes(part: Part, swap: Swap) -> Wholes:
+    of = part.outline
+    return Wholes(of.leaves, of.rank, of.world, swap)
 
 
 def _nothing(_: Callable[[str], str]) -> bytes:
@@ -152,7 +181,7 @@ def _written_at_once(folder: Path, part: Part, image: Image, frozen: Frozen | No
         finally:
             writing.wait()
         written.append(writing.result())
-    return _reported(folder, part, written, frozen)
+    return _reported(folder, part, written, {}, frozen)
 
 
 def _files(part: Part, image: Image, frozen: Frozen | None) -> Iterator[_FileOf]:
@@ -167,14 +196,18 @@ def _files(part: Part, image: Image, frozen: Frozen | None) -> Iterator[_FileOf]
 
 
 def _reported(
-    folder: Path, part: Part, written: Sequence[Written], frozen: Frozen | None
+    folder: Path,
+    part: Part,
+    written: Sequence[Written],
+    found: Mapping[str, str],
+    frozen: Frozen | None,
 ) -> Report:
     """What rank 0 is told of files that are there."""
     if frozen is not None:
         second = written[1].shard if len(written) > 1 else None
         leaves = (part.outline.leaves[n] for file in part.files for n in file.chosen)
         frozen.learn(folder, second, leaves, digests_of(written))
-    return part.report(written)
+    return part.report(written, found)
 
 
 @dataclass(frozen=True)
@@ -226,6 +259,7 @@ def begin(
     meta: Callable[[], Mapping[str, Any]] = dict,
     previous: str = "",
     image: Image,
+    swap: Swap = wholes.alone,
     frozen: Frozen | None = None,
     committed: Callable[[Saved], None] = lambda _: None,
     patience_s: float = PATIENCE_S,
@@ -240,6 +274,7 @@ def begin(
         meta: gives what rank 0 wants to remember, when all but the manifest is there.
         committed: called on rank 0, by its thread, before the checkpoint is ``done``.
         image: memory to copy the state into; not to be used before this one is ``done``.
+        swap: see ``Swap``; where tensors lie in parts it is called by a thread, before ``done``.
         patience_s: how long rank 0 waits for the others after its own file is written.
 
     Raises:
@@ -255,7 +290,7 @@ def begin(
             reports.leave(folder, rank, world, {"error": _say(error)})
         raise
     content = part.shared
-    own, copied = _begun(folder, part, image, frozen, taken)
+    own, copied = _begun(folder, part, image, frozen, taken, swap)
 
     blocked_s = time.monotonic() - start
 
@@ -291,14 +326,19 @@ def begin(
 
 
 def _begun(
-    folder: Path, part: Part, image: Image, frozen: Frozen | None, taken: bool
+    folder: Path, part: Part, image: Image, frozen: Frozen | None, taken: bool, swap: Swap
 ) -> tuple[Callable[[], Report], bool]:
     """What is left to be done once this rank's state may change again, and whether it was copied.
 
-    No more than the copy is done here: even to make the folder durable takes its time.
+    No more than the copy is done here: even to make the folder durable takes its time. Only where
+    there is no copy, tensors that lie in parts are hashed from where they lie. A rank that has
+    failed swaps with the others all the same: they do not know of it yet.
     """
     rest: list[Callable[[], Written]] = []
     copied = True
+    split = _wholes(part, swap)
+    own: dict[str, memoryview] = {}
+    hash_now = False
     try:
         _refuse(taken)
         for file, sources, memory, link in _files(part, image, frozen):
@@ -308,18 +348,28 @@ def _begun(
                 files.make_folder(folder)
                 written = shard.write(folder, file.name, sources, file.plan)
                 rest.append(partial(_same, written))
+                rows = wholes.in_place([extent.leaf for extent in file.plan.extents], sources)
+                own |= rows
+                hash_now = hash_now or bool(rows)
                 copied = False
                 continue
             filled = Filled()
             memory.fill(sources, filled)
+            own |= wholes.in_file(file.plan, memory.take)
             rest.append(partial(shard.persist, folder, file.name, memory, filled, file.plan, link))
     except Exception as error:  # rank 0 waits for a word of all
-        return partial(_raise, error), True
+        return partial(_fail, split, error), True
+    now = split.digests(own) if hash_now else None
     plain = part.without_data()
 
     def write() -> Report:
-        files.make_folder(folder)
-        return _reported(folder, plain, [each() for each in rest], frozen)
+        hashing = Task(lambda: split.digests(own) if now is None else now, "checkpoint parts")
+        try:
+            files.make_folder(folder)
+            written = [each() for each in rest]
+        finally:
+            hashing.wait()
+        return _reported(folder, plain, written, hashing.result(), frozen)
 
     return write, copied
 
@@ -328,7 +378,8 @@ def _same(written: Written) -> Written:
     return written
 
 
-def _raise(error: Exception) -> Report:
+def _fail(split: Wholes, error: Exception) -> Report:
+    split.digests({})
     raise error
 
 

@@ -1,36 +1,28 @@
 """Tensors that are sharded over the ranks (DTensor), made ready for a checkpoint.
 
-Each rank saves the rows it has. Their digest is nevertheless that of the whole tensor, so that a
-state has one digest, however many ranks and whichever strategy hold it. For that every tensor
-passes once, in its parts, to one rank that hashes it and forgets it; no rank ever holds more than
-one batch of them, and nothing of it is written.
+Each rank saves the rows it has.
 """
 
 from __future__ import annotations
 
 import copy
-import heapq
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from hpcdet.checkpoint.saving import Exchange
-from hpcdet.checkpoint.shard import begin_digest
 from hpcdet.checkpoint.tree import Sharded, StateError, rows
 
-_BATCH = 256 << 20
-"""Bytes that travel at once, over all ranks; a larger tensor travels alone."""
 
-
-def spread(state: Any, rank: int, world: int, exchange: Exchange) -> Any:
+def spread(state: Any, rank: int, world: int, exchange: Exchange, ready: Callable[[], None]) -> Any:
     """A copy of the tree in which every DTensor is a ``Sharded``, or plain if it is replicated.
 
     All ranks call together. What else is in the tree is not copied.
+
+    Args:
+        ready: called on all ranks if there are such tensors: they will swap parts of them.
 
     Raises:
         StateError: a tensor is sharded in another way than FSDP2 does, or the ranks' trees differ.
@@ -55,17 +47,15 @@ def spread(state: Any, rank: int, world: int, exchange: Exchange) -> Any:
                 where="shared state",
             )
         first = everyone[0][1]  # rank 0 has rows of everything, and so knows what is tied to what
-        unique = sorted(set(first))
-        found_out = _digests([found[number] for number in unique], rank, world, exchange)
         sharded = {
             number: Sharded(
                 found[number].to_local().detach(),
                 tuple(found[number].shape),
                 rows(found[number].shape[0], rank, world)[0],
-                digest,
             )
-            for number, digest in zip(unique, found_out, strict=True)
+            for number in set(first)
         }
+        ready()
         made = {id(one): sharded[at] for one, at in zip(found, first, strict=True)}
     return _replace(state, made)
 
@@ -128,84 +118,3 @@ def _replace(value: Any, made: dict[int, Any]) -> Any:
     if isinstance(value, _kind()):
         return made[id(value)] if id(value) in made else value.to_local().detach()
     return value
-
-
-def _digests(tensors: Sequence[Any], rank: int, world: int, exchange: Exchange) -> list[str]:
-    """The digest of each whole tensor, on all ranks."""
-    owners = _owners([one.numel() * one.element_size() for one in tensors], world)
-    mine: dict[str, str] = {}
-    for numbers in _batches(tensors):
-        for number, parts in _deliver(tensors, numbers, owners, rank, world):
-            tensor = tensors[number]
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            total = begin_digest("tensor", dtype, tuple(tensor.shape))
-            for part in parts:
-                total.update(part.numpy().data)
-            mine[str(number)] = str(total.hexdigest())
-    known: dict[str, str] = {}
-    for each in exchange(mine):
-        known |= each
-    return [known[str(number)] for number in range(len(tensors))]
-
-
-def _owners(sizes: Sequence[int], world: int) -> list[int]:
-    """Which rank hashes which tensor: balanced by bytes, the same answer on all ranks."""
-    loads = [(0, rank) for rank in range(world)]
-    owners = [0] * len(sizes)
-    for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
-        load, rank = heapq.heappop(loads)
-        owners[number] = rank
-        heapq.heappush(loads, (load + sizes[number], rank))
-    return owners
-
-
-def _batches(tensors: Sequence[Any]) -> Iterator[list[int]]:
-    batch: list[int] = []
-    size = 0
-    for number, tensor in enumerate(tensors):
-        own = tensor.numel() * tensor.element_size()
-        device = tensor.device
-        if batch and (size + own > _BATCH or device != tensors[batch[0]].device):
-            yield batch
-            batch, size = [], 0
-        batch.append(number)
-        size += own
-    if batch:
-        yield batch
-
-
-def _deliver(
-    tensors: Sequence[Any], numbers: Sequence[int], owners: Sequence[int], rank: int, world: int
-) -> Iterator[tuple[int, list[torch.Tensor]]]:
-    """Each of these tensors that this rank hashes, as all ranks' parts of it, as bytes."""
-    device = tensors[numbers[0]].to_local().device
-    outgoing = [
-        _bytes(tensors[number].to_local())
-        for owner in range(world)
-        for number in numbers
-        if owners[number] == owner
-    ]
-    own = [number for number in numbers if owners[number] == rank]
-    sends = [
-        sum(_size(tensors[number], rank, world) for number in numbers if owners[number] == owner)
-        for owner in range(world)
-    ]
-    receives = [sum(_size(tensors[n], source, world) for n in own) for source in range(world)]
-    received = torch.empty(sum(receives), dtype=torch.uint8, device=device)
-    group = tensors[numbers[0]].device_mesh.get_group()
-    dist.all_to_all_single(received, torch.cat(outgoing), receives, sends, group=group)
-    sizes = [_size(tensors[n], source, world) for source in range(world) for n in own]
-    pieces = iter(torch.split(received.cpu(), sizes))
-    by_source = [[next(pieces) for _ in own] for _ in range(world)]
-    for at, number in enumerate(own):
-        yield number, [by_source[source][at] for source in range(world)]
-
-
-def _size(tensor: Any, rank: int, world: int) -> int:
-    """Bytes of a rank's part."""
-    start, stop = rows(tensor.shape[0], rank, world)
-    return int((stop - start) * math.prod(tensor.shape[1:]) * tensor.element_size())
-
-
-def _bytes(local: torch.Tensor) -> torch.Tensor:
-    return local.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)

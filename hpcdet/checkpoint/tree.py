@@ -52,14 +52,11 @@ class Sharded:
         local: the rows, on whatever device.
         shape: of the whole tensor.
         start: number of the first row.
-        digest: of the whole tensor as a leaf, which ``spreading.spread`` found out; "" if it
-            was loaded.
     """
 
     local: torch.Tensor
     shape: tuple[int, ...]
     start: int
-    digest: str = ""
 
 
 def rows(count: int, rank: int, world: int) -> tuple[int, int]:
@@ -87,7 +84,6 @@ class Leaf:
         shape: lengths of the axes; ``()`` for a single value.
         nbytes: size of the data in bytes.
         part: of what it is a part; None for a leaf that is whole.
-        whole: digest of the whole leaf it is a part of; "" if it is not, or was loaded.
         source: what the bytes are taken from; None where only the structure is meant.
     """
 
@@ -98,7 +94,6 @@ class Leaf:
     nbytes: int
     source: Any = field(default=None, compare=False, repr=False)
     part: Part | None = None
-    whole: str = field(default="", compare=False, repr=False)
 
     def data(self) -> memoryview:
         """The bytes (``data``)."""
@@ -106,7 +101,7 @@ class Leaf:
 
     def plain(self) -> Leaf:
         """Its structure alone, which keeps no data alive."""
-        return replace(self, source=None, whole="")
+        return replace(self, source=None)
 
 
 def data(source: Any) -> memoryview:
@@ -226,9 +221,7 @@ class _Encoder:
             shape, dtype = tuple(local.shape), str(local.dtype).removeprefix("torch.")
             nbytes = local.numel() * local.element_size()
             part = Part(value.shape, value.start)
-            self.leaves.append(
-                Leaf(path, "tensor", dtype, shape, nbytes, local, part, value.digest)
-            )
+            self.leaves.append(Leaf(path, "tensor", dtype, shape, nbytes, local, part))
         return self.tensors[same]
 
     def numpy(self, value: Any, path: str, kind: str) -> str:

@@ -115,9 +115,11 @@ class CheckpointContext:
         self.begin()
         self._train.advance(steps_completed)
         session = self._session
-        ranks, exchange = session.ranks, session.peers.allgather
+        ranks, peers = session.ranks, session.peers
         if not alone:
-            state = checkpoint.spread(state, ranks.rank, ranks.world, exchange)
+            state = checkpoint.spread(
+                state, ranks.rank, ranks.world, peers.allgather, peers.open_swap
+            )
         shared, own = {"state": state}, {"state": private}
         if common := session.registered.shared(None if alone else session.peers):
             shared["registered"] = common

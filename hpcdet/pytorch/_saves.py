@@ -88,8 +88,8 @@ class Saves:
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(state)
         if context.sharded:
-            ranks = session.ranks
-            state = spread(state, ranks.rank, ranks.world, session.peers.allgather)
+            ranks, peers = session.ranks, session.peers
+            state = spread(state, ranks.rank, ranks.world, peers.allgather, peers.open_swap)
         private = {}
         if context.elastic is None:
             private = _state.private(context, self._callbacks, self._tally.state(), own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +26,7 @@ class Peers:
         self.ranks = ranks
         # of its own, so that nothing here is ever queued behind a gradient
         self._group = dist.new_group(backend="gloo", timeout=NEVER) if ranks.world > 1 else None
+        self._swapping: dist.ProcessGroup | None = None
 
     def barrier(self) -> None:
         """Return once every rank is here."""
@@ -54,6 +56,26 @@ class Peers:
         box: list[Any] | None = [None] * self.ranks.world if self.ranks.chief else None
         dist.gather_object(value, box, dst=0, group=self._group)
         return box or []
+
+    def open_swap(self) -> None:
+        """See that ``swap`` can be called. Called by the main thread, as whatever makes groups."""
+        if self._swapping is None and self.ranks.world > 1:
+            self._swapping = dist.new_group(backend="gloo", timeout=NEVER)
+
+    def swap(self, pieces: Sequence[torch.Tensor], sizes: Sequence[int]) -> Sequence[torch.Tensor]:
+        """What all ranks have for this one, of those sizes, for a piece of bytes for each of them.
+
+        In a group of its own: a thread may call it while training goes on.
+        """
+        if self._group is None:
+            return pieces
+        self.open_swap()
+        received = torch.empty(sum(sizes), dtype=torch.uint8)
+        sent = [len(piece) for piece in pieces]
+        dist.all_to_all_single(
+            received, torch.cat(tuple(pieces)), list(sizes), sent, group=self._swapping
+        )
+        return torch.split(received, list(sizes))
 
     def start_max(self, vector: torch.Tensor) -> dist.Work:
         """Begin an element-wise maximum over several ranks, in place; wait for what it returns."""

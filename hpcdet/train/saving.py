@@ -189,6 +189,7 @@ class Keeper:
             # alone are folders of files, which lie on a disk already: no copy of them is kept
             "image": Image(lambda: 0) if alone else self._image,
             "frozen": None if alone else self._frozen,
+            "swap": self._peers.swap,
         }
 
     def _save_now(self, where: Path | None, order: Order, alone: bool) -> Saved:

@@ -1,0 +1,138 @@
+"""Digests of tensors that lie in parts: each is that of the whole tensor.
+
+So a state has one digest, however many ranks and whichever strategy hold it. For that every tensor
+passes once, in its parts, to one rank that hashes it and forgets it; no rank ever holds more than
+one batch of them, and nothing of it is written.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hpcdet.checkpoint.layout import Layout
+from hpcdet.checkpoint.shard import begin_digest
+from hpcdet.checkpoint.tree import Leaf, data, rows
+
+_BATCH = 256 << 20
+"""Bytes that travel at once, over all ranks; a larger tensor travels alone."""
+
+Swap = Callable[[Sequence[torch.Tensor], Sequence[int]], Sequence[torch.Tensor]]
+"""Gives each rank, in their order, a piece of bytes, and returns what all ranks had for this one;
+the sizes of that are given."""
+
+
+def alone(pieces: Sequence[torch.Tensor], sizes: Sequence[int]) -> Sequence[torch.Tensor]:
+    """The swap of a single rank."""
+    return pieces
+
+
+def in_file(plan: Layout, take: Callable[[int, int], memoryview]) -> dict[str, memoryview]:
+    """This rank's rows in the image of its file, by the names of their tensors."""
+    places = {each.leaf.name: each for each in plan.extents if each.leaf.part}
+    return {name: take(each.offset, each.end) for name, each in places.items()}
+
+
+def in_place(leaves: Sequence[Leaf], sources: Sequence[Any]) -> dict[str, memoryview]:
+    """This rank's rows from where they lie, by the names of their tensors."""
+    pairs = zip(leaves, sources, strict=True)
+    return {leaf.name: data(source) for leaf, source in pairs if leaf.part}
+
+
+class Wholes:
+    """The tensors of a state that lie in parts.
+
+    Args:
+        leaves: of the state; the same on all ranks but for the rows.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf], rank: int, world: int, swap: Swap) -> None:
+        self._leaves = sorted((one for one in leaves if one.part), key=lambda one: one.name)
+        self._rank = rank
+        self._world = world
+        self._swap = swap
+
+    def digests(self, own: Mapping[str, memoryview]) -> dict[str, str]:
+        """Those of the tensors that this rank hashes, by name; all ranks call together.
+
+        Args:
+            own: this rank's rows. Of a rank that has failed they may be missing: the others need
+                not know yet, and what comes of it is of no use.
+        """
+        sizes = [self._row_bytes(leaf) * _shape(leaf)[0] for leaf in self._leaves]
+        owners = _owners(sizes, self._world)
+        found = {}
+        for numbers in _batches(sizes):
+            for number, parts in self._deliver(numbers, owners, own):
+                leaf = self._leaves[number]
+                total = begin_digest(leaf.kind, leaf.dtype, _shape(leaf))
+                for part in parts:
+                    total.update(part.numpy().data)
+                found[leaf.name] = str(total.hexdigest())
+        return found
+
+    def _deliver(
+        self, numbers: Sequence[int], owners: Sequence[int], own: Mapping[str, memoryview]
+    ) -> Iterator[tuple[int, list[torch.Tensor]]]:
+        """Each of these tensors that this rank hashes, as all ranks' parts of it, as bytes."""
+        ranks = range(self._world)
+        outgoing = []
+        for owner in ranks:
+            pieces = [self._rows(n, own) for n in numbers if owners[n] == owner]
+            outgoing.append(torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8))
+        mine = [number for number in numbers if owners[number] == self._rank]
+        sizes = [[self._size(number, source) for number in mine] for source in ranks]
+        received = self._swap(outgoing, [sum(each) for each in sizes])
+        split = [torch.split(got, each) for got, each in zip(received, sizes, strict=True) if each]
+        for at, number in enumerate(mine):
+            yield number, [each[at] for each in split]
+
+    def _rows(self, number: int, own: Mapping[str, memoryview]) -> torch.Tensor:
+        found = own.get(self._leaves[number].name)
+        if found is None or not found.nbytes:
+            return torch.zeros(self._size(number, self._rank), dtype=torch.uint8)
+        return torch.frombuffer(found, dtype=torch.uint8)
+
+    def _size(self, number: int, rank: int) -> int:
+        """Bytes of a rank's part."""
+        leaf = self._leaves[number]
+        start, stop = rows(_shape(leaf)[0], rank, self._world)
+        return (stop - start) * self._row_bytes(leaf)
+
+    @staticmethod
+    def _row_bytes(leaf: Leaf) -> int:
+        dtype: torch.dtype = getattr(torch, leaf.dtype)
+        return math.prod(_shape(leaf)[1:]) * dtype.itemsize
+
+
+def _shape(leaf: Leaf) -> tuple[int, ...]:
+    assert leaf.part is not None
+    return leaf.part.shape
+
+
+def _owners(sizes: Sequence[int], world: int) -> list[int]:
+    """Which rank hashes which tensor: balanced by bytes, the same answer on all ranks."""
+    loads = [(0, rank) for rank in range(world)]
+    owners = [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
+        load, rank = heapq.heappop(loads)
+        owners[number] = rank
+        heapq.heappush(loads, (load + sizes[number], rank))
+    return owners
+
+
+def _batches(sizes: Sequence[int]) -> Iterator[list[int]]:
+    batch: list[int] = []
+    size = 0
+    for number, own in enumerate(sizes):
+        if batch and size + own > _BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append(number)
+        size += own
+    if batch:
+        yield batch
