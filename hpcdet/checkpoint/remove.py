@@ -9,6 +9,8 @@ from pathlib import Path
 
 from hpcdet.checkpoint.manifest import is_committed, names, position
 from hpcdet.store import files
+from hpcdet.store.layout import INHERITED
+from hpcdet.store.linking import DRAFT
 from hpcdet.store.trials import MANIFEST
 
 BAD = ".bad-"
@@ -29,6 +31,21 @@ def leftovers(checkpoints: Path, attempt: int) -> None:
         folder = checkpoints / name
         if position(name)[1] <= attempt and not is_committed(folder):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def strays(checkpoints: Path, origin: str) -> None:
+    """Take away what was given to a trial to begin from but ``origin``, which its record names.
+
+    A holder of the lease whose term had ended without its knowing may have given it another one;
+    that may even have come later than those of the trial itself.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for entry in sorted(os.listdir(checkpoints)):
+            if entry.startswith(DRAFT):
+                shutil.rmtree(checkpoints / entry, ignore_errors=True)
+    for name in names(checkpoints):
+        if position(name)[1] == INHERITED and name != origin:
+            folder(checkpoints / name)
 
 
 def set_aside(path: Path) -> Path:

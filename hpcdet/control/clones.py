@@ -3,6 +3,11 @@
 A link is made first, then the decision is recorded, then ``trial.json`` is written: killed at any
 point, the next holder finds the link and goes on. Nothing that removes checkpoints of the parent
 later can take it away.
+
+A holder that was suspended between its fence and its link may add another one, of another step,
+when a later term has given the child its parent's and somebody trains it. That one is nobody's:
+``trial.json`` says which the child begins from, and who trains it removes what it does not name
+(``checkpoint.remove.strays``). Where both choose the same step, one of them gets the name.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from typing import Any
 
 from hpcdet.control.holder import Holder
 from hpcdet.control.plans import Plan
-from hpcdet.errors import HpcdetError, IntegrityError
+from hpcdet.errors import HpcdetError, IntegrityError, UsageError
 from hpcdet.store import parents, scratch
 from hpcdet.store.layout import TrialPaths
 from hpcdet.store.parents import Donation, Parent
@@ -54,9 +59,9 @@ def has_origin(holder: Holder, plan: Plan, child: TrialPaths) -> bool:
         _prepare(holder)
         try:
             made = parents.give(chosen, child)
-        except (IntegrityError, FileNotFoundError):
+        except (IntegrityError, FileNotFoundError, UsageError):
             parents.forget()
-            return False  # it went this very moment: the next turn chooses again
+            return False  # it went, or came, this very moment: the next turn looks again
     origin = parents.origin_of(made)
     _record(holder, plan, origin, f"begins from {origin['checkpoint']} of trial {parent.trial}")
     return True

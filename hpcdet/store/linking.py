@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.store import files, sealed
 from hpcdet.store.trials import MANIFEST
 
+DRAFT = ".linking-"
+"""What the names of folders that are no checkpoints yet begin with."""
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -55,8 +58,8 @@ def link(
     """Make ``target`` a checkpoint of the same content, whatever becomes of ``source``.
 
     Its files are hard links: they take no room, and the data go with the last of their names. On
-    another file system, or one without links, they are copies. Only the manifest is its own. A
-    crash leaves no manifest, so that it can be done again.
+    another file system, or one without links, they are copies. Only the manifest is its own. It
+    has its name once it is whole; of several who do this at once, one gets it.
 
     Args:
         source: a checkpoint.
@@ -89,18 +92,32 @@ def link(
             "prev_root": previous,
         }
     )
-    shutil.rmtree(target, ignore_errors=True)  # what an earlier try left
-    files.make_folder(target)
+    draft = target.with_name(f"{DRAFT}{target.name}-{secrets.token_hex(4)}")
+    files.make_folder(draft)
     try:
         for shard in origin["shards"]:
-            _same(source / shard["file"], target / shard["file"])
-        files.sync_folder(target)
-        files.replace(target / MANIFEST, sealed.text(made))
+            _same(source / shard["file"], draft / shard["file"])
+        files.replace(draft / MANIFEST, sealed.text(made))
+        files.sync_folder(draft)
+        _name(draft, target)
     except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
         raise
     files.sync_folder(target.parent)
     return made
+
+
+def _name(draft: Path, target: Path) -> None:
+    """Raises ``UsageError`` if another one has the name meanwhile."""
+    try:
+        draft.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if (target / MANIFEST).exists():
+            raise UsageError("a checkpoint of this name exists", where=str(target)) from None
+        shutil.rmtree(target)  # half of one, of a version that made them in place
+        draft.rename(target)
 
 
 def tree(source: Path, target: Path) -> None:

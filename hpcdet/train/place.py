@@ -7,9 +7,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdet.errors import IntegrityError
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
-from hpcdet.store.records import Trial
 
 EXPERIMENT, TRIAL, ATTEMPT = "HPCDET_EXPERIMENT", "HPCDET_TRIAL", "HPCDET_ATTEMPT"
 
@@ -42,21 +40,6 @@ class Place:
         names = [path.name for path in trial.checkpoints.glob("*.g*")]
         attempts = [int(name.rpartition(".g")[2]) for name in names if name[0] != "."]
         return Place(trial, trial.attempt(max(attempts, default=0) + 1))
-
-    def see_that_it_has_no_parent(self) -> None:
-        """Of a trial without a checkpoint: it is one that begins from nothing.
-
-        Raises:
-            IntegrityError: it was to begin from another trial's, which is gone.
-        """
-        record = None if self.experiment is None else Trial.read(self.trial.record)
-        if record is not None and record.origin:
-            raise IntegrityError(
-                f"the checkpoint that it was to begin from is gone: {record.origin['name']}, "
-                f"of trial {record.parent}",
-                where=str(self.trial.checkpoints),
-                hint="make a new experiment, or bring the checkpoint back from where it was saved",
-            )
 
     def announce(self, env: MutableMapping[str, str] = os.environ) -> None:
         """Let ``from_environment`` find this place, in this process and those it starts."""

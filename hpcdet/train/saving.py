@@ -23,6 +23,7 @@ from hpcdet.errors import UsageError
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import number
 from hpcdet.store.trials import MANIFEST
+from hpcdet.train import parent
 from hpcdet.train.clock import Deadline
 from hpcdet.train.copies import Copies
 from hpcdet.train.peers import Peers
@@ -78,6 +79,8 @@ class Keeper:
         """
         ranks = self._peers.ranks
         trial = self._place.trial
+        if ranks.chief:
+            parent.see_to_it(self._place)
         loaded = checkpoint.restore(
             trial.checkpoints,
             ranks.rank,
@@ -90,7 +93,7 @@ class Keeper:
             into=into,
         )
         if loaded is None:
-            self._place.see_that_it_has_no_parent()
+            parent.refuse_nothing(self._place)
         else:
             self.begin_from(loaded.manifest)
             if ranks.chief and loaded.folder.parent == trial.kept:
