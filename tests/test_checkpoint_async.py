@@ -420,7 +420,7 @@ def test_parts_are_hashed_as_they_were_while_training_goes_on(
     held.set()
     assert [saving.wait(GENEROUS_S) for saving in savings] == [True] * 3
     if second is Broken:
-        with pytest.raises(CheckpointFailed, match="rank 1: .*Cannot allocate"):
+        with pytest.raises(CheckpointFailed, match=r"rank 1: .*Cannot allocate"):
             savings[0].result()
         return
     saved = savings[0].result()
