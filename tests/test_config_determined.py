@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from hpcdet import config
-from hpcdet.config import foreign, problems
+from hpcdet.config import foreign, methods, problems
+from hpcdet.config.models import Searcher
 from hpcdet.errors import ConfigError
 from hpcdet.store import overrides
 from hpcdet.units import Length
@@ -250,11 +251,33 @@ def test_an_adaptive_search_is_honoured(tmp_path: Path) -> None:
         ("{name: asha, mode: standard, stop_once: true, rule: hybrid}", "means rule: stopping"),
         ("{name: asha, max_trials: 9, max_length: 9, divisor: 1}", "greater than 1"),
         ("{name: sync_halving, max_trials: 9}", "not in this version; adaptive_asha"),
+        ("{name: random, max_trials: 9, num_rungs: 2}", r"async_halving \| asha \| pasha"),
+        (
+            "{name: asha, max_trials: 9, max_length: 9, rule: stopping, promotion_share: null}",
+            "searcher.promotion_share: rule: stopping promotes nobody",
+        ),
+        (
+            "{name: adaptive_asha, max_trials: 9, max_length: 9, bracket_rungs: [2], max_rungs: 3}",
+            "and so does max_rungs",
+        ),
+        ("{name: single, schedule: {seed: 3}}", "name: single has no schedule"),
+        (
+            "{name: schedule, max_trials: 3, schedule: {steps: [{until: 9}]}}",
+            "a trial for each of the 1 steps",
+        ),
+        ("{name: hyperband, max_length: 9, initial: [{}, {}, {}, {}, {}, {}, {}]}", "the 6 of the"),
     ],
 )
 def test_searches_that_cannot_be(tmp_path: Path, searcher: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load(tmp_path, "entrypoint: x", f"searcher={searcher}")
+
+
+def test_of_every_key_of_a_search_it_is_known_who_takes_it() -> None:
+    names = {*get_args(Searcher.model_fields["name"].annotation)}
+    assert {*methods.EVERY} | methods.TAKE.keys() == Searcher.model_fields.keys()
+    assert not {*methods.EVERY} & methods.TAKE.keys()
+    assert {name for takers in methods.TAKE.values() for name in takers} <= names
 
 
 def test_rungs_that_are_fewer_than_asked_for_are_said(tmp_path: Path) -> None:

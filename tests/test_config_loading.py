@@ -6,7 +6,7 @@ import json
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from hpcdet import config
-from hpcdet.config import foreign, problems
+from hpcdet.config import foreign, loading, problems
 from hpcdet.config.models import Config
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.store import config as stored
@@ -276,6 +276,21 @@ def test_assignments_change_nothing_but_what_they_name(tmp_path: Path) -> None:
 def test_a_class_needs_a_length_and_a_command_does_not(tmp_path: Path) -> None:
     assert "how long to train" in refused(tmp_path, "entrypoint: model_def:Trial\n")
     assert load(tmp_path, "entrypoint: python -m pkg:x y\n").config.searcher.max_length is None
+
+
+def test_null_is_the_default_but_where_it_says_something_else(tmp_path: Path) -> None:
+    asked = "searcher: {name: asha, max_trials: 4, max_length: 9, %s}\n"
+    for text, share in (("divisor: null", 0.5), ("promotion_share: null", None)):
+        searcher = load(tmp_path, MINIMAL + asked % text).typed().searcher
+        assert (searcher.divisor, searcher.promotion_share) == (4, share)
+    others = {
+        key
+        for key in problems.all_keys()
+        if problems.default(key) is not None
+        and (model := problems.model_at(key.rpartition(".")[0]))
+        and type(None) in get_args(model.model_fields[key.rpartition(".")[2]].annotation)
+    }
+    assert others == {*loading.NULL_SAYS}
 
 
 def test_a_grid_knows_its_number_of_trials(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hpcdet.config import aims, spaces
+from hpcdet.config import aims, methods, spaces
 from hpcdet.config.models import Config, Fsdp2, Searcher
-from hpcdet.config.problems import Problem, default
+from hpcdet.config.problems import Problem
 from hpcdet.config.stopping import Stopping
 from hpcdet.space.errors import SpaceError
 from hpcdet.space.space import Space
@@ -208,6 +208,7 @@ def _searcher(config: Config) -> Iterator[Problem]:
         yield Problem("searcher.max_trials", what, "leave it out, or use name: random")
     if asked.max_length is not None and asked.max_length.value == 0:
         yield Problem("searcher.max_length", "a training of length 0 learns nothing")
+    yield from methods.problems(asked)
     yield from _halving(asked)
     yield from _population(asked)
     yield from _schedule(asked)
@@ -244,12 +245,13 @@ def _population(asked: Searcher) -> Iterator[Problem]:
 def _schedule(asked: Searcher) -> Iterator[Problem]:
     key, steps = "searcher.schedule.steps", asked.schedule.steps
     if asked.name != "schedule":
-        if steps:
-            yield Problem(key, f"a search of name: {asked.name} has none", "name: schedule")
         return
     if not steps:
         what = "'steps' is missing: which hyperparameters until which length"
         yield Problem(key, what, "hpcdet schedule ID --config writes them")
+    elif asked.max_trials not in (None, len(steps)):
+        what = f"there is a trial for each of the {len(steps)} steps"
+        yield Problem("searcher.max_trials", what, "leave it out")
     for number, step in enumerate(steps):
         at, until, whole = f"{key}.{number}.until", step.until, asked.max_length or step.until
         before = steps[number - 1].until if number else Length(until.unit, 0)
@@ -324,38 +326,7 @@ def _sampler(asked: Searcher) -> Iterator[Problem]:
         yield Problem(key, "only nsga2 has a population", "add sampler.name: nsga2")
 
 
-COMPARED = tuple(name for name in HALVING if name not in WHOLE)
-_OPTIONS: dict[str, tuple[str, ...]] = {
-    "max_time": HALVING,
-    "time_metric": HALVING,
-    "rule": COMPARED,
-    "promotion_share": COMPARED,
-    "divisor": COMPARED,
-    "num_rungs": ("async_halving", "asha", "pasha"),
-    "max_rungs": ("adaptive_asha", "hyperband", "bohb"),
-    "mode": ("adaptive_asha",),
-    "bracket_rungs": ("adaptive_asha",),
-    "population_size": COPYING,
-    "perturbation_interval": COPYING,
-    "quantile": COPYING,
-    "resample_probability": COPYING,
-    "factors": COPYING,
-    "synchronous": COPYING,
-    "initial": ("random", *HALVING, *COPYING),
-    "warm_start": ("random", *HALVING, *COPYING),
-    "program": ("custom",),
-    "options": ("custom",),
-    "answer_within_s": ("custom",),
-}
-"""Keys that mean something to some searchers only."""
-
-
 def _halving(asked: Searcher) -> Iterator[Problem]:
-    for option, names in _OPTIONS.items():
-        key = f"searcher.{option}"
-        if asked.name not in names and getattr(asked, option) != default(key):
-            hint = f"leave it out, or use name: {names[0]}"
-            yield Problem(key, f"a search of name: {asked.name} has no {option}", hint)
     if asked.name == "custom" and not asked.program:
         what = "'program' is missing: the code that searches"
         yield Problem("searcher.program", what, "program: my_search:MySearcher")
@@ -366,9 +337,6 @@ def _halving(asked: Searcher) -> Iterator[Problem]:
         yield Problem("searcher.max_length", what, "max_length: {batches: 1000}")
     if asked.time_metric is not None and asked.max_time is None:
         yield Problem("searcher.time_metric", "'max_time' is missing", "max_time: 900")
-    if asked.bracket_rungs and asked.mode != default("searcher.mode"):
-        what = "bracket_rungs says which brackets there are, and so does mode"
-        yield Problem("searcher.mode", what, "keep one of them")
 
 
 def _ladders(config: Config) -> Iterator[Problem]:

@@ -10,18 +10,18 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from hpcdet.config import checks, foreign, problems, secrets, shapes
+from hpcdet.config import checks, foreign, methods, problems, secrets, shapes
 from hpcdet.config.layers import Layered
 from hpcdet.config.models import Config
 from hpcdet.config.problems import Problem
-from hpcdet.rungs import hyperband
-from hpcdet.space.space import Space
 from hpcdet.store import yaml12
 from hpcdet.store.config import Resolved, resolve
 from hpcdet.store.yaml12 import Document
 
 DEFAULT = "default"
 _FREE = ("hyperparameters", "data")  # the user's own keys; null means null there
+NULL_SAYS = ("searcher.promotion_share",)
+"""Keys of ours for which null is another value than their default."""
 
 
 class SiteDefaults(Protocol):
@@ -124,12 +124,14 @@ def _check(layered: Layered, source: str, name: str, site: str | None) -> Loaded
     return Loaded(config, origins, warnings, literals)
 
 
-def _without_null(values: Mapping[str, Any]) -> dict[str, Any]:
+def _without_null(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """A copy without keys that are null: as in Determined, they take their default."""
     return {
-        name: _without_null(value) if isinstance(value, dict) and name not in _FREE else value
+        name: _without_null(value, f"{above}{name}.")
+        if isinstance(value, dict) and name not in _FREE
+        else value
         for name, value in values.items()
-        if value is not None
+        if value is not None or f"{above}{name}" in NULL_SAYS
     }
 
 
@@ -159,22 +161,6 @@ def _foreign(values: dict[str, Any]) -> list[tuple[Problem, bool]]:
     return found
 
 
-def _trials(config: Config) -> int:
-    """How many trials there are of a search that says it itself."""
-    match config.searcher.name:
-        case "grid":
-            return len(Space(config.hyperparameters).grid())
-        case "hyperband" | "bohb":
-            asked = resolve(config.model_dump()).searcher
-            brackets = hyperband(asked.top or 1, asked.divisor, asked.max_rungs, None, 1)
-            return sum(bracket.trials for bracket in brackets)
-        case "pbt" | "pb2":
-            return config.searcher.population_size or 1
-        case "schedule":
-            return max(len(config.searcher.schedule.steps), 1)
-    return 1
-
-
 def _fill(config: Config, origins: dict[str, str], name: str, site: str | None) -> Config:
     """Everything that follows from the rest."""
     searcher, need = config.searcher, config.resources
@@ -190,7 +176,7 @@ def _fill(config: Config, origins: dict[str, str], name: str, site: str | None) 
         filled["resources"] = need.model_copy(update={"slots_per_node": per_node})
         origins["resources.slots_per_node"] = "derived"
     if searcher.max_trials is None:
-        filled["searcher"] = searcher.model_copy(update={"max_trials": _trials(config)})
+        filled["searcher"] = searcher.model_copy(update={"max_trials": methods.trials(config)})
         origins["searcher.max_trials"] = "derived"
     wanted = config.reproducibility
     if wanted.experiment_seed is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpcdet.config import methods
 from hpcdet.config.models import Config, Searcher
 from hpcdet.config.problems import Problem
 from hpcdet.space.errors import SpaceError, dotted
@@ -27,19 +28,23 @@ def problems(config: Config) -> Iterator[Problem]:
                 yield Problem("searcher.max_trials", what, "leave it out, or use name: random")
         else:
             space.sample(config.reproducibility.experiment_seed or 0, 1)
-            yield from _initial(space, config.searcher)
+            yield from _initial(space, config)
             if config.hyperparameters:  # else a program of the user's said what trials had
                 yield from _steps(space, config.searcher)
     except SpaceError as error:
         yield Problem(key(error.path), error.what, error.hint)
 
 
-def _initial(space: Space, asked: Searcher) -> Iterator[Problem]:
+def _initial(space: Space, config: Config) -> Iterator[Problem]:
+    asked = config.searcher
     limit = "population_size" if asked.name in COPYING else "max_trials"
     most = getattr(asked, limit)
+    if most is None and asked.name in ("hyperband", "bohb"):
+        most, limit = methods.trials(config), "the brackets"
     if most is not None and len(asked.initial) > most:
         what = f"{len(asked.initial)} points are more than the {most} of {limit}"
-        yield Problem("searcher.initial", what, f"leave some out, or a greater searcher.{limit}")
+        key = limit if limit in Searcher.model_fields else "max_trials"
+        yield Problem("searcher.initial", what, f"leave some out, or a greater searcher.{key}")
     for number, point in enumerate(asked.initial):
         try:
             space.completed(point, 0, number + 1)

@@ -1,0 +1,102 @@
+"""Which search method takes which key, and how many trials one makes that says it itself.
+
+A key that the method would ignore is refused: whoever writes it expects something of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcdet.config.models import Config, Searcher
+from hpcdet.config.problems import Problem, default
+from hpcdet.rungs import hyperband
+from hpcdet.space.space import Space
+from hpcdet.store.config import COPYING, HALVING, WHOLE, resolve
+
+_COMPARED = tuple(name for name in HALVING if name not in WHOLE)
+_LEARNING = ("random", *HALVING, *COPYING)
+
+EVERY = (
+    "name",
+    "metric",
+    "smaller_is_better",
+    "objectives",
+    "constraints",
+    "max_length",
+    "max_trials",
+    "max_concurrent_trials",
+    "sampler",
+    "begin_from",
+    "stopping",
+)
+"""Keys that mean something to each method, or whose values are checked by what they say."""
+
+TAKE: dict[str, tuple[str, ...]] = {
+    "max_time": HALVING,
+    "time_metric": HALVING,
+    "rule": _COMPARED,
+    "promotion_share": _COMPARED,
+    "divisor": _COMPARED,
+    "num_rungs": ("async_halving", "asha", "pasha"),
+    "max_rungs": ("adaptive_asha", "hyperband", "bohb"),
+    "mode": ("adaptive_asha",),
+    "bracket_rungs": ("adaptive_asha",),
+    "population_size": COPYING,
+    "perturbation_interval": COPYING,
+    "quantile": COPYING,
+    "resample_probability": COPYING,
+    "factors": COPYING,
+    "synchronous": COPYING,
+    "schedule": ("schedule",),
+    "initial": _LEARNING,
+    "warm_start": _LEARNING,
+    "program": ("custom",),
+    "options": ("custom",),
+    "answer_within_s": ("custom",),
+}
+"""All other keys of ``searcher``, and the methods that take them."""
+
+
+def problems(asked: Searcher) -> Iterator[Problem]:
+    """Keys that say something which this method does not do."""
+    for option, names in TAKE.items():
+        if asked.name not in names and _said(asked, option):
+            what = f"a search of name: {asked.name} has no {option}"
+            hint = f"leave it out, or use name: {' | '.join(names)}"
+            yield Problem(f"searcher.{option}", what, hint)
+    if asked.name in _COMPARED and asked.rule != "hybrid" and _said(asked, "promotion_share"):
+        what = f"rule: {asked.rule} promotes without it"
+        if asked.rule == "stopping":
+            what = "rule: stopping promotes nobody"
+        yield Problem("searcher.promotion_share", what, "leave it out, or use rule: hybrid")
+    for other in ("mode", "max_rungs") if asked.bracket_rungs else ():
+        if asked.name == "adaptive_asha" and _said(asked, other):
+            what = f"bracket_rungs says which brackets there are, and so does {other}"
+            yield Problem(f"searcher.{other}", what, "keep one of them")
+
+
+def _said(asked: Searcher, option: str) -> bool:
+    """Whether a key says anything but its default, which resolved configs have, too."""
+    value = getattr(asked, option)
+    plain = value.model_dump() if hasattr(value, "model_dump") else value
+    return bool(plain != default(f"searcher.{option}"))
+
+
+def trials(config: Config) -> int:
+    """How many trials there are where ``max_trials`` is absent.
+
+    Raises:
+        SpaceError: of a grid whose space is wrong.
+    """
+    match config.searcher.name:
+        case "grid":
+            return len(Space(config.hyperparameters).grid())
+        case "hyperband" | "bohb":
+            asked = resolve(config.model_dump()).searcher
+            brackets = hyperband(asked.top or 1, asked.divisor, asked.max_rungs, None, 1)
+            return sum(bracket.trials for bracket in brackets)
+        case "pbt" | "pb2":
+            return config.searcher.population_size or 1
+        case "schedule":
+            return max(len(config.searcher.schedule.steps), 1)
+    return 1
