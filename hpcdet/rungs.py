@@ -39,10 +39,16 @@ class Bracket:
             left = on
         return (*found, left)
 
-    def units(self, divisor: float) -> int:
-        """What these trials train in all."""
+    def units(self, divisor: float, begun: int = 0) -> int:
+        """What these trials train in all.
+
+        Args:
+            begun: length at which all of them begin. Who would end at a rung before that is
+                compared there at the next one, with its first report.
+        """
+        first = next((rung for rung in self.rungs if rung > begun), begun)
         ends = zip(self.rungs, self.expected(divisor), strict=True)
-        return sum(rung * trials for rung, trials in ends)
+        return sum((max(rung, first) - begun) * trials for rung, trials in ends)
 
 
 def exact(divisor: float) -> Fraction:

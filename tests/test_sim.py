@@ -101,6 +101,15 @@ def test_workers_take_trials_one_after_the_other() -> None:
     assert course.utilisation == 0.75
 
 
+def test_trials_begin_where_their_checkpoint_is() -> None:
+    course = run(random_search(2, 100), Cluster(2), 10, 40, 100, begun=40)
+    assert (course.end_s, course.trained_s, course.at) == (60, 120, {100: 2})
+    bad = Cluster(1, fail_per_h=60, on_failure="start")
+    again = run(random_search(3, 100), bad, 10, 40, 100, begun=40)
+    assert again.failures and again.at == {100: 3}
+    assert {one.length for one in again.moments if one.what in ("begin", "restore")} == {40}
+
+
 def test_a_trial_outlives_allocations() -> None:
     cluster = Cluster(
         1, queue_wait=Wait(typical_s=10), walltime_s=40, save_s=5, start_s=2, restore_s=3

@@ -95,6 +95,17 @@ class Request:
         """The checkpoint of ``searcher.begin_from``. Raises as ``origin.look``."""
         return origin.look(self.resolved, self.root)
 
+    @property
+    def begun(self) -> int:
+        """Length at which all trials begin, in the unit of ``max_length``. Raises as ``origin``.
+
+        0 where they begin from nothing, and where a ``time_metric`` counts: no checkpoint has it.
+        """
+        asked, found = self.resolved.searcher, self.origin
+        if found is None or asked.max_length is None or asked.time_metric is not None:
+            return 0
+        return int(found.manifest["meta"].get(asked.max_length.unit, 0))
+
     @functools.cached_property
     def history(self) -> History | None:
         """What those of ``searcher.warm_start`` have shown. Raises as ``past.collect``."""

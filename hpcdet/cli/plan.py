@@ -64,7 +64,11 @@ def plan_command(
     size = _bytes(checkpoint_size) if checkpoint_size else room.former(wanted.root, resolved.name)
     by, unit_s = _pace(wanted.root, resolved, trial_time)
     waits_by, queue_s = _queue(wanted.root, resolved, site, queue_wait)
-    item = {"id": resolved.name, **plan(resolved, size, unit_s, queue_s), "site": site.name}
+    item = {
+        "id": resolved.name,
+        **plan(resolved, size, unit_s, queue_s, wanted.begun),
+        "site": site.name,
+    }
     item.pop("name")
     cost = item["cost"]
     cost["by"], cost["queue_by"] = by, waits_by

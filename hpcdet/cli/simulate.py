@@ -143,7 +143,8 @@ def simulate_command(
     """
     wanted = request(config_file, model_dir, sets, site_name)
     resolved = wanted.resolved
-    expected = plan(resolved)
+    begun = wanted.begun
+    expected = plan(resolved, begun=begun)
     asked = resolved.searcher
     top, unit = asked.top, asked.max_length.unit if asked.max_length else "batches"
     if top is None:
@@ -170,6 +171,7 @@ def simulate_command(
                 time_metric=asked.time_metric or "",
                 besides=Besides(asked.goals, seed, top) if asked.goals.several else None,
                 slots=resolved.resources.slots_per_trial,
+                begun=begun,
             )
             courses.append(_whole(simulation.run(), seed))
             tell((seed + 1) / seeds)
@@ -187,12 +189,18 @@ def simulate_command(
         "assumed": {
             "trial_time_s": trial_time or _FULL_TRIAL_S,
             "workers": cluster.workers,
+            "begin_at": begun,
             "walltime_s": None if math.isinf(cluster.walltime_s) else cluster.walltime_s,
         },
     }
     warnings = [*wanted.loaded.warnings]
     if asked.constraints:
         warnings.append("constraints are taken to be kept: nothing here knows how often they are")
+    if asked.begin_from is not None and asked.time_metric is not None:
+        metric = asked.time_metric
+        warnings.append(
+            f"trials are taken to begin at {metric} 0: no checkpoint says how far it is"
+        )
     if trial_time is None:
         warnings.append("a full trial is taken to train 1 hour; --trial-time says it better")
     if not out.for_people or out.fields:
@@ -265,6 +273,8 @@ def _say(item: Item) -> None:
         f"{item['id']}: {item['searcher']}, {assumed['workers']} workers, a full trial {trial_s}, "
         f"{item['seeds']} courses"
     )
+    if assumed["begin_at"]:
+        click.echo(f"all trials begin at {assumed['begin_at']} {item['unit']}")
     for number, one in enumerate(item["brackets"], 1):
         click.echo(f"bracket {number}: {planned.bracket(one, item['unit'])}")
     rows = [(name, item[key], kind) for key, name, kind in _ROWS if item[key] is not None]

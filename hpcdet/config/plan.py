@@ -18,6 +18,7 @@ def plan(
     checkpoint_bytes: int | None = None,
     unit_s: float | None = None,
     queue_s: float | None = None,
+    begun: int = 0,
 ) -> dict[str, Any]:
     """One item of ``hpcdet plan``.
 
@@ -25,6 +26,7 @@ def plan(
         checkpoint_bytes: size of one checkpoint, where it is known.
         unit_s: seconds of training for one unit of length, where they are known.
         queue_s: seconds that an allocation is waited for, where they are known.
+        begun: length at which all trials begin (``searcher.begin_from``).
 
     Returns:
         ``brackets`` (each with ``rungs``, lengths at which trials are compared or end, in
@@ -46,13 +48,14 @@ def plan(
         open_at_once = min(open_at_once, max(1, need.max_slots // need.slots_per_trial))
     plain = Bracket((top,) if top else (), trials, open_at_once)
     brackets = searcher.brackets or [plain]
-    units = sum(one.units(searcher.divisor) for one in brackets) if top else None
+    units = sum(one.units(searcher.divisor, begun) for one in brackets) if top else None
+    whole = (top - begun) / top if top else 1.0  # of a training, what one trial has before it
     slot_hours = run_s = None
     training_s = unit_s * top if unit_s is not None and top else need.walltime_s
     if training_s is not None:
         trainings = units / top if units and top else trials
         slot_hours = round(trainings * need.slots_per_trial * training_s / 3600, 3)
-        run_s = round(max(trainings / open_at_once, 1) * training_s)
+        run_s = round(max(trainings / open_at_once, whole) * training_s)
     allocations = end_s = None
     if run_s is not None:
         allocations = max(1, -(-run_s // need.walltime_s)) if need.walltime_s else 1

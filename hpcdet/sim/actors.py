@@ -19,6 +19,7 @@ class Trial:
 
     Attributes:
         at: length trained at ``since``, on the way to ``goal`` at ``rate`` seconds per unit.
+        origin: length of the checkpoint that it begins from; 0: from nothing.
         began: when the attempt began to train.
         saved: length that a restore brings back; ``leaves_with`` is being saved.
         most: greatest length ever trained; ``reported`` likewise.
@@ -31,6 +32,7 @@ class Trial:
     state: Literal["runnable", "running", "leaving", "paused", "ended"] = "runnable"
     wanted: Literal["run", "pause", "stop", "lost"] = "run"
     why: str = ""
+    origin: int = 0
     at: int = 0
     since: float = 0.0
     goal: int = 0
@@ -47,7 +49,7 @@ class Trial:
 
     def inherit(self, at: int) -> None:
         """It begins from another trial's checkpoint, of this length."""
-        self.at = self.saved = self.most = self.reported = at
+        self.origin = self.at = self.saved = self.most = self.reported = at
 
     def aim(self, lengths: Sequence[int]) -> int:
         """Go for the next length of a report or, if that is less, for ``until``; which stretch."""

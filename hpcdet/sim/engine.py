@@ -40,6 +40,7 @@ class Simulation:
         time_metric: of searches whose lengths are a metric: its name.
         smaller_is_better: otherwise the searcher is told the loss with its sign changed.
         besides: what else a trial reports at a length, by its number; as the searcher hears it.
+        begun: length at which trials begin that have no parent; their curves are their own.
         slots: of one trial; a report says how many slot-seconds it took so far.
         horizon_s: the simulation ends here at the latest.
         patience: events without a report after which the simulation ends: nothing gets on.
@@ -57,6 +58,7 @@ class Simulation:
     time_metric: str = ""
     horizon_s: float = _FOREVER_S
     slots: int = 1
+    begun: int = 0
     besides: Callable[[int, int], Mapping[str, float]] | None = None
     patience: int = 100_000
     keep: bool = False
@@ -204,7 +206,7 @@ class Simulation:
             self._train(trial)
         self._note("lost", trial.number, worker.number, trial.at)
         if self.cluster.on_failure != "checkpoint":
-            trial.saved = 0
+            trial.saved = trial.origin
         trial.leave(trial.saved)
         trial.worker = -1
         self._leave(worker)
@@ -349,6 +351,8 @@ class Simulation:
                 if origin is not None and origin.length is not None:
                     trial.inherit(origin.length.value)
                     self.workload.inherit(number, origin.trial)
+                else:
+                    trial.inherit(self.begun)
                 self.workload.begin(number, params)
                 self.course.created += 1
                 self._open += 1
