@@ -15,12 +15,12 @@ from hpcdet import config
 from hpcdet.config.models import Searcher
 from hpcdet.control.replay import Replay
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import past
+from hpcdet.jobs import origin, past
 from hpcdet.read import find
 from hpcdet.search import api, codec, registry
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
-from hpcdet.store import chain, files, history
+from hpcdet.store import chain, files, history, parents
 from hpcdet.store.chain import Chain
 from hpcdet.store.config import dump, resolve
 from hpcdet.store.layout import ExperimentPaths
@@ -237,6 +237,31 @@ def test_plan_refuses_a_checkpoint_that_is_not_there(cli: Cli, tmp_path: Path) -
         wanted = ("plan", file, "--site", "local", "--set", f"searcher.begin_from={named}")
         said = cli(*wanted, code=3).err
         assert "searcher.begin_from" in said and f"{named}: no" in said and "hpcdet ls" in said
+
+
+def test_plan_and_simulate_count_from_where_trials_begin(
+    cli: Cli,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = parents.Donation(tmp_path, 6, {"meta": {"batches": 6, "records": 60, "epochs": 1}})
+    monkeypatch.setattr(origin, "look", lambda resolved, _: resolved.searcher.begin_from and found)
+    file = tmp_path / "search.yaml"
+    asked: dict[str, Any] = {"name": "random", "max_trials": 4, "max_length": {"batches": 9}}
+    file.write_text(json.dumps({"entrypoint": "true", "searcher": asked}))
+    begins = ("--set", "searcher.begin_from=old-1/3")
+    how = (file, "--site", "local", "-o", "json")
+    [without], [item] = cli("plan", *how).items, cli("plan", *how, *begins).items
+    assert (without["units"], item["units"]) == (4 * 9, 4 * 3)
+    [bracket] = resolve({"searcher": asked | {"name": "asha", "divisor": 3}}).searcher.brackets
+    assert (bracket.rungs, bracket.units(3), bracket.units(3, 2)) == ((1, 3, 9), 3 + 9, 3 + 7)
+    one = ("--workers", 1, "--seeds", 2, "--trial-time", "9s")
+    [course] = cli("simulate", *how, *begins, *one).items
+    assert course["end_s"]["median"] == 4 * 3 and course["assumed"]["begin_at"] == 6
+    counted = {"name": "asha", "max_trials": 4, "max_time": 9, "time_metric": "seen"}
+    file.write_text(json.dumps({"entrypoint": "true", "searcher": counted}))
+    said = cli("simulate", *how, *begins, *one)
+    assert said.items[0]["assumed"]["begin_at"] == 0 and "to begin at seen 0" in said.out
 
 
 def test_every_searcher_of_the_docs_can_be_planned(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
