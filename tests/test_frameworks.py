@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
-from hpcdet import core
+from hpcdet import checkpoint, core
 from hpcdet.checkpoint import committed
 from hpcdet.errors import ConfigError
 from hpcdet.integrations._steps import Steps
+from hpcdet.store import parents
 from hpcdet.store.config import Searcher
 from hpcdet.store.layout import TrialPaths
+from hpcdet.store.trials import latest_checkpoint
 from hpcdet.units import Length
 from tests import ranks
 from tests.alone import as_script
@@ -69,12 +71,12 @@ def interrupted(folder: Path, example: str, size: int, metric: str, grows: bool)
     importlib.import_module(f"hpcdet.integrations.{script.parent.name}")
     interruptible()
 
-    def trial(name: str, until: int = EPOCH + 4) -> TrialPaths:
+    def trial(name: str, until: int = EPOCH + 4, rate: float = 0.003) -> TrialPaths:
         return ranks.experiment(
             folder / name,
             code=script.parent,
             ranks=size,
-            hparams={"learning_rate": 0.003, "hidden": 64, "global_batch_size": 64},
+            hparams={"learning_rate": rate, "hidden": 64, "global_batch_size": 64},
             entrypoint=f"python3 {script.name}",
             until=until,
             searcher={"metric": metric, "max_length": {"batches": until}},
@@ -106,10 +108,43 @@ def interrupted(folder: Path, example: str, size: int, metric: str, grows: bool)
         ranks.finish(longer, size)
         same_bits(ranks.result(longer).digest, whole.digest)
 
+    heir = trial("heir", EPOCH + 6, 0.01)
+    [*_, last] = parents.donations(once, "batches")
+    parents.give(last, heir)
+    ranks.finish(heir, size)
+    assert ranks.result(heir).batches == EPOCH + 6
+    saved = checkpoint.load(heir.checkpoints / str(latest_checkpoint(heir)), 0, size)
+    assert_rates(saved.shared["state"], (saved.private or {}).get("state"))
+
     alone = get_context("fork").Process(target=run_alone, args=(script, folder))
     alone.start()
     alone.join(ranks.PATIENCE_S)
     assert alone.exitcode == 0
+
+
+def assert_rates(*states: Any) -> None:
+    """A trial that began from another one's checkpoint has its own learning rate, and schedule."""
+    found = dict[str, set[float]]()
+
+    def look(value: Any) -> None:
+        for name, one in value.items() if isinstance(value, dict) else ():
+            if name in ("lr", "initial_lr", "base_lrs", "_last_lr"):
+                rates = one if isinstance(one, list) else [one]
+                found.setdefault(name, set()).update(round(float(rate), 6) for rate in rates)
+            look(one)
+        for one in value if isinstance(value, list | tuple) else ():
+            look(one)
+
+    for state in states:
+        look(state)
+    if "position" in states[0]:  # Keras's, whose variables have no names
+        found["lr"] = {round(float(states[0]["optimizer"][1]), 6)}
+    if "loops" in states[0] or "lr_scheduler" in states[0]:
+        assert found["initial_lr"] == found["base_lrs"] == {0.01}
+        now = 0.009 if "loops" in states[0] else 0.0  # at the end of the Trainer's own schedule
+        assert found["lr"] == found["_last_lr"] == {now}
+    else:  # TensorFlow's example has no optimizer
+        assert found == ({} if "variables" in states[0] else {"lr": {0.01}})
 
 
 def interruptible() -> None:

@@ -25,8 +25,7 @@ def main(context: core.Context) -> None:
 
     step = 0
     if state := context.checkpoint.latest():
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        lightning.put_back(context, state, model=model, optimizer=optimizer)
         step = state["step"]
     begun = step
 

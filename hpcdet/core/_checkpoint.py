@@ -65,6 +65,15 @@ class CheckpointContext:
             self._session.seed(self._session.ranks.rank, self._train.units.batches)
         return loaded.shared["state"]
 
+    @property
+    def inherited(self) -> bool:
+        """Whether what ``latest`` gave is another trial's, from which this one begins.
+
+        What its code has made of its hyperparameters (options of optimizers, arguments of
+        schedules) is in there, too, and not this trial's own.
+        """
+        return self._loaded is not None and self._loaded.inherited
+
     def latest_private(self) -> Any:
         """This rank's ``private`` of the newest checkpoint; None at the beginning or if the
         number of ranks has changed."""

@@ -21,13 +21,14 @@ class Steps:
     Attributes:
         state: what the newest checkpoint holds, after ``restore``; None at the beginning.
         leaving: the next ``begin`` saves and leaves.
+        inherited: that state is another trial's: options of its optimizers are not this one's.
         at_rung: the step that is done has come to where the searcher compares trials.
     """
 
     def __init__(self, context: core.Context) -> None:
         self.context = context
         self.state: Any = None
-        self.leaving = self.at_rung = False
+        self.inherited = self.leaving = self.at_rung = False
         self._random: rng.State | None = None
         self._before: Any = None  # a validation
         self._begun = False
@@ -43,6 +44,7 @@ class Steps:
         context = self.context
         beginning = rng.capture_cpu()
         self.state = context.checkpoint.latest()
+        self.inherited = context.checkpoint.inherited
         if self.state is not None:
             self._random = rng.capture(context.session.generators)
             self._saved = context.train.units.batches

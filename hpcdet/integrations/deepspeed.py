@@ -35,6 +35,7 @@ from deepspeed.runtime.fp16.loss_scaler import LossScalerBase
 from hpcdet import core
 from hpcdet.errors import ConfigError, IntegrityError, UsageError
 from hpcdet.integrations._ranks import announce
+from hpcdet.train import inheriting
 
 State = dict[str, Any]
 
@@ -118,7 +119,8 @@ def save(
 def restore(context: core.Context, engine: Any) -> State | None:
     """Put back the newest checkpoint; what was ``known`` then, or None at the beginning.
 
-    Random numbers are put back with it.
+    Random numbers are put back with it. Of another trial's, from which this one begins, the
+    optimizer keeps the options that it has, and its schedule is brought to where that one's was.
 
     Raises:
         ConfigError: ZeRO had another stage or other ranks when it was saved.
@@ -146,7 +148,10 @@ def restore(context: core.Context, engine: Any) -> State | None:
         for name in held:  # it looks for the files before it asks for what they hold
             (Path(folder) / _TAG / name).touch()
         try:
-            engine.load_checkpoint(folder, tag=_TAG)
+            if context.checkpoint.inherited:
+                _load_inherited(engine, folder)
+            else:
+                engine.load_checkpoint(folder, tag=_TAG)
         except (AttributeError, KeyError, RuntimeError, ValueError) as error:
             raise IntegrityError(
                 f"the state does not fit this engine: {' '.join(str(error).split())}",
@@ -154,6 +159,21 @@ def restore(context: core.Context, engine: Any) -> State | None:
                 hint="have the model, the optimizer or DeepSpeed's config changed?",
             ) from error
     return dict(state["known"])
+
+
+def _load_inherited(engine: Any, folder: str) -> None:
+    """Load another trial's state under the options that this trial's optimizer has."""
+    optimizer, schedule = engine.basic_optimizer, engine.lr_scheduler
+    own = inheriting.asked(optimizer) if optimizer is not None else []
+    _, left = engine.load_checkpoint(folder, tag=_TAG, load_lr_scheduler_states=False)
+    for group, options in zip(optimizer.param_groups if own else (), own, strict=True):
+        group.update(options)
+    if schedule is None or left.get("lr_scheduler") is None:
+        return
+    inheriting.catch_up([(schedule, left["lr_scheduler"])])
+    if not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
+        # DeepSpeed's own, which save the count of steps alone, from which the rate follows
+        schedule.step(left["lr_scheduler"]["last_batch_iteration"])
 
 
 def _compile_nothing() -> None:

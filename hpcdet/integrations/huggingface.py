@@ -31,6 +31,7 @@ from hpcdet import core
 from hpcdet.errors import ConfigError
 from hpcdet.integrations._ranks import announce
 from hpcdet.integrations._steps import Steps
+from hpcdet.train import inheriting
 
 State = dict[str, Any]
 
@@ -130,8 +131,12 @@ class Callback(transformers.TrainerCallback):
             return
         trainer = self._trainer
         trainer.model.load_state_dict(saved["model"])
-        trainer.optimizer.load_state_dict(saved["optimizer"])
-        trainer.lr_scheduler.load_state_dict(saved["lr_scheduler"])
+        if self._steps.inherited:
+            inheriting.load(trainer.optimizer, saved["optimizer"])
+            inheriting.catch_up([(trainer.lr_scheduler, saved["lr_scheduler"])])
+        else:
+            trainer.optimizer.load_state_dict(saved["optimizer"])
+            trainer.lr_scheduler.load_state_dict(saved["lr_scheduler"])
         if trainer.accelerator.scaler is not None and saved["scaler"] is not None:
             trainer.accelerator.scaler.load_state_dict(saved["scaler"])
         loss = saved["loss"]

@@ -158,7 +158,9 @@ class Callback(keras.callbacks.Callback):
         self.epoch, self._behind = position["epoch"], position["behind"]
         self._held = state["metrics"]
         _assign(_own_variables(self._trained), state["model"], "model")
-        _assign(self._trained.optimizer.variables, state["optimizer"], "optimizer")
+        optimizer = self._trained.optimizer
+        own = _rate(optimizer) if self._steps.inherited else None
+        _assign(optimizer.variables, state["optimizer"], "optimizer", own)
 
 
 def _own_variables(model: Any) -> list[Any]:
@@ -175,8 +177,17 @@ def _values(variables: Any) -> list[Any]:
     return [np.array(keras.ops.convert_to_numpy(one)) for one in variables]
 
 
-def _assign(variables: Any, values: list[Any], what: str) -> None:
-    """Put values back into variables, in their order.
+def _rate(optimizer: Any) -> Any:
+    """The variable of the learning rate, of all options the only one that is state; None without.
+
+    A schedule is no variable: its rate follows from the count of steps.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return getattr(inner, "_learning_rate", None)
+
+
+def _assign(variables: Any, values: list[Any], what: str, own: Any = None) -> None:
+    """Put values back into variables, in their order, but for ``own``.
 
     Raises:
         IntegrityError: their number or shapes are others.
@@ -189,7 +200,8 @@ def _assign(variables: Any, values: list[Any], what: str) -> None:
             hint="build the model as it was when the trial began",
         )
     for one, value in zip(variables, values, strict=True):
-        one.assign(value)
+        if one is not own:
+            one.assign(value)
 
 
 def _first_other(shapes: list[tuple[int, ...]], values: list[Any]) -> str:

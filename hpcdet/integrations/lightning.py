@@ -8,7 +8,7 @@
 The trainer's whole checkpoint (model, optimizers, schedules, loops, callbacks, precision) is in
 hpcdet's, as a tree and with random numbers, which Lightning leaves out. What is logged goes to
 the journal. With Fabric the loop is yours: ``fabric`` makes one for this rank, and
-``context.checkpoint`` saves ``plain`` state.
+``context.checkpoint`` saves ``plain`` state, which ``put_back`` loads.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning
+import torch
 from lightning.fabric.plugins import ClusterEnvironment
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.loggers import Logger
@@ -26,13 +27,24 @@ from hpcdet.errors import UsageError
 from hpcdet.integrations._loader import Loader
 from hpcdet.integrations._ranks import announce
 from hpcdet.integrations._steps import Steps
-from hpcdet.train import notice
+from hpcdet.train import inheriting, notice
 
-__all__ = ["Callback", "Environment", "Journal", "Loader", "arguments", "fabric", "fit", "plain"]
+__all__ = [
+    "Callback",
+    "Environment",
+    "Journal",
+    "Loader",
+    "arguments",
+    "fabric",
+    "fit",
+    "plain",
+    "put_back",
+]
 
 State = dict[str, Any]
 
 _OURS = "checkpoint of hpcdet"
+_SCHEDULES = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
 def arguments(context: core.Context, **own: Any) -> State:
@@ -70,6 +82,24 @@ def plain(**objects: Any) -> State:
         name: one.state_dict() if hasattr(one, "state_dict") else one
         for name, one in objects.items()
     }
+
+
+def put_back(context: core.Context, state: Mapping[str, Any], **objects: Any) -> None:
+    """Load what ``plain`` has made of modules, optimizers and the like, from ``latest``'s state.
+
+    Of another trial's state optimizers keep the options that they have, and torch's schedules are
+    stepped as often as its were.
+    """
+    inherited = context.checkpoint.inherited
+    schedules = []
+    for name, one in objects.items():
+        if inherited and isinstance(one, torch.optim.Optimizer):
+            inheriting.load(one, state[name])
+        elif inherited and isinstance(one, _SCHEDULES):
+            schedules.append((one, state[name]))
+        else:
+            one.load_state_dict(state[name])
+    inheriting.catch_up(schedules)
 
 
 def fit(
@@ -220,6 +250,8 @@ class Callback(lightning.Callback):
         state = self._steps.restore()
         if state is not None:
             _count_as_begun(state["loops"]["fit_loop"])
+            if self._steps.inherited:  # its options would replace those of this trial's code
+                state = {**state, "optimizer_states": [], "lr_schedulers": []}
             self.storage.state = state
         return state is not None
 
@@ -232,6 +264,8 @@ class Callback(lightning.Callback):
         notice.install()  # Lightning has put a handler of its own over it
         if self._steps.state is not None:  # its stage is known by now
             _progress(trainer).total.ready -= 1
+        if self._steps.inherited:
+            _inherit(trainer, self._steps.state)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         if self._loader is not None:
@@ -287,6 +321,18 @@ class Callback(lightning.Callback):
         if not counted:
             fitting["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
         return {**state, "loops": {"fit_loop": fitting}}
+
+
+def _inherit(trainer: Any, state: State) -> None:
+    """Give optimizers and schedules another trial's state under the options that they have."""
+    pairs = zip(trainer.optimizers, state["optimizer_states"], strict=True)
+    merged = [
+        {**saved, "param_groups": inheriting.options(own, saved["param_groups"])}
+        for own, saved in pairs
+    ]
+    trainer.strategy.load_optimizer_state_dict({"optimizer_states": merged})
+    schedulers = (one.scheduler for one in trainer.lr_scheduler_configs)
+    inheriting.catch_up(zip(schedulers, state["lr_schedulers"], strict=True))
 
 
 def _progress(trainer: Any) -> Any:

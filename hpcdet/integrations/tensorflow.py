@@ -38,9 +38,12 @@ class Tracked:
         one_only(context, "a TensorFlow loop")
         self._context = context
         self._variables = {name: _variables(name, one) for name, one in objects.items()}
+        self._rates = [getattr(one, "_learning_rate", None) for one in objects.values()]
 
     def restore(self) -> int:
         """Put back the newest checkpoint; returns the steps behind it, 0 at the beginning.
+
+        Where that is another trial's, from which this one begins, learning rates stay as they are.
 
         Raises:
             IntegrityError: it is of other variables.
@@ -48,6 +51,7 @@ class Tracked:
         state = self._context.checkpoint.latest()
         if state is None:
             return 0
+        inherited = self._context.checkpoint.inherited
         for name, variables in self._variables.items():
             values = state["variables"].get(name, [])
             if [tuple(one.shape) for one in variables] != [value.shape for value in values]:
@@ -57,7 +61,8 @@ class Tracked:
                     hint="build the model and the optimizer as they were when the trial began",
                 )
             for one, value in zip(variables, values, strict=True):
-                one.assign(value)
+                if not (inherited and any(one is rate for rate in self._rates)):
+                    one.assign(value)
         return int(state["step"])
 
     def save(self, step: int) -> None:

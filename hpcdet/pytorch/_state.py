@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from hpcdet.errors import ConfigError, IntegrityError
-from hpcdet.pytorch import _gradients, _inheriting, _sharding
+from hpcdet.pytorch import _gradients, _sharding
 from hpcdet.pytorch._callback import PyTorchCallback
 from hpcdet.pytorch._compression import Compression
 from hpcdet.pytorch._context import PyTorchTrialContext
 from hpcdet.pytorch._gradients import Gradients
 from hpcdet.pytorch._parallel import Parallel
 from hpcdet.pytorch._reducers import load_state, state_of
-from hpcdet.train import rng
+from hpcdet.train import inheriting, rng
 
 State = dict[str, Any]
 
@@ -79,7 +79,7 @@ def load_shared(context: PyTorchTrialContext, state: State, *, inherited: bool =
 
     Args:
         inherited: it is another trial's: options of optimizers and arguments of schedulers stay as
-            this trial's code has made them (``_inheriting``).
+            this trial's code has made them (``inheriting``).
 
     Raises:
         IntegrityError: the state is not of these models and optimizers.
@@ -95,7 +95,7 @@ def load_shared(context: PyTorchTrialContext, state: State, *, inherited: bool =
             _load_optimizer(optimizer, saved, names, inherited)
         schedulers = list(zip(context.lr_schedulers, state["lr_schedulers"], strict=True))
         if inherited:
-            _inheriting.catch_up(schedulers)
+            inheriting.catch_up((one.scheduler, saved) for one, saved in schedulers)
         else:
             for scheduler, saved in schedulers:
                 scheduler.load_state_dict(saved)
@@ -200,7 +200,7 @@ def _load_optimizer(
             raise ValueError(f"{type(optimizer).__name__} has no {', '.join(strange)}")
     groups = saved["param_groups"]
     if inherited:
-        groups = _inheriting.options(optimizer, groups)
+        groups = inheriting.options(optimizer, groups)
     optimizer.load_state_dict(
         {
             "state": {

@@ -18,33 +18,48 @@ from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch._lr import LRScheduler
 
 _SEEN = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
 """What ``ReduceLROnPlateau`` has seen; the rest of its state are its arguments."""
 
 
-def options(
-    optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Groups of parameters: their options as the optimizer has them, the rest as saved.
+def asked(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The options of each group of parameters, as this trial's code has made them.
 
-    The rest is what some optimizers count in their groups (the steps of a schedule-free one): it
+    Without what some optimizers count in their groups (the steps of a schedule-free one): it
     stands among their defaults, but is nothing that one can ask them for.
     """
-    asked = _askable(type(optimizer))
-    counts = {name for name in optimizer.defaults if asked is not None and name not in asked}
+    takes = _askable(type(optimizer))
+    counts = {name for name in optimizer.defaults if takes is not None and name not in takes}
     return [
-        {
-            **{name: value for name, value in own.items() if name not in counts},
-            **{name: value for name, value in old.items() if name in counts or name not in own},
-            "params": old["params"],
-        }
-        for own, old in zip(optimizer.param_groups, saved, strict=True)
+        {name: value for name, value in own.items() if name != "params" and name not in counts}
+        for own in optimizer.param_groups
     ]
 
 
-def catch_up(schedulers: Iterable[tuple[LRScheduler, Mapping[str, Any]]]) -> None:
+def options(
+    optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Groups of parameters: what was asked of the optimizer as it has it, the rest as saved."""
+    return [
+        {**own, **{name: value for name, value in old.items() if name not in own}}
+        for own, old in zip(asked(optimizer), saved, strict=True)
+    ]
+
+
+def load(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """``load_state_dict`` of another trial's state; options stay what they are.
+
+    ``optimizer`` may be a framework's, which has the one that trains as its ``optimizer``.
+
+    Raises:
+        ValueError: it is the state of other groups of parameters.
+    """
+    trains = getattr(optimizer, "optimizer", optimizer)
+    optimizer.load_state_dict({**saved, "param_groups": options(trains, saved["param_groups"])})
+
+
+def catch_up(schedulers: Iterable[tuple[Any, Mapping[str, Any]]]) -> None:
     """Bring new schedulers to where the saved ones were, by as many steps.
 
     They, and the rates they set, are then what they had been with these arguments from the
@@ -56,13 +71,12 @@ def catch_up(schedulers: Iterable[tuple[LRScheduler, Mapping[str, Any]]]) -> Non
         ConfigError: a schedule is shorter than the steps that were made.
     """
     steps: list[tuple[Fraction, int, TorchScheduler, int]] = []
-    for place, (scheduler, saved) in enumerate(schedulers):
-        own = scheduler.scheduler
+    for place, (own, saved) in enumerate(schedulers):
         count = _steps(saved) if isinstance(own, TorchScheduler) else None
         if isinstance(own, ReduceLROnPlateau):
             own.load_state_dict({name: saved[name] for name in _SEEN if name in saved})
         elif count is None:
-            scheduler.load_state_dict(dict(saved))
+            own.load_state_dict(dict(saved))
         else:  # one that is stepped less often is so at equal distances
             steps += [(Fraction(n + 1, count), place, own, count) for n in range(count)]
     steps.sort(key=lambda step: step[:2])
