@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,11 @@ from hpcdet import checkpoint, pytorch
 from hpcdet.control import commands
 from hpcdet.control.controller import advance
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch import _inheriting
-from hpcdet.store import linking, parents
+from hpcdet.store import chain, linking, parents
 from hpcdet.store.config import resolve
 from hpcdet.store.layout import TrialPaths
 from hpcdet.store.records import Trial
-from hpcdet.train import joining
+from hpcdet.train import inheriting, joining
 from hpcdet.units import Length
 from tests.alone import as_script, checkpoints, train  # noqa: F401
 from tests.paper import Heir, World
@@ -152,26 +152,26 @@ def test_options_are_found_behind_constructors_that_hand_them_on() -> None:
         weights = torch.nn.Parameter(torch.ones(2))
         own = kind([weights], lr=0.5, momentum=0.25)
         saved = [{**own.param_groups[0], "lr": 0.1, "momentum": 0.9, "k": 7, "params": [0]}]
-        [group] = _inheriting.options(own, saved)
+        [group] = inheriting.options(own, saved)
         assert (group["lr"], group["momentum"], group["k"]) == (0.5, 0.25, 7), kind
 
 
 def test_schedules_are_stepped_in_turn_and_one_that_is_too_short_is_named(tmp_path: Path) -> None:
-    def made() -> tuple[torch.optim.SGD, list[pytorch.LRScheduler]]:
+    def made() -> tuple[torch.optim.SGD, list[torch.optim.lr_scheduler.LRScheduler]]:
         sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.3)
         chained = torch.optim.lr_scheduler.ExponentialLR(sgd, 0.7)
         # sets the rate of each cycle's step whatever it was, so that the order matters
         cosine = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(sgd, 4)
-        return sgd, [pytorch.LRScheduler(chained), pytorch.LRScheduler(cosine)]
+        return sgd, [chained, cosine]
 
     sgd, schedules = made()
     sgd.step()
     for _ in range(6):
         for one in reversed(schedules):
-            one.scheduler.step()
+            one.step()
     other, fresh = made()
     saved = [one.state_dict() for one in reversed(schedules)]
-    _inheriting.catch_up(zip(reversed(fresh), saved, strict=True))
+    inheriting.catch_up(zip(reversed(fresh), saved, strict=True))
     assert other.param_groups[0]["lr"] == sgd.param_groups[0]["lr"]
 
     class Hurried(Child):
@@ -219,6 +219,42 @@ def test_a_child_that_is_canceled_waits_no_longer_for_its_parent(
     record = Trial.read(child.record)
     assert record is not None and not record.origin
     assert holder.decided.plans[2].ended == "canceled"
+
+
+def test_a_checkpoint_that_vanishes_while_it_is_linked_leaves_the_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removed by retention, here or by another client of NFS; and once there is none left."""
+    world = World.make(tmp_path, Heir())
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    attempt = play.claim(play.start_all()[0], 1)
+    saved = [play.save(attempt, step) for step in (20, 40, 50)]
+    play.report(attempt, 50)
+    same, seen = linking._same, list[Path]()
+
+    def vanishing(source: Path, target: Path) -> None:
+        seen.append(source.parent)
+        if len(seen) == 1:
+            raise OSError(errno.ESTALE, "Stale file handle", str(source))
+        shutil.rmtree(source.parent)
+        if len(seen) == 3:
+            shutil.rmtree(saved[0])
+        same(source, target)
+
+    monkeypatch.setattr(linking, "_same", vanishing)
+    later(world, holder, 1)
+    play.end(attempt, "stopped")
+    child = world.paths.trial(2)
+    while not child.record.exists():
+        assert not [*child.checkpoints.glob("*")] and len(seen) < 9
+        later(world, holder, 1)
+    assert seen == [saved[2], saved[2], saved[1]]
+    assert holder.decided.plans[2].origin == {}
+    [line] = [line for line in chain.read(world.paths) if line["kind"] == "clone"]
+    assert line["why"] == "begins from nothing: 1@50 batches has no checkpoint"
+    assert not [*child.checkpoints.glob("*")]
+    holder.close()
 
 
 def test_a_parent_is_read_as_it_is_written() -> None:

@@ -12,6 +12,7 @@ when a later term has given the child its parent's and somebody trains it. That 
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 from hpcdet.control.holder import Holder
@@ -22,6 +23,8 @@ from hpcdet.store.layout import TrialPaths
 from hpcdet.store.parents import Donation, Parent
 from hpcdet.store.trials import standing
 
+_GONE = (errno.ENOENT, errno.ESTALE)
+"""What opening a file says that was removed here, or by another client of NFS."""
 _MAY_SAVE = ("running", "runnable", "doubtful")
 
 
@@ -59,7 +62,9 @@ def has_origin(holder: Holder, plan: Plan, child: TrialPaths) -> bool:
         _prepare(holder)
         try:
             made = parents.give(chosen, child)
-        except (IntegrityError, FileNotFoundError, UsageError):
+        except (IntegrityError, UsageError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _GONE:
+                raise
             parents.forget()
             return False  # it went, or came, this very moment: the next turn looks again
     origin = parents.origin_of(made)
