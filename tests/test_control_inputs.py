@@ -69,13 +69,19 @@ def decisions(world: World) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("asked", "metrics", "batches", "why"),
     [
-        ({}, {"accuracy": 1}, 9, "none of 3 trials has reported 'loss' as a number"),
-        ({}, {"loss": "0.5"}, 9, "none of 3 trials has reported 'loss' as a number"),
+        ({}, {"accuracy": 1}, 9, "no trial of 3 has shown a finite number as 'loss' from"),
+        (
+            {},
+            {"loss": "NaN", "f1": 1},
+            9,
+            "from length 3 on; the last one reports f1, loss = nan",
+        ),
+        ({}, {"loss": "0.5"}, 9, "no trial of 3 has shown a finite number as 'loss' from"),
         (
             {"max_length": None, "time_metric": "seen", "max_time": 9},
             {"loss": 1.0},
             9,
-            "none of 3 trials has reported 'loss' with 'seen' as a number",
+            "no trial of 3 has shown a finite number as 'loss' with 'seen'",
         ),
         (
             {"max_length": None, "time_metric": "seen", "max_time": 9},

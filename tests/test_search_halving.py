@@ -334,9 +334,29 @@ def test_a_metric_that_nobody_reports_asks_for_help(metrics: dict[str, float]) -
     for trial in (1, 2):
         assert run.tell(Report(trial, Length("batches", 1), metrics)) == []
     asked, *others = run.tell(SegmentEnd(3, "target"))
-    assert isinstance(asked, Ask) and "none of 3 trials has reported 'loss'" in asked.why
+    assert (
+        isinstance(asked, Ask) and "no trial of 3 has shown a finite number as 'loss'" in asked.why
+    )
     assert said(others) == "create 4"
     assert said(run.tell(Report(4, Length("batches", 1), metrics))) == "pause 4, create 5"
+
+
+def test_no_number_is_worst_but_asked_about_where_nobody_has_one() -> None:
+    run = Run(make(max_trials=9, max_concurrent_trials=3))
+    nan = {"loss": float("nan")}
+    assert said(run.tell(Report(1, Length("batches", 1), nan))) == "pause 1, create 4"
+    assert said(run.tell(Report(2, Length("batches", 1), nan))) == "pause 2, create 5"
+    asked, *others = run.tell(Report(3, Length("batches", 1), nan))
+    assert isinstance(asked, Ask) and "finite number as 'loss'" in asked.why
+    assert asked.why.endswith("the last one reports loss = nan")
+    assert said(others) == "pause 3, continue 1"
+    assert said(run.tell(Report(4, Length("batches", 1), nan))) == "pause 4, create 6"
+    other = Run(make(max_trials=9, max_concurrent_trials=3))
+    other.report(1, 1, 0.5)
+    for trial in (2, 3, 4):
+        assert not any(
+            isinstance(a, Ask) for a in other.tell(Report(trial, Length("batches", 1), nan))
+        )
 
 
 def test_code_that_ends_before_the_length_that_was_asked_for_is_asked_about_once() -> None:

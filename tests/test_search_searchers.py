@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcdet.errors import ConfigError
+from hpcdet.search import api
 from hpcdet.search.api import Action, Create, Report, Searcher, SegmentEnd, Shutdown, Start
 from hpcdet.search.registry import searcher
 from hpcdet.store.config import resolve
@@ -81,6 +83,28 @@ def test_a_refused_sample_is_replaced_and_does_not_count() -> None:
     assert [run.end(2), run.end(4)] == [[], ["done"]]
     params = [action.params for action in run.actions if isinstance(action, Create)]
     assert len({json.dumps(p) for p in params}) == 4
+
+
+def test_a_metric_that_nobody_shows_is_asked_about_once_while_others_are_to_train() -> None:
+    asked = {"name": "random", "max_trials": 6, "max_concurrent_trials": 2, "metric": "loss"}
+    method = searcher(resolve({"hyperparameters": {"x": 1}, "searcher": asked}))
+
+    def course(metrics: dict[str, float]) -> list[tuple[int, str]]:
+        state, _ = method.on_event(method.initial(), api.Start())
+        found: list[tuple[int, str]] = []
+        for trial in range(1, 7):
+            for event in (
+                api.Report(trial, Length("batches", 9), metrics),
+                api.SegmentEnd(trial, "user_exit"),
+            ):
+                state, actions = method.on_event(state, event)
+                found += [(trial, one.why) for one in actions if isinstance(one, api.Ask)]
+        assert state["over"]
+        return found
+
+    wanted = [(3, "no trial of 3 has shown a finite number as 'loss'")]
+    assert course({"loss": math.nan}) == course({"other": 1.0}) == wanted
+    assert course({"loss": 0.5}) == []
 
 
 def test_no_limit_of_concurrency_is_zero() -> None:

@@ -11,7 +11,7 @@ import click
 
 from hpcdet.cli import best, follow, words
 from hpcdet.cli.ids import id_argument, ids_argument
-from hpcdet.cli.output import Column, Output, output, text
+from hpcdet.cli.output import Column, Output, folded, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.errors import HpcdetError, Unsuccessful, UsageError
 from hpcdet.read import find, series, views
@@ -257,7 +257,9 @@ def headline(item: dict[str, Any]) -> str:
     done = sum(trial["state"] in follow.ENDED for trial in item["trials"])
     lines = [f"{item['id']}  {item['state']}  {done}/{len(item['trials'])} trials ended"]
     if item["why"]:
-        lines.append(f"  {text(item['why'])}")
+        lines += folded(text(item["why"]))
+    if item["stuck"] and "hpcdet " not in item["why"]:
+        lines.append(f"  next: hpcdet resume {item['id']}")
     if item["state"] not in follow.ENDED:
         turn = item["last_turn_s"]
         age = "" if turn is None else f", last turn {words.duration(turn)} ago"

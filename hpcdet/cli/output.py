@@ -11,6 +11,7 @@ import functools
 import json
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -137,6 +138,19 @@ class Output:
 
 _LEAST = 8
 """Columns are cut down to so many characters, not further."""
+
+
+def folded(line: str) -> list[str]:
+    """What stands below a title, indented, on as many lines of the terminal as it takes."""
+    width = shutil.get_terminal_size((80, 24)).columns
+    return textwrap.wrap(
+        line,
+        max(width, _LEAST),
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_long_words=False,  # paths and commands can be copied
+        break_on_hyphens=False,
+    )
 
 
 def table(

@@ -75,7 +75,7 @@ class Halving:
     time_metric: str = ""
     promotion_share: float | None = None
     goals: Goals | None = None
-    version: int = field(default=2, init=False)
+    version: int = field(default=3, init=False)
 
     def initial(self) -> State:
         """Lists below ``bracket`` have one item for each trial; ``late``: reports while paused.
@@ -129,22 +129,22 @@ class Halving:
             return
         length = self._length(state, report)
         found = self._order.worth(report.metrics, report.length.value)
-        if length is not None and self._is_whole(report):
-            state["mute"], state["in_a_row"] = None, 0
-        elif length is None or state["mute"] is not None:
+        shown = doubts.shown(report, self.metric, self.goals) if length is not None else "nothing"
+        if shown == "numbers":
+            state["mute"] = None
+        if shown != "nothing":
+            state["in_a_row"] = 0
+        if shown != "numbers" and (length is None or state["mute"] is not None):
             rung = state["rung"][trial - 1]
             if length is None or book.has_reached(self._books(state, trial), rung, length):
-                actions += doubts.mute(state, trial, self._wanted, self.time_metric)
-            return
+                told = report.metrics
+                actions += doubts.mute(state, trial, self._wanted, self.time_metric, told)
+            if length is None or shown == "nothing":
+                return
         if status == PAUSED:
             state["late"].setdefault(str(trial), []).append([length, found])
         else:
             self._climb(state, trial, length, found, actions)
-
-    def _is_whole(self, report: Report) -> bool:
-        if self.goals is None:
-            return self.metric in report.metrics
-        return not self.goals.lacking(report.metrics, report.length.value)
 
     def _length(self, state: State, report: Report) -> float | None:
         """How far a trial is in the unit of the rungs; None if nobody knows."""

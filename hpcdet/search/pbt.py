@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 
-from hpcdet.goals import Goals, Objective
+from hpcdet.goals import Goals, Objective, finite
 from hpcdet.search import ranking
 from hpcdet.search.api import (
     Action,
@@ -33,7 +33,7 @@ from hpcdet.search.api import (
     State,
     Stop,
 )
-from hpcdet.search.doubts import ENOUGH
+from hpcdet.search.doubts import ENOUGH, said, unseen
 from hpcdet.search.explore import Explorer
 from hpcdet.search.members import (
     DONE,
@@ -86,7 +86,7 @@ class Pbt:
     synchronous: bool = False
     goals: Goals | None = None
     name: str = "pbt"
-    version: int = field(default=1, init=False)
+    version: int = field(default=2, init=False)
 
     def initial(self) -> State:
         """``of``: the place in ``members`` of each trial; ``seen``: reports, where they matter.
@@ -156,13 +156,13 @@ class Pbt:
             one["status"] = WAITS
 
     def _look_for_metric(self, state: State, report: Report, actions: list[Action]) -> None:
-        if self.metric in report.metrics:
+        if finite(report.metrics.get(self.metric)) is not None:
             state["mute"] = None
         elif state["mute"] is not None and report.trial not in state["mute"]:
             state["mute"].append(report.trial)
             if (count := len(state["mute"])) >= min(ENOUGH, self.population):
                 state["mute"] = None
-                actions.append(Ask(f"none of {count} trials has reported {self.metric!r}"))
+                actions.append(Ask(unseen(count, self.metric) + said(report.metrics)))
 
     def _end(self, state: State, end: SegmentEnd, actions: list[Action]) -> None:
         one, refused = self._member(state, end.trial), end.reason == "invalid_hp"

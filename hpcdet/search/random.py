@@ -3,19 +3,24 @@
 ``random`` draws them, ``grid`` goes through its points, ``single`` is one of them. A trial that
 ends makes room for the next until all were made. One that failed or was canceled counts and is
 not replaced. One whose hyperparameters the code refused (``InvalidHP``) does not count and is
-replaced, but on a grid: there its point is used up.
+replaced, but on a grid: there its point is used up. If three have ended that reported, and nobody
+has ever shown the metric as a finite number, the user is asked before more are trained.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hpcdet.goals import finite
+from hpcdet.search import doubts
 from hpcdet.search.api import (
     Action,
+    Ask,
     Continue,
     Create,
     Event,
     Limits,
+    Report,
     SegmentEnd,
     Shutdown,
     Start,
@@ -37,6 +42,7 @@ class Random:
     Attributes:
         max_concurrent: trials open at once; 0 means no limit.
         replaces: what the code refused; else ``max_trials`` are all there can ever be.
+        metric: what trials have to report; "": nobody is asked where they do not.
     """
 
     sampler: Sampler
@@ -46,10 +52,15 @@ class Random:
     max_concurrent: int
     name: str = "random"
     replaces: bool = True
-    version: int = field(default=1, init=False)
+    metric: str = ""
+    version: int = field(default=2, init=False)
 
     def initial(self) -> State:
-        """``open`` and ``done``: trials that train, and that have reached their length."""
+        """``open`` and ``done``: trials that train, and that have reached their length.
+
+        ``mute``: open ones that reported, but no number as the metric, and ``muted``, how many of
+        these have ended; None once somebody has shown one, or the user was asked.
+        """
         return {
             "created": 0,
             "invalid": 0,
@@ -61,6 +72,8 @@ class Random:
             "concurrent": self.max_concurrent,
             "until": self.until.encode() if self.until else None,
             "over": False,
+            "mute": [] if self.metric else None,
+            "muted": 0,
         }
 
     def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
@@ -73,6 +86,12 @@ class Random:
                 return state, []
             case Start():
                 pass
+            case Report(trial=trial, metrics=metrics) if trial in state["open"]:
+                if finite(metrics.get(self.metric)) is not None:
+                    state["mute"] = None
+                elif state["mute"] is not None and trial not in state["mute"]:
+                    state["mute"].append(trial)
+                return state, []
             case SegmentEnd(trial=trial, reason=reason) if trial in state["open"]:
                 refused = reason == "invalid_hp"
                 state["open"].remove(trial)
@@ -81,10 +100,19 @@ class Random:
                 state["good"] += reason in _GOOD
                 if reason == "target":
                     state["done"].append(trial)
+                self._count_mute(state, trial)
             case _:
                 return state, []
         self._fill(state, actions)
+        if not state["over"] and state["mute"] is not None and state["muted"] >= doubts.ENOUGH:
+            state["mute"] = None
+            actions.append(Ask(doubts.unseen(state["muted"], self.metric)))
         return state, actions
+
+    def _count_mute(self, state: State, trial: int) -> None:
+        if state["mute"] and trial in state["mute"]:
+            state["mute"].remove(trial)
+            state["muted"] += 1
 
     def _fill(self, state: State, actions: list[Action]) -> None:
         """Open as many trials as there is room for; shut down when none is open then."""

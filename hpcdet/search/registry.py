@@ -102,15 +102,16 @@ def _method(
     match asked.name:
         case "grid":
             points = space.grid()
-            grid = Points(points)
-            return Random(grid, seed, length, len(points), concurrent, "grid", replaces=False)
+            grid, most = Points(points), len(points)
+            return Random(grid, seed, length, most, concurrent, "grid", False, asked.metric)
         case "single":
             return Random(Independent(space, seed), seed, length, 1, 1, name="single")
         case "custom":
             return _program(resolved, code, patience_s)
         case "random":
             sampler = _warmed(Independent(space, seed), resolved, space, history)
-            return Random(sampler, seed, length, asked.max_trials, concurrent)
+            most = asked.max_trials
+            return Random(sampler, seed, length, most, concurrent, metric=asked.metric)
         case "pbt" | "pb2":
             return _population(resolved, space, known, history)
         case "schedule":
