@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.control import controller
-from hpcdet.jobs import create
+from hpcdet.jobs import create, origin
 from hpcdet.read import series
 from hpcdet.schedulers import processes
 from hpcdet.schedulers.local_state import JobFolder, JobRecord, ProcessRecord, TaskRecord
 from hpcdet.site import Site, load
 from hpcdet.store import journal, packed
+from hpcdet.store.config import resolve
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Closed, End, Verdict
 from hpcdet.store.trials import standing
@@ -231,7 +232,8 @@ def submit(
     if model is None:
         model = root.parent / "empty-model"
         model.mkdir(exist_ok=True, mode=0o700)
-    paths = create.create(Plain(values, {}), site, model, root)
+    begin = origin.look(resolve(values), root)
+    paths = create.create(Plain(values, {}), site, model, root, begin=begin)
     turn(paths)
     return paths
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +12,10 @@ import pytest
 
 from hpcdet.control import commands, fork
 from hpcdet.control.replay import Replay
-from hpcdet.errors import ConfigError
+from hpcdet.errors import ConfigError, NotFound
 from hpcdet.jobs import create, origin
-from hpcdet.read import views
+from hpcdet.read import lineage, views
+from hpcdet.read.gather import gather
 from hpcdet.schedulers import processes
 from hpcdet.search import registry
 from hpcdet.site import Site
@@ -330,11 +330,42 @@ def test_trials_train_on_from_another_experiment_s_checkpoints(lab: Lab) -> None
     assert x.final_digest(new, 1) == lab.undisturbed(60)
     assert x.final_digest(old, 1) == lab.undisturbed(30)
     assert x.ends(new, 1) == ["completed", "completed"]
-    shutil.rmtree(old.root)  # what began from it has its own names of the files
+    away = old.root.rename(old.root.with_name("away"))  # what begins from it has its own files
     x.turn(heirs)
     assert x.run_to_end(heirs).state == "COMPLETED", x.story(heirs)
+    rows = lineage.chain(gather(heirs), 2)
+    with pytest.raises(NotFound, match="origin/1, which is not there any more"):
+        lineage.config(rows, gather(heirs))
+    away.rename(old.root)
+    again = lineage.config(rows, gather(heirs))["searcher"]
+    assert again["begin_from"] == f"{old.id}/1@30 batches"
+    assert again["schedule"]["steps"][0]["until"] == {"batches": 60}
     assert x.final_digest(heirs, 1) == x.final_digest(heirs, 2) == lab.undisturbed(60)
     assert "origin/1" in str(Trial.read(heirs.trial(2).record))
+
+
+def test_a_population_goes_on_in_place_and_its_worst_are_replaced(lab: Lab) -> None:
+    """The greater its number, the better a fake trial: each heir is better than its parent."""
+    asked = {
+        "name": "pbt",
+        "population_size": 3,
+        "max_trials": 3,
+        "perturbation_interval": {"batches": 20},
+        "quantile": 0.3,
+    }
+    paths = lab.submit(x.config(60, trials=3, data={"step_s": 0.03}, searcher=asked))
+    assert x.crank_to_end(paths).state == "COMPLETED", x.story(paths)
+    gathered = gather(paths)
+    full = [
+        trial.number for trial in gathered.trials if x.ends(paths, trial.number)[-1] != "stopped"
+    ]
+    assert len(full) == 3 and max(full) > 3 and x.ends(paths, 3) == ["completed"]
+    for number in full:
+        first, *others = lineage.chain(gathered, number)
+        assert x.final_digest(paths, number) == lab.undisturbed(60, first["trial"])
+        assert all(row["from"] % 20 == 0 and row["checkpoint"] for row in others)
+    method = Replay(registry.searcher(config.load(paths.config)), {})
+    assert list(method.run(chain.read(paths))) and method.difference is None
 
 
 def test_per_trial_workers_take_one_each(lab: Lab) -> None:

@@ -195,3 +195,28 @@ def test_a_population_of_four_on_two_workers_copies_its_best(lab: Lab) -> None:
     again.wait()
     assert again.digest(2) == run.digest(heir), again.story()
     assert "it began from" in hpcdet("explain", f"{again.paths.id}/2").stdout
+
+
+def test_pb2_goes_on_from_another_experiments_checkpoint(lab: Lab) -> None:
+    old = lab.submit_fakes(experiments.config(20))
+    old.wait()
+    asked = {
+        "name": "pb2",
+        "population_size": 2,
+        "perturbation_interval": {"batches": 10},
+        "quantile": 0.5,
+        "begin_from": f"{old.paths.id}/1@10 batches",
+    }
+    run = lab.submit_fakes(experiments.config(60, trials=2, searcher=asked))
+    run.wait()
+    ends = {trial.number: experiments.ends(run.paths, trial.number) for trial in run.paths.trials()}
+    full = [number for number, reasons in ends.items() if reasons[-1] == "completed"]
+    assert len(full) == 2 and len(ends) > 2, run.story()
+    assert {experiments.final_digest(run.paths, n) for n in full} == {undisturbed(60)}
+    records = [Trial.read(trial.record) for trial in run.paths.trials()]
+    first, second, *heirs = [str(record and record.parent) for record in records]
+    assert first == second == "origin/1", run.story()
+    lengths = [parent.length for heir in heirs if (parent := Parent.parse(heir))]
+    assert len(lengths) == len(heirs)
+    assert all(length and length.value in (20, 30, 40, 50) for length in lengths)
+    assert hpcdet("searcher", "replay", run.paths.id, "--verify").returncode == 0
