@@ -134,13 +134,14 @@ class Halving:
             state["mute"] = None
         if shown != "nothing":
             state["in_a_row"] = 0
-        if shown != "numbers" and (length is None or state["mute"] is not None):
+        doubtful = shown != "numbers" and (length is None or state["mute"] is not None)
+        if doubtful:
             rung = state["rung"][trial - 1]
             if length is None or book.has_reached(self._books(state, trial), rung, length):
                 told = report.metrics
                 actions += doubts.mute(state, trial, self._wanted, self.time_metric, told)
-            if length is None or shown == "nothing":
-                return
+        if length is None or (doubtful and shown == "nothing"):
+            return
         if status == PAUSED:
             state["late"].setdefault(str(trial), []).append([length, found])
         else:
