@@ -212,9 +212,8 @@ def test_promotion_pauses_first_and_a_small_rung_sends_its_best() -> None:
     assert run.end(3) == "shutdown"
     alone = Run(make(num_rungs=2, max_trials=2, max_concurrent_trials=2, top=3))
     assert alone.report(1, 1, "NaN") == "pause 1"
-    assert (
-        alone.report(2, 1, float("inf")) == "pause 2, continue 1"
-    )  # nothing better will ever come
+    # nothing better will ever come
+    assert alone.report(2, 1, float("inf")) == "ask, pause 2, continue 1"
     assert alone.end(1, "failed") == "continue 2"
     assert alone.end(2) == "shutdown"
 
