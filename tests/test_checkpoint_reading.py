@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import rankfile, reader
+from hpcdet.checkpoint import pieces, rankfile, reader
 from hpcdet.errors import IntegrityError
 from tests.trees import ranks, same
 
@@ -50,7 +50,8 @@ def save(folder: Path, world: int = 1, private: Any = None) -> checkpoint.Manife
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_PIECE", 48 * PAGE)
     monkeypatch.setattr(reader, "_ARENA", 100 * PAGE)
-    for module in (rankfile, reader):
+    monkeypatch.setattr(rankfile, "_FIRST", 96 * PAGE)
+    for module in (rankfile, pieces):
         monkeypatch.setattr(module, "SMALL_FILE", 100_000)
 
 

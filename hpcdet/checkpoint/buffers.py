@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 PAGE = mmap.PAGESIZE
 _OWN = 4 << 20
+_HUGE = 2 << 20
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -29,6 +31,9 @@ def lasting(size: int) -> Bytes:
 class Scratch:
     """Memory for what is only looked at: new memory costs more than the reading into it.
 
+    It is of huge pages, where those can be had: a disk is asked for so many ranges of memory at
+    once, of which each page is one, and these few pages are soon found.
+
     Args:
         size: of what is mostly asked for; such memory is used again.
     """
@@ -36,20 +41,31 @@ class Scratch:
     def __init__(self, size: int) -> None:
         self._size = size
         self._free: list[Bytes] = []
+        self._lent: dict[int, Bytes] = {}
 
     def take(self, size: int) -> Bytes:
         """Memory of so many bytes, which may hold anything."""
         if size > self._size:
             return _plain(size)
-        whole = self._free.pop() if self._free else _plain(self._size)
+        whole = self._free.pop() if self._free else self._new()
+        self._lent[whole.ctypes.data] = whole
         return whole[:size]
 
     def give_back(self, memory: Bytes) -> None:
         """Nobody looks at this memory any more."""
-        whole = memory.base
-        if isinstance(whole, np.ndarray) and whole.size == self._size + PAGE:
-            skip = -whole.ctypes.data % PAGE
-            self._free.append(whole[skip : skip + self._size])
+        whole = self._lent.pop(memory.ctypes.data, None)
+        if whole is not None:
+            self._free.append(whole)
+
+    def _new(self) -> Bytes:
+        if self._size < _HUGE:
+            return _plain(self._size)
+        mapped = mmap.mmap(-1, self._size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a kernel without them
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        raw = np.frombuffer(mapped, np.uint8)
+        skip = -raw.ctypes.data % _HUGE
+        return raw[skip : skip + self._size]
 
 
 def _plain(size: int) -> Bytes:

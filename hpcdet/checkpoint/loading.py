@@ -16,7 +16,7 @@ from hpcdet.checkpoint.committing import state_digest
 from hpcdet.checkpoint.manifest import Manifest, NewerFormat
 from hpcdet.checkpoint.outline import SKELETON, digest, digest_of_private
 from hpcdet.checkpoint.parts import PartDigests, Parts
-from hpcdet.checkpoint.reader import Entry, Use
+from hpcdet.checkpoint.reader import Use
 from hpcdet.checkpoint.saving import Exchange, alone
 from hpcdet.checkpoint.shard import Shard
 from hpcdet.checkpoint.tree import Leaf, StateError
@@ -75,19 +75,21 @@ def load(
             wanted = parts.wants(leaf)
         return Use.GIVE if wanted else Use.SKIP
 
-    there: dict[str, Leaf] = {}
-    with contextlib.suppress(StateError):  # then all is read into new memory
-        there = {leaf.name: leaf for leaf in _apart(tree.encode(into, "shared").leaves)}
+    def there() -> dict[str, Leaf]:
+        with contextlib.suppress(StateError):  # then all is read into new memory
+            return {leaf.name: leaf for leaf in _apart(tree.encode(into, "shared").leaves)}
+        return {}
+
     first = rank % len(shards)
-    shared: dict[str, Entry] = {}
-    private: dict[str, Entry] = {}
+    shared: dict[str, Any] = {}
+    private: dict[str, Any] = {}
     ordered = (*shards[first:], *shards[:first])
     for entry in reader.read(folder, ordered, use, into=there, readers=readers):
         if entry.leaf.part is not None:
             parts.add(entry)
             continue
         kept = private if _is_private(entry.leaf.name) else shared
-        kept[entry.leaf.name] = entry
+        kept[entry.leaf.name] = entry.value()
     return Loaded(
         folder,
         _decode(shared, "shared", parts),
@@ -130,20 +132,9 @@ def _is_private(name: str) -> bool:
     return name.startswith(("private", f"{SKELETON}/private"))
 
 
-def _decode(entries: dict[str, Entry], name: str, parts: Parts) -> Any:
-    skeleton = _skeleton(entries, name)
-    values: dict[str, Any] = {}
-
-    def leaf(name: str) -> Any:
-        if name not in values:
-            values[name] = parts.value(name) if name in parts else entries[name].value()
-        return values[name]
-
-    return tree.decode(skeleton, leaf)
-
-
-def _skeleton(entries: dict[str, Entry], name: str) -> Any:
-    return tree.from_text(entries[f"{SKELETON}/{name}"].value())
+def _decode(values: dict[str, Any], name: str, parts: Parts) -> Any:
+    skeleton = tree.from_text(values[f"{SKELETON}/{name}"])
+    return tree.decode(skeleton, lambda name: parts.value(name) if name in parts else values[name])
 
 
 def verify(folder: Path, seen: Callable[[int], None] = lambda _: None) -> Manifest:

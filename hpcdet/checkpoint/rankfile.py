@@ -23,6 +23,8 @@ from hpcdet.errors import IntegrityError
 
 SMALL_FILE = 1 << 20
 """Up to this size a file is not worth reading past the page cache."""
+_FIRST = 64 << 20
+"""Bytes that the kernel is to fetch into the page cache while what is wanted is worked out."""
 _PROBES = 8
 _AT_ONCE = 1024
 """As many memories as one read of the system may fill."""
@@ -59,6 +61,7 @@ class RankFile:
         self.frame = blake3()
         self._frame_digest = ""
         self._direct = -1
+        self._fetched = 0
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -105,10 +108,17 @@ class RankFile:
         return itertools.starmap(_row, places)
 
     def open_direct(self) -> None:
-        """Read past the page cache from now on, if it is not there already."""
+        """Read past the page cache from now on, if it is not there already.
+
+        The disk is put to work at once: the table and the first bytes it fetches into the page
+        cache, without anybody waiting for them.
+        """
         if self.shard.bytes > SMALL_FILE and not self._is_cached():
             with contextlib.suppress(OSError):  # a file system that knows no direct reads
                 self._direct = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+                for offset, length in (self.shard.table, (0, _FIRST)):
+                    os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_WILLNEED)
+                self._fetched = _FIRST
 
     def _is_cached(self) -> bool:
         """Whether the page cache has it, as it may right after it was written on this node."""
@@ -124,7 +134,7 @@ class RankFile:
         """Read from an offset on; what is behind the end of the file stays as it is."""
         end = min(offset + memory.size, self.shard.bytes)
         rest = memory.data
-        fd = self._direct if self._direct >= 0 else self._fd
+        fd = self._direct if self.is_direct(offset) else self._fd
         while offset < end:
             try:
                 count = os.preadv(fd, [rest], offset)
@@ -140,10 +150,9 @@ class RankFile:
             offset += count
             rest = rest[count:]
 
-    @property
-    def is_direct(self) -> bool:
-        """Whether reads go past the page cache, and so want whole pages of one memory."""
-        return self._direct >= 0
+    def is_direct(self, offset: int) -> bool:
+        """Whether reads from there go past the page cache, and want whole pages of one memory."""
+        return self._direct >= 0 and offset >= self._fetched
 
     def scatter(self, offset: int, memories: Sequence[Bytes]) -> None:
         """Read from an offset on into one memory after the other, through the page cache."""
