@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,31 @@ def test_damage_anywhere_in_a_large_file_is_noticed_and_named(tmp_path: Path) ->
             file.seek(offset)
             file.write(whole[offset : offset + 1])
     assert len(list(reader.read(folder, [part]))) == sound
+
+
+def test_a_read_that_fails_is_an_error_whenever_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for ever for the beginning of a leaf that will not come."""
+    folder = tmp_path / "00000001.g1"
+    save(folder)
+    real = os.preadv
+    monkeypatch.setattr(rankfile.RankFile, "_is_cached", lambda _: False)
+    for sound in itertools.count():
+        left = iter(range(sound))
+
+        def preadv(*how: Any, left: Iterator[int] = left) -> int:
+            if next(left, None) is None:
+                raise OSError(errno.EIO, "Input/output error")
+            return real(*how)
+
+        monkeypatch.setattr(os, "preadv", preadv)
+        try:
+            loaded = checkpoint.load(folder)
+        except OSError:
+            continue
+        break
+    assert sound > 10 and same(loaded.shared, state())
 
 
 def test_a_rank_reads_what_it_needs_and_nothing_else(
