@@ -50,7 +50,6 @@ def save(folder: Path, world: int = 1, private: Any = None) -> checkpoint.Manife
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_PIECE", 48 * PAGE)
-    monkeypatch.setattr(reader, "_ARENA", 100 * PAGE)
     monkeypatch.setattr(rankfile, "_FIRST", 96 * PAGE)
     for module in (rankfile, pieces):
         monkeypatch.setattr(module, "SMALL_FILE", 100_000)

@@ -9,23 +9,9 @@ from typing import Any
 import numpy as np
 
 PAGE = mmap.PAGESIZE
-_OWN = 4 << 20
 _HUGE = 2 << 20
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-def lasting(size: int) -> Bytes:
-    """New memory for values that stay: it goes back to the system with the last of them.
-
-    Huge pages are not asked for. The kernel clears them faster, but a virtual machine has given
-    back to its host just that memory of which they could be made: to have it again takes several
-    times as long as small pages do.
-    """
-    if size < _OWN:
-        return _plain(size)
-    mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return np.frombuffer(mapped, np.uint8)
 
 
 class Scratch:

@@ -21,9 +21,6 @@ from hpcdet.checkpoint.shard import HINT, Shard, begin_digest
 from hpcdet.checkpoint.tree import Leaf, from_bytes
 from hpcdet.errors import IntegrityError
 
-_SMALL = 64 << 10
-"""Leaves up to this size are copied."""
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -61,15 +58,13 @@ class Range:
     """Bytes of a file that belong together: a leaf, or a hole between leaves (of the frame).
 
     Attributes:
-        arena: whether it is a leaf whose value is to be where it is read to.
-        target: where its bytes are to go, if there is such a place.
+        target: where its bytes are to go; None for a leaf that is merely checked, and a hole.
     """
 
     start: int
     end: int
     leaf: Leaf | None = None
     digest: str = ""
-    arena: bool = False
     target: torch.Tensor | None = None
     _hasher: blake3 | None = None
 
@@ -86,28 +81,18 @@ class Range:
             self._hasher = begin_digest(leaf.kind, leaf.dtype, leaf.shape)
         self._hasher.update(data.data)
 
-    def entry(self, file: RankFile, memory: Bytes) -> Entry:
-        """All of it has been hashed: the leaf, checked.
-
-        Args:
-            memory: where its bytes are, if it is of an arena.
-        """
+    def entry(self, file: RankFile) -> Entry:
+        """All of it has been hashed: the leaf, checked."""
         assert self.leaf is not None and self._hasher is not None
         file.check(self._hasher.hexdigest(), self.digest, self.leaf.name)
-        data = self.target
-        if self.arena:
-            small = memory.size <= _SMALL
-            data = torch.from_numpy(memory.copy() if small else memory) if memory.size else _empty()
-        return Entry(file.shard, self.leaf, self.digest, data)
+        return Entry(file.shard, self.leaf, self.digest, self.target)
 
 
 class Piece:
     """A range of a file, of whole pages, that is read at once.
 
     Args:
-        memory: of this range.
-        arena: of all pieces of its arena, from ``origin`` in the file on; ``memory`` itself if
-            nothing in it is to be given.
+        memory: for what is read, as far as it is not read to where it belongs.
         before: the one before it in the file, if a leaf of that goes on in this one.
 
     Attributes:
@@ -120,26 +105,17 @@ class Piece:
         start: int,
         memory: Bytes,
         parts: Sequence[Range],
-        origin: int,
-        arena: Bytes,
         before: Piece | None,
     ) -> None:
         self.start = start
         self.end = start + memory.size
         self.memory = memory
-        self.arena = arena
         self.ends = False
         self._hashed = threading.Event()
         self._before = before
         self._scattered = False  # it was read to where it belongs, not to its own memory
-        self._origin = origin
         self._file = file
         self._parts = parts
-
-    @property
-    def lent(self) -> bool:
-        """Whether nothing that is given lies in its memory."""
-        return self.arena is self.memory
 
     @property
     def large(self) -> bool:
@@ -164,7 +140,7 @@ class Piece:
         self._hashed.set()
 
     def _fill(self) -> None:
-        """Read it, to where it is to go as far as that can be any memory."""
+        """Read it, to where it is to go at once if that can be any memory."""
         targets = [part for part in self._parts if part.target is not None]
         if not targets or self._file.is_direct(self.start):
             self._file.fill(self.start, self.memory)
@@ -199,12 +175,6 @@ class Piece:
             if part.leaf is None:
                 self._file.frame.update(self._read(part).data)
             elif part.end <= self.end:
-                whole = self.arena[part.start - self._origin : part.end - self._origin]
-                yield part.entry(self._file, whole)
+                yield part.entry(self._file)
         if self.ends:
             self._file.finish()
-
-
-def _empty() -> torch.Tensor:
-    """Torch refuses other views of an empty array."""
-    return torch.empty(0, dtype=torch.uint8)

@@ -1,13 +1,10 @@
 """Reading ranks' files: every byte that is used is checked, while the next ones are on their way.
 
 Data come in pieces, by a few threads, past the page cache where the file is not in it
-(``O_DIRECT``), straight into the memory that the values will have; the same threads hash
-them, some while others wait for the disk. So loading takes about as long as the disk needs.
-
-Direct reads want offset, length and memory in whole pages, which leaves are not: some tens of MB
-of neighbouring leaves share one *arena*, in which they lie as in the file. It is given back when
-the last of them goes; small ones are copied out of it, so as not to hold it. Leaves for which
-there is memory already (weights of a model that was made) are copied there, piece by piece.
+(``O_DIRECT``). Direct reads want offset, length and memory in whole pages, which leaves are not,
+and go fastest into huge pages: they go into memory that is used over and over. The thread that
+has read a piece copies it to where it belongs, weights of a model that was made or new tensors,
+and hashes it, while others wait for the disk. So loading takes about as long as the disk needs.
 """
 
 from __future__ import annotations
@@ -17,13 +14,13 @@ import enum
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
-from hpcdet.checkpoint.buffers import PAGE, Scratch, lasting
+from hpcdet.checkpoint.buffers import PAGE, Scratch
 from hpcdet.checkpoint.pieces import Entry, Piece, Range
 from hpcdet.checkpoint.rankfile import RankFile
 from hpcdet.checkpoint.shard import Shard
@@ -38,7 +35,6 @@ _THREADS = 4
 """Some wait for the disk while the others copy and hash, or the kernel clears memory for them."""
 _AHEAD = 8
 """Pieces that are under way; bounds the memory of a mere check."""
-_ARENA = 32 << 20
 _BRIDGE = 128 << 10
 """Bytes that nobody wants are read all the same, if they are fewer than this between others."""
 
@@ -94,8 +90,7 @@ def read(
                     worked.result()
                 yield from piece.entries()
                 seen(piece.end - piece.start)
-                if piece.lent:
-                    scratch.give_back(piece.memory)
+                scratch.give_back(piece.memory)
         finally:
             for piece, worked in under_way:
                 if worked is None or worked.cancel():
@@ -115,15 +110,14 @@ class _Wanted:
         """What is wanted of a file, ascending; among it all its holes."""
         there = self._into()
         for row in file.rows():
-            leaf, target, arena = row.leaf, None, False
+            leaf, target = row.leaf, None
             if leaf is not None:
                 wanted = self._use(file.shard, leaf)
                 if wanted is Use.SKIP:
                     continue
                 if wanted is Use.GIVE:
                     target = _target(leaf, there.get(leaf.name))
-                    arena = target is None
-            yield Range(row.start, row.end, leaf, row.digest, arena, target)
+            yield Range(row.start, row.end, leaf, row.digest, target)
 
 
 def _pieces(
@@ -141,68 +135,47 @@ def _pieces(
         if direct:
             file.open_direct()
         last: Piece | None = None
-        for together in _arenas(wanted.parts(file)):
-            for piece in _cut(file, together, scratch):
-                if last is not None:
-                    yield last
-                last = piece
+        for piece in _cut(file, wanted.parts(file), scratch):
+            if last is not None:
+                yield last
+            last = piece
         if last is not None:
             last.ends = True
             yield last
 
 
-def _arenas(parts: Iterable[Range]) -> Iterator[list[Range]]:
-    """Parts, ascending, that are read into the same memory: neighbours that are treated alike."""
-    arena: list[Range] = []
-    given: bool | None = None
-    for part in parts:
-        if arena and (
-            part.start - arena[-1].end > _BRIDGE
-            or arena[-1].end - arena[0].start >= _ARENA
-            or (part.leaf is not None and given is not None and part.arena is not given)
-        ):
-            yield arena
-            arena, given = [], None
-        arena.append(part)
-        if part.leaf is not None:
-            given = part.arena
-    if arena:
-        yield arena
-
-
-def _cut(file: RankFile, parts: Sequence[Range], scratch: Scratch) -> Iterator[Piece]:
-    """The pieces of an arena."""
-    origin = parts[0].start - parts[0].start % PAGE
-    size = -(-parts[-1].end // PAGE) * PAGE - origin
-    arena = lasting(size) if any(part.arena for part in parts) else None
-    first = 0
+def _cut(file: RankFile, parts: Iterable[Range], scratch: Scratch) -> Iterator[Piece]:
+    """The pieces of a file in which these parts lie, which ascend."""
+    start = 0
+    here: list[Range] = []  # what begins before the end of the next piece, and has not ended
     last: Piece | None = None
-    for skip in range(0, size, _PIECE):
-        length = min(_PIECE, size - skip)
-        start, end = origin + skip, origin + skip + length
-        beyond = first
-        while beyond < len(parts) and parts[beyond].start < end:
-            beyond += 1
-        memory = scratch.take(length) if arena is None else arena[skip : skip + length]
-        own = (start, memory) if arena is None else (origin, arena)
-        goes_on = last is not None and parts[first].start < start
-        last = Piece(file, start, memory, parts[first:beyond], *own, last if goes_on else None)
-        yield last
-        while first < beyond and parts[first].end <= end:
-            first += 1
+    for part in itertools.chain(parts, [None]):
+        while here and (
+            part is None or part.start >= start + _PIECE or part.start - here[-1].end > _BRIDGE
+        ):
+            end = min(start + _PIECE, -(-here[-1].end // PAGE) * PAGE)
+            before = last if here[0].start < start else None
+            last = Piece(file, start, scratch.take(end - start), here, before)
+            yield last
+            here = [each for each in here if each.end > end]
+            start = end
+        if part is not None:
+            if not here:
+                start = part.start - part.start % PAGE
+            here.append(part)
 
 
-def _target(leaf: Leaf, there: Leaf | None) -> torch.Tensor | None:
-    """The bytes of a tensor that is there, if the leaf fits it exactly."""
+def _target(leaf: Leaf, there: Leaf | None) -> torch.Tensor:
+    """Where the bytes of a leaf go: the tensor that is there, if it fits exactly, or new memory."""
     if (
-        there is None
-        or leaf.part
-        or there.part
-        or (there.kind, there.dtype, there.shape) != (leaf.kind, leaf.dtype, leaf.shape)
+        there is not None
+        and leaf.nbytes
+        and not (leaf.part or there.part)
+        and (there.kind, there.dtype, there.shape) == (leaf.kind, leaf.dtype, leaf.shape)
     ):
-        return None
-    source = there.source
-    if not isinstance(source, torch.Tensor) or source.device.type != "cpu" or not leaf.nbytes:
-        return None
-    plain = source.is_contiguous() and not source.is_conj() and not source.is_neg()
-    return source.detach().reshape(-1).view(torch.uint8) if plain else None
+        source = there.source
+        if isinstance(source, torch.Tensor) and source.device.type == "cpu":
+            plain = source.is_contiguous() and not source.is_conj() and not source.is_neg()
+            if plain:
+                return source.detach().reshape(-1).view(torch.uint8)
+    return torch.empty(leaf.nbytes, dtype=torch.uint8)
