@@ -123,7 +123,12 @@ def test_what_has_no_effect_is_said(tmp_path: Path) -> None:
             "optimizations: {compile: {dynamic: true}}\nreproducibility: {deterministic: true}",
             "which shapes an attempt has seen",
         ),
-        ("optimizations: {gradient_compression: zip}", "'bf16' or 'powersgd', got 'zip'"),
+        (
+            "optimizations: {gradient_compression: zip}",
+            "'bf16' or 'powersgd' or true or false, got 'zip'",
+        ),
+        ("optimizations: {activation_checkpointing: ful}", "'full' or a list.*\n.*mean 'full'"),
+        ("profiling: {begin_on_batch: 5, end_after_batch: 3}", "3, comes before the first, 5"),
     ],
 )
 def test_what_does_not_go_together_is_refused(tmp_path: Path, text: str, match: str) -> None:

@@ -26,6 +26,7 @@ def errors(config: Config) -> Iterator[Problem]:
     yield from _resources(config)
     yield from _lanes(config)
     yield from _strategy(config)
+    yield from _trace(config)
     yield from _elastic(config)
     yield from _searcher(config)
     yield from spaces.problems(config)
@@ -172,6 +173,14 @@ def _strategy(config: Config) -> Iterator[Problem]:
     if options.get("dynamic") is True and config.reproducibility.deterministic:
         hint = "leave it out, or reproducibility.deterministic"
         yield Problem("optimizations.compile.dynamic", _DYNAMIC, hint)
+
+
+def _trace(config: Config) -> Iterator[Problem]:
+    first, last = config.profiling.begin_on_batch, config.profiling.end_after_batch
+    if last is not None and last < first:
+        what = f"the last batch to record, {last}, comes before the first, {first}"
+        hint = "batches are counted over the whole trial, from 0; null records 20 of them"
+        yield Problem("profiling.end_after_batch", what, hint)
 
 
 def _least(spec: Any) -> float | None:

@@ -92,19 +92,15 @@ def of_validation(error: ValidationError, values: Mapping[str, Any]) -> list[Pro
             problems[key] = Problem(key, f"unknown key {name!r}", nearest(key))
         elif kind == "missing":
             problems[key] = Problem(key, f"{name!r} is missing", explain_field(key))
-        elif kind in _EXPECTED:
+        elif kind in _EXPECTED or kind == "literal_error":
+            words = str(context.get("expected", ""))
             expected = unions.setdefault(key, set())
-            expected.add(_EXPECTED[kind])
-            text = " or ".join(sorted(expected))
-            problems[key] = Problem(key, f"expected {text}, got {_short(item['input'])}")
-        elif kind == "literal_error":
-            expected_text = str(context["expected"])
-            guess = difflib.get_close_matches(
-                str(item["input"]), expected_text.replace("'", "").replace(" or ", ", ").split(", ")
-            )
-            hint = f"did you mean {guess[0]!r}?" if guess else ""
-            what = f"expected {expected_text}, got {_short(item['input'])}"
-            problems[key] = Problem(key, what, hint)
+            expected.add(words or _EXPECTED[kind])
+            what = f"expected {' or '.join(sorted(expected))}, got {_short(item['input'])}"
+            known = words.replace("'", "").replace(" or ", ", ").split(", ")
+            guess = difflib.get_close_matches(str(item["input"]), known)
+            before = problems[key].hint if key in problems else ""
+            problems[key] = Problem(key, what, f"did you mean {guess[0]!r}?" if guess else before)
         elif kind == "value_error":
             problems[key] = Problem(key, str(context["error"]))
         else:
