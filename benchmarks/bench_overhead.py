@@ -4,22 +4,27 @@ The same model and data in
 
 - a hand-written loop without metrics on disk, checkpoints or any way to go on: what all others
   are compared with; a second one beside it shows the noise;
-- a hand-written loop that also calls ``torch.save`` as often as hpcdet makes a checkpoint;
 - hpcdet's PyTorchTrial and Core API with metrics, cursor, preemption check, profile and periodic
   checkpoints on;
-- Lightning Fabric, and Determined's Trainer in local mode, both without any of these.
+- Lightning Fabric, and Determined's Trainer in local mode, both without any of these;
+- with one rank and long steps, a hand-written loop that also calls ``torch.save`` as often as
+  hpcdet makes a checkpoint, and one that leaves the allocator as it is.
 
 All of them live at the same time and train short blocks of steps in turn, in an order that
-changes by the round. Each makes its checkpoints in the middle of every thirtieth of its blocks, so
-that what is written beside the training is written in its own time. Two methods are compared
-within a round, since a machine's speed wanders by more than what is looked for here: a ratio is
-the geometric mean over rounds, without the tenth at each end, 29 parts of it from rounds without a
-checkpoint and one part from those with one. Bounds are a bootstrap over rounds (95 %), and goals
-are judged by them. Steps in the table are medians. Each rank has one thread.
+changes by the round. Two methods are compared within a round, since a machine's speed wanders by
+more than what is looked for here. After some rounds all processes end and others begin, which is
+a group: what one process is slower than its equal is a matter of where its memory lies, and lasts
+as long as it does. Groups are what bounds are made of (``processes.ratio``, 95 %), and goals are
+judged by them; that start-up takes seconds is not counted.
 
-All have the allocator keep the memory that a step frees, as hpcdet does by itself: else chance
-decides how many page faults a step has, hundreds or none, and that is more than what is measured
-here. A last hand-written loop leaves the allocator as it is.
+Each makes its checkpoint in the middle of the last block of a group, so that what is written
+beside the training is written in its own time. That block counts as one of thirty: as a
+checkpoint every 300 steps of 20 ms. Steps in the table are medians. Each rank has one thread.
+
+All have the allocator keep the memory that a step frees, as hpcdet does by itself, with the same
+numbers: else chance decides how many page faults a step has, hundreds or none, and that is more
+than what is measured here. So it makes no difference between them; how much it is, the
+hand-written loop without it shows.
 
 The peers live in ``~/.cache/hpcdet-bench/peers``, which shares torch with hpcdet's environment.
 """
@@ -29,7 +34,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import random
 import select
@@ -48,6 +52,7 @@ from typing import Any
 TOP = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 
+import processes  # noqa: E402
 import results  # noqa: E402
 
 from tests.ranks import experiment  # noqa: E402
@@ -62,53 +67,63 @@ GOAL = 1.02
 
 @dataclass(frozen=True)
 class Step:
-    """How long a step is, and how many make a block; ``checkpoint``: steps between two of ours."""
+    """How long a step is, and how many make a block."""
 
     name: str
     width: int
     batch: int
     block: int
-    checkpoint: int
     goal: float | None
 
 
 CYCLE = 30
-"""Blocks from one checkpoint to the next."""
-WARM = 5
-"""Blocks that do not count."""
-LONG = Step("20 ms", 1200, 128, 10, 10 * CYCLE, GOAL)
-SHORT = Step("1 ms", 64, 32, 100, 100 * CYCLE, None)
-KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**26)}
+"""A checkpoint is made every so many blocks."""
+WARM = 2
+"""Blocks of a group that do not count."""
+LONG = Step("20 ms", 1200, 128, 10, GOAL)
+SHORT = Step("1 ms", 64, 32, 100, None)
+KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
+"""What ``hpcdet.train.heap`` asks for."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One group after the other; ``rounds`` of each count."""
+
+    step: Step
+    world: int
+    groups: int
+    rounds: int
+
+    @property
+    def steps(self) -> int:
+        """Of a method in a group, up to its last block's end."""
+        return (WARM + self.rounds) * self.step.block
 
 
 @dataclass
 class Loop:
-    """One method's ranks; ``blocks`` are mean steps in seconds."""
+    """One method's ranks, as long as they live."""
 
     name: str
     ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
     pipes: list[tuple[int, int]] = field(default_factory=list)
-    blocks: list[float] = field(default_factory=list)
 
-    @property
-    def step(self) -> float:
-        """A step, in seconds."""
-        return statistics.median(self.blocks)
-
-    def turn(self) -> list[float]:
-        """Let it train one block; its steps by rank 0."""
+    def turn(self) -> float:
+        """Let it train one block; the mean of its steps, by rank 0, in seconds."""
         for writer, _ in self.pipes:
             os.write(writer, b"g")
-        return self.hear()
+        return statistics.fmean(self.hear())
 
     def hear(self) -> list[float]:
-        """Wait until all ranks have said what they had to say."""
+        """What rank 0 says, once all have said something."""
         said = [_line(reader, self) for _, reader in self.pipes]
         return said[0]
 
     def end(self) -> None:
         for rank in self.ranks:
             rank.kill()
+        for rank in self.ranks:
             rank.wait()
         for pair in self.pipes:
             for fd in pair:
@@ -130,48 +145,54 @@ def _line(reader: int, loop: Loop) -> list[float]:
 
 # -- methods -----------------------------------------------------------------------------------
 
-Start = Callable[[Step, int, Path], list[tuple[list[str], dict[str, str]]]]
+Start = Callable[[Run, Path], list[tuple[list[str], dict[str, str]]]]
 """Argv and environment of each rank."""
 
 
 def _peer(method: str, *, keeping: bool = True) -> Start:
-    def start(step: Step, world: int, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
+    def start(run: Run, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
         python = sys.executable if method in ("bare", "saving") else str(VENV / "bin" / "python")
         argv = [python, str(HERE / "peers.py"), method]
         master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         own = {**(KEEPING if keeping else {}), **master, "BENCH_METHOD": method}
-        return [(argv, own) for _ in range(world)]
+        return [(argv, own) for _ in range(run.world)]
 
     return start
 
 
 def _ours(**config: Any) -> Start:
-    def start(step: Step, world: int, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
+    def start(run: Run, folder: Path) -> list[tuple[list[str], dict[str, str]]]:
         trial = experiment(
             folder / "EXP",
             code=HERE,
-            ranks=world,
-            hparams={"global_batch_size": step.batch * world},
+            ranks=run.world,
+            hparams={"global_batch_size": run.step.batch * run.world},
             until=1_000_000,
-            min_checkpoint_period={"batches": step.checkpoint},
+            min_checkpoint_period={"batches": run.steps},
             **config,
         )
         argv = [sys.executable, "-m", "hpcdet.attempt", str(folder / "EXP"), str(trial.number), "1"]
-        return [(argv, KEEPING) for _ in range(world)]
+        return [(argv, KEEPING) for _ in range(run.world)]
 
     return start
 
 
+BARE, AGAIN = "hand-written", "hand-written again"
+OURS = ("PyTorchTrial", "Core API")
+PEERS = ("Lightning Fabric", "Determined")
 METHODS: dict[str, Start] = {
-    "hand-written": _peer("bare"),
-    "hand-written again": _peer("bare"),
-    "hand-written, torch.save": _peer("saving"),
+    BARE: _peer("bare"),
+    AGAIN: _peer("bare"),
     "PyTorchTrial": _ours(entrypoint="model_def:Trial"),
     "Core API": _ours(entrypoint="python3 core_loop.py"),
     "Lightning Fabric": _peer("fabric"),
     "Determined": _peer("determined"),
+}
+BESIDES: dict[str, Start] = {
+    "hand-written, torch.save": _peer("saving"),
     "hand-written, malloc as it is": _peer("bare", keeping=False),
 }
+"""Once, with long steps and one rank."""
 
 
 def _free_port() -> int:
@@ -181,47 +202,35 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def _started(names: Sequence[str], step: Step, world: int, root: Path) -> Iterator[list[Loop]]:
+def _started(names: Sequence[str], run: Run, root: Path) -> Iterator[list[Loop]]:
+    """All methods' processes, ready for their first step."""
     loops: list[Loop] = []
-    size = {"width": step.width, "batch": step.batch, "block": step.block}
+    size = {"width": run.step.width, "batch": run.step.batch, "block": run.step.block}
     try:
         for name in names:
             loop = Loop(name)
             loops.append(loop)
-            folder = root / f"{name} {step.name} {world}"
+            folder = root / name
             folder.mkdir()
-            for rank, (argv, own) in enumerate(METHODS[name](step, world, folder)):
-                to_rank, from_rank = os.pipe(), os.pipe()
+            for rank, (argv, own) in enumerate((METHODS | BESIDES)[name](run, folder)):
                 environment = {
                     **{k: v for k, v in os.environ.items() if not k.startswith(NOT_OURS)},
                     "PYTHONPATH": os.pathsep.join((str(TOP), str(HERE))),
                     "OMP_NUM_THREADS": "1",
                     "RANK": str(rank),
                     "LOCAL_RANK": str(rank),
-                    "WORLD_SIZE": str(world),
-                    "LOCAL_WORLD_SIZE": str(world),
+                    "WORLD_SIZE": str(run.world),
+                    "LOCAL_WORLD_SIZE": str(run.world),
                     "NODE_RANK": "0",
-                    "BENCH_SIZE": json.dumps({**size, "checkpoint": step.checkpoint}),
-                    "BENCH_PIPES": f"{to_rank[0]},{from_rank[1]}",
+                    "BENCH_SIZE": json.dumps({**size, "checkpoint": run.steps}),
                     **own,
                 }
-                with (folder / f"output-{rank}").open("wb") as output:
-                    loop.ranks.append(
-                        subprocess.Popen(
-                            argv,
-                            env=environment,
-                            cwd=folder,
-                            stdout=output,
-                            stderr=output,
-                            pass_fds=(to_rank[0], from_rank[1]),
-                        )
-                    )
-                os.close(to_rank[0])
-                os.close(from_rank[1])
-                loop.pipes.append((to_rank[1], from_rank[0]))
+                _start(loop, argv, environment, folder)
+        for loop in loops:
             try:
-                loop.hear()  # it is ready for its first step
+                loop.hear()
             except SystemExit:
+                folder = root / loop.name
                 for file in sorted([*folder.glob("output-*"), *folder.rglob("rank-*.log")]):
                     print(file.name, file.read_text(errors="replace")[-3000:], file=sys.stderr)
                 raise
@@ -231,99 +240,102 @@ def _started(names: Sequence[str], step: Step, world: int, root: Path) -> Iterat
             loop.end()
 
 
-def _measure(names: Sequence[str], step: Step, world: int, rounds: int) -> list[Loop]:
+def _start(loop: Loop, argv: list[str], environment: dict[str, str], folder: Path) -> None:
+    """One more rank of a method."""
+    to_rank, from_rank = os.pipe(), os.pipe()
+    own = (to_rank[0], from_rank[1])
+    with (folder / f"output-{len(loop.ranks)}").open("wb") as output:
+        loop.ranks.append(
+            subprocess.Popen(
+                argv,
+                env={**environment, "BENCH_PIPES": f"{own[0]},{own[1]}"},
+                cwd=folder,
+                stdout=output,
+                stderr=output,
+                pass_fds=own,
+            )
+        )
+    os.close(own[0])
+    os.close(own[1])
+    loop.pipes.append((to_rank[1], from_rank[0]))
+
+
+Blocks = dict[str, list[list[float]]]
+"""Mean steps of each method's blocks that count, by group, in seconds."""
+
+
+def _measure(names: Sequence[str], run: Run) -> Blocks:
     shuffled = random.Random(1)
-    with tempfile.TemporaryDirectory(prefix="overhead-") as root:  # noqa: SIM117
-        with _started(names, step, world, Path(root)) as loops:
-            for number in range(rounds + WARM):
-                order = list(loops)
-                shuffled.shuffle(order)
-                for loop in order:
-                    steps = loop.turn()
-                    if number >= WARM:
-                        loop.blocks.append(statistics.fmean(steps))
-            return loops
+    blocks: Blocks = {name: [] for name in names}
+    for _ in range(run.groups):
+        order = list(names)
+        shuffled.shuffle(order)
+        with tempfile.TemporaryDirectory(prefix="overhead-") as root:  # noqa: SIM117
+            with _started(order, run, Path(root)) as loops:
+                for name in names:
+                    blocks[name].append([])
+                for number in range(WARM + run.rounds):
+                    shuffled.shuffle(loops)
+                    for loop in loops:
+                        step = loop.turn()
+                        if number >= WARM:
+                            blocks[loop.name][-1].append(step)
+    return blocks
 
 
 # -- rows --------------------------------------------------------------------------------------
 
 
-def saves(number: int) -> bool:
-    """Whether a block that counts has a checkpoint: the last one of each cycle."""
-    return (number + WARM) % CYCLE == CYCLE - 1
+def compared(ours: Sequence[float], peer: Sequence[float]) -> float:
+    """One group's ratio of two methods; in its last block is the checkpoint."""
+    quiet = processes.within(ours[:-1], peer[:-1])
+    return float((quiet * (CYCLE - 1) + ours[-1] / peer[-1]) / CYCLE)
 
 
-def compared(ours: Sequence[float], peer: Sequence[float], numbers: Sequence[int]) -> float:
-    """The ratio of two methods' steps over the rounds ``numbers``."""
-    found = {kind: [n for n in numbers if saves(n) is kind] for kind in (False, True)}
-    quiet, saving = (_ratio(ours, peer, found[kind] or numbers) for kind in (False, True))
-    return ((CYCLE - 1) * quiet + saving) / CYCLE
-
-
-def _ratio(ours: Sequence[float], peer: Sequence[float], numbers: Sequence[int]) -> float:
-    logs = sorted(math.log(ours[n] / peer[n]) for n in numbers)
-    cut = len(logs) // 10
-    return math.exp(statistics.fmean(logs[cut : len(logs) - cut]))
-
-
-def bounds(ours: Sequence[float], peer: Sequence[float], draws: int = 2000) -> tuple[float, float]:
-    """95 % of the ratio, by drawing rounds anew."""
-    chance = random.Random(7)
-    kinds = [[n for n in range(len(ours)) if saves(n) is kind] for kind in (False, True)]
-    found = []
-    for _ in range(draws):
-        drawn = [n for kind in kinds if kind for n in chance.choices(kind, k=len(kind))]
-        found.append(compared(ours, peer, drawn))
-    found.sort()
-    return found[int(0.025 * draws)], found[int(0.975 * draws) - 1]
-
-
-OURS = ("PyTorchTrial", "Core API")
-
-
-def _rows(loops: Sequence[Loop], step: Step, world: int) -> list[results.Row]:
+def _rows(blocks: Blocks, run: Run) -> list[results.Row]:
     """All against the hand-written loop, and hpcdet against each of the others that do as much."""
-    bare, *others = loops
-    rows = [_row(loop, bare, step, world, step.goal) for loop in others]
-    for peer in others:
-        if peer.name in ("Lightning Fabric", "Determined"):
-            rows += [_row(loop, peer, step, world, 1.0) for loop in others if loop.name in OURS]
-    return rows
+    rows = [_row(name, BARE, blocks, run) for name in blocks if name != BARE]
+    return rows + [
+        _row(name, peer, blocks, run) for peer in PEERS if peer in blocks for name in OURS
+    ]
 
 
-def _row(loop: Loop, peer: Loop, step: Step, world: int, goal: float | None) -> results.Row:
-    low, high = bounds(loop.blocks, peer.blocks)
-    goal = goal if loop.name in OURS else None
-    return {
-        "what": f"{loop.name}, {step.name}, {world} rank{'s' if world > 1 else ''}",
+def _row(name: str, peer: str, blocks: Blocks, run: Run) -> results.Row:
+    ours, others = blocks[name], blocks[peer]
+    found = processes.ratio([compared(*pair) for pair in zip(ours, others, strict=True)])
+    goal, said = None, found.rank()
+    if name in OURS and peer in PEERS:
+        goal = 1.0
+    elif name in OURS and run.step.goal is not None:
+        goal, said = run.step.goal, found.against(run.step.goal)
+    row: results.Row = {
+        "what": f"{name}, {run.step.name}, {run.world} rank{'s' if run.world > 1 else ''}",
         "unit": "s",
-        "ours": loop.step,
-        "peer": peer.step,
-        "peer_name": peer.name,
-        "ratio": round(compared(loop.blocks, peer.blocks, range(len(loop.blocks))), 4),
-        "low": round(low, 4),
-        "high": round(high, 4),
-        "least": min(loop.blocks),
-        "peer_least": min(peer.blocks),
+        "ratio": round(found.value, 4),
+        "peer_name": peer,
+        "low": round(found.low, 4),
+        "high": round(found.high, 4),
         "goal": goal,
-        "met": None if goal is None else high <= goal,
-        "missed": None if goal is None else low > goal,
-        "runs": len(loop.blocks),
+        "met": None if goal is None else said in ("met", "ahead"),
+        "said": said,
+        "runs": run.groups,
+        "rounds": run.rounds,
     }
+    for whose, times in (("ours", ours), ("peer", others)):
+        every = [step for group in times for step in group]
+        row |= {whose: statistics.median(every), f"{whose}_least": min(every)}
+    return row
 
 
 def _print(rows: Sequence[results.Row]) -> None:
     width = max(len(row["what"]) for row in rows) + 2
-    print(f"{'what':<{width}}{'step':>9}{'than':>9}{'ratio':>8}{'95 %':>14}  goal")
+    print(f"{'what':<{width}}{'step':>9}{'than':>9}{'ratio':>8}{'95 %':>14}")
     for row in rows:
-        verdict = ""
-        if row["goal"] is not None:
-            said = "met" if row["met"] else "missed" if row["missed"] else "not decided"
-            verdict = f"{row['goal']}: {said}"
         interval = f"{row['low']:.3f}-{row['high']:.3f}"
+        goal = "" if row["goal"] in (None, 1.0) else f"{row['goal']}: "
         print(
             f"{row['what']:<{width}}{1e3 * row['ours']:>6.2f} ms{1e3 * row['peer']:>6.2f} ms"
-            f"{row['ratio']:>8.3f}{interval:>14}  {row['peer_name']:<18}{verdict}",
+            f"{row['ratio']:>8.3f}{interval:>14}  {row['peer_name']:<18}{goal}{row['said']}",
             flush=True,
         )
 
@@ -345,7 +357,7 @@ def _prepare() -> list[str]:
         paths = {sysconfig.get_paths()["purelib"], *(p for p in sys.path if "site-packages" in p)}
         (site / "zz-torch.pth").write_text("\n".join(sorted(paths)) + "\n")
     found = list(METHODS)
-    for method, module in (("Lightning Fabric", "lightning_fabric"), ("Determined", "determined")):
+    for method, module in zip(PEERS, ("lightning_fabric", "determined"), strict=True):
         argv = [python, "-c", f"import {module}"]
         if subprocess.run(argv, capture_output=True, check=False).returncode:
             print(f"{method} cannot be installed here and is left out", file=sys.stderr)
@@ -356,31 +368,31 @@ def _prepare() -> list[str]:
 def main() -> int:
     """Measure, print, write; exit 0 also where a goal was missed (the table says so)."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one round of each kind")
-    parser.add_argument("--rounds", type=int, default=8 * CYCLE)
+    parser.add_argument("--quick", action="store_true", help="few groups of few rounds")
+    parser.add_argument("--groups", type=int, default=16, help="times that processes begin")
+    parser.add_argument("--rounds", type=int, default=128, help="rounds of blocks, of all groups")
     parser.add_argument("--world", type=int, action="append", help="only so many ranks")
     parser.add_argument("--step", action="append", help="only steps of '20 ms' or '1 ms'")
     parser.add_argument("--add", action="store_true", help="keep the rows of other calls")
     given = parser.parse_args()
+    groups = processes.LEAST if given.quick else given.groups
+    rounds = 3 if given.quick else max(3, given.rounds // groups)
+    if groups < processes.LEAST:
+        parser.error(f"--groups: at least {processes.LEAST}")
     names = _prepare()
-    rows = _written() if given.add else []
+    rows = results.written("overhead") if given.add else []
     for step in (LONG, SHORT):
         for world in given.world or (1, 2):
             if given.step and step.name not in given.step:
                 continue
-            loops = _measure(names, step, world, CYCLE if given.quick else given.rounds)
-            made = _rows(loops, step, world)
+            run = Run(step, world, groups, rounds)
+            besides = BESIDES if step is LONG and world == 1 else ()
+            made = _rows(_measure([*names, *besides], run), run)
             _print(made)
             new = {(row["what"], row["peer_name"]) for row in made}
             rows = [row for row in rows if (row["what"], row["peer_name"]) not in new] + made
             results.write("overhead", rows)
     return 0
-
-
-def _written() -> list[results.Row]:
-    path = TOP / "benchmarks" / "results" / "overhead.json"
-    rows: list[results.Row] = json.loads(path.read_text())["rows"] if path.exists() else []
-    return rows
 
 
 if __name__ == "__main__":

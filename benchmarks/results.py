@@ -54,6 +54,13 @@ def write(name: str, rows: Sequence[Row]) -> None:
     (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
+def written(name: str) -> list[Row]:
+    """The rows that an earlier call wrote; none if there was none."""
+    path = TOP / "benchmarks" / "results" / f"{name}.json"
+    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    return rows
+
+
 def _machine() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
 

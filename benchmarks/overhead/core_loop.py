@@ -26,7 +26,9 @@ with core.init() as context:
         turns.step()
         with profiler.phase("data"):
             part = next(parts)
-            inputs, labels = torch.utils.data.default_collate([data[i] for i in part.indices])
+            inputs, labels = torch.utils.data.default_collate(
+                [data[i] for i in part.indices.tolist()]
+            )
         with profiler.phase("forward"):
             loss = cross_entropy(parallel(inputs), labels)
         with profiler.phase("backward"):

@@ -57,6 +57,8 @@ class Turns:
     """
 
     def __init__(self) -> None:
+        if torch.get_num_threads() != 1:
+            raise SystemExit(f"{torch.get_num_threads()} threads: the others have one")
         self._reader, self._writer = map(int, os.environ["BENCH_PIPES"].split(","))
         self._block = int(SIZE["block"])
         self._before = self._block // 2
