@@ -369,8 +369,8 @@ def main() -> int:
     """Measure, print, write; exit 0 also where a goal was missed (the table says so)."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few groups of few rounds")
-    parser.add_argument("--groups", type=int, default=16, help="times that processes begin")
-    parser.add_argument("--rounds", type=int, default=128, help="rounds of blocks, of all groups")
+    parser.add_argument("--groups", type=int, default=12, help="times that processes begin")
+    parser.add_argument("--rounds", type=int, default=120, help="rounds of blocks, of all groups")
     parser.add_argument("--world", type=int, action="append", help="only so many ranks")
     parser.add_argument("--step", action="append", help="only steps of '20 ms' or '1 ms'")
     parser.add_argument("--add", action="store_true", help="keep the rows of other calls")

@@ -209,15 +209,15 @@ def test_a_stop_is_heeded_at_a_step_in_which_no_clock_has_a_say() -> None:
         both = [Agreement(wire, lambda: now) for _ in range(2)]
         stops = [Stop(at_once=False) for _ in range(2)]
         for stop in stops:
-            stop.learn([asked])
+            stop.learn(asked)
         for step in range(since + 1, 100):
             now += speed[step % len(speed)]
             if step >= 13:
-                stops[1].learn([13])
+                stops[1].learn(13)
             for agreement, stop in zip(both, stops, strict=True):
                 said = Orders(stop=stop.asked)
                 if heard := agreement.exchange(lambda said=said: said, step):
-                    stop.learn([heard.stop])
+                    stop.learn(heard.stop)
             due = [stop.due(step) for stop in stops]
             assert due[0] is due[1]
             if due[0]:

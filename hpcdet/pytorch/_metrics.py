@@ -106,10 +106,13 @@ def _combine(kind: Reducer, parts: list[tuple[float, float]]) -> float:
 def _number(name: str, value: Any, kind: Reducer) -> torch.Tensor | float:
     if isinstance(value, float):
         return value
-    try:
-        tensor = torch.as_tensor(value).detach()
-    except (TypeError, ValueError, RuntimeError):
-        tensor = torch.empty(0)
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach()
+    else:
+        try:
+            tensor = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError):
+            tensor = torch.empty(0)
     if tensor.numel() == 0:
         raise ConfigError(
             f"metric {name!r} is a {type(value).__name__} without a number",

@@ -139,7 +139,7 @@ class Saves:
             if loaded.manifest.inherited:
                 self._progress.best = self._progress.stop = None  # they were its parent's
                 self._progress.stopped = False
-            self._session.stop.learn([self._progress.stop])
+            self._session.stop.learn(self._progress.stop)
             self.changed = False
         return loaded
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +32,7 @@ def shuffled(size: int, seed: int, epoch: int) -> Indices:
     return np.argsort(words, kind="stable").astype(np.int64)
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(NamedTuple):
     """What one rank takes of one global batch.
 
     Attributes:

@@ -200,7 +200,7 @@ class Session:
             if first and stepped:  # of the Core API's ranks one alone may have loaded a checkpoint
                 self._steps = self.peers.broadcast(self._steps)
             self._steps += stepped
-            self.stop.learn([self._steps] if stop else ())
+            self.stop.learn(self._steps if stop else None)
             heard = self._agreement.exchange(self._mine, self._steps if stepped else None)
         if stepped:
             self.profile.step(units)
@@ -217,7 +217,7 @@ class Session:
         Args:
             asked: that of this rank has.
         """
-        self.stop.learn([self._steps] if asked else ())
+        self.stop.learn(self._steps if asked else None)
         if self.stop.anywhere(self.peers) is None:
             return False
         self.stop.obey()
@@ -248,7 +248,7 @@ class Session:
         if orders.until is not None and orders.until != self.until:
             self.until = orders.until
             self.rungs = limits.lengthen(self.rungs, [orders.until.value])
-        self.stop.learn([orders.stop])
+        self.stop.learn(orders.stop)
         if orders.leave:
             self._notice(orders.leave)
         return orders

@@ -6,8 +6,6 @@ step all the same, whichever of their ranks asks, and whether they are interrupt
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from hpcdet.store.layout import TrialPaths
 from hpcdet.store.records import Verdict
 from hpcdet.train.agreement import TOGETHER
@@ -31,14 +29,15 @@ class Stop:
         self.obeyed = False
         self._at_once = at_once
 
-    def learn(self, steps: Iterable[int | None]) -> None:
-        """Somebody had asked after each of these steps."""
-        known = [step for step in (self.asked, *steps) if step is not None]
-        self.asked = min(known, default=None)
+    def learn(self, step: int | None) -> None:
+        """Somebody had asked after this step; None: nobody had."""
+        if step is not None and (self.asked is None or step < self.asked):
+            self.asked = step
 
     def anywhere(self, peers: Peers) -> int | None:
         """``asked``, as far as any rank knows; all call together."""
-        self.learn(peers.allgather(self.asked))
+        for step in peers.allgather(self.asked):
+            self.learn(step)
         return self.asked
 
     def obey(self) -> None:
