@@ -52,7 +52,7 @@ def best_command(out: Output, ids: Sequence[str]) -> None:
         Column("STATE", "state"),
         Column("STEP", "step", right=True),
         *columns,
-        Column("HYPERPARAMETERS", "hyperparameters"),
+        Column("HYPERPARAMETERS", "hyperparameters", fold=True),
     )
     out.emit(items, shown)
 

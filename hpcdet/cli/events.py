@@ -19,7 +19,7 @@ COLUMNS = (
     Column("TIME", words.time_of("time"), cut=False),
     Column("TRIAL", lambda e: f"{e['trial'] or ''}" + (f".{e['attempt']}" if e["attempt"] else "")),
     Column("KIND", "kind"),
-    Column("WHAT", "text"),
+    Column("WHAT", "text", fold=True),
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import click
 
-from hpcdet.cli import words
+from hpcdet.cli import facts, words
 from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
@@ -64,7 +64,7 @@ def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
         out.emit(findings, COLUMNS, key="about")
         return
     for finding in findings:
-        click.echo(f"{finding['about']}: {finding['finding']}")
+        click.echo(facts.folded(f"{finding['about']}: {finding['finding']}", "  "))
         for line in finding["evidence"]:
             click.echo(f"    {line}")
         if finding["next"]:

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
-from hpcdet.cli import best, follow, words
+from hpcdet.cli import follow, standing, words
 from hpcdet.cli.ids import id_argument, ids_argument
-from hpcdet.cli.output import Column, Output, folded, output, text
+from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.errors import HpcdetError, Unsuccessful, UsageError
 from hpcdet.read import find, series, views
@@ -67,7 +67,7 @@ def ls_command(
     elif limit:
         rows = rows[-limit:]
     empty = f"no {'trials' if trials else 'experiments'} in {settings().root}"
-    out.emit(rows, LS_TRIALS if trials else LS, warnings=warnings, empty=empty)
+    out.emit(rows, standing.LS_TRIALS if trials else LS, warnings=warnings, empty=empty)
 
 
 LS = (
@@ -209,22 +209,6 @@ def _status(ids: Sequence[str]) -> tuple[list[Item], list[str]]:
     return items, []
 
 
-_TRIAL = (
-    Column("STATE", "state", cut=False),
-    Column("STEPS", "steps", right=True),
-    Column("BEST", "best", right=True),
-    Column("AT", "best_step", right=True),
-    Column("RESTARTS", "restarts", right=True),
-    Column("HYPERPARAMETERS", "hyperparameters"),
-    Column("PARENT", "parent", wide=True),
-    Column("SEED", "seed", wide=True, right=True),
-    Column("CHECKPOINT", lambda row: (row["last_checkpoint"] or {}).get("name"), wide=True),
-    Column("WHY", "why", wide=True),
-)
-TRIALS = (Column("TRIAL", "trial", right=True), *_TRIAL)
-LS_TRIALS = (Column("ID", "id", cut=False), *_TRIAL)
-
-
 def _print_status(out: Output, items: list[Item], warnings: Sequence[str]) -> None:
     if not out.for_people or out.fields:
         out.emit(items, (), warnings=warnings)
@@ -236,56 +220,14 @@ def _print_status(out: Output, items: list[Item], warnings: Sequence[str]) -> No
     for number, item in enumerate(items):
         if number:
             click.echo()
-        click.echo(headline(item))
+        click.echo(standing.headline(item))
         for line in item["purged"]:
             settings().warn(line)
         for trial in item["trials"]:
             if trial["state"] == "ERROR" and trial["why"]:
                 settings().note(f"trial {trial['trial']}: {text(trial['why'])}")
         if item["trials"]:
-            out.emit(item["trials"], _trials(item))
-
-
-def _trials(item: Item) -> tuple[Column, ...]:
-    """With constraints or several objectives these stand before the hyperparameters."""
-    at = [column.title for column in TRIALS].index("HYPERPARAMETERS")
-    return (*TRIALS[:at], *best.columns(item), *TRIALS[at:])
-
-
-def headline(item: dict[str, Any]) -> str:
-    """The lines above the table of trials: state, health, best value."""
-    done = sum(trial["state"] in follow.ENDED for trial in item["trials"])
-    lines = [f"{item['id']}  {item['state']}  {done}/{len(item['trials'])} trials ended"]
-    if item["why"]:
-        lines += folded(text(item["why"]))
-    if item["stuck"] and "hpcdet " not in item["why"]:
-        lines.append(f"  next: hpcdet resume {item['id']}")
-    if item["state"] not in follow.ENDED:
-        turn = item["last_turn_s"]
-        age = "" if turn is None else f", last turn {words.duration(turn)} ago"
-        why = f": {item['health_why']}" if item["health_why"] else ""
-        lines.append(f"  health {item['health']}{age}{why}")
-    if said := _spent(item["spent"]):
-        lines.append(f"  {said}")
-    return "\n".join([*lines, *best.lines(item)])
-
-
-def _spent(spent: Item) -> str:
-    """What of the budget is used, where there is one."""
-    budget = spent["budget"]
-    parts = []
-    if budget["slot_hours"] is not None:
-        more = f"{spent['overhead_slot_hours']:.3g} of it overhead"
-        if spent["charged_slot_hours"]:
-            more += f", {spent['charged_slot_hours']:.3g} charged by accounting"
-        if spent["reserved_slot_hours"]:
-            more += f", {spent['reserved_slot_hours']:.3g} more reserved"
-        more += f", {spent['left_slot_hours']:.3g} left"
-        parts.append(f"{spent['slot_hours']:.3g} of {budget['slot_hours']:g} slot hours ({more})")
-    if budget["wall_s"] is not None:
-        since = words.duration(spent["wall_s"] or 0)
-        parts.append(f"{since} of {words.duration(budget['wall_s'])}")
-    return f"spent {', '.join(parts)}" if parts else ""
+            out.emit(item["trials"], standing.trials(item))
 
 
 ATTEMPTS = (
@@ -363,10 +305,10 @@ def show_command(out: Output, id: str, section: Sequence[str]) -> None:
         return
     chosen = section or SECTIONS
     if "status" in chosen:
-        click.echo(headline(item))
+        click.echo(standing.headline(item))
         for line in item["purged"]:
             settings().warn(line)
-        out.emit(item["trials"], _trials(item))
+        out.emit(item["trials"], standing.trials(item))
     tables = (
         ("attempts", ATTEMPTS),
         ("jobs", JOBS),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import itertools
 import json
 import shutil
 import sys
@@ -37,6 +38,7 @@ class Column:
         wide: shown by ``-o wide`` only.
         right: numbers line up at their right end.
         cut: may lose its end where the terminal is too narrow.
+        fold: goes on in the next line instead.
     """
 
     title: str
@@ -44,6 +46,7 @@ class Column:
     wide: bool = False
     right: bool = False
     cut: bool = True
+    fold: bool = False
 
     def of(self, item: Item) -> Any:
         return item.get(self.value) if isinstance(self.value, str) else self.value(item)
@@ -140,23 +143,10 @@ _LEAST = 8
 """Columns are cut down to so many characters, not further."""
 
 
-def folded(line: str) -> list[str]:
-    """What stands below a title, indented, on as many lines of the terminal as it takes."""
-    width = shutil.get_terminal_size((80, 24)).columns
-    return textwrap.wrap(
-        line,
-        max(width, _LEAST),
-        initial_indent="  ",
-        subsequent_indent="  ",
-        break_long_words=False,  # paths and commands can be copied
-        break_on_hyphens=False,
-    )
-
-
 def table(
     columns: Sequence[Column], rows: list[list[str]], *, header: bool = True, cut: bool = True
 ) -> str:
-    """Rows in columns that line up; the widest columns are cut to the width of the terminal."""
+    """Rows in columns that line up; the widest are cut or folded to the width of the terminal."""
     titles = [[column.title for column in columns]] if header else []
     lines = titles + rows
     widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(columns))]
@@ -170,11 +160,16 @@ def table(
 
 
 def _line(columns: Sequence[Column], line: list[str], widths: list[int]) -> str:
+    """A row, in more than one line where a cell is folded."""
     cells = []
     for column, cell, width in zip(columns, line, widths, strict=True):
-        fit = cell if len(cell) <= width else cell[: width - 1] + "…"
-        cells.append(fit.rjust(width) if column.right else fit.ljust(width))
-    return "  ".join(cells).rstrip()
+        parts = textwrap.wrap(cell, width, break_on_hyphens=False) if column.fold else [cell]
+        fit = [part if len(part) <= width else part[: width - 1] + "…" for part in parts]
+        cells.append([part.rjust(width) if column.right else part.ljust(width) for part in fit])
+    empty = [" " * width for width in widths]
+    rows = itertools.zip_longest(*cells)
+    filled = ([cell or gap for cell, gap in zip(row, empty, strict=True)] for row in rows)
+    return "\n".join("  ".join(row).rstrip() for row in filled)
 
 
 def text(value: Any) -> str:

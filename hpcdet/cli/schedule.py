@@ -14,7 +14,7 @@ COLUMNS = (
     Column("FROM", "from", right=True),
     Column("TO", "to", right=True),
     Column("UNIT", "unit"),
-    Column("HYPERPARAMETERS", "hyperparameters"),
+    Column("HYPERPARAMETERS", "hyperparameters", fold=True),
     Column("CHECKPOINT", "checkpoint", wide=True),
     Column("SEED", "seed", wide=True, right=True),
 )

@@ -31,7 +31,7 @@ TAKEN = (
     Column("N", "n", right=True),
     Column("TRIAL", "trial", right=True),
     Column("WHAT", "what"),
-    Column("WHY", "why"),
+    Column("WHY", "why", fold=True),
 )
 VERIFIED = (
     Column("ID", "id"),
