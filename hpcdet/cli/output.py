@@ -140,7 +140,9 @@ class Output:
 
 
 _LEAST = 8
-"""Columns are cut down to so many characters, not further."""
+"""Columns are cut down to so many characters, not further; folded ones to their longest word, but
+at most to ``_WORD``."""
+_WORD = 30
 
 
 def table(
@@ -151,12 +153,20 @@ def table(
     lines = titles + rows
     widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(columns))]
     limit = shutil.get_terminal_size((80, 24)).columns
-    soft = [i for i, column in enumerate(columns) if column.cut and widths[i] > _LEAST]
+    least = [_least(column, [line[i] for line in lines]) for i, column in enumerate(columns)]
+    soft = [i for i, column in enumerate(columns) if column.cut and widths[i] > least[i]]
     while cut and soft and sum(widths) + 2 * (len(widths) - 1) > limit:
         widest = max(soft, key=lambda i: widths[i])
         widths[widest] -= 1
-        soft = [i for i in soft if widths[i] > _LEAST]
+        soft = [i for i in soft if widths[i] > least[i]]
     return "\n".join(_line(columns, line, widths) for line in lines)
+
+
+def _least(column: Column, cells: list[str]) -> int:
+    """The width below which a column is not made."""
+    if not column.fold:
+        return _LEAST
+    return min(_WORD, max((len(word) for cell in cells for word in cell.split()), default=_LEAST))
 
 
 def _line(columns: Sequence[Column], line: list[str], widths: list[int]) -> str:

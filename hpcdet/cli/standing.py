@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hpcdet.cli import best, facts, follow, words
@@ -21,21 +22,28 @@ _TRIAL = (
     Column("WHY", "why", wide=True),
 )
 TRIALS = (Column("TRIAL", "trial", right=True), *_TRIAL)
+_YIELDS = {"BEST", "AT", "RESTARTS"}
 LS_TRIALS = (Column("ID", "id", cut=False), *_TRIAL)
 
 
 def trials(item: Item) -> tuple[Column, ...]:
-    """With constraints or several objectives before the hyperparameters, of which those that are
-    the same in all trials are left out."""
+    """The table's columns: hyperparameters that are the same for all are left out of it.
+
+    Constraints and several objectives stand before them, in the place of what is left to the wide
+    table then.
+    """
     at = [column.title for column in TRIALS].index("HYPERPARAMETERS")
     same = _same(item["trials"])
+    before, values = TRIALS[:at], best.columns(item)
+    if values:
+        before = tuple(replace(column, wide=column.title in _YIELDS) for column in before)
 
     def own(trial: Item) -> Item:
         return {k: v for k, v in trial["hyperparameters"].items() if k not in same}
 
     return (
-        *TRIALS[:at],
-        *best.columns(item),
+        *before,
+        *values,
         Column("HYPERPARAMETERS", own if same else "hyperparameters"),
         *TRIALS[at + 1 :],
     )

@@ -108,7 +108,7 @@ def _journal_text(line: Line) -> str:
         case "start" if line.get("checkpoint"):
             return f"{line['world']} ranks go on from {line['checkpoint']}"
         case "start":
-            return f"{line['world']} ranks begin"
+            return "1 rank begins" if line["world"] == 1 else f"{line['world']} ranks begin"
         case "first_step":
             return "first step done"
         case "checkpoint":
