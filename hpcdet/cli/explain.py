@@ -72,7 +72,9 @@ def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
 
 
 def _finding(
-    kind: Literal["state", "pending", "failure", "restart", "progress", "slow", "origin"],
+    kind: Literal[
+        "state", "pending", "failure", "restart", "progress", "slow", "origin", "decision"
+    ],
     about: str,
     finding: str,
     next: str = "",
@@ -96,6 +98,8 @@ def _explain(gathered: gather.Gathered, trial: int) -> Iterator[Finding]:
         if trial in (0, row["trial"]):
             yield from _trial(gathered, row)
             yield from _slow(gathered, row)
+            if trial and (said := timeline.decided(gathered).get(trial)):
+                yield _finding("decision", row["id"], f"the searcher decided: {said}")
 
 
 def _slow(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:

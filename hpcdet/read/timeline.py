@@ -160,6 +160,16 @@ def _decisions(gathered: Gathered) -> Iterator[Event]:
         yield _event(gathered.closed.at, "state", f"{gathered.closed.state}{why}")
 
 
+def decided(gathered: Gathered) -> dict[int, str]:
+    """What the searcher has decided of each trial since it made it, the last of it, and why."""
+    found: dict[int, str] = {}
+    for line in gathered.decisions:
+        if line["kind"] == "action" and line["action"].get("trial"):
+            made = line["action"].get("kind") == "create"
+            found[line["action"]["trial"]] = "" if made else _action_text(line["action"])
+    return {trial: text for trial, text in found.items() if text}
+
+
 def _action_text(action: dict[str, Any]) -> str:
     until = action.get("until")
     length = " ".join(f"{value} {unit}" for unit, value in until.items()) if until else ""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet import __version__
-from hpcdet.read import logs, views
+from hpcdet.read import logs, timeline, views
 from hpcdet.read.gather import Gathered
 from hpcdet.read.report import curves, fronts, lanes
 from hpcdet.read.report.scale import bytes_text, duration, number, slot_time
@@ -63,6 +63,7 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
     names = sorted({name for row in status["trials"] for name in _flat(row["hyperparameters"])})
     hyperparameters = [_flat(row["hyperparameters"]) for row in status["trials"]]
     varied = [n for n in names if len({repr(h.get(n)) for h in hyperparameters}) > 1]
+    verdicts = _verdicts(status, timeline.decided(gathered))
     return {
         "status": {**status, "created": _short(status["created"])},
         "generated": _short(datetime.fromtimestamp(now, UTC).isoformat()),
@@ -82,6 +83,8 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
         "constant": {n: hyperparameters[0][n] for n in names if n not in varied},
         "trials": _trials(status, varied, found)[:ROWS],
         "trials_left_out": max(0, len(status["trials"]) - ROWS),
+        "verdicts": verdicts[:ROWS],
+        "heirs": any(row["parent"] for row in verdicts),
         "front": fronts.front(gathered),
         "charts": curves.charts(gathered),
         "checkpoints": [_checkpoint_row(row) for row in checkpoints[:ROWS]],
@@ -201,6 +204,20 @@ def _trials(
             }
         )
     return rows
+
+
+def _verdicts(status: Mapping[str, Any], decided: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Trials that began from another one, or of which something was decided since."""
+    return [
+        {
+            "trial": row["trial"],
+            "steps": number(row["steps"]),
+            "parent": row["parent"] and f"trial {row['parent'].replace('@', ' at ')}",
+            "decided": decided.get(row["trial"], ""),
+        }
+        for row in status["trials"]
+        if row["parent"] or row["trial"] in decided
+    ]
 
 
 def _nearest(status: Mapping[str, Any]) -> str:
