@@ -162,7 +162,7 @@ def test_metrics_along_epochs_and_time(cli: Cli, swept: Builder) -> None:
 
 
 def test_explain_names_the_cause_and_the_next_command(cli: Cli, swept: Builder) -> None:
-    out = cli("explain", "digits").out
+    out = " ".join(cli("explain", "digits").out.split())
     assert "the scheduler took the nodes back (1 times); 50 steps again" in out
     assert 'raise ValueError("bad batch 2")' in out
     assert "next: hpcdet logs digits-7f3a/3 --errors" in out

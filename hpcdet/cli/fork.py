@@ -17,7 +17,7 @@ from hpcdet.control import fork
 from hpcdet.read import find, gather
 
 COLUMNS = (
-    Column("ID", "id", cut=False),
+    Column("ID", "id"),
     Column("OF", "of"),
     Column("ENDED", "ended", right=True),
     Column("GO ON", "going", right=True),

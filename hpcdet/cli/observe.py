@@ -71,7 +71,7 @@ def ls_command(
 
 
 LS = (
-    Column("ID", "id", cut=False),
+    Column("ID", "id"),
     Column("STATE", "state", cut=False),
     Column("TRIALS", lambda row: f"{row['done']}/{row['trials']}", right=True),
     Column("CREATED", words.time_of("created"), cut=False),

@@ -148,7 +148,10 @@ _WORD = 30
 def table(
     columns: Sequence[Column], rows: list[list[str]], *, header: bool = True, cut: bool = True
 ) -> str:
-    """Rows in columns that line up; the widest are cut or folded to the width of the terminal."""
+    """Rows in columns that line up, at most as wide as the terminal.
+
+    The widest are cut or folded; the first, which says what a row is about, after all others.
+    """
     titles = [[column.title for column in columns]] if header else []
     lines = titles + rows
     widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(columns))]
@@ -156,7 +159,7 @@ def table(
     least = [_least(column, [line[i] for line in lines]) for i, column in enumerate(columns)]
     soft = [i for i, column in enumerate(columns) if column.cut and widths[i] > least[i]]
     while cut and soft and sum(widths) + 2 * (len(widths) - 1) > limit:
-        widest = max(soft, key=lambda i: widths[i])
+        widest = max(soft, key=lambda i: (i > 0, widths[i]))
         widths[widest] -= 1
         soft = [i for i in soft if widths[i] > least[i]]
     return "\n".join(_line(columns, line, widths) for line in lines)

@@ -17,7 +17,7 @@ from hpcdet.read import find, gather, states
 from hpcdet.store.layout import ExperimentPaths
 
 COLUMNS = (
-    Column("ID", "id", cut=False),
+    Column("ID", "id"),
     Column("HELD", "held"),
     Column("BY", "kind"),
     Column("HOST", "host"),
@@ -34,7 +34,7 @@ TAKEN = (
     Column("WHY", "why", fold=True),
 )
 VERIFIED = (
-    Column("ID", "id", cut=False),
+    Column("ID", "id"),
     Column("EVENTS", "events", right=True),
     Column("DECISIONS", "decisions", right=True),
     Column("SNAPSHOTS", "snapshots", right=True),
