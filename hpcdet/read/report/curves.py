@@ -70,11 +70,15 @@ def charts(gathered: Gathered) -> list[Chart]:
         group, name = key
         return (name != searcher.metric, group != "validation", group, name)
 
+    def whose(name: str) -> str | None:
+        """What is to be said of who has the best value; None of a metric that none is best of."""
+        anybody = ", feasible or not" if searcher.goals.constraints else ""
+        return anybody if name == searcher.metric else None
+
     chosen = sorted(rows, key=rank)[:CHARTS]
     styles = {trial.number: n % _STYLES for n, trial in enumerate(gathered.trials)}
     made = (
-        _chart(key, rows[key], styles, searcher.smaller_is_better, key[1] == searcher.metric)
-        for key in chosen
+        _chart(key, rows[key], styles, searcher.smaller_is_better, whose(key[1])) for key in chosen
     )
     return [chart for chart in made if chart is not None]
 
@@ -91,7 +95,7 @@ def _chart(
     rows: Sequence[dict[str, Any]],
     styles: dict[int, int],
     smaller_is_better: bool,
-    ranked: bool,
+    ranked: str | None,
 ) -> Chart | None:
     trials: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -127,8 +131,8 @@ def _chart(
         left_out=len(trials) - len(shown),
         log=log,
         summary=(
-            f"The best value is {number(chosen)}, of trial {best}."
-            if ranked
+            f"The best value is {number(chosen)}, of trial {best}{ranked}."
+            if ranked is not None
             else f"Values from {number(min(values))} to {number(max(values))}."
         ),
         reduced=any(len(trials[trial]) > POINTS for trial in shown),
