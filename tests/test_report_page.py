@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.read import report
+from hpcdet.read import report, timeline
 from hpcdet.read.gather import gather
 from hpcdet.read.report import curves, lanes, scale
 from hpcdet.read.report.spans import epoch, spans, totals
@@ -224,3 +224,20 @@ def test_every_end_has_a_sign(tmp_path: Path) -> None:
     timeline = lanes.timeline(gathered, spans(gathered, NOW))
     assert timeline is not None
     assert [mark.sign for mark in timeline.lanes[0].ends] == ["↺", "◷", "‖", "✗", "✗", "✓"]
+
+
+def test_what_was_decided_of_trials_is_said_with_its_reason(tmp_path: Path) -> None:
+    built = sweep(tmp_path / "digits-7f3a")
+    for action in (
+        {"kind": "create", "trial": 1, "why": "bracket 1"},
+        {"kind": "create", "trial": 2, "why": "an heir of trial 1", "parent": "1@50 batches"},
+        {"kind": "create", "trial": 3, "why": "bracket 1"},
+        {"kind": "pause", "trial": 1, "why": "rung 1 of 3: rank 2 of 2"},
+        {"kind": "pause", "trial": 2, "why": "it waits for a place"},
+        {"kind": "continue", "trial": 2, "until": {"batches": 100}},
+        {"kind": "continue", "trial": 3, "until": {"batches": 100}},
+    ):
+        built.decide("action", action=action)
+    decided = timeline.decided(gather(built.paths))
+    assert decided == {1: "pause: rung 1 of 3: rank 2 of 2", 2: "an heir of trial 1"}
+    assert "pause: rung 1 of 3: rank 2 of 2" in Text(render(built)).text

@@ -167,7 +167,8 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
     if row["origin"]:
         *parents, _ = lineage.chain(gathered, row["trial"])
         ends = [f"trial {one['trial']} at {one['to']} {one['unit']}" for one in reversed(parents)]
-        said = f"it began from {row['origin']['checkpoint']} of {row['parent']}"
+        parent = row["parent"].replace("@", " at ")
+        said = f"it began from {row['origin']['checkpoint']} of trial {parent}"
         evidence = [f"its parents: {', '.join(ends)}"] if parents else []
         yield _finding("origin", row["id"], said, f"hpcdet schedule {row['id']}", evidence)
     elif row["parent"]:

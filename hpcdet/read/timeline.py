@@ -106,7 +106,8 @@ def _journal_text(line: Line) -> str:
     """What a line of an attempt's journal tells in the timeline; "" if nothing."""
     match line["kind"]:
         case "start" if line.get("checkpoint"):
-            return f"{line['world']} ranks go on from {line['checkpoint']}"
+            ranks = "1 rank goes" if line["world"] == 1 else f"{line['world']} ranks go"
+            return f"{ranks} on from {line['checkpoint']}"
         case "start":
             return "1 rank begins" if line["world"] == 1 else f"{line['world']} ranks begin"
         case "first_step":
@@ -161,12 +162,16 @@ def _decisions(gathered: Gathered) -> Iterator[Event]:
 
 
 def decided(gathered: Gathered) -> dict[int, str]:
-    """What the searcher has decided of each trial since it made it, the last of it, and why."""
+    """Where the searcher gave a reason: what it decided last of a trial, or why it is an heir."""
     found: dict[int, str] = {}
+    made: dict[int, str] = {}
     for line in gathered.decisions:
-        if line["kind"] == "action" and line["action"].get("trial"):
-            made = line["action"].get("kind") == "create"
-            found[line["action"]["trial"]] = "" if made else _action_text(line["action"])
+        action = line["action"] if line["kind"] == "action" else {}
+        trial = action.get("trial", 0)
+        if action.get("kind") == "create":
+            made[trial] = found[trial] = action.get("why", "") if action.get("parent") else ""
+        elif trial:
+            found[trial] = _action_text(action) if action.get("why") else made.get(trial, "")
     return {trial: text for trial, text in found.items() if text}
 
 
