@@ -70,7 +70,8 @@ def _trial(trial: GatheredTrial, slots: int, now: float) -> Iterator[Span]:
         end = epoch(attempt.end.at) if attempt.end and attempt.end.at else now
         yield from _attempt(attempt, claimed, end, slots)
         free = end if attempt.end else None
-        kind = "paused" if attempt.end and attempt.end.reason == "paused" else "waiting"
+        # what has done all that was asked of it waits for the search, not for an allocation
+        kind = "paused" if attempt.end and attempt.end.reason in WELL else "waiting"
     if free is not None and trial.standing.state in ("runnable", "doubtful", "paused"):
         yield from _cut(kind, trial.number, number + 1, [free, now], slots)
 
