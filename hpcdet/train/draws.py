@@ -24,7 +24,7 @@ from hpcdet.train.order import subseed
 
 T = TypeVar("T")
 Plant = Callable[..., None]
-"""Called before each sample with the parts of its seed."""
+"""Called before each sample with the parts of its seed; ``nothing`` need not be."""
 
 
 _NUMPY: Any = np.random.mtrand._rand
@@ -206,7 +206,7 @@ class Draws:
         quiet = False
         try:
             if self._known:
-                drawn = fetch(self._plant if self._used or self._own else _nothing)
+                drawn = fetch(self._plant if self._used or self._own else nothing)
                 quiet = not any(s.moved(m) for s, m in before if s not in self._used)
                 if quiet:
                     return drawn
@@ -248,5 +248,5 @@ class Draws:
             source.restore(mark)
 
 
-def _nothing(*_parts: int | str) -> None:
+def nothing(*_parts: int | str) -> None:
     """Seeds none, where none is drawn from."""

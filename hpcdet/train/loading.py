@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from hpcdet.train import notice, rng
-from hpcdet.train.draws import Draws, Own, Plant
+from hpcdet.train.draws import Draws, Own, Plant, nothing
 from hpcdet.train.order import Slice, subseed
 
 Key = tuple[int, int]
@@ -85,6 +85,8 @@ class Seeded(Dataset[Any]):
         if hasattr(self._dataset, "__getitems__"):
             plant("sample", *self._seed, *wanted[0])
             return list(self._dataset.__getitems__([index for _, index in wanted]))
+        if plant is nothing:
+            return [self._dataset[index] for _, index in wanted]
         samples = []
         for key in wanted:
             plant("sample", *self._seed, *key)
