@@ -320,8 +320,9 @@ def test_state_that_nobody_saves_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alone.train(Forgetful, tmp_path, 1)
-    [line] = [line for line in capsys.readouterr().err.splitlines() if "would not have" in line]
-    found = line.split("the state of ")[1].split("; ")
+    said = [line.removeprefix("hpcdet: ") for line in capsys.readouterr().err.splitlines()]
+    first = said.index("a checkpoint would not have the state of") + 1
+    found = [line.strip() for line in said[first : first + len(MISSING)]]
     assert {one.split(": ")[0] for one in found} == {f"trial.{name}" for name in MISSING}
     alone.train(Streaming, tmp_path / "nothing", 1)
     assert "would not have" not in capsys.readouterr().err

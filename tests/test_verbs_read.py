@@ -171,6 +171,19 @@ def test_explain_names_the_cause_and_the_next_command(cli: Cli, swept: Builder) 
     assert refused["evidence"] == ["invalid partition"]
 
 
+def test_explain_tells_what_an_attempt_complained_of(cli: Cli) -> None:
+    built = Builder(cli.root / "mnist-1a2b")
+    attempt = built.trial().attempt()
+    attempt.line("unregistered", found=["trial.ema (Linear): pass it to context.wrap_model"])
+    for step in (10, 20):
+        attempt.line("not_finite", group="training", step=step, names=["loss"])
+    attempt.end("completed")
+    out = cli("explain", "mnist").out
+    assert "\n    trial.ema (Linear): pass it to context.wrap_model\n" in out
+    assert "not finite since step 10: loss" in out
+    assert "unregistered" in cli("events", "mnist").out
+
+
 def test_explain_answers_what_is_asked(cli: Cli, swept: Builder) -> None:
     def about(name: str, *flags: str) -> list[tuple[str, str]]:
         items = cli("explain", name, *flags, "--json").items

@@ -97,9 +97,24 @@ def _explain(gathered: gather.Gathered, trial: int) -> Iterator[Finding]:
     for row in item["trials"]:
         if trial in (0, row["trial"]):
             yield from _trial(gathered, row)
+            yield from _said(gathered, row)
             yield from _slow(gathered, row)
             if trial and (said := timeline.decided(gathered).get(trial)):
                 yield _finding("decision", row["id"], f"the searcher decided: {said}")
+
+
+def _said(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
+    """What its newest attempt complained of while it went on."""
+    found = next((one for one in gathered.trials if one.number == row["trial"]), None)
+    attempt = found.attempts[-1] if found is not None and found.attempts else None
+    first = {line["kind"]: line for line in reversed(attempt.lines if attempt is not None else ())}
+    if (line := first.get("unregistered")) is not None:
+        said = "what was not registered begins anew with each attempt"
+        yield _finding("state", row["id"], said, "", line["found"])
+    if (line := first.get("not_finite")) is not None:
+        what = f"not finite since step {line['step']}: {', '.join(line['names'])}"
+        next = "a lower learning rate, clipped gradients; searcher.stopping.nan ends such trials"
+        yield _finding("state", row["id"], what, next)
 
 
 def _slow(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:

@@ -24,6 +24,8 @@ from hpcdet.store.records import Trial
 
 _WALLTIME_S = 600
 _NODE_S = 1800.0
+_OURS = "hpcdet: "
+_ERRORS = "hpcdet.errors."
 
 
 @click.command("test", short_help="Train one batch, validate, save and restore, here and now.")
@@ -132,14 +134,23 @@ def _rehearsal(wanted: Request, folder: Path) -> list[str]:
 def _judge(wanted: Request, code: int, output: str) -> None:
     if settings().verbose:
         settings().note(output.rstrip())
-    if code == 0:
-        return
     said = [line for line in output.splitlines() if line.strip()]
-    cause = next((line for line in reversed(said) if not line.startswith("hpcdet:")), "")
+    if code == 0:
+        # once, not for each of the two attempts
+        ours = dict.fromkeys(line for line in said if line.startswith(_OURS))
+        if ours and not settings().verbose:
+            settings().note("\n".join(ours))
+        return
+    cause = next((line for line in reversed(said) if not line.startswith(_OURS)), "").strip()
+    frames = [line for line in said if line.lstrip().startswith('File "')]
+    hint = "\n".join(said[-25:])
+    users = [line for line in frames if "/code/" in line or "/hpcdet/" not in line]
+    if cause.startswith(_ERRORS) and not users:
+        cause, hint = cause.partition(": ")[2], ""  # it says all
     raise ConfigError(
-        f"the code failed its test: {cause.strip() or f'exit {code}'}",
+        f"the code failed its test: {cause or f'exit {code}'}",
         where=str(wanted.model_dir),
-        hint="\n".join(said[-25:]),
+        hint=hint,
     )
 
 

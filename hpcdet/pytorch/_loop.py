@@ -110,11 +110,13 @@ class Loop:
         found = unregistered(self._trial, self._context, self._callbacks)
         if not found:
             return
-        text = "a checkpoint would not have the state of " + "; ".join(found)
+        text = "a checkpoint would not have the state of"
         if self._session.config.on_unregistered == "refuse":
-            raise ConfigError(text, where="on_unregistered: refuse")
+            raise ConfigError(f"{text} {'; '.join(found)}", where="on_unregistered: refuse")
         if self._session.ranks.chief:
-            print(f"hpcdet: {text}", file=sys.stderr)
+            self._session.tracker.record("unregistered", found=found)
+            for line in (text, *(f"  {one}" for one in found)):
+                print(f"hpcdet: {line}", file=sys.stderr)
 
     def _train(self) -> Cause:
         if self._progress.stopped and self._session.stopped_before():
