@@ -113,8 +113,8 @@ def _said(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
         yield _finding("state", row["id"], said, "", line["found"])
     if (line := first.get("not_finite")) is not None:
         what = f"not finite since step {line['step']}: {', '.join(line['names'])}"
-        next = "a lower learning rate, clipped gradients; searcher.stopping.nan ends such trials"
-        yield _finding("state", row["id"], what, next)
+        cure = "a lower learning rate, clipped gradients; searcher.stopping.nan ends such trials"
+        yield _finding("state", row["id"], what, cure)
 
 
 def _slow(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
