@@ -418,6 +418,8 @@ def test_one_of_two_is_compared_with_the_other(tmp_path: Path) -> None:
     first, second = (timing.stragglers(timing.ranks(t)) for t in gather(built.paths).trials)
     assert first == []  # 18 % is no straggler
     assert [(one.name, one.phase) for one in second] == [("rank 1 on n1", "data")]
+    hints = [one.next for one in timing.findings(gather(built.paths).trials[1])]
+    assert "look at what rank 1 alone does: others on n1 keep up" in hints
 
 
 def test_metrics_of_time_come_when_asked_for(measured: Builder) -> None:

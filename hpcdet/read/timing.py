@@ -123,6 +123,7 @@ class Straggler:
         over: how much longer than half of the others, 0.3 for 30 %.
         phase: where most of that is.
         cost_s: what it added to a step, in seconds.
+        lonely: others on its node kept up, so that it is not the node's doing.
     """
 
     trial: int
@@ -132,6 +133,7 @@ class Straggler:
     over: float
     phase: str
     cost_s: float
+    lonely: bool = False
 
     @property
     def name(self) -> str:
@@ -227,7 +229,8 @@ def _by_node(peers: Sequence[RankTimes], slow: Sequence[Straggler]) -> Iterator[
                 worst.trial, worst.attempt, None, host, worst.over, worst.phase, worst.cost_s
             )
         else:
-            yield from here
+            for one in here:
+                yield replace(one, lonely=len(here) < size[host])
 
 
 # -- as metrics --------------------------------------------------------------------------------
@@ -300,6 +303,8 @@ def findings(trial: GatheredTrial) -> list[Finding]:
             f"{PHASES.get(one.phase, one.phase).lower()}"
         )
         hint = f"look at {one.host}, or retry with --exclude-node {one.host}"
+        if one.lonely:
+            hint = f"look at what rank {one.rank} alone does: others on {one.host} keep up"
         found.append((share, Finding(what, hint)))
     return [finding for _, finding in sorted(found, key=lambda pair: -pair[0])]
 
