@@ -105,7 +105,7 @@ def _apart(leaves: Sequence[Leaf]) -> Iterator[Leaf]:
     read for one would be overwritten for the other before it is checked.
     """
     ranges = sorted(
-        ((*_memory(leaf.source), leaf) for leaf in leaves if _is_in_memory(leaf)),
+        ((*_memory(leaf), leaf) for leaf in leaves if _is_in_memory(leaf)),
         key=lambda each: each[:2],
     )
     reached = 0  # by all that begin before
@@ -121,11 +121,15 @@ def _is_in_memory(leaf: Leaf) -> bool:
     return isinstance(source, torch.Tensor) and source.device.type == "cpu" and leaf.nbytes > 0
 
 
-def _memory(tensor: torch.Tensor) -> tuple[int, int]:
-    """Addresses of its first byte and of the one after its last, whatever its strides."""
+def _memory(leaf: Leaf) -> tuple[int, int]:
+    """Addresses of its tensor's first byte and of the one after its last, whatever its strides."""
+    tensor: torch.Tensor = leaf.source
+    start = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return start, start + leaf.nbytes
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((length - 1) * step for length, step in steps)  # strides are never negative
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    return start, start + (last + 1) * tensor.element_size()
 
 
 def _is_private(name: str) -> bool:
