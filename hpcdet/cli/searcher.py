@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from hpcdet.cli import words
 from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.progress import working
@@ -30,8 +31,9 @@ TAKEN = (
     Column("TERM", "term", right=True),
     Column("N", "n", right=True),
     Column("TRIAL", "trial", right=True),
-    Column("WHAT", "what"),
-    Column("WHY", "why", fold=True),
+    Column("WHAT", "what", cut=False),
+    Column("LENGTH", lambda row: words.length(row.get("length") or row.get("until"))),
+    Column("SAYS", lambda row: row["why"] or row.get("metrics"), fold=True),
 )
 VERIFIED = (
     Column("ID", "id"),
