@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -37,14 +38,13 @@ class JobArray:
     def __getitem__(self, number: int) -> Worker:
         return self._workers[number]
 
-    def submit(self, now: float) -> tuple[Worker, float] | None:
-        """One more worker goes to the queue, until then; None if all are there or run."""
-        if not self._out:
-            return None
-        worker = self._workers[self._out.popleft()]
-        worker.state, worker.submitted = "queued", now
-        self.coming += 1
-        return worker, now + self.cluster.queue_wait.draw(worker.rng)
+    def submit(self, wanted: int, now: float) -> Iterator[tuple[Worker, float]]:
+        """Workers go to the queue, each until then, while fewer are coming than are wanted."""
+        while self._out and self.coming < wanted:
+            worker = self._workers[self._out.popleft()]
+            worker.state, worker.submitted = "queued", now
+            self.coming += 1
+            yield worker, now + self.cluster.queue_wait.draw(worker.rng)
 
     def grant(self, worker: Worker, now: float) -> bool:
         """Its turn has come: whether it runs, or is held by the throttle."""

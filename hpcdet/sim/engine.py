@@ -127,11 +127,7 @@ class Simulation:
                 self._stretch(trial)
         while self._runnable and (worker := self._array.first_idle()):
             self._serve(worker)
-        while len(self._runnable) > self._array.coming:
-            submitted = self._array.submit(self.now)
-            if submitted is None:
-                break
-            worker, until = submitted
+        for worker, until in self._array.submit(len(self._runnable), self.now):
             self._push(until, "grant", worker.number, worker.life)
         while self.course.over and (worker := self._array.first_idle()):
             self._leave(worker)
