@@ -33,7 +33,7 @@ _WORDS = {
     "oom": "it ran out of memory; ask for more by resources.memory_per_slot",
     "user_error": "the code raised an error",
     "launch_failed": "it never reached its first step",
-    "lost": "its worker vanished without a word",
+    "lost": "a rank or its worker vanished without a word",
     "node_fail": "a node failed",
     "preempted": "the scheduler took the nodes back",
     "walltime": "the allocation's time was over",
