@@ -18,8 +18,15 @@ from hypothesis import strategies as st
 from hpcdet import checkpoint
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint.retention import Candidate, Policy, keep
+from hpcdet.store.config import resolve
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Closed, Control
+from hpcdet.train.clock import Deadline
+from hpcdet.train.peers import Peers
+from hpcdet.train.place import Place
+from hpcdet.train.ranks import Ranks
+from hpcdet.train.saving import Keeper
+from hpcdet.train.tracking import Tracker
 from tests.builders import Builder
 
 METRICS = {3: 0.6, 4: 0.5, 5: 0.4, 7: 0.2, 8: 0.3}
@@ -132,6 +139,28 @@ def test_a_new_best_one_drives_out_those_of_trials_that_have_ended(tmp_path: Pat
     assert checkpoint.sweep(paths, policy, trial=3, attempt=1) == []
     assert names(paths, 1) == ["00000003.g1"]
     assert len(names(paths, 2)) == len(names(paths, 3)) == 3
+
+
+@pytest.mark.parametrize(("unit", "per"), [("batches", 1), ("epochs", 2)])
+def test_a_member_of_a_population_keeps_what_heirs_may_begin_from(
+    tmp_path: Path, unit: str, per: int
+) -> None:
+    """Its newest four where it was compared, until the search gives it up or is over."""
+    asked = {"name": "pbt", "max_length": {unit: 40}, "perturbation_interval": {unit: 3}}
+    config = resolve({"searcher": asked, "checkpoint_storage": {"save_trial_best": 0}})
+    place, peers = Place.of(tmp_path, 1, 1), Peers(Ranks())
+    with contextlib.closing(Tracker(place.attempt.journal)) as tracker:
+        keeper = Keeper(place, peers, config, tracker, Deadline(None))
+        for step in range(8 * per, 18 * per + 2):
+            keeper.save(step, {}, {}, meta={"epochs": step // 2})
+        paths = ExperimentPaths(tmp_path)
+        there = [int(name[:8]) for name in names(paths, 1)]
+        assert there == [*(at * per for at in (9, 12, 15, 18)), 18 * per + 1]
+        keeper.sweep(resume=1)
+        assert len(names(paths, 1)) == 5
+        keeper.donates = False
+        keeper.sweep(resume=1)
+        assert len(names(paths, 1)) == 1
 
 
 def test_a_sweep_may_be_cut_off_anywhere(tmp_path: Path) -> None:

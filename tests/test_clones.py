@@ -14,9 +14,11 @@ from hpcdet import checkpoint, pytorch
 from hpcdet.control import commands
 from hpcdet.control.controller import advance
 from hpcdet.errors import ConfigError
+from hpcdet.read import lineage
+from hpcdet.read.gather import Gathered
 from hpcdet.store import chain, linking, parents
 from hpcdet.store.config import resolve
-from hpcdet.store.layout import TrialPaths
+from hpcdet.store.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.records import Trial
 from hpcdet.train import inheriting, joining
 from hpcdet.units import Length
@@ -255,6 +257,61 @@ def test_a_checkpoint_that_vanishes_while_it_is_linked_leaves_the_one_before_it(
     assert line["why"] == "begins from nothing: 1@50 batches has no checkpoint"
     assert not [*child.checkpoints.glob("*")]
     holder.close()
+
+
+@pytest.mark.parametrize(
+    ("saved", "begins", "why"),
+    [
+        ([60, 70], "", "begins from nothing: 1@50 batches has no checkpoint so short, its first"),
+        ([30, 40, 60], "00000040.g1", "00000040.g1 of trial 1, 40 batches: it has none of 50 bat"),
+        ([40, 50, 100], "00000050.g1", "begins from 00000050.g1 of trial 1"),
+    ],
+)
+def test_a_child_never_begins_beyond_what_was_compared(
+    tmp_path: Path, saved: list[int], begins: str, why: str
+) -> None:
+    world = World.make(tmp_path, Heir())
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    attempt = play.claim(play.start_all()[0], 1)
+    for step in saved:
+        play.save(attempt, step)
+    play.report(attempt, 50)
+    later(world, holder)
+    record = Trial.read(world.paths.trial(2).record)
+    assert record is not None and record.origin.get("checkpoint", "") == begins
+    [clone] = [line for line in chain.read(world.paths) if line["kind"] == "clone"]
+    assert why in clone["why"]
+
+
+def test_a_child_is_to_come_farther_than_it_begins_and_from_the_end_of_an_epoch() -> None:
+    def held(*found: tuple[str, int]) -> list[parents.Donation]:
+        return [parents.Donation(Path(name), at, {}) for name, at in found]
+
+    found = held(("00000004.g1", 1), ("00000008.g1", 2), ("00000008.g2", 2), ("00000011.g2", 2))
+    asked_for = ((2, 3, "00000008.g2"), (2, 2, "00000004.g1"), (None, 3, "00000011.g2"))
+    for length, goal, name in asked_for:
+        asked = None if length is None else Length("epochs", length)
+        chosen = parents.choose(found, asked, Length("epochs", goal))
+        assert chosen is not None and chosen.folder.name == name
+    assert parents.choose(found, None, Length("epochs", 1)) is None
+
+
+def test_a_schedule_is_without_who_has_trained_nothing(tmp_path: Path) -> None:
+    rows = [
+        {"unit": "batches", "from": start, "to": end, "hyperparameters": {"n": n}, "seed": 1}
+        | {"root": "", "parent": "", "checkpoint": ""}
+        for n, (start, end) in enumerate(((0, 9), (9, 9), (9, 30)))
+    ]
+    asked = resolve({"searcher": {"name": "pbt", "max_length": {"batches": 30}}})
+    gathered = Gathered(ExperimentPaths(tmp_path))
+    vars(gathered)["config"] = asked
+    found = lineage.config(rows, gathered)
+    steps = found["searcher"]["schedule"]["steps"]
+    assert [(step["until"]["batches"], step["hyperparameters"]["n"]) for step in steps] == [
+        (9, 0),
+        (30, 2),
+    ]
 
 
 def test_a_parent_is_read_as_it_is_written() -> None:

@@ -1124,7 +1124,8 @@ class Pair:
 
     def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
         until = Length("batches", 10)
-        pair = [api.Create(1, {}, 1, until), api.Create(2, {}, 2, until, parent="1")]
+        child = api.Create(2, {}, 2, Length("batches", 20), parent="1")
+        pair = [api.Create(1, {}, 1, until), child]
         return state, [*pair] if isinstance(event, api.Start) else []
 
 

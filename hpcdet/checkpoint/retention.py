@@ -4,6 +4,8 @@ Two rules, side by side. *Kept* checkpoints (those that a policy, a period or th
 trial asked for) follow Determined's three numbers: the best of the experiment, the best and
 the latest of each trial, their union. *Resume* checkpoints (by time, or on a notice) only
 rotate: whatever their kind, the newest ones of a trial are kept, so that it can go on.
+
+A member of a population also keeps what others may be copied from (``donations``).
 """
 
 from __future__ import annotations
@@ -18,15 +20,20 @@ from hpcdet.checkpoint import remove
 from hpcdet.checkpoint.manifest import Manifest
 from hpcdet.store import pins
 from hpcdet.store.config import Resolved
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.records import value
 from hpcdet.store.trials import standing
+from hpcdet.units import Length
 
 Key = tuple[int, str]
 """Trial and name of a checkpoint."""
 
 RESUME = 2
 """How many of the newest checkpoints a trial needs that may still go on: one may be damaged."""
+
+DONATIONS = 4
+"""How many of the newest at its intervals a member of a population keeps: it may be so many ahead
+of what the search has heard when that decides who begins from it."""
 
 
 @dataclass(frozen=True)
@@ -165,13 +172,31 @@ def existing(
     ]
 
 
+def donations(trial: TrialPaths, interval: Length) -> set[Key]:
+    """The newest checkpoints of a member at the lengths where a population is compared.
+
+    Of several at one length (in epochs) the first, and of that the newest attempt's.
+
+    Args:
+        interval: between two comparisons.
+    """
+    found: dict[int, Key] = {}
+    ordered = manifests.committed(*trial.checkpoint_places)
+    for manifest in sorted(ordered, key=lambda each: (each.step, -each.attempt)):
+        batches = interval.unit == "batches"
+        at = manifest.step if batches else int(manifest.meta.get(interval.unit, 0))
+        if at and at % interval.value == 0:
+            found.setdefault(at, (trial.number, manifest.name))
+    return {found[at] for at in sorted(found)[-DONATIONS:]}
+
+
 def sweep(
     experiment: ExperimentPaths,
     policy: Policy,
     trial: int,
     attempt: int,
     resume: int = RESUME,
-    protected: Collection[Key] = (),
+    interval: Length | None = None,
 ) -> list[str]:
     """Remove what the rules do not keep of one trial, and what was never committed.
 
@@ -188,6 +213,8 @@ def sweep(
     Args:
         attempt: the caller's; folders of it and of those before that have no manifest are
             leftovers.
+        interval: between two comparisons of a population: ``donations`` stay; None: nobody
+            is to begin from this trial.
 
     Returns:
         Names of the checkpoints of this trial that were removed.
@@ -196,6 +223,11 @@ def sweep(
     others = ended(experiment) if policy.experiment_best else ()
     left = {**dict.fromkeys(others, 1), trial: resume}
     folders = {number: experiment.trial(number).checkpoints for number in left}
+    protected: set[Key] = set()
+    if interval is not None:
+        came = (number for number in others if standing(experiment.trial(number)).state == "done")
+        members = (experiment.trial(number) for number in (trial, *came))
+        protected = {key for member in members for key in donations(member, interval)}
     doomed = [
         (number, name)
         for number, name in superseded(experiment, policy, left.keys(), left, protected)

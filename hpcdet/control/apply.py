@@ -24,7 +24,7 @@ def apply(holder: Holder) -> None:
     _write_limits(holder)
     wrong: list[IntegrityError] = []
     touched = holder.decided.touched
-    for number in sorted(touched):
+    for number in sorted(touched, key=lambda number: (not _inherits(holder, number), number)):
         plan = holder.decided.plans[number]
         trial = holder.paths.trial(number)
         wanted = holder.decided.control(plan)
@@ -41,6 +41,12 @@ def apply(holder: Holder) -> None:
         touched.discard(number)
     if wrong:
         raise wrong[0]
+
+
+def _inherits(holder: Holder, number: int) -> bool:
+    """Whether it waits for a checkpoint: linked before its parent hears that it may leave."""
+    plan = holder.decided.plans[number]
+    return bool(plan.parent) and plan.origin is None
 
 
 def _write_limits(holder: Holder) -> None:

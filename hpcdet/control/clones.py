@@ -8,6 +8,9 @@ A holder that was suspended between its fence and its link may add another one, 
 when a later term has given the child its parent's and somebody trains it. That one is nobody's:
 ``trial.json`` says which the child begins from, and who trains it removes what it does not name
 (``checkpoint.remove.strays``). Where both choose the same step, one of them gets the name.
+
+A child never begins beyond the length that the search compared, nor where it is to come to: it
+would be another trial than the one that was decided on, or would train nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from hpcdet.store import parents, scratch
 from hpcdet.store.layout import TrialPaths
 from hpcdet.store.parents import Donation, Parent
 from hpcdet.store.trials import standing
+from hpcdet.units import Length
 
 _GONE = (errno.ENOENT, errno.ESTALE)
 """What opening a file says that was removed here, or by another client of NFS."""
@@ -49,14 +53,16 @@ def has_origin(holder: Holder, plan: Plan, child: TrialPaths) -> bool:
     if made is None and holder.decided.action(plan) in ("stop", "kill"):
         _record(holder, plan, {}, "begins from nothing: it is over before it had its parent's")
         return True
+    goal = None if parent.experiment else plan.until
+    unit = (parent.length or goal or Length("batches", 0)).unit
     if made is None:
         donor = parent.paths(holder.paths)
-        found = parents.donations(donor, parent.length.unit if parent.length else "batches")
-        if _about_to_save(holder, parent, donor, found):
+        found = parents.donations(donor, unit)
+        chosen = parents.choose(found, parent.length, goal if goal and goal.unit == unit else None)
+        if _about_to_save(holder, parent, donor, found, chosen):
             return False
-        chosen = parents.choose(found, parent.length)
         if chosen is None:
-            _record(holder, plan, {}, f"begins from nothing: {parent} has no checkpoint")
+            _record(holder, plan, {}, f"begins from nothing: {_lacks(parent, found, unit)}")
             return True
         holder.fence()
         _prepare(holder)
@@ -68,12 +74,25 @@ def has_origin(holder: Holder, plan: Plan, child: TrialPaths) -> bool:
             parents.forget()
             return False  # it went, or came, this very moment: the next turn looks again
     origin = parents.origin_of(made)
-    _record(holder, plan, origin, f"begins from {origin['checkpoint']} of trial {parent.trial}")
+    why = f"begins from {origin['checkpoint']} of trial {parent.trial}"
+    if parent.length is not None and (at := origin["units"][unit]) < parent.length.value:
+        why += f", {at} {unit}: it has none of {parent.length}"
+    _record(holder, plan, origin, why)
     return True
 
 
+def _lacks(parent: Parent, found: list[Donation], unit: str) -> str:
+    if not found:
+        return f"{parent} has no checkpoint"
+    return f"{parent} has no checkpoint so short, its first is of {found[0].at} {unit}"
+
+
 def _about_to_save(
-    holder: Holder, parent: Parent, donor: TrialPaths, found: list[Donation]
+    holder: Holder,
+    parent: Parent,
+    donor: TrialPaths,
+    found: list[Donation],
+    chosen: Donation | None,
 ) -> bool:
     """Whether to wait for a checkpoint that is nearer to what was asked for.
 
@@ -83,14 +102,14 @@ def _about_to_save(
     """
     plan = None if parent.experiment else holder.decided.plans.get(parent.trial)
     stands = standing(donor)
+    if found and (chosen is None or (parent.length and found[-1].at >= parent.length.value)):
+        return False  # what it has is there, or beyond
     if not found and plan is not None and plan.parent and plan.origin is None:
         return True
     if not stands.open_attempt or parent.length is None:
         trains_again = stands.state == "paused" and plan is not None and plan.searcher == "run"
-        return not found and (stands.state in _MAY_SAVE or trains_again)
-    if plan is not None and plan.told > parent.length.value:
-        return False
-    return not any(each.at >= parent.length.value for each in found)
+        return chosen is None and (stands.state in _MAY_SAVE or trains_again)
+    return plan is None or plan.told <= parent.length.value
 
 
 def _prepare(holder: Holder) -> None:

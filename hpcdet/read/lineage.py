@@ -93,7 +93,9 @@ def config(rows: list[View], gathered: Gathered) -> View:
     asked = gathered.config.searcher
     unit = rows[-1]["unit"]
     steps = [
-        {"until": {unit: row["to"]}, "hyperparameters": row["hyperparameters"]} for row in rows
+        {"until": {unit: row["to"]}, "hyperparameters": row["hyperparameters"]}
+        for row in rows
+        if row["to"] > row["from"]  # else an heir begins from what its parent began from
     ]
     found: View = {
         "searcher": {

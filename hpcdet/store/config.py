@@ -162,6 +162,12 @@ class Searcher:
         return asked.value if asked else max((self.first_length or self.max_length).value // 10, 1)
 
     @property
+    def compared_every(self) -> Length | None:
+        """``interval`` with its unit; None where there is no population."""
+        length = self.max_length
+        return Length(length.unit, self.interval) if length and self.interval else None
+
+    @property
     def saves_at_rungs(self) -> bool:
         """Whether a trial has to have a checkpoint of each rung, for others to begin from."""
         return self.name in COPYING

@@ -70,6 +70,11 @@ class Donation:
     at: int
     manifest: dict[str, Any]
 
+    @property
+    def step(self) -> int:
+        """Batches that had been trained."""
+        return int(self.folder.name.partition(".")[0])
+
 
 def donations(trial: TrialPaths, unit: str) -> list[Donation]:
     """The whole checkpoints of a trial that are on its way to where it is now, shortest first."""
@@ -102,12 +107,28 @@ def forget() -> None:
     _manifest.cache_clear()
 
 
-def choose(found: list[Donation], length: Length | None) -> Donation | None:
-    """The newest checkpoint at or below a length; where there is none, the first one above."""
+def choose(
+    found: list[Donation], length: Length | None, goal: Length | None = None
+) -> Donation | None:
+    """The farthest checkpoint at or below a length, and below what the child is to come to.
+
+    In epochs several may be equally far: then the first of them, made when the last epoch ended.
+
+    Args:
+        length: None: as far as its trial has come.
+        goal: of the child; None: its code decides.
+    """
+    fit = [
+        each
+        for each in found
+        if (length is None or each.at <= length.value) and (goal is None or each.at < goal.value)
+    ]
+    if not fit:
+        return None
     if length is None:
-        return found[-1] if found else None
-    below = [each for each in found if each.at <= length.value]
-    return below[-1] if below else next(iter(found), None)
+        return fit[-1]
+    steps = [each.step for each in fit if each.at == fit[-1].at]
+    return [each for each in fit if each.step == steps[0]][-1]
 
 
 def give(donation: Donation, child: TrialPaths) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class Keeper:
     Attributes:
         latest: name of the newest checkpoint that this attempt made or began from; "" if none.
         digest: of its content.
+        donates: the search has not given the trial up, and may have others begin from it.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Keeper:
     ) -> None:
         self.latest = ""
         self.digest = ""
+        self.donates = True
         self._step = -1
         self._root = ""
         # ranks of a node take their memory at the same time
@@ -58,11 +60,8 @@ class Keeper:
         self._under_way: UnderWay | None = None
         self._written: list[str] = []
         self._complained = False
-        self._place = place
-        self._peers = peers
-        self._config = config
-        self._tracker = tracker
-        self._deadline = deadline
+        self._place, self._peers, self._config = place, peers, config
+        self._tracker, self._deadline = tracker, deadline
         self._copies = Copies(place, peers, config, tracker)
         self._stage = Stage(place, peers, config, tracker, self._copies.request)
 
@@ -351,8 +350,9 @@ class Keeper:
             return
         trial, attempt = self._place.trial.number, self._place.attempt.number
         policy = checkpoint.Policy.of(self._config)
+        every = self._config.searcher.compared_every if self.donates else None
         try:
-            gone = checkpoint.sweep(experiment, policy, trial, attempt, resume)
+            gone = checkpoint.sweep(experiment, policy, trial, attempt, resume, every)
         except OSError as error:
             print(f"hpcdet: old checkpoints cannot be removed: {error}", file=sys.stderr)
             return

@@ -340,6 +340,7 @@ class Session:
         self.profile.close(units)
         self.peers.barrier()
         if done:
+            self.keeper.donates = cause == "completed"
             self.keeper.sweep(resume=1)
         hurried = cause in ("signal", "walltime")
         self.keeper.settle(
@@ -360,8 +361,7 @@ class Session:
                 )
             )
         self.peers.barrier()
-        self.stop.obeyed = False
-        self.finished = True
+        self.stop.obeyed, self.finished = False, True
 
     def fail(self, error: BaseException) -> int:
         """Say what went wrong, on any rank; returns the exit code for this process.
