@@ -33,8 +33,7 @@ from hpcdet.train.staging import Stage
 from hpcdet.train.tracking import Tracker
 from hpcdet.train.underway import Order, UnderWay
 
-_LOOK_S = 0.2
-_ABANDON_S = 60.0
+_LOOK_S, _ABANDON_S = 0.2, 60.0
 
 
 class Keeper:
@@ -49,11 +48,9 @@ class Keeper:
     def __init__(
         self, place: Place, peers: Peers, config: Resolved, tracker: Tracker, deadline: Deadline
     ) -> None:
-        self.latest = ""
-        self.digest = ""
+        self.latest = self.digest = self._root = ""
         self.donates = True
         self._step = -1
-        self._root = ""
         # ranks of a node take their memory at the same time
         self._image = Image(lambda: memory.available() // peers.ranks.local_world)
         self._frozen = Frozen()
@@ -348,11 +345,11 @@ class Keeper:
         experiment, ranks = self._place.experiment, self._peers.ranks
         if experiment is None or not ranks.chief:
             return
-        trial, attempt = self._place.trial.number, self._place.attempt.number
         policy = checkpoint.Policy.of(self._config)
         every = self._config.searcher.compared_every if self.donates else None
+        own = self._place.trial.number, self._place.attempt.number
         try:
-            gone = checkpoint.sweep(experiment, policy, trial, attempt, resume, every)
+            gone = checkpoint.sweep(experiment, policy, *own, resume, every)
         except OSError as error:
             print(f"hpcdet: old checkpoints cannot be removed: {error}", file=sys.stderr)
             return
