@@ -93,3 +93,7 @@ class IntegrityError(HpcdetError):
 
     exit_code = 9
     code = "INTEGRITY"
+
+
+class Unrecoverable(IntegrityError):
+    """A trial's state cannot be gone on from, and trying again would end alike."""

@@ -409,5 +409,7 @@ class Player:
 
     def fail(self, attempt: AttemptPaths, error: str = "ValueError: x", **about: Any) -> None:
         """The user's code fails."""
-        Verdict(about.pop("verdict", "fail"), "error", error=error).write_once(attempt.verdict)
+        kind, lost = about.pop("verdict", "fail"), about.pop("unrecoverable", False)
+        verdict = Verdict(kind, "error", error=error, unrecoverable=lost)
+        verdict.write_once(attempt.verdict)
         self.end(attempt, about.pop("reason", "user_error"), error=error, **about)

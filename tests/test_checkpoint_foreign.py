@@ -135,6 +135,23 @@ class Hostile:
         return os.mkdir, (self.path,)
 
 
+def test_an_empty_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "empty.pt").touch()
+    with pytest.raises(UsageError, match="EOFError"):
+        foreign.take_in(tmp_path / "empty.pt", tmp_path / "c")
+
+
+def test_files_outside_of_a_checkpoint_are_none_of_its(tmp_path: Path) -> None:
+    folder = made(tmp_path, {"w": torch.ones(2)})
+    sound = manifests.read(folder)
+    [shard] = sound.shards
+    for file in ("../x.h5", "/x.h5", "..", ""):
+        forged = dataclasses.replace(sound, shards=(dataclasses.replace(shard, file=file),))
+        (folder / "MANIFEST.json").write_bytes(forged.sealed().encode())
+        with pytest.raises(IntegrityError, match="outside of its folder"):
+            manifests.read(folder)
+
+
 def test_pickled_code_is_never_run(tmp_path: Path) -> None:
     mark = tmp_path / "it ran"
     hostile = pickle.dumps(Hostile(mark))

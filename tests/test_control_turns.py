@@ -341,12 +341,14 @@ def test_preemptions_cost_no_restart_and_all_failed_is_an_error(tmp_path: Path) 
     assert "ZeroDivisionError" in why
 
 
-def test_invalid_hyperparameters_are_not_tried_again(tmp_path: Path) -> None:
-    world = World.make(tmp_path, Waves(count=2, width=1))
+def test_what_cannot_get_better_is_not_tried_again(tmp_path: Path) -> None:
+    world = World.make(tmp_path, Waves(count=3, width=1))
     play, holder, [worker] = begun(world)
     play.fail(play.claim(worker), "InvalidHP: rate", verdict="norestart")
     advance(world.paths, holder)
-    assert [e["reason"] for e in events(world) if "reason" in e] == ["invalid_hp"]
+    play.fail(play.claim(worker), "damaged", verdict="norestart", unrecoverable=True)
+    advance(world.paths, holder)
+    assert [e["reason"] for e in events(world) if "reason" in e] == ["invalid_hp", "failed"]
     play.finish(play.claim(worker))
     assert advance(world.paths, holder).closed
 

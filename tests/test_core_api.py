@@ -14,7 +14,7 @@ import torch
 
 from hpcdet import checkpoint, core
 from hpcdet import determined as det
-from hpcdet.errors import NotFound, UsageError
+from hpcdet.errors import IntegrityError, NotFound, UsageError
 from hpcdet.train import notice
 from tests import ranks
 from tests.alone import as_script
@@ -64,6 +64,18 @@ def test_determineds_folders_of_files(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="would not be newer"):
             context.checkpoint.save({}, 3)
         assert context.checkpoint.latest_id() == name
+
+
+@pytest.mark.usefixtures("as_script")
+@pytest.mark.parametrize("name", ["../../escaped", "a/../../escaped", "/escaped"])
+def test_a_forged_folder_writes_nothing_outside_of_it(tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "deep" / "target"
+    forged = {"files": {"sound": b"x", str(tmp_path / name) if name[0] == "/" else name: b"x"}}
+    with core.init(checkpoint_storage=tmp_path / "run") as context:
+        made = context.checkpoint.save(forged, 1)
+        with pytest.raises(IntegrityError, match="outside of its folder"):
+            context.checkpoint.download(made, outside)
+    assert not outside.exists() and not list(tmp_path.rglob("escaped"))
 
 
 @pytest.mark.usefixtures("as_script")

@@ -132,6 +132,18 @@ def test_hyperparameters_that_cannot_work_are_not_tried_again(tmp_path: Path) ->
     assert attempt.processes[0].exitcode == 0
 
 
+def test_a_damaged_state_is_no_reason_to_begin_anew(tmp_path: Path) -> None:
+    trial = line(tmp_path / "EXP", "assert batch_idx < 1")
+    ranks.run(trial)
+    [saved] = [folder for folder in trial.checkpoints.iterdir() if folder.name[0] != "."]
+    file = next(saved.glob("*.h5"))
+    file.write_bytes(bytes(file.stat().st_size))
+    for _ in range(2):  # by the attempt that finds it, and by the one after
+        verdict = verdict_of(ranks.run(trial))
+        assert (verdict.verdict, verdict.unrecoverable) == ("norestart", True)
+        assert "none of its checkpoints can be used" in verdict.error
+
+
 def test_a_searcher_metric_that_is_missing_is_said(tmp_path: Path) -> None:
     searcher = {"metric": "accuracy", "max_length": {"batches": 2}}
     attempt = ranks.run(line(tmp_path / "EXP", searcher=searcher))

@@ -280,7 +280,7 @@ def _read_pt(source: Path) -> Any:
     except Exception as error:
         raise UsageError(
             "it is no safetensors file, and PyTorch cannot read it without running code that may "
-            f"be in it ({str(error).splitlines()[0][:200]})",
+            f"be in it ({_first_line(error)[:200]})",
             where=str(source),
             hint="where it was made: torch.save(model.state_dict(), FILE)",
         ) from None
@@ -289,6 +289,10 @@ def _read_pt(source: Path) -> Any:
     if isinstance(value, Mapping) and value and all(map(torch.is_tensor, value.values())):
         return {"models": [OrderedDict(value)]}
     return {"state": value}
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _digest(source: Path) -> str:

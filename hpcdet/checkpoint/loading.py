@@ -20,7 +20,7 @@ from hpcdet.checkpoint.reader import Use
 from hpcdet.checkpoint.saving import Exchange, alone
 from hpcdet.checkpoint.shard import Shard
 from hpcdet.checkpoint.tree import Leaf, StateError
-from hpcdet.errors import IntegrityError
+from hpcdet.errors import IntegrityError, Unrecoverable
 
 
 @dataclass(frozen=True)
@@ -267,10 +267,11 @@ def restore(
     Raises:
         NewerFormat: the newest was made by a newer hpcdet: going on from one before it would
             lose what was trained since.
-        IntegrityError: it has some, and none can be used.
+        Unrecoverable: it has some, or had some that were set aside, and none can be used.
+        IntegrityError: none can be used, but some could merely not be read just now.
     """
     places = tuple(place for place in (staged, checkpoints, kept) if place is not None)
-    problems: list[str] = []
+    problems: list[tuple[str, bool]] = []
     passed: set[Path] = set()
     while True:
         at, name, damaged, newer = exchange(_choose(places, passed) if rank == 0 else None)[0]
@@ -290,13 +291,14 @@ def restore(
         found = [(text, is_bad) for text, is_bad in exchange([problem, bad]) if text]
         if loaded is not None and not found:
             return loaded
-        problems += [text for text, bad in found[:1] if not _purgeable(folder, places, bad)]
+        problems += [one for one in found[:1] if not _purgeable(folder, places, one[1])]
         passed.add(folder)
         if rank == 0 and any(is_bad for _, is_bad in found):
             remove.set_aside(folder)
     if problems:
-        raise IntegrityError(
-            f"none of its checkpoints can be used: {problems[0]}",
+        kind = Unrecoverable if all(bad for _, bad in problems) else IntegrityError
+        raise kind(
+            f"none of its checkpoints can be used: {problems[0][0]}",
             where=str(places[-1]),
             hint="damaged ones are renamed .bad-…; to begin anew, move all of them away",
         )
@@ -310,16 +312,19 @@ def _purgeable(folder: Path, places: Sequence[Path], bad: bool) -> bool:
 
 def _choose(
     places: Sequence[Path], passed: set[Path]
-) -> tuple[int, str, list[str], tuple[str, str, str] | None]:
+) -> tuple[int, str, list[tuple[str, bool]], tuple[str, str, str] | None]:
     """The newest checkpoint with a sound manifest, or ""; and what is wrong with newer ones.
+
+    Where there is none, those that were set aside count as damaged: an attempt before has found
+    them so, and what was trained is not to be lost in silence.
 
     Those in ``passed`` were tried; they may still be there where the folder is read-only.
 
     Returns:
-        Which of the places it is in, its name, the problems that are no purge's doing, and what
-        is to be said of one of a newer format, which ends the search.
+        Which of the places it is in, its name, the problems that are no purge's doing and whether
+        each is damage, and what is to be said of one of a newer format, which ends the search.
     """
-    damaged: list[str] = []
+    damaged: list[tuple[str, bool]] = []
     there = [(name, at) for name in manifests.current(*places) for at in range(len(places))]
     for name, at in sorted(there, key=lambda each: (manifests.position(each[0]), -each[1]))[::-1]:
         path = places[at] / name
@@ -333,9 +338,10 @@ def _choose(
             bad = isinstance(error, IntegrityError)
             passed.add(path)
             if not _purgeable(path, places, bad):
-                damaged.append(str(error))
+                damaged.append((str(error), bad))
             if bad:
                 remove.set_aside(path)
             continue
         return at, name, damaged, None
+    damaged += [(f"{path} is damaged", True) for path in remove.aside(places[-1])]
     return 0, "", damaged, None

@@ -156,13 +156,16 @@ def read(folder: Path) -> Manifest:
         )
     if schema not in SCHEMAS or sealed.text(raw) != text or sealed.digest(plain) != raw.get("root"):
         raise IntegrityError("it is not what was written", where=str(path), hint=HINT)
+    shards = tuple(map(Shard.decode, raw["shards"]))
+    if not all("/" not in one.file and one.file.strip(".") for one in shards):
+        raise IntegrityError("it names files outside of its folder", where=str(path), hint=HINT)
     return Manifest(
         name=raw["name"],
         world=raw["world"],
         digest=raw["digest"],
         shared=raw["shared"],
         private=tuple(raw["private"]),
-        shards=tuple(map(Shard.decode, raw["shards"])),
+        shards=shards,
         meta=raw["meta"],
         prev_root=raw["prev_root"],
         root=raw["root"],

@@ -64,3 +64,8 @@ def set_aside(path: Path) -> Path:
             return target
         break
     return path
+
+
+def aside(checkpoints: Path) -> list[Path]:
+    """The damaged checkpoints of a folder that were set aside."""
+    return sorted(checkpoints.glob(f"{BAD}*"))

@@ -43,7 +43,8 @@ def judge(ends: Sequence[End], verdict: Verdict | None, max_restarts: int) -> Ju
     """
     last = ends[-1]
     if verdict is not None and verdict.verdict == "norestart":
-        return Judgement(False, verdict.error or "trying again cannot help", "invalid_hp")
+        why = verdict.error or "trying again cannot help"
+        return Judgement(False, why, "failed" if verdict.unrecoverable else "invalid_hp")
     faults = [end for end in ends if end.reason in ("user_error", "oom")]
     faults += launches_failed_elsewhere(ends)
     if len(faults) > max_restarts:

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from hpcdet.checkpoint import Manifest, remove
 from hpcdet.core._modes import DownloadMode
 from hpcdet.core._train import TrainContext
 from hpcdet.core._virtual import VirtualContext
-from hpcdet.errors import NotFound, UsageError
+from hpcdet.errors import IntegrityError, NotFound, UsageError
 from hpcdet.train import rng
 from hpcdet.train.session import Session, Units
 
@@ -328,6 +328,14 @@ def _copy(source: Path, target: Path, selector: Selector | None) -> None:
 
 
 def _unpack(packed: Mapping[str, Any], folder: Path) -> None:
+    for name in packed:  # before the first is written
+        path = PurePath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise IntegrityError(
+                f"it holds a file named {name!r}, which would lie outside of its folder",
+                where="checkpoint",
+                hint="it was not made by hpcdet; do not use it",
+            )
     for name, data in packed.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)

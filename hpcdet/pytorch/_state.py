@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from hpcdet.errors import ConfigError, IntegrityError
+from hpcdet.errors import ConfigError, Unrecoverable
 from hpcdet.pytorch import _gradients, _sharding
 from hpcdet.pytorch._callback import PyTorchCallback
 from hpcdet.pytorch._compression import Compression
@@ -82,7 +83,7 @@ def load_shared(context: PyTorchTrialContext, state: State, *, inherited: bool =
             this trial's code has made them (``inheriting``).
 
     Raises:
-        IntegrityError: the state is not of these models and optimizers.
+        Unrecoverable: the state is not of these models and optimizers.
         ConfigError: a scheduler's schedule is shorter than what was trained already.
     """
     names = _names(context)
@@ -102,8 +103,8 @@ def load_shared(context: PyTorchTrialContext, state: State, *, inherited: bool =
         if context.scaler is not None and state["scaler"] is not None:
             context.scaler.load_state_dict(state["scaler"])
     except (KeyError, ValueError, RuntimeError) as error:
-        why = " ".join(str(error).split())  # torch's has many lines
-        raise IntegrityError(
+        why = textwrap.shorten(str(error), 300, placeholder=" …")  # torch's has many lines
+        raise Unrecoverable(
             f"the state does not fit this trial's models and optimizers: {why}",
             where="checkpoint",
             hint="has the code changed since it was saved?",

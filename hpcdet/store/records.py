@@ -115,12 +115,14 @@ class Verdict(Record):
     Attributes:
         verdict: ``done`` (nothing left to do until a new control), ``resume`` (go on from the
             latest checkpoint), ``fail`` (an error in user code), ``norestart`` (trying again
-            cannot help, e.g. ``InvalidHP``).
+            cannot help: ``InvalidHP``, or no checkpoint that can be gone on from).
         cause: why it ended now.
         batches: batches trained by the trial so far.
         until: the length that was asked for, when it ended because that was reached. Code that
             ends by itself before leaves None.
         error: the last line of the traceback, for ``fail`` and ``norestart``.
+        unrecoverable: with ``norestart``: the trial's checkpoints are to blame, and not its
+            hyperparameters.
     """
 
     verdict: Literal["done", "resume", "fail", "norestart"]
@@ -130,6 +132,7 @@ class Verdict(Record):
     checkpoint: str = ""
     digest: str = ""
     error: str = ""
+    unrecoverable: bool = False
     at: str = ""
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from hpcdet.checkpoint import CheckpointFailed, Manifest
+from hpcdet.errors import Unrecoverable
 from hpcdet.store import files, limits
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import Trial, Verdict
@@ -378,10 +379,11 @@ class Session:
             refusal.__cause__, error = error, refusal
         traceback.print_exception(error)
         self.keeper.give_up(lambda: bool(notice.heard()))
-        norestart = isinstance(error, InvalidHP)
+        invalid_hp, unrecoverable = isinstance(error, InvalidHP), isinstance(error, Unrecoverable)
         verdict = Verdict(
-            "norestart" if norestart else "fail",
+            "norestart" if invalid_hp or unrecoverable else "fail",
             "error",
+            unrecoverable=unrecoverable,
             checkpoint=self.keeper.latest,
             error=last_line(error),
             at=files.now(),
@@ -390,7 +392,7 @@ class Session:
         if self.ranks.chief:
             with contextlib.suppress(CheckpointFailed):  # which has been said
                 self.keeper.settle(lambda: bool(notice.heard()), together=False)
-        return 0 if norestart else 1
+        return 0 if invalid_hp else 1
 
     def _conclude(self, verdict: Verdict) -> None:
         self.tracker.record("end", sync=True, verdict=verdict.verdict, cause=verdict.cause)
