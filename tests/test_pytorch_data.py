@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, random_split
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+    random_split,
+)
 
 from hpcdet import checkpoint, core, pytorch
 from hpcdet.errors import UsageError
@@ -246,6 +252,48 @@ def test_a_batch_sampler_is_resumed_and_a_split_is_drawn_alike(tmp_path: Path) -
     seen, splits = both_ways(Sampled, tmp_path)
     assert sorted(seen[:22]) == sorted(seen[22:44]) == list(range(22)) and seen[:22] != seen[22:44]
     assert splits[0] == splits[1]
+
+
+class Dice:
+    """A sampler of somebody's own, with a generator that nobody else knows."""
+
+    def __init__(self) -> None:
+        self._hidden = {"dice": random.Random(5)}
+
+    def __len__(self) -> int:
+        return 22
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._hidden["dice"].sample(range(22), 22))
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(1)
+
+
+OWN: dict[str, Callable[[], dict[str, Any]]] = {
+    "random": lambda: {"sampler": RandomSampler(range(22), generator=generator())},
+    "batches": lambda: {
+        "batch_sampler": BatchSampler(
+            WeightedRandomSampler([1.0] * 22, 22, replacement=False, generator=generator()), 4, True
+        )
+    },
+    "own": lambda: {"sampler": Dice()},
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_a_sampler_with_a_generator_of_its_own_is_resumed(tmp_path: Path, kind: str) -> None:
+    class Sampled(Plain):
+        @staticmethod
+        def data(_: Any) -> Any:
+            asked = OWN[kind]()
+            sizes = {"batch_size": 4} if "sampler" in asked else {}
+            return pytorch.DataLoader(list(range(22)), **sizes, **asked)
+
+    seen, _ = both_ways(Sampled, tmp_path)
+    epoch = 20 if kind == "batches" else 22
+    assert len(set(seen[:epoch])) == epoch and seen[:epoch] != seen[epoch : 2 * epoch]
 
 
 def test_the_seed_of_a_loaders_generator_orders_its_samples(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Subset
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import shard
@@ -455,6 +456,10 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:
     assert here == drawn(1, workers=2)
     assert here != drawn(2, workers=0)
     assert here[0] != here[2]
+    # a split has a method that fetches batches, and is still drawn sample by sample
+    split = Subset(Subset(Noise(), list(range(5))), list(range(5)))  # type: ignore[arg-type]
+    made = loading.Loader(split, slices, (1,), collate_fn=list)
+    assert [batch for _, batch in made] == here
     rng.restore_cpu(before)
 
 

@@ -12,10 +12,9 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import DistributedSampler, IterableDataset, Sampler, default_collate
 
 from hpcdet.errors import ConfigError
-from hpcdet.train import rng
 from hpcdet.train.batches import BatchOrder
-from hpcdet.train.loading import Loader, Seeded, as_is
-from hpcdet.train.order import Order, Slice, shuffled, subseed
+from hpcdet.train.loading import Loader, Seeded, Sources, as_is
+from hpcdet.train.order import Order, Slice, shuffled
 from hpcdet.train.streams import Stateful, Stream
 
 TorchData = Any
@@ -59,8 +58,8 @@ class DataLoader:
             ``load_state_dict``.
         batch_size: samples of one slot, usually ``context.get_per_slot_batch_size()``.
         shuffle: a new order in each epoch.
-        sampler: an order of its own, asked for once per epoch with seeded generators; its
-            ``set_epoch`` is called if it has one.
+        sampler: an order of its own, asked for once per epoch with seeded generators, those of
+            its own included; its ``set_epoch`` is called if it has one.
         batch_sampler: likewise, but of whole batches, of which each rank takes one per step.
         generator: its initial seed is the order's, in place of the trial's.
         persistent_workers: validation keeps its workers, too (training always does).
@@ -256,15 +255,16 @@ class _Plain(Seeded):
 
 def _sampled(sampler: Any, seed: int, epoch: int) -> list[Any]:
     """What a sampler gives in an epoch, drawn from seeded generators."""
-    before = rng.capture_cpu()
+    sources = Sources(sampler)  # with generators of its own, which no checkpoint has
+    before = sources.capture()
     try:
-        rng.seed_all(subseed("sampler", seed, epoch))
+        sources.plant("sampler", seed, epoch)
         for one in (sampler, getattr(sampler, "sampler", sampler)):
             if hasattr(one, "set_epoch"):
                 one.set_epoch(epoch)
         return list(sampler)
     finally:
-        rng.restore_cpu(before)
+        sources.restore(before)
 
 
 def _refuse(text: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate, get_worker_info
 
 from hpcdet.train import notice, rng
 from hpcdet.train.draws import Draws, Own, Plant, nothing
@@ -34,8 +34,8 @@ def keys(part: Slice) -> list[Key]:
 
 
 class Sources:
-    """The sources of random numbers that a data set may draw from: python, numpy, torch, and
-    generators of its own (in its attributes, its transforms, …)."""
+    """The sources of random numbers that a data set or a sampler may draw from: python, numpy,
+    torch, and generators of its own (in its attributes, its transforms, …)."""
 
     def __init__(self, *roots: Any) -> None:
         self._own = Own.of(*roots)
@@ -62,6 +62,7 @@ class Seeded(Dataset[Any]):
     """A data set that gives whole batches, drawn with generators of their own.
 
     A data set that fetches its samples together (``__getitems__``) is seeded once per batch.
+    Subsets of one that does not are no such data sets, though they have the method.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], *seed: int | str) -> None:
@@ -82,16 +83,24 @@ class Seeded(Dataset[Any]):
         return self._collate(samples)
 
     def _samples(self, wanted: Sequence[Key], plant: Plant) -> list[Any]:
-        if hasattr(self._dataset, "__getitems__"):
+        together = getattr(self._dataset, "__getitems__", None)
+        if together is not None and (plant is nothing or _fetches_together(self._dataset)):
             plant("sample", *self._seed, *wanted[0])
-            return list(self._dataset.__getitems__([index for _, index in wanted]))
+            return list(together([index for _, index in wanted]))
         if plant is nothing:
             return [self._dataset[index] for _, index in wanted]
         samples = []
         for key in wanted:
             plant("sample", *self._seed, *key)
-            samples.append(self._dataset[key[1]])
+            samples += [self._dataset[key[1]]] if together is None else together([key[1]])
         return samples
+
+
+def _fetches_together(dataset: Any) -> bool:
+    """Whether a batch of a data set is more than its samples, one after the other."""
+    if getattr(type(dataset), "__getitems__", None) is Subset.__getitems__:
+        return _fetches_together(dataset.dataset)
+    return hasattr(dataset, "__getitems__")
 
 
 class Loader(Iterable[tuple[Slice, Any]]):

@@ -380,15 +380,16 @@ class Session:
         traceback.print_exception(error)
         self.keeper.give_up(lambda: bool(notice.heard()))
         invalid_hp, unrecoverable = isinstance(error, InvalidHP), isinstance(error, Unrecoverable)
-        verdict = Verdict(
-            "norestart" if invalid_hp or unrecoverable else "fail",
-            "error",
-            unrecoverable=unrecoverable,
-            checkpoint=self.keeper.latest,
-            error=last_line(error),
-            at=files.now(),
+        self._conclude(
+            Verdict(
+                "norestart" if invalid_hp or unrecoverable else "fail",
+                "error",
+                checkpoint=self.keeper.latest,
+                error=last_line(error),
+                unrecoverable=unrecoverable,
+                at=files.now(),
+            )
         )
-        self._conclude(verdict)
         if self.ranks.chief:
             with contextlib.suppress(CheckpointFailed):  # which has been said
                 self.keeper.settle(lambda: bool(notice.heard()), together=False)
