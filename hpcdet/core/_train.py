@@ -10,8 +10,9 @@ from typing import Any
 
 from hpcdet.store import journal
 from hpcdet.store.records import value
-from hpcdet.train.session import InvalidHP, Session, Units
+from hpcdet.train.session import Session, Units
 from hpcdet.train.tracking import finite, plain
+from hpcdet.train.verdicts import InvalidHP
 from hpcdet.train.worth import worth
 
 

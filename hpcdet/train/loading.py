@@ -89,7 +89,7 @@ class Seeded(Dataset[Any]):
             return list(together([index for _, index in wanted]))
         if plant is nothing:
             return [self._dataset[index] for _, index in wanted]
-        samples = []
+        samples: list[Any] = []
         for key in wanted:
             plant("sample", *self._seed, *key)
             samples += [self._dataset[key[1]]] if together is None else together([key[1]])

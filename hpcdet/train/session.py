@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from hpcdet.checkpoint import CheckpointFailed, Manifest
-from hpcdet.errors import Unrecoverable
 from hpcdet.store import files, limits
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import Trial, Verdict
@@ -34,17 +33,13 @@ from hpcdet.train.rendezvous import device_of
 from hpcdet.train.saving import Keeper
 from hpcdet.train.stopping import Stop
 from hpcdet.train.tracking import Tracker, plain
-from hpcdet.train.verdicts import last_line, peers_lost
+from hpcdet.train.verdicts import InvalidHP, peers_lost, verdict_on
 from hpcdet.train.virtual import Virtual
 from hpcdet.train.wanted import Wanted
 from hpcdet.units import Length
 
 _CONTROL_EVERY_S = 2.0
 _PROGRESS_EVERY_S = 5.0
-
-
-class InvalidHP(Exception):
-    """These hyperparameters cannot work: end this trial and do not try it again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -379,21 +374,11 @@ class Session:
             refusal.__cause__, error = error, refusal
         traceback.print_exception(error)
         self.keeper.give_up(lambda: bool(notice.heard()))
-        invalid_hp, unrecoverable = isinstance(error, InvalidHP), isinstance(error, Unrecoverable)
-        self._conclude(
-            Verdict(
-                "norestart" if invalid_hp or unrecoverable else "fail",
-                "error",
-                checkpoint=self.keeper.latest,
-                error=last_line(error),
-                unrecoverable=unrecoverable,
-                at=files.now(),
-            )
-        )
+        self._conclude(verdict_on(error, self.keeper.latest))
         if self.ranks.chief:
             with contextlib.suppress(CheckpointFailed):  # which has been said
                 self.keeper.settle(lambda: bool(notice.heard()), together=False)
-        return 0 if invalid_hp else 1
+        return 0 if isinstance(error, InvalidHP) else 1
 
     def _conclude(self, verdict: Verdict) -> None:
         self.tracker.record("end", sync=True, verdict=verdict.verdict, cause=verdict.cause)

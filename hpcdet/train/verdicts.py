@@ -5,11 +5,33 @@ from __future__ import annotations
 import sys
 import traceback
 
+from hpcdet.errors import Unrecoverable
 from hpcdet.store import files
 from hpcdet.store.records import Verdict
 from hpcdet.train.peers import is_peer_loss
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import PEER_LOST, Ranks
+
+
+class InvalidHP(Exception):
+    """These hyperparameters cannot work: end this trial and do not try it again."""
+
+
+def verdict_on(error: BaseException, checkpoint: str) -> Verdict:
+    """What a session says of an error that ends it.
+
+    Args:
+        checkpoint: the name of the newest one.
+    """
+    unrecoverable = isinstance(error, Unrecoverable)
+    return Verdict(
+        "norestart" if unrecoverable or isinstance(error, InvalidHP) else "fail",
+        "error",
+        checkpoint=checkpoint,
+        error=last_line(error),
+        unrecoverable=unrecoverable,
+        at=files.now(),
+    )
 
 
 def unsaid_failure(place: Place, error: BaseException) -> int:
