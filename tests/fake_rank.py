@@ -8,8 +8,10 @@ what to do:
     step_s     seconds per step; $PACE is a file that says it instead, read at each step
     every      steps between checkpoints
     crash      {trial: [step, attempts]}: raise at that step in the first so many attempts
-    hold       {at: step, until: file}: stay at that step, save, and wait for the file
-    stint      steps that one attempt makes at most; then it saves and waits to be told to leave
+    hold       {at: step, until: file, trials: [2]}: these (all of them, if it does not say which)
+               stay at that step, save, and wait for the file
+    stint      steps that one attempt makes at most; then it saves and waits to be told to leave;
+               or {trial: steps}
     silent     trials whose ranks exit 3 before their first step without a word
     stubborn   trials that ignore notices and controls
     besides    {metric: factor}: reports the factor times the trial's number, too
@@ -125,7 +127,11 @@ def main() -> int:
     deadline = float(os.environ.get("HPCDET_DEADLINE") or "inf")
     stepped, begun = False, step
     hold = plan.get("hold", {"at": -1, "until": ""})
+    if trial.number not in hold.get("trials", [trial.number]):
+        hold = {"at": -1}
     stint = plan.get("stint", 1 << 30)
+    if isinstance(stint, dict):
+        stint = stint.get(str(trial.number), 1 << 30)
     stubborn = trial.number in plan.get("stubborn", [])
     while True:
         control = in_force(trial)

@@ -345,7 +345,7 @@ def test_trials_train_on_from_another_experiment_s_checkpoints(lab: Lab) -> None
 
 
 def test_a_population_goes_on_in_place_and_its_worst_are_replaced(lab: Lab) -> None:
-    """The greater its number, the better a fake trial: each heir is better than its parent."""
+    """A fake trial is the better, the greater its number: the first one is given up."""
     asked = {
         "name": "pbt",
         "population_size": 3,
@@ -353,17 +353,19 @@ def test_a_population_goes_on_in_place_and_its_worst_are_replaced(lab: Lab) -> N
         "perturbation_interval": {"batches": 20},
         "quantile": 0.3,
     }
-    paths = lab.submit(x.config(60, trials=3, data={"step_s": 0.03}, searcher=asked))
+    hold = {"at": 10, "until": str(lab.folder / "go"), "trials": [1]}
+    data = {"hold": hold, "stint": {"1": 30}}
+    paths = lab.submit(x.config(60, trials=3, data=data, searcher=asked))
+    x.until(lambda: x.ends(paths, 2) == x.ends(paths, 3) == ["completed"], lambda: x.story(paths))
+    lab.release()
     assert x.crank_to_end(paths).state == "COMPLETED", x.story(paths)
     gathered = gather(paths)
-    full = [
-        trial.number for trial in gathered.trials if x.ends(paths, trial.number)[-1] != "stopped"
-    ]
-    assert len(full) == 3 and max(full) > 3 and x.ends(paths, 3) == ["completed"]
-    for number in full:
-        first, *others = lineage.chain(gathered, number)
-        assert x.final_digest(paths, number) == lab.undisturbed(60, first["trial"])
-        assert all(row["from"] % 20 == 0 and row["checkpoint"] for row in others)
+    ends = {trial.number: x.ends(paths, trial.number) for trial in gathered.trials}
+    assert ends.pop(1) == ["stopped"], x.story(paths)
+    assert ends == {number: ["completed"] for number in (2, 3, 4)}, x.story(paths)
+    parent, heir = lineage.chain(gathered, 4)
+    assert (parent["trial"], heir["from"], heir["checkpoint"]) == (3, 20, "00000020.g1")
+    assert x.final_digest(paths, 4) == lab.undisturbed(60, 3)
     method = Replay(registry.searcher(config.load(paths.config)), {})
     assert list(method.run(chain.read(paths))) and method.difference is None
 

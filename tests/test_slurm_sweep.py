@@ -198,6 +198,7 @@ def test_a_population_of_four_on_two_workers_copies_its_best(lab: Lab) -> None:
 
 
 def test_pb2_goes_on_from_another_experiments_checkpoint(lab: Lab) -> None:
+    """The first member reports last, is given up, and an heir of the other takes its place."""
     old = lab.submit_fakes(experiments.config(20))
     old.wait()
     asked = {
@@ -207,16 +208,20 @@ def test_pb2_goes_on_from_another_experiments_checkpoint(lab: Lab) -> None:
         "quantile": 0.5,
         "begin_from": f"{old.paths.id}/1@10 batches",
     }
-    run = lab.submit_fakes(experiments.config(60, trials=2, searcher=asked))
+    go = lab.folder / "go"
+    data = {"hold": {"at": 10, "until": str(go), "trials": [1]}, "stint": {"1": 15}}
+    run = lab.submit_fakes(experiments.config(60, trials=2, searcher=asked, data=data))
+    until(lambda: experiments.ends(run.paths, 2) == ["completed"], run.story)
+    go.touch()
     run.wait()
-    ends = {trial.number: experiments.ends(run.paths, trial.number) for trial in run.paths.trials()}
-    full = [number for number, reasons in ends.items() if reasons[-1] == "completed"]
-    assert len(full) == 2 and len(ends) > 2, run.story()
-    assert {experiments.final_digest(run.paths, n) for n in full} == {undisturbed(60)}
-    records = [Trial.read(trial.record) for trial in run.paths.trials()]
-    first, second, *heirs = [str(record and record.parent) for record in records]
-    assert first == second == "origin/1", run.story()
-    lengths = [parent.length for heir in heirs if (parent := Parent.parse(heir))]
-    assert len(lengths) == len(heirs)
-    assert all(length and length.value in (20, 30, 40, 50) for length in lengths)
+    assert [experiments.ends(run.paths, n)[-1] for n in (1, 2, 3)] == [
+        "stopped",
+        "completed",
+        "completed",
+    ], run.story()
+    for number, parent in ((1, "origin/1"), (2, "origin/1"), (3, "2@20 batches")):
+        record = Trial.read(run.paths.trial(number).record)
+        assert record is not None and record.parent == parent
+    assert experiments.final_digest(run.paths, 2) == undisturbed(60)
+    assert experiments.final_digest(run.paths, 3) == undisturbed(60)
     assert hpcdet("searcher", "replay", run.paths.id, "--verify").returncode == 0
