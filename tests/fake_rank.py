@@ -8,8 +8,8 @@ what to do:
     step_s     seconds per step; $PACE is a file that says it instead, read at each step
     every      steps between checkpoints
     crash      {trial: [step, attempts]}: raise at that step in the first so many attempts
-    hold       {at: step, until: file, trials: [2]}: these (all of them, if it does not say which)
-               stay at that step, save, and wait for the file
+    hold       {at: step, until: file, trials: [2]}, or a list of such: these (all of them, if it
+               does not say which) stay at that step, save, and wait for the file
     stint      steps that one attempt makes at most; then it saves and waits to be told to leave;
                or {trial: steps}
     silent     trials whose ranks exit 3 before their first step without a word
@@ -126,9 +126,12 @@ def main() -> int:
     pace = os.environ.get("PACE")
     deadline = float(os.environ.get("HPCDET_DEADLINE") or "inf")
     stepped, begun = False, step
-    hold = plan.get("hold", {"at": -1, "until": ""})
-    if trial.number not in hold.get("trials", [trial.number]):
-        hold = {"at": -1}
+    asked = plan.get("hold", [])
+    holds = [
+        one
+        for one in ([asked] if isinstance(asked, dict) else asked)
+        if trial.number in one.get("trials", [trial.number])
+    ]
     stint = plan.get("stint", 1 << 30)
     if isinstance(stint, dict):
         stint = stint.get(str(trial.number), 1 << 30)
@@ -149,7 +152,7 @@ def main() -> int:
         if step >= target().value:
             validate()
             return end("done", "completed")
-        held = step == hold["at"] and not Path(hold["until"]).exists()
+        held = any(step == one["at"] and not Path(one["until"]).exists() for one in holds)
         if held or step - begun >= stint:
             save()
             time.sleep(0.02)

@@ -353,10 +353,15 @@ def test_a_population_goes_on_in_place_and_its_worst_are_replaced(lab: Lab) -> N
         "perturbation_interval": {"batches": 20},
         "quantile": 0.3,
     }
-    hold = {"at": 10, "until": str(lab.folder / "go"), "trials": [1]}
+    hold = [
+        {"at": 10, "until": str(lab.folder / "first"), "trials": [1]},
+        {"at": 50, "until": str(lab.folder / "go"), "trials": [2, 3]},
+    ]
     data = {"hold": hold, "stint": {"1": 30}}
     paths = lab.submit(x.config(60, trials=3, data=data, searcher=asked))
-    x.until(lambda: x.ends(paths, 2) == x.ends(paths, 3) == ["completed"], lambda: x.story(paths))
+    x.until(lambda: x.progress(paths, 2) == x.progress(paths, 3) == 50, lambda: x.story(paths))
+    (lab.folder / "first").touch()
+    x.until(lambda: x.ends(paths, 1) == ["stopped"], lambda: x.story(paths))
     lab.release()
     assert x.crank_to_end(paths).state == "COMPLETED", x.story(paths)
     gathered = gather(paths)
@@ -364,7 +369,7 @@ def test_a_population_goes_on_in_place_and_its_worst_are_replaced(lab: Lab) -> N
     assert ends.pop(1) == ["stopped"], x.story(paths)
     assert ends == {number: ["completed"] for number in (2, 3, 4)}, x.story(paths)
     parent, heir = lineage.chain(gathered, 4)
-    assert (parent["trial"], heir["from"], heir["checkpoint"]) == (3, 20, "00000020.g1")
+    assert parent["trial"] == 3 and heir["checkpoint"] == f"{heir['from']:08d}.g1"
     assert x.final_digest(paths, 4) == lab.undisturbed(60, 3)
     method = Replay(registry.searcher(config.load(paths.config)), {})
     assert list(method.run(chain.read(paths))) and method.difference is None

@@ -208,20 +208,21 @@ def test_pb2_goes_on_from_another_experiments_checkpoint(lab: Lab) -> None:
         "quantile": 0.5,
         "begin_from": f"{old.paths.id}/1@10 batches",
     }
-    go = lab.folder / "go"
-    data = {"hold": {"at": 10, "until": str(go), "trials": [1]}, "stint": {"1": 15}}
+    first, go = lab.folder / "first", lab.folder / "go"
+    hold = [
+        {"at": 10, "until": str(first), "trials": [1]},
+        {"at": 55, "until": str(go), "trials": [2]},
+    ]
+    data = {"hold": hold, "stint": {"1": 15}}
     run = lab.submit_fakes(experiments.config(60, trials=2, searcher=asked, data=data))
-    until(lambda: experiments.ends(run.paths, 2) == ["completed"], run.story)
+    until(lambda: experiments.progress(run.paths, 2) == 55, run.story)
+    first.touch()
+    until(lambda: experiments.ends(run.paths, 1) == ["stopped"], run.story)
     go.touch()
     run.wait()
-    assert [experiments.ends(run.paths, n)[-1] for n in (1, 2, 3)] == [
-        "stopped",
-        "completed",
-        "completed",
-    ], run.story()
-    for number, parent in ((1, "origin/1"), (2, "origin/1"), (3, "2@20 batches")):
-        record = Trial.read(run.paths.trial(number).record)
-        assert record is not None and record.parent == parent
+    records = [Trial.read(run.paths.trial(number).record) for number in (1, 2, 3)]
+    own, other, heir = [Parent.parse(record.parent) for record in records if record is not None]
+    assert own == other == Parent(1, None, "origin") and heir is not None and heir.trial == 2
     assert experiments.final_digest(run.paths, 2) == undisturbed(60)
     assert experiments.final_digest(run.paths, 3) == undisturbed(60)
     assert hpcdet("searcher", "replay", run.paths.id, "--verify").returncode == 0
