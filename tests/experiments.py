@@ -20,7 +20,7 @@ from hpcdet.read import series
 from hpcdet.schedulers import processes
 from hpcdet.schedulers.local_state import JobFolder, JobRecord, ProcessRecord, TaskRecord
 from hpcdet.site import Site, load
-from hpcdet.store import journal, packed
+from hpcdet.store import chain, journal, packed
 from hpcdet.store.config import resolve
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Closed, End, Verdict
@@ -311,6 +311,12 @@ def same_bits(found: object, wanted: object, story: str = "") -> None:
 def progress(paths: ExperimentPaths, trial: int = 1) -> int:
     """Batches of a trial that its checkpoints vouch for."""
     return standing(paths.trial(trial)).batches
+
+
+def told(paths: ExperimentPaths) -> set[int]:
+    """Trials of which the searcher has heard a report."""
+    events = (line["event"] for line in chain.read(paths) if line["kind"] == "event")
+    return {event["trial"] for event in events if event["kind"] == "report"}
 
 
 # -- its processes -------------------------------------------------------------------------

@@ -359,7 +359,7 @@ def test_a_population_goes_on_in_place_and_its_worst_are_replaced(lab: Lab) -> N
     ]
     data = {"hold": hold, "stint": {"1": 30}}
     paths = lab.submit(x.config(60, trials=3, data=data, searcher=asked))
-    x.until(lambda: x.progress(paths, 2) == x.progress(paths, 3) == 50, lambda: x.story(paths))
+    x.until(lambda: x.told(paths) == {2, 3}, lambda: x.story(paths))
     (lab.folder / "first").touch()
     x.until(lambda: x.ends(paths, 1) == ["stopped"], lambda: x.story(paths))
     lab.release()
