@@ -156,11 +156,12 @@ def perform(task: Task) -> list[dict[str, Any]]:
         ladder, space = Ladder(SAMPLES, ETA, 1, rung_count=4), KERNELS
         draw: Any = suggested_kernel
         workload: Any = Kernels(task.seed)
-        goal, full = _standard(workload, task)
+        goal, full, looks = _standard(workload, task)
     else:
         ladder, space, draw = Ladder(256, ETA, 1), samplers.SPACE, samplers.suggested
         workload = samplers.Landscape(task.seed, 256)
         goal, full = Curves(task.seed, 256).quantile(SHARES[task.workload]), 256.0
+        looks = {}
     horizon = HORIZONS[task.workload]
     rows = []
     for name, method in _methods(ladder, space, task.seed, draw).items():
@@ -183,6 +184,7 @@ def perform(task: Task) -> list[dict[str, Any]]:
                 "until": until,
                 "trials": course.created,
                 "finished": len(course.finished),
+                "looks": looks,
             }
         )
     return rows
@@ -218,18 +220,33 @@ class Watched:
         return value
 
 
-def _standard(workload: Kernels, task: Task) -> tuple[float, float]:
-    """What counts as good, and the seconds of one full training on average."""
+def _standard(workload: Kernels, task: Task) -> tuple[float, float, dict[str, float]]:
+    """What counts as good, the seconds of one full training on average, and what looks are worth.
+
+    Looks: what one at the lowest rung costs in full trainings; how many of those that are good in
+    the end are among the best ``1 / ETA`` there.
+    """
     space, number = Space(KERNELS), 20 if task.quick else POPULATION
     rng = random.Random(task.seed)
     errors, seconds = [], []
+    firsts, costs = [], []
     for place in range(number):
         workload.begin(0, space.sample(1_000_000 + task.seed, place + rng.randrange(10**6)))
         error, took = workload._trained(0, SAMPLES)
         errors.append(error)
         seconds.append(took)
-    ordered = sorted(errors)
-    return ordered[int(SHARES["kernels"] * number)], statistics.fmean(seconds)
+        error, took = workload._trained(0, SAMPLES // ETA**3)
+        firsts.append(error)
+        costs.append(took)
+    goal, full = sorted(errors)[int(SHARES["kernels"] * number)], statistics.fmean(seconds)
+    cut = sorted(firsts)[number // ETA - 1]
+    good = [first for error, first in zip(errors, firsts, strict=True) if error <= goal]
+    looks = {
+        "cost": statistics.fmean(costs) / full,
+        "kept": statistics.fmean(first <= cut for first in good),
+        "good": len(good) / number,
+    }
+    return goal, full, looks
 
 
 def measure(quick: bool) -> list[dict[str, Any]]:
@@ -253,6 +270,10 @@ def measure(quick: bool) -> list[dict[str, Any]]:
                     "found": sum(row["to"] < row["until"] for row in mine),
                     "trials": statistics.median(row["trials"] for row in mine),
                     "finished": statistics.median(row["finished"] for row in mine),
+                    "looks": {
+                        name: statistics.fmean(row["looks"][name] for row in mine)
+                        for name in mine[0]["looks"]
+                    },
                 }
             )
     return summary
