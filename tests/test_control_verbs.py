@@ -362,6 +362,28 @@ def test_a_search_that_is_over_goes_on_when_it_is_extended(tmp_path: Path) -> No
     assert closed is not None and closed.why == "3 of 3 trials succeeded"
 
 
+def test_a_search_that_reached_its_target_says_so_and_goes_on_when_more_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    asked = {"name": "random", "max_length": {"batches": 100}, "max_trials": 2}
+    target = {"stopping": {"target": {"value": 0.2}}, "stopping_version": 2}
+    world = World.make(tmp_path, searcher={**asked, **target, "max_concurrent_trials": 1})
+    world.method = registry.searcher(world.resolved)
+    files.write_once(world.paths.config, config.dump(world.resolved.raw))
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    [worker] = play.start_all()
+    play.finish(play.claim(worker), loss=0.1)
+    assert advance(world.paths, holder).state == "COMPLETED"
+    closed = Closed.read(world.paths.closed)
+    reached = "target: trial 1 reached the target with 0.1"
+    assert closed is not None and closed.why == f"1 of 1 trials succeeded; {reached}"
+    commands.ask(world.paths, "set", reopen=True, **{"searcher.max_trials": 3})
+    holder.close()
+    later(world, holder := world.holder(), 1)
+    assert holder.decided.state[0] != "COMPLETED" and sorted(holder.decided.open) == [2]
+
+
 def test_a_search_made_longer_again_and_again_is_compared_at_each_of_its_lengths(
     tmp_path: Path,
 ) -> None:
@@ -410,3 +432,7 @@ def test_a_search_is_extended_from_where_it_is_now(tmp_path: Path) -> None:
     single = {"searcher": {"name": "single", "max_trials": 1}}
     with pytest.raises(UsageError, match="no more trials"):
         extending.wanted(gather.gather(Builder(tmp_path / "one-1", **single).paths), 2, None)
+    steps = {"searcher": {"name": "schedule", "max_length": {"batches": 9}}}
+    with pytest.raises(UsageError, match="until its last step"):
+        extending.wanted(gather.gather(Builder(tmp_path / "two-2", **steps).paths), None, "20")
+    assert changing.changes(["max_trials=8"]) == {"searcher.max_trials": 8}

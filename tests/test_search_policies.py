@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hpcdet.errors import ConfigError
-from hpcdet.search import policies, registry
+from hpcdet.search import endings, policies, registry, stopping
 from hpcdet.search.api import (
     Action,
     Continue,
     Create,
+    Limits,
     Pause,
     Report,
     SegmentEnd,
@@ -28,6 +30,7 @@ from hpcdet.search.sampling import Independent
 from hpcdet.search.supervised import Supervised
 from hpcdet.space.space import Space
 from hpcdet.store.config import resolve
+from hpcdet.store.parents import Parent
 from hpcdet.units import Length
 
 
@@ -62,7 +65,8 @@ def test_what_is_no_finite_number_is_worst(metric: Any) -> None:
         (policies.Threshold(upper=5), [4, 6], 2),
         (policies.Threshold(lower=0), [4, -1], 2),
         (policies.Threshold(upper=5, warmup=3), [9, 9, 9], 3),
-        (policies.Threshold(upper=5), [math.nan, 1], 0),
+        (policies.Threshold(upper=5), [4, math.inf], 2),
+        (policies.Threshold(lower=5, warmup=2), [math.nan, math.nan], 2),
         (policies.Plateau(3, 0.01), [1, 0.5, 0.5, 0.5], 4),
         (policies.Plateau(3, 0.01), [1, 0.5, 0.4, 0.3], 0),
         (policies.NaN(), [1, math.nan], 2),
@@ -70,8 +74,10 @@ def test_what_is_no_finite_number_is_worst(metric: Any) -> None:
         (policies.Divergence(3), [1.0, 0.5, 0.9, 2.5], 4),
         (policies.Divergence(3, reports=2), [1.0, 0.5, 2.5, 0.5, 2.5, 2.6], 6),
         (policies.Divergence(3), [1.0, 1.0, 3.9], 0),
-        (policies.Target(0.25), [1, 0.3, 0.2], 3),
-        (policies.TotalLength(3), [1, 1, 1], 3),
+        (policies.Divergence(3, reports=3), [1.0, math.inf, math.inf, math.nan], 4),
+        (policies.Divergence(3, reports=2), [math.nan, 1.0, 3.9, 5.0, 5.0], 5),
+        (endings.Target(0.25), [1, 0.3, 0.2], 3),
+        (endings.TotalLength(3), [1, 1, 1], 3),
     ],
 )
 def test_a_policy_ends_a_trial_with_that_report(
@@ -149,7 +155,7 @@ def test_a_test_without_its_package_is_refused_before_anything_runs(
 
 
 def test_no_improvement_counts_trials() -> None:
-    policy = policies.NoImprovement(3)
+    policy = endings.NoImprovement(3)
     rows = [(1, 1, 1.0), (2, 1, 2.0), (3, 1, 2.0), (4, 1, 2.0)]
     assert reports(policy, rows) == []
     assert reports(policy, [*rows, (5, 1, 2.0)]) == [(5, 1)]
@@ -159,7 +165,8 @@ def test_no_improvement_counts_trials() -> None:
 def searcher(*asked: tuple[str, Policy], most: int = 3, at_once: int = 2) -> Supervised:
     space = Space({"lr": {"type": "double", "minval": 0.0, "maxval": 1.0}})
     until = Length("batches", 100)
-    return Supervised(Random(Independent(space, 1), 1, until, most, at_once), asked, "loss")
+    method = Random(Independent(space, 1), 1, until, most, at_once)
+    return Supervised(method, asked, "loss", limits=Limits(most, at_once, until))
 
 
 class Run:
@@ -189,11 +196,98 @@ def test_a_trial_that_a_policy_ends_makes_room_at_once_and_is_heard_no_more() ->
 
 
 def test_a_target_ends_all_trials_and_the_search() -> None:
-    run = Run(searcher(("target", policies.Target(0.5)), most=9))
+    run = Run(searcher(("target", endings.Target(0.5)), most=9))
     assert run.report(1, 10, 0.6) == []
     why = "target: trial 2 reached the target with 0.4"
     assert run.report(2, 10, 0.4) == [Stop(1, why), Stop(2, why), Shutdown(why=why)]
     assert run.report(1, 20, 0.1) == run.give(SegmentEnd(1, "stopped")) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "at", "again"),
+    [
+        (endings.Target(0.1), 1, 0),
+        (endings.TotalLength(30), 3, 5),
+        (endings.NoImprovement(1), 3, 5),
+    ],
+)
+def test_what_ended_a_search_does_not_end_it_at_once_again_when_more_is_asked_for(
+    policy: Policy, at: int, again: int
+) -> None:
+    """``at``: the trial that ended it, ``again``: the next one that does, if any."""
+    run = Run(searcher(("it", policy), most=3, at_once=3))
+    until = Length("batches", 100)
+
+    def ends(trial: int, value: float, at: int = 10) -> bool:
+        return any(isinstance(action, Shutdown) for action in run.report(trial, at, value))
+
+    assert [ends(trial, trial / 10) for trial in range(1, at + 1)] == [False] * (at - 1) + [True]
+    assert run.give(SegmentEnd(1, "stopped")) == []
+    assert run.give(Limits(3, 9, until)) == []  # nothing further
+    made = run.give(Limits(7, 3, until))
+    assert [action.trial for action in made if isinstance(action, Create)] == [4, 5, 6]
+    assert len(made) == 3
+    # one that is still leaving is not heard, nor is its place given away twice
+    assert run.report(2, 20, 0.05) == run.give(SegmentEnd(2, "stopped")) == []
+    assert next((trial for trial in (4, 5) if ends(trial, 0.1, 20)), 0) == again
+
+
+def test_a_search_by_rungs_knows_what_ended_it_when_it_goes_on() -> None:
+    target = ("target", endings.Target(0.1))
+    run = Run(halving(target, trials=4))
+    for trial in (1, 2, 3):
+        run.report(trial, 1, trial / 10 + 1)
+    why = "target: trial 4 reached the target with 0.1"
+    assert run.report(4, 1, 0.1)[-1] == Shutdown(why=why)
+    made = run.give(Limits(8, 4, Length("batches", 16)))
+    assert [action.trial for action in made if isinstance(action, Create)] == [5, 6, 7, 8]
+    assert not any(isinstance(action, Continue | Shutdown) for action in made)
+    pause = run.report(5, 1, 0.5)[0]
+    assert isinstance(pause, Pause) and "rank 2 of 5" in pause.why
+
+
+def test_what_a_trial_inherits_was_trained_once() -> None:
+    policy, state = endings.TotalLength(1000), {"total": 0, "of": {}}
+
+    def total(trial: int, length: int) -> int:
+        policy.judge(state, Seen(str(trial), length, 1.0, 1.0))
+        return state["total"]
+
+    assert total(1, 500) == 500
+    policy.inherit(state, 2, Parent(1, Length("batches", 500)), "batches")
+    assert total(2, 600) == 600
+    policy.inherit(state, 3, Parent(2), "batches")  # its newest
+    assert total(3, 650) == 650
+    policy.inherit(state, 4, Parent(1, None, "origin"), "batches")  # nobody knows how far that is
+    assert (total(4, 300), total(4, 350)) == (650, 700)
+    policy.inherit(state, 5, Parent(1, Length("batches", 500)), "batches")  # it was gone
+    assert total(5, 100) == 800
+
+
+class Copies(Random):
+    """Each trial but the first begins from the first."""
+
+    def _create(self, state: Any, trial: int) -> Create:
+        parent = "1@500 batches" if trial > 1 else ""
+        return replace(super()._create(state, trial), parent=parent)
+
+
+@pytest.mark.parametrize(("rules", "total"), [(1, 1100), (2, 600)])
+def test_searches_of_former_versions_are_judged_by_their_rules(rules: int, total: int) -> None:
+    method = Copies(Independent(Space({"lr": 0.1}), 1), 1, Length("batches", 900), 2, 2)
+    values = {"threshold": {"upper": 5}, "total_length": {"length": {"batches": 9000}}}
+    chosen = stopping.chosen(values, True, rules)
+    limits = Limits(2, 2, Length("batches", 900))
+    run = Run(Supervised(method, chosen, "loss", limits=limits, rules=rules))
+    run.report(1, 500, 1.0)
+    run.report(2, 600, 1.0)
+    assert run.state["policies"][1]["total"] == total
+    assert bool(run.report(2, 700, math.inf)) is (rules > 1)
+    assert ("asked" in run.state) is (rules > 1)
+    assert (run.method.version == method.version) is (rules == 1)
+    asked = {"name": "random", "metric": "loss", "max_trials": 2, "stopping": {"nan": {}}}
+    old = registry.searcher(resolve({"searcher": asked}))  # as experiment.yaml was before
+    assert isinstance(old, Supervised) and old.rules == 1
 
 
 class Pauses(Random):
@@ -213,7 +307,7 @@ def test_what_the_searcher_wants_of_an_ended_trial_is_dropped_and_nothing_else()
     assert not any(isinstance(action, Pause) for action in rest)
 
 
-def halving(*asked: tuple[str, Policy]) -> Supervised:
+def halving(*asked: tuple[str, Policy], trials: int = 16) -> Supervised:
     values = {
         "hyperparameters": {"lr": {"type": "double", "minval": 0.0, "maxval": 1.0}},
         "searcher": {
@@ -222,12 +316,13 @@ def halving(*asked: tuple[str, Policy]) -> Supervised:
             "max_length": {"batches": 16},
             "divisor": 4,
             "num_rungs": 3,
-            "max_trials": 16,
+            "max_trials": trials,
             "max_concurrent_trials": 4,
         },
         "reproducibility": {"experiment_seed": 1},
     }
-    return Supervised(registry.searcher(resolve(values)), asked, "loss")
+    limits = Limits(trials, 4, Length("batches", 16))
+    return Supervised(registry.searcher(resolve(values)), asked, "loss", limits=limits)
 
 
 def test_who_is_ended_by_a_policy_has_had_its_turn_at_the_rungs() -> None:

@@ -17,7 +17,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.config import changing
 from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.read import changes, find, gather, origins, purged, states
-from hpcdet.store import trials
+from hpcdet.store import overrides, trials
 from hpcdet.store.layout import TrialPaths
 from hpcdet.store.records import Reason
 
@@ -79,13 +79,15 @@ def resume_command(
 
     def look(found: find.Reference, gathered: gather.Gathered) -> Wish:
         further = extending.wanted(gathered, more_trials, longer)
-        if further and found.trial:
-            raise UsageError("a search as a whole goes on further", where=str(found))
         wanted = {**asked, **further}
-        state = _may_resume(found, gathered, bool(from_), bool(further))
+        goes_on = not overrides.FURTHER.isdisjoint(wanted)
+        if goes_on and found.trial:
+            raise UsageError("a search as a whole goes on further", where=str(found))
+        extending.possible(gathered, wanted)
+        state = _may_resume(found, gathered, bool(from_), goes_on)
         if state in ("RUNNING", "PENDING"):
             if wanted or from_:
-                hint = f"hpcdet set {found} ..." if further else f"hpcdet pause {found} --wait"
+                hint = f"hpcdet set {found} ..." if goes_on else f"hpcdet pause {found} --wait"
                 raise wrong_state("resume", found, f"{state}, not paused", hint)
             if found.trial:
                 return Wish(done=f"{state} already")
@@ -103,7 +105,7 @@ def resume_command(
             says += _verify(found, gathered, arguments)
         for loss in purged.lines(gathered):
             settings().warn(loss)
-        return Wish(arguments, ", ".join(filter(None, says)), reopens=bool(from_ or further))
+        return Wish(arguments, ", ".join(filter(None, says)), reopens=bool(from_) or goes_on)
 
     ask_each(out, "resume", ids, dry_run, look)
 

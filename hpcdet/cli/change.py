@@ -17,6 +17,7 @@ from hpcdet.config import changing
 from hpcdet.control import commands
 from hpcdet.errors import HpcdetError, UsageError
 from hpcdet.read import find, gather
+from hpcdet.store import overrides
 from hpcdet.store.layout import ExperimentPaths
 
 
@@ -53,12 +54,14 @@ def set_command(
         gathered = gather.gather(found.paths)
         further = extending.wanted(gathered, more_trials, longer)
         changed = {**wanted, **further}
+        extending.possible(gathered, changed)
+        goes_on = not overrides.FURTHER.isdisjoint(changed)
         can_run(gathered, changed)
         said = " ".join(f"{key}={value}" for key, value in changed.items())
         if dry_run:
             return f"would set {said}"
-        number = commands.ask(found.paths, "set", reopen=bool(further), **changed)
-        if further and gathered.closed is not None:
+        number = commands.ask(found.paths, "set", reopen=goes_on, **changed)
+        if goes_on and gathered.closed is not None:
             turn_until_somebody_works(found.paths)
         else:
             _turn(found.paths)

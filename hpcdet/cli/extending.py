@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import click
@@ -14,9 +14,17 @@ from hpcdet.read import changes
 from hpcdet.read.gather import Gathered
 from hpcdet.store import overrides
 
-MAX_TRIALS = "searcher.max_trials"
-
-_ALONE = {"single": "it is one trial", "grid": "its points are in the config"}
+_POPULATION = "it goes on with as many members as it has"
+_LARGER = "--longer trains them further; for more of them submit with another population_size"
+_ANOTHER = "submit another experiment"
+_NO_MORE = {
+    "single": ("it is one trial", _ANOTHER),
+    "grid": ("its points are in the config", _ANOTHER),
+    "schedule": ("its steps are in the config", _ANOTHER),
+    "pbt": (_POPULATION, _LARGER),
+    "pb2": (_POPULATION, _LARGER),
+}
+"""Why a search makes no more trials, and what can be done instead."""
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,14 +52,10 @@ def wanted(gathered: Gathered, more_trials: int | None, longer: str | None) -> d
     now = changes.effective(gathered).searcher
     found: dict[str, Any] = {}
     if more_trials:
-        if now.name in _ALONE:
-            raise UsageError(
-                f"a search by {now.name} has no more trials: {_ALONE[now.name]}",
-                where=gathered.id,
-                hint="submit another experiment",
-            )
-        found[MAX_TRIALS] = now.max_trials + more_trials
+        found[overrides.MAX_TRIALS] = now.max_trials + more_trials
+        possible(gathered, found)
     if longer:
+        possible(gathered, (overrides.MAX_LENGTH,))
         match = re.fullmatch(r"(\d+)\s*([a-z]*)", longer.strip())
         if now.max_length is None:
             raise UsageError(
@@ -74,3 +78,23 @@ def wanted(gathered: Gathered, more_trials: int | None, longer: str | None) -> d
         length = {now.max_length.unit: int(match[1])}
         found[overrides.MAX_LENGTH] = changing.checked(overrides.MAX_LENGTH, length)
     return found
+
+
+def possible(gathered: Gathered, changed: Collection[str]) -> None:
+    """Check that the search can go on further by the keys (dotted) that are to change.
+
+    Raises:
+        UsageError: it would hear of them and do nothing.
+    """
+    name = changes.effective(gathered).searcher.name
+    if overrides.MAX_TRIALS in changed and name in _NO_MORE:
+        why, hint = _NO_MORE[name]
+        what = f"a search by {name} has no more trials: {why}"
+        raise UsageError(what, where=gathered.id, hint=hint)
+    if overrides.MAX_LENGTH in changed and name == "schedule":
+        raise UsageError(
+            "a schedule trains until its last step",
+            where=gathered.id,
+            hint="submit it with another step in searcher.schedule.steps; "
+            "begin_from goes on from the last checkpoint of this one",
+        )

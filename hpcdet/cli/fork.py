@@ -66,6 +66,7 @@ def fork_command(
     source = find.experiment(id, settings().root)
     gathered = gather.gather(source)
     changes = {**changing.changes(sets), **extending.wanted(gathered, more_trials, longer)}
+    extending.possible(gathered, changes)
     can_run(gathered, changes)
     made = fork.fork(source, changes, trials, name)
     turn_until_somebody_works(made.paths)

@@ -18,6 +18,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.cli.times import Seconds
 from hpcdet.config.plan import plan
 from hpcdet.errors import ConfigError, Unsuccessful, UsageError
+from hpcdet.search import stopping
 from hpcdet.search.registry import searcher
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course
@@ -154,7 +155,10 @@ def simulate_command(
     lengths = {top, *(length for bracket in asked.brackets for length in bracket.rungs)}
     if asked.interval:
         lengths |= {rung.value for rung in asked.rungs}
-    unbound = replace(resolved, searcher=replace(asked, constraints=[], begin_from=None))
+    kept = stopping.comparable(asked.stopping)
+    unbound = replace(
+        resolved, searcher=replace(asked, constraints=[], begin_from=None, stopping=kept)
+    )
     courses: list[Course] = []
     with working(f"simulate {seeds} courses") as tell:
         for seed in range(seeds):
@@ -201,6 +205,9 @@ def simulate_command(
         warnings.append(
             f"trials are taken to begin at {metric} 0: no checkpoint says how far it is"
         )
+    if left_out := [name for name in asked.stopping if name not in kept]:
+        what = f"nothing ends by {', '.join(left_out)}"
+        warnings.append(f"{what}: that asks for values of the metric, and these are synthetic")
     if trial_time is None:
         warnings.append("a full trial is taken to train 1 hour; --trial-time says it better")
     if not out.for_people or out.fields:

@@ -145,6 +145,9 @@ class Searcher(Section):
     begin_from: str | None = Field(default=None, min_length=1)
     """A checkpoint that all trials go on from: ID/3 (trial 3's newest), ID/3@400 batches."""
     stopping: Stopping = Stopping()
+    stopping_version: Literal[1, 2] = 2
+    """By which rules stopping ends things: 2, or 1 as in experiments of former versions, which let
+    pass what is not finite, and count what trials inherited."""
     program: str | list[str] | None = None
     """The searcher of name: custom: module:Class of the code, or a command that answers lines."""
     options: dict[str, Any] = {}

@@ -158,6 +158,8 @@ def _close(holder: Holder, seen: Seen) -> None:
         state, why = "CANCELED", "canceled by its user"
     elif good:
         state, why = "COMPLETED", f"{good} of {len(decided.plans)} trials succeeded"
+        if decided.shutdown is not None and decided.shutdown.why:
+            why += f"; {decided.shutdown.why}"
     else:
         state, why = "ERROR", _first_failure(holder)
     path = holder.paths.closed  # not the next one, if somebody reopens it while this one sleeps

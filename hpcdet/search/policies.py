@@ -1,4 +1,4 @@
-"""When a trial or a whole search has gone on for long enough: rules that any searcher can have.
+"""When a trial has gone on for long enough: rules that any searcher can have.
 
 A policy sees each report and says nothing, or why training ends. Its state is plain JSON that
 it changes in place. Values are *losses*: the metric, negated where larger is better; a metric
@@ -11,12 +11,11 @@ import math
 import statistics
 import sys
 from bisect import bisect_left, insort
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from hpcdet.goals import finite
-from hpcdet.units import Length
 
 WORST = sys.float_info.max
 Scope = Literal["trial", "search"]
@@ -95,19 +94,26 @@ class Patience:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Ends a trial whose metric is below ``lower`` or above ``upper`` after ``warmup``."""
+    """Ends a trial whose metric is below ``lower`` or above ``upper`` after ``warmup``.
+
+    Attributes:
+        finite: a metric that is no finite number violates any bound, too.
+    """
 
     lower: float = -math.inf
     upper: float = math.inf
     warmup: int = 0
+    finite: bool = True
     scope: Scope = "trial"
 
     def initial(self) -> State:
         return {}
 
     def judge(self, state: State, seen: Seen) -> str:
-        if seen.length < self.warmup or seen.loss == WORST:
+        if seen.length < self.warmup:
             return ""
+        if seen.loss == WORST:
+            return f"the metric is {seen.metric!r}" if self.finite else ""
         if seen.metric < self.lower:
             return f"{seen.metric:g} is below {self.lower:g}"
         if seen.metric > self.upper:
@@ -280,119 +286,31 @@ class Divergence:
 
     Far: the distance to the best is more than ``factor`` times the greater of the best's
     magnitude and what the trial has gained since its first report.
+
+    Attributes:
+        finite: a metric that is no finite number is far, too, also before there is a best.
     """
 
     factor: float = 3.0
     reports: int = 1
+    finite: bool = True
     scope: Scope = "trial"
 
     def initial(self) -> State:
         return {}
 
     def judge(self, state: State, seen: Seen) -> str:
-        if seen.loss == WORST:
-            return ""
         first, best, bad = state.get(seen.trial, (seen.loss, seen.loss, 0))
+        if seen.loss == WORST:
+            if not self.finite:
+                return ""
+            state[seen.trial] = [first, best, bad + 1]
+            return f"diverged: the metric is {seen.metric!r}" if bad + 1 >= self.reports else ""
+        if first == WORST:
+            first = best = seen.loss
         best = min(best, seen.loss)
         far = seen.loss - best > self.factor * max(abs(best), first - best)
         state[seen.trial] = [first, best, bad + 1 if far else 0]
         if bad + far < self.reports or not far:
             return ""
         return f"diverged: {seen.loss - best:.3g} worse than its best"
-
-
-@dataclass(frozen=True)
-class Target:
-    """Ends the search when a trial's metric is as good as ``value``, a loss."""
-
-    value: float
-    scope: Scope = "search"
-
-    def initial(self) -> State:
-        return {}
-
-    def judge(self, state: State, seen: Seen) -> str:
-        reached = seen.feasible and seen.loss <= self.value
-        return f"trial {seen.trial} reached the target with {seen.metric:g}" if reached else ""
-
-
-@dataclass(frozen=True)
-class NoImprovement:
-    """Ends the search when the last ``trials`` that began to report were no better.
-
-    Attributes:
-        min_delta: a value counts as better if it is so by more than this.
-    """
-
-    trials: int
-    min_delta: float = 0.0
-    scope: Scope = "search"
-
-    def initial(self) -> State:
-        return {"best": WORST, "known": {}, "since": 0}
-
-    def judge(self, state: State, seen: Seen) -> str:
-        if seen.trial not in state["known"]:
-            state["known"][seen.trial] = True
-            state["since"] += 1
-        if seen.feasible and seen.loss < state["best"] - self.min_delta:
-            state["best"], state["since"] = seen.loss, 0
-        if state["since"] <= self.trials:
-            return ""
-        return f"{state['since'] - 1} trials were no better than the best before them"
-
-
-@dataclass(frozen=True)
-class TotalLength:
-    """Ends the search when all trials together have trained for ``length``."""
-
-    length: int
-    scope: Scope = "search"
-
-    def initial(self) -> State:
-        return {"total": 0, "of": {}}
-
-    def judge(self, state: State, seen: Seen) -> str:
-        before = state["of"].get(seen.trial, 0)
-        state["of"][seen.trial] = max(before, seen.length)
-        state["total"] += max(seen.length - before, 0)
-        used = state["total"]
-        return f"trained {used} of {self.length} in all" if used >= self.length else ""
-
-
-WITHOUT_METRIC = frozenset({"cost", "time", "total_length"})
-"""Policies that look at no metric."""
-
-_POLICIES: dict[str, Callable[..., Policy]] = {
-    "patience": Patience,
-    "threshold": Threshold,
-    "median": Percentile,
-    "percentile": Percentile,
-    "plateau": Plateau,
-    "wilcoxon": Wilcoxon,
-    "cost": Cost,
-    "time": Time,
-    "nan": NaN,
-    "divergence": Divergence,
-    "target": Target,
-    "no_improvement": NoImprovement,
-    "total_length": TotalLength,
-}
-
-
-def chosen(
-    asked: Mapping[str, Mapping[str, Any]], smaller_is_better: bool
-) -> list[tuple[str, Policy]]:
-    """The policies of ``searcher.stopping`` with their names, in the order of the table above."""
-    found = []
-    for name, make in _POLICIES.items():
-        if name in asked:
-            given = {key: _plain(value) for key, value in asked[name].items() if value is not None}
-            if name == "target" and not smaller_is_better:
-                given["value"] = -given["value"]
-            found.append((name, make(**given)))
-    return found
-
-
-def _plain(value: Any) -> Any:
-    return Length.decode(value).value if isinstance(value, dict) else value

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import ConfigError
-from hpcdet.search import asha_promotion, asha_stopping, cohorts, hybrid, model_based, policies
-from hpcdet.search.api import Searcher
+from hpcdet.search import asha_promotion, asha_stopping, cohorts, hybrid, model_based, stopping
+from hpcdet.search.api import Limits, Searcher
 from hpcdet.search.elsewhere import Elsewhere
 from hpcdet.search.explore import Explorer, Perturb
 from hpcdet.search.grid import Points
@@ -82,10 +82,13 @@ def searcher(
             where="searcher.stopping.wilcoxon",
             hint="pip install 'hpcdet[search]', where the searcher runs",
         )
-    chosen = policies.chosen(asked.stopping, asked.smaller_is_better)
+    rules = asked.stopping_version
+    chosen = stopping.chosen(asked.stopping, asked.smaller_is_better, rules)
     slots = resolved.resources.slots_per_trial
     watched = None if goals.plain else goals
-    return Supervised(method, chosen, asked.metric, asked.smaller_is_better, slots, watched)
+    limits = Limits(asked.max_trials, asked.max_concurrent_trials, asked.max_length)
+    better = asked.smaller_is_better
+    return Supervised(method, chosen, asked.metric, better, slots, watched, limits, rules)
 
 
 def _method(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcdet.goals import Goals
+from hpcdet.search import codec
 from hpcdet.search.api import (
     Action,
     Ask,
@@ -22,7 +23,10 @@ from hpcdet.search.api import (
     State,
     Stop,
 )
-from hpcdet.search.policies import WITHOUT_METRIC, Policy, Seen, loss
+from hpcdet.search.endings import Ending, TotalLength
+from hpcdet.search.policies import Policy, Seen, loss
+from hpcdet.search.stopping import NEWEST, WITHOUT_METRIC
+from hpcdet.store.parents import Parent
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,16 @@ class Supervised:
     what the searcher wants of it, is dropped. A policy for the whole search ends all trials.
     Before a policy ends anything by a metric that nobody has ever reported, the user is asked.
 
+    When the user then asks for more trials, or longer ones, the search goes on: the searcher hears
+    the report that ended it, that all trials of that time were stopped, and then of the limits.
+
     A trial that breaks a hard constraint ends before anybody sees the report that says so.
 
     Attributes:
         slots: of each trial.
         goals: objectives and constraints; None where the metric is all.
+        limits: how far the search goes by its config; None where nobody will ask for more.
+        rules: ``searcher.stopping_version``.
     """
 
     method: Searcher
@@ -47,6 +56,8 @@ class Supervised:
     smaller_is_better: bool = True
     slots: int = 1
     goals: Goals | None = None
+    limits: Limits | None = None
+    rules: int = NEWEST
 
     @property
     def name(self) -> str:
@@ -54,10 +65,12 @@ class Supervised:
 
     @property
     def version(self) -> int:
-        return self.method.version
+        """Of the searcher and of the rules: states by the first rules are the searcher's own."""
+        return self.method.version + 100 * (self.rules - 1)
 
     def initial(self) -> State:
-        return {
+        """``over``: a policy has ended the search; ``end`` says how, if it may be taken back."""
+        state: State = {
             "method": self.method.initial(),
             "policies": [policy.initial() for _, policy in self.policies],
             "open": {},
@@ -65,6 +78,9 @@ class Supervised:
             "over": False,
             "heard": False,
         }
+        if self.rules > 1 and self.limits is not None:
+            state |= {"asked": _extent(self.limits), "end": None}
+        return state
 
     def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
         """Nothing is heard of trials that a policy ended, nor after it ended the search."""
@@ -77,8 +93,12 @@ class Supervised:
                 state["open"].pop(str(trial), None)
                 if state["over"] or state["ended"].pop(str(trial), False):
                     return state, []
-            case Limits() if state["over"]:
-                return state, []
+            case Limits():
+                further = "asked" in state and _further(_extent(event), state["asked"])
+                if "asked" in state:
+                    state["asked"] = _extent(event)
+                if state["over"]:
+                    return state, self._reopen(state, event) if further else []
         return state, self._tell(state, event)
 
     def _report(self, state: State, report: Report) -> list[Action]:
@@ -100,17 +120,22 @@ class Supervised:
             feasible,
         )
         state["heard"] = state.get("heard", True) or self.metric in report.metrics
-        ends, asks = {"trial": "", "search": ""}, list[Action]()
-        for (name, policy), own in zip(self.policies, state["policies"], strict=True):
+        ends, asks, by = {"trial": "", "search": ""}, list[Action](), list[int]()
+        judges = zip(self.policies, state["policies"], strict=True)
+        for place, ((name, policy), own) in enumerate(judges):
             why = policy.judge(own, seen)
             if why and not state["heard"] and name not in WITHOUT_METRIC:
                 state["heard"] = True  # asked once
                 what = f"trial {seen.trial} would end by {name}, but nobody has ever reported"
                 asks.append(Ask(f"{what} {self.metric!r} as a number of its validations"))
-            elif why and not asks and not ends[policy.scope]:
-                ends[policy.scope] = f"{name}: {why}"
+            elif why and not asks:
+                ends[policy.scope] = ends[policy.scope] or f"{name}: {why}"
+                by += [place] if policy.scope == "search" else []
         if ends["search"]:
             state["over"] = True
+            if "end" in state:
+                gone = [int(trial) for trial in state["open"]]
+                state["end"] = {"by": by, "gone": gone, "report": codec.encode_event(report)}
             stops = [Stop(int(trial), ends["search"]) for trial in state["open"]]
             return [*stops, Shutdown(why=ends["search"])]
         actions = [*self._tell(state, report), *asks]
@@ -119,6 +144,26 @@ class Supervised:
         others = [a for a in actions if not _concerns(a, report.trial)]
         ended = self._end(state, report.trial, "stopped")
         return [Stop(report.trial, ends["trial"]), *others, *ended]
+
+    def _reopen(self, state: State, limits: Limits) -> list[Action]:
+        """More is asked for than the search was to do when a policy ended it."""
+        end, state["over"], state["end"] = state["end"], False, None
+        for place in end["by"]:
+            policy = self.policies[place][1]
+            if isinstance(policy, Ending):
+                policy.renew(state["policies"][place])
+        leaving = [trial for trial in end["gone"] if str(trial) in state["open"]]
+        report = codec.decode_event(end["report"])
+        told = [report] if report is not None else []
+        told += [SegmentEnd(trial, "stopped") for trial in end["gone"]]
+        meanwhile = [action for event in told for action in self._tell(state, event)]
+        for trial in end["gone"]:
+            state["open"].pop(str(trial), None)
+        state["ended"] |= {str(trial): True for trial in leaving}
+        then = self._tell(state, limits)
+        if any(isinstance(action, Create | Continue) for action in then):
+            meanwhile = [action for action in meanwhile if not isinstance(action, Shutdown)]
+        return [a for a in meanwhile if not any(_concerns(a, t) for t in end["gone"])] + then
 
     def _end(
         self, state: State, trial: int, reason: Literal["stopped", "violated"]
@@ -134,7 +179,26 @@ class Supervised:
             if isinstance(action, Create | Continue):
                 state["open"][str(action.trial)] = True
                 state["ended"].pop(str(action.trial), None)
+            if isinstance(action, Create) and action.parent and self.rules > 1:
+                self._inherit(state, action)
         return actions
+
+    def _inherit(self, state: State, child: Create) -> None:
+        parent = Parent.parse(child.parent)
+        unit = child.until.unit if child.until is not None else "batches"
+        for (_, policy), own in zip(self.policies, state["policies"], strict=True):
+            if isinstance(policy, TotalLength) and parent is not None:
+                policy.inherit(own, child.trial, parent, unit)
+
+
+def _extent(limits: Limits) -> list[int | None]:
+    length = limits.max_length
+    return [limits.max_trials, length.value if length is not None else None]
+
+
+def _further(now: list[int | None], before: list[int | None]) -> bool:
+    """More trials, or longer ones, than before."""
+    return any(a is not None and b is not None and a > b for a, b in zip(now, before, strict=True))
 
 
 def _concerns(action: Action, trial: int) -> bool:

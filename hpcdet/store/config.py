@@ -73,7 +73,8 @@ class WarmStart:
 class Searcher:
     """``searcher``. ``max_length`` is None where the user's code decides its own length.
 
-    ``stopping``: policies by their names, each with its keys.
+    ``stopping``: policies by their names, each with its keys; ``stopping_version`` is 1 in searches
+    from before there was one (``search.stopping.NEWEST``).
     ``max_time`` counts in the metric ``time_metric``, where there is one, and else is None.
     ``promotion_share`` is None, no limit, in searches from before there was one.
     ``first_length``: ``max_length`` as it was submitted, where a user has changed it since.
@@ -107,6 +108,7 @@ class Searcher:
     warm_start: WarmStart | None = None
     begin_from: str | None = None
     stopping: dict[str, dict[str, Any]] = field(default_factory=dict)
+    stopping_version: int = 1
     program: str | list[str] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     answer_within_s: float = 60

@@ -59,9 +59,11 @@ LATER = (
 )
 """Keys of an allocation and what runs in it: a change is felt in those submitted later."""
 
-MAX_LENGTH = "searcher.max_length"
-OF_SEARCH = frozenset({"searcher.max_concurrent_trials", MAX_LENGTH, "searcher.max_trials"})
+MAX_LENGTH, MAX_TRIALS = "searcher.max_length", "searcher.max_trials"
+OF_SEARCH = frozenset({"searcher.max_concurrent_trials", MAX_LENGTH, MAX_TRIALS})
 """Keys that the searcher is told of (``search.api.Limits``)."""
+FURTHER = frozenset({MAX_LENGTH, MAX_TRIALS})
+"""Those by which a search that is over may go on."""
 
 _SLOTS, _NODES = "resources.slots_per_trial", "resources.nodes"
 _PER_NODE = "resources.slots_per_node"
@@ -70,6 +72,8 @@ _SHORT = {
     "budget": "budget.slot_hours",
     "max_concurrent": "searcher.max_concurrent_trials",
     "max_concurrent_trials": "searcher.max_concurrent_trials",
+    "max_length": MAX_LENGTH,
+    "max_trials": MAX_TRIALS,
 }
 
 
