@@ -298,6 +298,6 @@ def test_the_verb(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
     policies = "searcher.stopping={threshold: {lower: 0.2}, target: {value: 0.5}, nan: {}}"
     ran = cli(*asked, "--set", policies, "-o", "json")
     assert ran.items[0]["rungs"] == item["rungs"]
-    assert "nothing ends by threshold, target: " in ran.err
+    assert "nothing ends by threshold, target: " in ran.out
     hopeless = ("--fail", "100000", "--seeds", 1, "--trial-time", "10h")
     assert "does not end" in cli("simulate", config, *hopeless, code=6).err
