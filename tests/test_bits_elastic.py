@@ -11,6 +11,7 @@ import pytest
 from hpcdet.checkpoint import content_digest
 from hpcdet.store.layout import TrialPaths
 from hpcdet.train.order import shuffled
+from hpcdet.worker import traces
 from tests import ranks
 from tests.experiments import same_bits
 from tests.ranks import Result
@@ -218,6 +219,8 @@ def test_what_cannot_be_exact_is_refused_by_name(tmp_path: Path, what: str) -> N
     verdict = attempt.verdict()
     assert verdict is not None and verdict.verdict == "fail", attempt.log()
     assert why in verdict.error and "reproducibility." in verdict.error
+    shown = traces.traceback(attempt.log(), tmp_path)
+    assert shown is not None and why in shown.error, attempt.log()
 
 
 def test_what_is_not_finite_is_said_and_saved(tmp_path: Path) -> None:

@@ -537,6 +537,23 @@ def test_the_first_traceback_of_each_rank_is_found_whole(swept: Builder) -> None
     ]
 
 
+def test_a_chain_of_tracebacks_is_found_to_its_last_hint(tmp_path: Path) -> None:
+    frames = '  File "model_def.py", line 7, in f\n    g()\n'
+    head = "Traceback (most recent call last):\n"
+    chain = (
+        f"{head}{frames}OSError: two\nlines\n\n"
+        f"During handling of the above exception, another exception occurred:\n\n"
+        f"{head}{frames}RuntimeError: torch's own words\n\n"
+        f"The above exception was the direct cause of the following exception:\n\n"
+        f"{head}{frames}hpcdet.errors.IntegrityError: damaged\n  hint: go on from another\n"
+    )
+    attempt = Builder(tmp_path / "digits-7f3a").trial().attempt()
+    attempt.log(f"epoch 1\n{chain}bye\n{head}{frames}ValueError: a later one\n")
+    attempt.end("user_error")
+    [lines] = logs.errors(attempt.experiment.paths)
+    assert "".join(f"{line.text}\n" for line in lines) == chain
+
+
 def test_until_of_the_control_in_force_is_shown(tmp_path: Path) -> None:
     trial = Builder(tmp_path / "digits-7f3a").trial()
     trial.control("run", until=Length("batches", 900))

@@ -171,6 +171,18 @@ def test_explain_names_the_cause_and_the_next_command(cli: Cli, swept: Builder) 
     assert refused["evidence"] == ["invalid partition"]
 
 
+def test_status_says_once_and_shortly_why_its_trial_failed(cli: Cli) -> None:
+    built = Builder(cli.root / "mnist-1a2b")
+    trial = built.trial()
+    why = f"ValueError: {'very ' * 200}bad"
+    trial.attempt().end("user_error", error=why)
+    trial.control("fail", why=why)
+    built.close("ERROR", f"trial 1: {why}")
+    ran = cli("status", "mnist")
+    assert (ran.out + ran.err).count("ValueError") == 1 and len(ran.out + ran.err) < 700
+    assert cli("status", "mnist", "-o", "json").items[0]["trials"][0]["why"] == why
+
+
 def test_explain_tells_what_an_attempt_complained_of(cli: Cli) -> None:
     built = Builder(cli.root / "mnist-1a2b")
     attempt = built.trial().attempt()
@@ -178,6 +190,7 @@ def test_explain_tells_what_an_attempt_complained_of(cli: Cli) -> None:
     for step in (10, 20):
         attempt.line("not_finite", group="training", step=step, names=["loss"])
     attempt.end("completed")
+    assert "trial 1: loss not finite since step 10" in cli("status", "mnist").out
     out = cli("explain", "mnist").out
     assert "\n    trial.ema (Linear): pass it to context.wrap_model\n" in out
     assert "not finite since step 10: loss" in out

@@ -223,9 +223,8 @@ def _print_status(out: Output, items: list[Item], warnings: Sequence[str]) -> No
         click.echo(standing.headline(item))
         for line in item["purged"]:
             settings().warn(line)
-        for trial in item["trials"]:
-            if trial["state"] == "ERROR" and trial["why"]:
-                settings().note(f"trial {trial['trial']}: {text(trial['why'])}")
+        for line in standing.failures(item):
+            settings().note(line)
         if item["trials"]:
             out.emit(item["trials"], standing.trials(item))
 

@@ -22,6 +22,8 @@ _TRIAL = (
     Column("WHY", "why", wide=True),
 )
 TRIALS = (Column("TRIAL", "trial", right=True), *_TRIAL)
+_WHY = 240
+"""Characters of a message, at most, above the table."""
 _YIELDS = {"BEST", "AT", "RESTARTS"}
 LS_TRIALS = (Column("ID", "id", cut=False), *_TRIAL)
 
@@ -66,7 +68,7 @@ def headline(item: dict[str, Any]) -> str:
     done = sum(trial["state"] in follow.ENDED for trial in item["trials"])
     lines = [f"{item['id']}  {item['state']}  {done}/{len(item['trials'])} trials ended"]
     if item["why"]:
-        lines.append(f"  {text(item['why'])}")
+        lines.append(f"  {_shortened(item['why'])}")
     if item["stuck"] and "hpcdet " not in item["why"]:
         lines.append(f"  next: hpcdet resume {item['id']}")
     if item["state"] not in follow.ENDED:
@@ -77,9 +79,41 @@ def headline(item: dict[str, Any]) -> str:
     if said := _spent(item["spent"]):
         lines.append(f"  {said}")
     lines += best.lines(item)
+    lines += _not_finite(item)
     if same := _same(item["trials"]):
         lines.append(f"  all trials: {text(same)}")
     return "\n".join(facts.folded(line, "    ") for line in lines)
+
+
+def failures(item: Item) -> list[str]:
+    """Why trials failed, but for what the headline says."""
+    failed = [one for one in item["trials"] if one["state"] == "ERROR" and one["why"]]
+    return [
+        f"trial {one['trial']}: {_shortened(one['why'])}"
+        for one in failed
+        if text(one["why"]) not in text(item["why"])
+    ]
+
+
+def _shortened(why: str) -> str:
+    """The beginning of a message that may be long; ``explain`` and JSON have all of it."""
+    said = text(why)
+    return said if len(said) <= _WHY else f"{said[: _WHY - 2].rstrip()} …"
+
+
+def _not_finite(item: Item) -> list[str]:
+    """Which of the shown trials have computed NaN or infinity, which ends none of them."""
+    shown = {trial["trial"] for trial in item["trials"]}
+    found = [one for one in item["not_finite"] if one["trial"] in shown]
+    if len(found) > 1:
+        trials = ", ".join(str(one["trial"]) for one in found[:20])
+        more = " …" if len(found) > 20 else ""
+        return [f"  metrics not finite in trials {trials}{more}; next: hpcdet explain {item['id']}"]
+    return [
+        f"  trial {one['trial']}: {', '.join(one['names'])} not finite since step {one['step']}; "
+        f"next: hpcdet explain {item['id']}"
+        for one in found
+    ]
 
 
 def _spent(spent: Item) -> str:

@@ -6,6 +6,7 @@ the end.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections import deque
@@ -28,6 +29,13 @@ LONGEST = 1024 * 1024
 """Bytes after which a line is cut into several."""
 _CARRY = 8 * LONGEST
 """Bytes read back, at most, in search of what tells the time of the last lines."""
+_TRACEBACK = "Traceback (most recent call last)"
+_LINKS = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+_LONGEST_MESSAGE = 50
+"""Lines of an error's message among which the link to the next traceback is looked for."""
 LAUNCHER = -1
 """The "rank" of what the launcher said itself."""
 
@@ -239,17 +247,40 @@ def of_jobs(paths: ExperimentPaths, lines: int = 10) -> list[str]:
 
 
 def first_traceback(source: Source) -> list[LogLine]:
-    """The first traceback in a log, whole; empty if there is none."""
-    found: list[LogLine] = []
-    for line in source.lines(whole=True):
-        if not found:
-            if line.text.startswith("Traceback (most recent call last)"):
-                found.append(line)
-            continue
-        found.append(line)
-        if line.text and not line.text.startswith((" ", "\t")):
+    """The first traceback in a log, whole, with those that it led to; empty if there is none."""
+    lines = source.lines(whole=True)
+    chain = list(itertools.islice(filter(_begins, lines), 1))
+    while chain:
+        chain += _to_its_error(lines)
+        after = _after_error(lines)
+        chain += after
+        if not (after and after[-1].text in _LINKS):
             break
-    return found
+    return chain
+
+
+def _begins(line: LogLine) -> bool:
+    return line.text.startswith(_TRACEBACK)
+
+
+def _to_its_error(lines: Iterator[LogLine]) -> Iterator[LogLine]:
+    """The frames of a traceback, and the line that names the error."""
+    for line in lines:
+        yield line
+        if line.text and not line.text.startswith((" ", "\t")) and not _begins(line):
+            return
+
+
+def _after_error(lines: Iterator[LogLine]) -> list[LogLine]:
+    """What else an error says, up to where a chain goes on; where it does not, its hints."""
+    after: list[LogLine] = []
+    for line in itertools.islice(lines, _LONGEST_MESSAGE):
+        if _begins(line):
+            break
+        after.append(line)
+        if line.text in _LINKS:
+            return after
+    return list(itertools.takewhile(lambda line: line.text.startswith((" ", "\t")), after))
 
 
 def errors(

@@ -65,7 +65,8 @@ def status(source: Source) -> View:
         searcher, metric, best {trial, value, step} or None (with constraints, a feasible one),
         objectives, compared_at, front, nearest`` (``standings``), ``max_length, max_trials,
         created, workers, labels, path, spent`` (``costs.spent``), ``purged`` (what a purge of
-        scratch took, for people) and ``trials`` (see there).
+        scratch took, for people), ``not_finite`` (a ``{trial, group, step, names}`` for each trial
+        whose newest attempt reported NaN or infinity: since when) and ``trials`` (see there).
     """
     gathered = gather(source)
     state, why = states.experiment_state(gathered)
@@ -100,8 +101,19 @@ def status(source: Source) -> View:
         "path": str(gathered.paths.root),
         "spent": costs.spent(gathered),
         "purged": purged.lines(gathered),
+        "not_finite": _not_finite(gathered),
         "trials": rows,
     }
+
+
+def _not_finite(gathered: Gathered) -> list[View]:
+    newest = [(trial.number, trial.attempts[-1]) for trial in gathered.trials if trial.attempts]
+    found = ((number, next(one.of_kind("not_finite"), None)) for number, one in newest)
+    return [
+        {"trial": number, **{key: line[key] for key in ("group", "step", "names")}}
+        for number, line in found
+        if line is not None
+    ]
 
 
 def trials(source: Source) -> list[View]:

@@ -371,7 +371,8 @@ class Session:
             self.tracker.close()
             return peers_lost(error)
         if (refusal := deterministic.refusal(error)) is not None:
-            refusal.__cause__, error = error, refusal
+            # with frames of its own: whoever reads the log takes the last traceback
+            refusal.__cause__, error = error, refusal.with_traceback(error.__traceback__)
         traceback.print_exception(error)
         self.keeper.give_up(lambda: bool(notice.heard()))
         self._conclude(verdict_on(error, self.keeper.latest))
