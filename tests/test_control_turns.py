@@ -1116,6 +1116,36 @@ def test_a_trial_continued_by_its_own_report_ends_once_and_later(tmp_path: Path)
     assert told == [(1, 50), (1, None), (2, 50), (2, 100), (2, None)]
 
 
+class Epochs:
+    """A searcher: one trial of three epochs."""
+
+    name, version = "epochs", 1
+
+    def initial(self) -> api.State:
+        return {}
+
+    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+        if isinstance(event, api.Start):
+            return state, [api.Create(1, {}, 1, Length("epochs", 3))]
+        return state, [api.Shutdown()] if isinstance(event, api.SegmentEnd) else []
+
+
+@pytest.mark.parametrize(("epochs", "reason"), [(2, "user_exit"), (3, "target")])
+def test_code_that_ends_before_its_target_in_epochs_ended_by_itself(
+    tmp_path: Path, epochs: int, reason: str
+) -> None:
+    world = World.make(tmp_path, Epochs())
+    play, holder, [worker] = begun(world)
+    attempt = play.claim(worker)
+    with journal.Writer(attempt.journal) as writer:
+        units = {"batches": 20, "epochs": epochs}
+        writer.append("metrics", group="validation", step=20, metrics={"loss": 0.5}, units=units)
+    Verdict("done", "completed", 20).write_once(attempt.verdict)
+    play.end(attempt, "completed", progressed=True)
+    later(world, holder)
+    assert [each["reason"] for each in events(world) if "reason" in each] == [reason]
+
+
 class Pair:
     """A searcher: trial 2 begins from trial 1, which has not begun itself."""
 

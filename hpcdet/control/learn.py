@@ -115,9 +115,11 @@ def _how_done(
     verdict = Verdict.read(last.verdict)
     if verdict is None or verdict.until is not None:
         return "target"
-    if plan.until is not None and plan.until.unit == "batches":
-        return "target" if verdict.batches >= plan.until.value else "user_exit"
-    return "target"
+    if plan.until is None:
+        return "target"
+    # attempts compare lengths in the unit that they were asked in, and would have said it
+    batches = verdict.batches if plan.until.unit == "batches" else 0
+    return "target" if max(batches, plan.told) >= plan.until.value else "user_exit"
 
 
 def tell_failures(holder: Holder) -> None:

@@ -97,7 +97,8 @@ class CheckpointContext:
         """Save a tree of plain values, arrays and tensors; equal on all ranks.
 
         Args:
-            steps_completed: batches trained; must grow.
+            steps_completed: batches trained; must not shrink. A step is saved once in an attempt:
+                what is saved of it again changes nothing.
             private: what this rank has for itself. Its random generators are added.
             wait: until it is durable. Else the state is copied, and written while training goes
                 on; the next save, and leaving the ``with`` block, wait for it.

@@ -19,7 +19,6 @@ from hpcdet.checkpoint import (
     memory,
     retention,
 )
-from hpcdet.errors import UsageError
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import number
 from hpcdet.store.trials import MANIFEST
@@ -31,7 +30,7 @@ from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
 from hpcdet.train.staging import Stage
 from hpcdet.train.tracking import Tracker
-from hpcdet.train.underway import Order, UnderWay
+from hpcdet.train.underway import Order, UnderWay, is_there
 
 _LOOK_S, _ABANDON_S = 0.2, 60.0
 
@@ -134,18 +133,17 @@ class Keeper:
             alone: rank 0 saves, and no other rank calls.
 
         Returns:
-            Whether it was written, or is being written.
+            Whether there is one: it was or is being written, now or by an earlier call.
 
         Raises:
             StateError: the state holds something that cannot be saved.
-            UsageError: this attempt has saved at this step or a later one.
+            UsageError: this attempt has saved at a later step.
         """
         self.drain(together=not alone)
-        if step <= self._step:
-            raise UsageError(
-                f"a checkpoint of step {step} would not be newer than that of step {self._step}",
-                hint="save each step once, with steps_completed growing",
-            )
+        if is_there(step, self._step):
+            if self._peers.ranks.chief:
+                print(f"hpcdet: {self.latest} is there already, and stays", file=sys.stderr)
+            return True
         described = {**(meta or {}), "save_s": round(self._deadline.save_s, 3)}
         described["journal_bytes"] = self._tracker.flush(sync=wait)
         if untold := self._tracker.untold():

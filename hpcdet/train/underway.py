@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hpcdet.checkpoint import CheckpointFailed, Saved, Saving, StateError
+from hpcdet.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,20 @@ class Order:
     def without_state(self) -> Order:
         """The same, not keeping alive what was copied."""
         return Order(self.step, self.kept, self.metric, None, None, self.described)
+
+
+def is_there(step: int, last: int) -> bool:
+    """Whether a step is the last one that this attempt has saved: no name is used twice.
+
+    Raises:
+        UsageError: it is an earlier one.
+    """
+    if step < last:
+        raise UsageError(
+            f"a checkpoint of step {step} would be older than that of step {last}",
+            hint="save with steps_completed growing",
+        )
+    return step == last
 
 
 class UnderWay(NamedTuple):
