@@ -27,8 +27,9 @@ from hpcdet.search.api import (
 )
 from hpcdet.search.api import Stop as StopTrial
 from hpcdet.search.books import StateView
+from hpcdet.search.endings import NoImprovement, Target
 from hpcdet.search.model_based import ModelBased
-from hpcdet.search.policies import NoImprovement, Seen, Target
+from hpcdet.search.policies import Seen
 from hpcdet.search.registry import RULES, searcher
 from hpcdet.space.space import Space
 from hpcdet.store.config import resolve
