@@ -234,22 +234,19 @@ def test_an_heir_without_its_link_yet_begins_in_a_fork_where_the_search_thinks_i
 ) -> None:
     source, there = ExperimentPaths(tmp_path / "a"), ExperimentPaths(tmp_path / "b")
     held: dict[int, list[int]] = {1: [200, 300, 400], 9: [300, 500]}
-    linked: dict[int, int] = {}
     monkeypatch.setattr(
         fork.parents,
         "donations",
         lambda trial, _: [Donation(trial.root, at, {}) for at in held.get(trial.number, [])],
     )
-    monkeypatch.setattr(
-        fork.parents, "give", lambda one, child: linked.update({child.number: one.at})
-    )
     until = Length("batches", 600)
     then = fork._folded([])
     then.plans = {1: Plan(1, {}, 1, until, told=450), 2: Plan(2, {}, 1, until, ended="target")}
     found = fork.Forked(there, 1)
-    for number, parent in ((8, "1@300 batches"), (9, "1@300 batches"), (10, "2"), (11, "origin/1")):
-        fork._carry(source, found, then, Plan(number, {}, 1, until, parent))
-    assert linked == {8: 300, 9: 300}
+    named = {8: "1@300 batches", 9: "1@300 batches", 10: "2", 11: "origin/1"}
+    plans = [Plan(number, {}, 1, until, parent) for number, parent in named.items()]
+    given = [fork._begins(source, found, then, plan) for plan in plans]
+    assert [one and one.at for one in given] == [300, 300, None, None]
     assert found.named == {
         8: "../a/1@300 batches",
         9: "../a/9@300 batches",
@@ -270,7 +267,12 @@ def test_the_verb_says_what_it_made(
     world = searching(cli.root)
     drive(world, lambda: made_of(world.paths) >= 5)
     monkeypatch.setattr(verb, "turn_until_somebody_works", lambda _: None)
-    [item] = cli("fork", world.paths.id, "--more-trials", "4", "--name", "on", "-o", "json").items
+    asked = ("fork", world.paths.id, "--more-trials", "4", "--name", "on", "-o", "json")
+    before = snapshot(cli.root)
+    [planned] = cli(*asked, "-n").items
+    assert snapshot(cli.root) == before
+    [item] = cli(*asked).items
+    assert planned == {**item, "id": "", "path": ""}
     assert item["id"].startswith("on-") and item["of"] == world.paths.id
     assert item["ended"] + item["going"] + item["anew"] == 5
     [verified] = cli("searcher", "replay", "--verify", item["id"], "-o", "json").items

@@ -43,6 +43,7 @@ COLUMNS = (
 )
 @extending.options
 @click.option("--name", help="Instead of the config's name.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only say what would go on, from where.")
 @output("fork")
 def fork_command(
     out: Output,
@@ -52,6 +53,7 @@ def fork_command(
     more_trials: int | None,
     longer: str | None,
     name: str | None,
+    dry_run: bool,
 ) -> None:
     """Make a new experiment whose search begins where that of ID is, and queue it.
 
@@ -60,7 +62,7 @@ def fork_command(
     The files are linked, not copied, and ID is left as it is.
 
     \b
-    Examples: hpcdet fork digits-7f3a --more-trials 32
+    Examples: hpcdet fork digits-7f3a --more-trials 32 -n
               hpcdet fork digits-7f3a --trials 16 --set max_concurrent=8
     """
     source = find.experiment(id, settings().root)
@@ -68,19 +70,21 @@ def fork_command(
     changes = {**changing.changes(sets), **extending.wanted(gathered, more_trials, longer)}
     extending.possible(gathered, changes)
     can_run(gathered, changes)
-    made = fork.fork(source, changes, trials, name)
-    turn_until_somebody_works(made.paths)
-    out.emit([_item(made, source.id)], COLUMNS)
+    made = fork.fork(source, changes, trials, name, dry_run)
+    if not dry_run:
+        turn_until_somebody_works(made.paths)
+    out.emit([_item(made, source.id, dry_run)], COLUMNS, key="of" if dry_run else "id")
 
 
-def _item(made: fork.Forked, of: str) -> dict[str, Any]:
+def _item(made: fork.Forked, of: str, dry: bool) -> dict[str, Any]:
+    """``id`` and ``path`` are empty where nothing was made."""
     return {
-        "id": made.paths.id,
+        "id": "" if dry else made.paths.id,
         "of": of,
         "events": made.events,
         "ended": len(made.carried),
         "going": len(made.going),
         "anew": len(made.anew),
         "begins": {str(number): str(length) for number, length in made.going.items()},
-        "path": str(made.paths.root),
+        "path": "" if dry else str(made.paths.root),
     }

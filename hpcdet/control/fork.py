@@ -28,7 +28,7 @@ from hpcdet.store.lease import Lease
 from hpcdet.store.overrides import OF_SEARCH
 from hpcdet.store.parents import Donation, Parent
 from hpcdet.store.records import Best, number
-from hpcdet.units import Length
+from hpcdet.units import Length, Unit
 
 _KINDS = frozenset({"event", "action", "retry", "fail", "clone"})
 """Records that say how a search went. What its users asked for is asked for again, or not."""
@@ -62,6 +62,7 @@ def fork(
     changes: Mapping[str, Any],
     trials: int | None = None,
     name: str | None = None,
+    dry: bool = False,
 ) -> Forked:
     """Make an experiment beside ``source`` that goes on with its search.
 
@@ -69,6 +70,8 @@ def fork(
         changes: of the config, as ``hpcdet set`` takes them; those of ``source`` hold, too.
         trials: as it was before it made more trials than these; None: as it is now.
         name: of the new experiment; that of ``source`` if it is not given.
+        dry: only look what would come of it; nothing is made, and the paths are those of
+            ``source``.
 
     Raises:
         UsageError: the search was over by then, had not begun, or a trial has gone on since.
@@ -91,12 +94,20 @@ def fork(
             raise UsageError(what, where=source.id, hint="fork it at a later point")
     events = sum(line["kind"] == "event" for line in lines)
     found = Forked(source, events)
+    if dry:
+        for plan in then.plans.values():
+            _begins(source, found, then, plan)
+        return found
 
     def fill(paths: ExperimentPaths) -> None:
         nonlocal found
         found = Forked(paths, events)
         for plan in then.plans.values():
-            _carry(source, found, then, plan)
+            given = _begins(source, found, then, plan)
+            if plan.ended:
+                _link_all(source.trial(plan.number), paths.trial(plan.number))
+            elif given is not None:
+                parents.give(given, paths.trial(plan.number))
         _write_records(source, found, lines, then)
         _write_best(source, paths, lines)
         asked = {**then.overrides, **changes}
@@ -145,13 +156,12 @@ def _until(lines: list[Line], trials: int, source: ExperimentPaths) -> list[Line
     return lines
 
 
-def _carry(source: ExperimentPaths, found: Forked, then: Decided, plan: Plan) -> None:
-    """Give the new experiment what it needs of a trial."""
-    old, new = source.trial(plan.number), found.paths.trial(plan.number)
+def _begins(source: ExperimentPaths, found: Forked, then: Decided, plan: Plan) -> Donation | None:
+    """Note what becomes of a trial in the new experiment; returns what it goes on from."""
     if plan.ended:
-        _link_all(old, new)
         found.carried.append(plan.number)
-        return
+        return None
+    old = source.trial(plan.number)
     unit = plan.until.unit if plan.until else "batches"
     parent = None if plan.origin == {} else Parent.parse(plan.parent)
     inherited = (plan.origin or {}).get("units", {}).get(unit, 0)
@@ -160,9 +170,7 @@ def _carry(source: ExperimentPaths, found: Forked, then: Decided, plan: Plan) ->
     heard = max(plan.told, inherited)
     own = [one for one in parents.donations(old, unit) if one.at <= heard]
     if own:
-        at = Length(unit, own[-1].at)
-        _begin(found, Parent(plan.number, at, f"../{source.id}"), at, own[-1], new)
-        return
+        return _goes_on(source, found, plan, plan.number, unit, own[-1])
     if parent is not None:
         donor = None if parent.experiment else then.plans.get(parent.trial)
         if donor is not None and not donor.ended and donor.number < plan.number:
@@ -172,20 +180,20 @@ def _carry(source: ExperimentPaths, found: Forked, then: Decided, plan: Plan) ->
                 parents.donations(source.trial(donor.number), length.unit), length
             )
             if given is not None:
-                at = Length(length.unit, given.at)
-                _begin(found, Parent(donor.number, at, f"../{source.id}"), at, given, new)
-                return
+                return _goes_on(source, found, plan, donor.number, length.unit, given)
         found.named[plan.number] = plan.parent  # which is here, too, or will be
     found.anew.append(plan.number)
+    return None
 
 
-def _begin(
-    found: Forked, parent: Parent, at: Length, donation: Donation, child: TrialPaths
-) -> None:
-    """Link what a trial goes on from, and remember which it is."""
-    parents.give(donation, child)
-    found.named[child.number] = str(parent)
-    found.going[child.number] = at
+def _goes_on(
+    source: ExperimentPaths, found: Forked, plan: Plan, donor: int, unit: Unit, given: Donation
+) -> Donation:
+    """Remember what a trial goes on from."""
+    at = Length(unit, given.at)
+    found.named[plan.number] = str(Parent(donor, at, f"../{source.id}"))
+    found.going[plan.number] = at
+    return given
 
 
 def _link_all(old: TrialPaths, new: TrialPaths) -> None:
