@@ -342,6 +342,44 @@ def test_a_loader_that_does_all_by_itself_may_be_used_if_that_is_said(tmp_path: 
     assert seen == [float(number % 22) for number in range(4 * UNTIL)]
 
 
+RNG = np.random.default_rng(0)
+SPLITS = np.random.default_rng(0)
+
+
+def noise() -> float:
+    return float(RNG.standard_normal())
+
+
+class Noisy(nn.Linear):
+    """A model that hides a generator, and a module from torch."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+        self.noise = torch.Generator()
+        self.branches = [nn.Linear(1, 1)]
+
+
+class Slots:
+    __slots__ = ("__dice",)
+
+    def __init__(self) -> None:
+        self.__dice = random.Random(1)
+
+
+class Average(pytorch.PyTorchCallback):
+    """An average of weights that is forgotten."""
+
+    def __init__(self) -> None:
+        self.average = torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1))
+
+
+class Remembering(Average):
+    """The same, saved by itself."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"average": self.average.state_dict()}
+
+
 class Forgetful(Streaming):
     def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
         super().__init__(context)
@@ -353,6 +391,18 @@ class Forgetful(Streaming):
         self.dice = [random.Random(1)]
         self.memories = (Memory(), self.memory)
         self.helper = lambda: self.dice
+        self.blocks = context.wrap_model(nn.Sequential(Noisy()))
+        self.slots = Slots()
+
+    def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+        return {"average": Average(), "remembering": Remembering()}
+
+    def build_training_data_loader(self) -> pytorch.DataLoader:
+        SPLITS.permutation(3)
+        return super().build_training_data_loader()
+
+    def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
+        return super().evaluate_batch(batch + noise(), batch_idx)
 
 
 MISSING = [
@@ -361,7 +411,11 @@ MISSING = [
     "rate (StepLR)",
     "dice[0] (Random)",
     "memories[0] (Memory)",
+    "blocks.0.noise (Generator)",
+    "blocks.0.branches[0] (Linear)",
+    "slots._Slots__dice (Random)",
 ]
+ELSEWHERE = ["callbacks['average'].average (AveragedModel)", f"{__name__}.RNG (Generator)"]
 
 
 def test_state_that_nobody_saves_is_named(
@@ -370,8 +424,9 @@ def test_state_that_nobody_saves_is_named(
     alone.train(Forgetful, tmp_path, 1)
     said = [line.removeprefix("hpcdet: ") for line in capsys.readouterr().err.splitlines()]
     first = said.index("a checkpoint would not have the state of") + 1
-    found = [line.strip() for line in said[first : first + len(MISSING)]]
-    assert {one.split(": ")[0] for one in found} == {f"trial.{name}" for name in MISSING}
+    missing = {*(f"trial.{name}" for name in MISSING), *ELSEWHERE}
+    found = [line.strip() for line in said[first : first + len(missing)]]
+    assert {one.split(": ")[0] for one in found} == missing
     alone.train(Streaming, tmp_path / "nothing", 1)
     assert "would not have" not in capsys.readouterr().err
 

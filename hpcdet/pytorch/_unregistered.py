@@ -20,6 +20,8 @@ from hpcdet.train.streams import Stateful
 
 _SCALERS = (torch.amp.GradScaler,)
 _SCHEDULERS = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+_ONCE = ("__init__", "build_training_data_loader", "build_validation_data_loader")
+"""Methods that every attempt calls once, and alike: what they draw from begins anew with it."""
 _NOT_ENTERED = (
     PyTorchTrialContext,
     DataLoader,  # a data set's own generators are seeded for each sample
@@ -40,19 +42,28 @@ def unregistered(
 ) -> list[str]:
     """Paths of what training may change and nobody saves, with what it is and its remedy.
 
+    Looked through are the trial, its callbacks and the modules that are saved, with the global
+    things that their methods name. A callback or module that says a state of its own is believed.
     Modules count if they train parameters or keep buffers, others if they are optimizers,
     schedulers, enabled gradient scalers or random generators, or say a ``state_dict``.
     """
-    known = {id(one) for one in _known(context, callbacks)}
+    saved = list(_known(context, callbacks))
+    known = {id(one) for one in saved}
     datasets: set[int] = set()
 
     def enters(value: Any) -> bool:
         if isinstance(value, DataLoader | TorchDataLoader):
             datasets.add(id(value.dataset))
-        return not (isinstance(value, _NOT_ENTERED) or id(value) in known | datasets)
+        if isinstance(value, torch.nn.Module | PyTorchCallback):
+            return id(value) in known and not _says(value)
+        return not (isinstance(value, _NOT_ENTERED) or id(value) in known or id(value) in datasets)
 
+    roots = {"trial": trial, "callbacks": dict(callbacks)}
+    modules = [one for one in saved if isinstance(one, torch.nn.Module)]
+    for one in {type(one): one for one in (trial, *callbacks.values(), *modules)}:
+        roots |= reachable.named(one, without=_ONCE)
     found = []
-    for path, value in reachable.walk({"trial": trial}, enters):
+    for path, value in reachable.walk(roots, enters):
         if id(value) not in known and (kind := _kind(value)):
             found.append(f"{path} ({type(value).__name__}): {kind}")
     return found
@@ -73,6 +84,14 @@ def _known(context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback
         yield item
         if isinstance(item, torch.nn.Module):
             yield from item.modules()
+
+
+def _says(value: torch.nn.Module | PyTorchCallback) -> bool:
+    """Whether something that is saved has a say in what is saved of it."""
+    if isinstance(value, PyTorchCallback):
+        own = (PyTorchCallback.state_dict, PyTorchCallback.on_checkpoint_save_start)
+        return (type(value).state_dict, type(value).on_checkpoint_save_start) != own
+    return type(value).get_extra_state is not torch.nn.Module.get_extra_state
 
 
 def _nests(value: Any) -> bool:

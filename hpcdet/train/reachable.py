@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 import numpy as np
@@ -14,6 +22,7 @@ import torch
 _MOST = 100_000  # objects looked at: what hides behind more than these is not found
 _MOST_ITEMS = 1_000  # of one container: data sets keep their samples in lists
 _PLAIN = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, torch.Tensor)
+_TORCHS_OWN = frozenset(vars(torch.nn.Module()))  # hooks and tables
 _CLOSED = (*_PLAIN, type, ModuleType, BuiltinFunctionType, torch.dtype, torch.device)
 
 
@@ -22,8 +31,9 @@ def walk(
 ) -> Iterator[tuple[str, Any]]:
     """Every object behind the roots once, by its shortest path: ``trial.parts[0].noise``.
 
-    Plain values, arrays, tensors, classes and modules of Python are left out. Nothing is
-    called: neither properties nor methods.
+    Of modules of torch's, those inside them and what their own classes have added are taken. Plain
+    values, arrays, tensors, classes and modules of Python are left out. Nothing is called: neither
+    properties nor methods.
 
     Args:
         roots: where to begin, by the name to give it.
@@ -64,9 +74,81 @@ def _inside(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield f"{path}.func", value.func
         yield f"{path}.args", value.args
         yield f"{path}.keywords", value.keywords
-    if not isinstance(value, FunctionType | MethodType):
-        for name, item in list(getattr(value, "__dict__", {}).items()):
+    if isinstance(value, torch.nn.Module):
+        for name, item in value._modules.items():
             yield f"{path}.{name}", item
+        if _is_of_torch(type(value)):
+            return
+    if not isinstance(value, FunctionType | MethodType):
+        for name, item in _attributes(value):
+            yield f"{path}.{name}", item
+
+
+def _is_of_torch(kind: type) -> bool:
+    """Whether a class of modules and all it is made of are torch's: a container, a wrapper."""
+    return all(one.__module__.split(".")[0] in ("torch", "builtins") for one in kind.__mro__)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    hidden = _TORCHS_OWN if isinstance(value, torch.nn.Module) else ()
+    for name, item in list(getattr(value, "__dict__", {}).items()):
+        if name not in hidden:
+            yield name, item
+    for kind in type(value).__mro__:
+        if "__slots__" in vars(kind):
+            for name, slot in list(vars(kind).items()):
+                if isinstance(slot, MemberDescriptorType):
+                    try:
+                        item = slot.__get__(value)
+                    except AttributeError:  # not set yet
+                        continue
+                    yield name, item
+
+
+def named(kind: type, without: Sequence[str] = ()) -> dict[str, Any]:
+    """The global things that a class's methods name, by ``module.name``.
+
+    Functions of the same file that they name are looked into as well. Those of classes that
+    belong to torch or to hpcdet are left out.
+
+    Args:
+        without: methods that do not count.
+    """
+    found: dict[str, Any] = {}
+    waiting = [
+        method
+        for base in kind.__mro__
+        if base.__module__.split(".")[0] not in ("torch", "hpcdet", "builtins")
+        for name, member in vars(base).items()
+        if name not in without and (method := _function(member)) is not None
+    ]
+    seen: set[CodeType] = set()
+    while waiting:
+        function = waiting.pop()
+        if function.__code__ in seen:
+            continue
+        seen.add(function.__code__)
+        for name in _names(function.__code__) & function.__globals__.keys():
+            value = function.__globals__[name]
+            if not isinstance(value, FunctionType):
+                found[f"{function.__module__}.{name}"] = value
+            elif value.__globals__ is function.__globals__:
+                waiting.append(value)
+    return found
+
+
+def _function(member: Any) -> FunctionType | None:
+    """The function behind a method, a property or a decorator that says what it wraps."""
+    member = getattr(member, "fget", member)
+    while (inner := getattr(member, "__wrapped__", getattr(member, "__func__", None))) is not None:
+        member = inner
+    return member if isinstance(member, FunctionType) else None
+
+
+def _names(code: CodeType) -> set[str]:
+    """The globals that a function, or one inside it, reads."""
+    own = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+    return own.union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
 def _content(cell: Any) -> Any:
