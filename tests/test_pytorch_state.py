@@ -14,6 +14,7 @@ import torch
 
 from hpcdet import checkpoint, pytorch
 from hpcdet.checkpoint import StateError
+from hpcdet.errors import Unrecoverable
 from hpcdet.store.layout import TrialPaths
 from hpcdet.train import rng
 from tests import alone
@@ -146,6 +147,7 @@ PARTS: dict[str, Tamper] = {
     "buffers": _set("shared/models/0/1.mean", torch.zeros_like),
     "other_buffers": _set("shared/other_buffers/0/1.steps", torch.zeros_like),
     "optimizer": _set("shared/optimizers/0/state", lambda _: {}),
+    "options": _set("shared/optimizers/0/param_groups/0/lr", lambda rate: 2 * rate),
     "scaler": _set("shared/scaler", lambda _: None),
     "lr_scheduler": _set("shared/lr_schedulers/0/last_epoch", lambda _: 0),
     "cursor": _set("shared/progress/units/records", lambda records: records + 16),
@@ -214,6 +216,13 @@ def test_gradients_outlive_a_validation_that_was_owed(
     assert [one.attempt for one in seven] == [1, 2]
     assert seven[0].digest == seven[1].digest
     assert checkpoint.load(tmp_path / "once" / "checkpoints" / seven[0].name).shared["gradients"]
+
+
+def test_a_state_of_another_model_is_never_tried_again(tmp_path: Path) -> None:
+    alone.train(BitsTrial, tmp_path, 1, {"global_batch_size": 16, "width": 16})
+    with pytest.raises(Unrecoverable, match="does not fit this trial's models") as caught:
+        alone.train(BitsTrial, tmp_path, 2, {"global_batch_size": 16, "width": 8})
+    assert "size mismatch" in str(caught.value) and len(caught.value.what) < 400
 
 
 def test_a_state_that_cannot_be_saved_is_refused_before_the_first_batch(tmp_path: Path) -> None:
