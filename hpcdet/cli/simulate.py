@@ -156,9 +156,7 @@ def simulate_command(
     if asked.interval:
         lengths |= {rung.value for rung in asked.rungs}
     kept = stopping.comparable(asked.stopping)
-    unbound = replace(
-        resolved, searcher=replace(asked, constraints=[], begin_from=None, stopping=kept)
-    )
+    unbound = replace(resolved, searcher=replace(asked, constraints=[], stopping=kept))
     courses: list[Course] = []
     with working(f"simulate {seeds} courses") as tell:
         for seed in range(seeds):

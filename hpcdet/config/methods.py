@@ -28,6 +28,7 @@ EVERY = (
     "sampler",
     "begin_from",
     "stopping",
+    "stopping_version",
 )
 """Keys that mean something to each method, or whose values are checked by what they say."""
 
