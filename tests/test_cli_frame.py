@@ -31,6 +31,7 @@ from hpcdet.errors import (
 from hpcdet.store.budget import Charge
 from hpcdet.store.charges import Book
 from hpcdet.store.records import Claim, End, WorkerEnd
+from hpcdet.store.trials import MANIFEST
 from tests.builders import Builder, put, sweep
 from tests.commands import Cli
 
@@ -122,6 +123,9 @@ def test_9_a_file_is_not_what_was_written(cli: Cli, swept: Builder) -> None:
     folder = swept.paths.trial(1).checkpoint(100, 1)
     ran = cli("ckpt", "verify", folder, "-o", "json", code=9)
     assert ran.items[0]["state"] == "damaged"
+    shown = cli("ckpt", "verify", folder, code=9)
+    assert shown.out.splitlines()[-1] == f"damaged  {folder}"
+    assert f"{folder}: {MANIFEST}: it is not" in shown.err and shown.err.count(str(folder)) == 1
 
 
 @pytest.mark.parametrize("minimal", [True, False])

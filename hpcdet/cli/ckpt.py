@@ -125,10 +125,13 @@ def verify(out: Output, what: Sequence[str], deep: bool) -> None:
     rows = reading.run("verify" if deep else "look", _folders(what))
     columns = (
         Column("STATE", "state", cut=False),
-        Column("PATH", "path"),
-        Column("ERROR", "error"),
+        Column("PATH", "path", cut=False),
+        Column("ERROR", _damage, wide=True),
     )
     out.emit(rows, columns, key="path")
+    if out.for_people:
+        for row in [row for row in rows if row["error"]][1:]:  # the first is what this ends with
+            settings().warn(f"{row['path']}: {_damage(row)}")
     _refuse_damaged(rows)
 
 
@@ -329,7 +332,13 @@ def _refuse_damaged(rows: Sequence[dict[str, Any]]) -> None:
         hint = "an earlier one may be whole: hpcdet ckpt verify ID checks them all"
         if refused[0]["state"] == "newer":
             hint = "use the hpcdet that made it, or a later one"
-        raise IntegrityError(refused[0]["error"], where=refused[0]["path"], hint=hint)
+        raise IntegrityError(_damage(refused[0]), where=refused[0]["path"], hint=hint)
+
+
+def _damage(row: dict[str, Any]) -> str:
+    """What is wrong with a checkpoint and in which of its files, without its path and a hint."""
+    said = str(row["error"]).partition("\n  hint: ")[0]
+    return said.removeprefix(row["path"]).lstrip("/: ")
 
 
 def _refuse_live(folder: Path) -> None:
