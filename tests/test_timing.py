@@ -131,6 +131,20 @@ def test_batches_are_traced_where_the_config_asks_for_it(tmp_path: Path) -> None
         assert names.count(f"hpcdet: {phase}") >= 2
     assert names.count("hpcdet: backward") == 2
     assert any("addmm" in name for name in names)
+    times = timing.wall(gather(found_in(trial)).trials[0])
+    assert times.phases["profiling"] > 0 and times.step_s is not None
+    assert times.step_s * times.steps == pytest.approx(
+        sum(
+            s for n, s in times.phases.items() if n not in ("profiling", "validation", "checkpoint")
+        ),
+        abs=0.001,
+    )
+    clock = iter(range(0, 1000, 100))
+    profile = Profile(None, clock=lambda: float(next(clock)))
+    before = profile._last
+    with profile.apart("profiling"):
+        pass
+    assert profile._last > before and set(profile.phases.take()) == {"other", "profiling"}
 
 
 LOOP = """

@@ -13,6 +13,9 @@ from hpcdet.train.session import Session
 BATCHES = 20
 """Recorded where nobody says how many; a trace has some ten thousand lines for each."""
 
+PHASE = "profiling"
+"""What the profiler's start and its file take: seconds that would make steps look slow."""
+
 
 class Traces:
     """Records one stretch of batches into a file of Chrome's trace format.
@@ -42,13 +45,17 @@ class Traces:
             else:
                 self._profiler.step()
         elif self._begin <= batch <= self._end:
-            self._start()
+            with self._session.profile.apart(PHASE):
+                self._start()
 
     def close(self) -> None:
         """Write what was recorded, if anything was; no more is."""
         self._on = False
-        if self._profiler is None:
-            return
+        if self._profiler is not None:
+            with self._session.profile.apart(PHASE):
+                self._write()
+
+    def _write(self) -> None:
         self._session.profile.watch = None
         self._profiler.stop()
         path = self._session.place.attempt.trace(self._session.ranks.rank)

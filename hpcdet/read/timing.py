@@ -24,13 +24,16 @@ PHASES = {
     "validation": "Validation",
     "checkpoint": "Checkpoints",
     "other": "Other",
+    "profiling": "Torch's profiler",
 }
 """The trainer's phases in the order of a step, as people read them."""
 
 GROUPS = ("timing", "system")
 SLOWER = 1.2
 """A straggler works so many times as long on a step as half of the others do."""
-_NO_WORK = frozenset({"communication", "validation", "checkpoint"})
+_APART = frozenset({"validation", "checkpoint", "profiling"})
+"""What is no part of a step."""
+_NO_WORK = _APART | {"communication"}
 _FEWEST_STEPS = 20
 _LEAST_S = 0.0005
 
@@ -42,7 +45,7 @@ class Times:
     """The sum of some records.
 
     Attributes:
-        seconds: wall time of training, validation and checkpoints, after the first step.
+        seconds: wall time of training and of all that is done between steps, after the first step.
         phases: seconds of each phase; together they are ``seconds``.
         samples: trained on, over all ranks; 0 where nobody counted.
         means: of what was used, weighed by time; ``peaks``: of memory.
@@ -58,9 +61,8 @@ class Times:
 
     @property
     def training_s(self) -> float:
-        """Without validation and checkpoints."""
-        out = self.phases.get("validation", 0.0) + self.phases.get("checkpoint", 0.0)
-        return max(0.0, self.seconds - out)
+        """Without validation, checkpoints and the profiler's files."""
+        return max(0.0, self.seconds - sum(self.phases.get(name, 0.0) for name in _APART))
 
     @property
     def step_s(self) -> float | None:

@@ -7,10 +7,11 @@ leaves a few thousand records (1.5 MB).
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -118,6 +119,14 @@ class Profile:
                     hint=f"small letters, digits and _, and at most {_MOST_NAMES} of them",
                 )
         return self.phases.within(name)
+
+    @contextlib.contextmanager
+    def apart(self, phase: str) -> Iterator[None]:
+        """A ``with`` block of a phase that is no step's, however slow the slowest may be."""
+        begun = self._clock()
+        with self.phases.within(phase):
+            yield
+        self._last += self._clock() - begun
 
     def count(self, samples: int) -> None:
         """So many samples more have been trained on, over all ranks."""
