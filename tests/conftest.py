@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests import dose
 from tests.cluster import slurm as private
 from tests.cluster.configuration import Options
 from tests.commands import cli as cli
@@ -44,6 +45,11 @@ def pytest_configure(config: pytest.Config) -> None:
         if name not in _KEPT and (name.startswith(_FOREIGN) or name in _RANKS):
             del os.environ[name]
     hear_signals()
+
+
+def pytest_report_header() -> str:
+    """What a campaign that passes says nowhere else where its worker's output is not shown."""
+    return f"chaos: HPCDET_CHAOS={dose.BLOWS} HPCDET_CHAOS_SEED={dose.SEED}"
 
 
 def hear_signals() -> None:

@@ -153,3 +153,5 @@ def test_a_trial_takes_the_nodes_that_there_are_and_keeps_its_bits(lab: Lab) -> 
     assert worlds[0] == 4 and set(worlds[1:]) == {2}, run.story()
     assert once.reasons() == ["completed"], once.story()
     same_bits(run.digest(), once.digest(), run.story())
+    if not pmix:
+        pytest.skip("not compared with a digest over MPI: srun starts no ranks by --mpi=pmix here")

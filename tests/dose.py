@@ -1,0 +1,8 @@
+"""How much chaos a run deals, and from which seed it is drawn; see ``tests.chaos``."""
+
+from __future__ import annotations
+
+import os
+
+BLOWS = int(os.environ.get("HPCDET_CHAOS", "20"))
+SEED = int(os.environ.get("HPCDET_CHAOS_SEED", "1"))
