@@ -40,7 +40,9 @@ class Recorded(pytorch.PyTorchCallback):
         self.metrics["training", self.context.current_train_batch() + 1] = avg_metrics
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
-        self.metrics["validation", self.context.current_train_batch() + 1] = metrics
+        place = (self.context.current_train_epoch(), self.context.is_epoch_end())
+        step = self.context.current_train_batch() + 1
+        self.metrics["validation", step] = {**metrics, "place": place}
 
 
 def recording(metrics: Metrics) -> type[BitsTrial]:
@@ -151,6 +153,7 @@ PARTS: dict[str, Tamper] = {
     "scaler": _set("shared/scaler", lambda _: None),
     "lr_scheduler": _set("shared/lr_schedulers/0/last_epoch", lambda _: 0),
     "cursor": _set("shared/progress/units/records", lambda records: records + 16),
+    "owed": _set("shared/progress/owed", lambda owed: not owed),
     "callbacks": _set("private/callbacks/counter/epochs", lambda _: 0),
     "python": _set("private/rng/python", _fresh_words),
     "numpy": _set("private/rng/numpy", _fresh_numpy),
@@ -200,15 +203,18 @@ def test_gradients_outlive_a_validation_that_was_owed(
 ) -> None:
     """Seven batches, aggregated by two; the checkpoint after the validation has them, too."""
 
-    def until_seven(storage: Path) -> None:
+    def until_seven(storage: Path) -> Metrics:
         periods = {"validation_period": pytorch.Batch(7), "checkpoint_policy": "all"}
-        alone.train(BitsTrial, storage, 12, aggregation=2, **periods)
+        metrics: Metrics = {}
+        alone.train(recording(metrics), storage, 12, aggregation=2, **periods)
+        return metrics
 
-    until_seven(tmp_path / "once")
+    once = until_seven(tmp_path / "once")
     with monkeypatch.context() as patch:
         patch.setenv("LEAVE", "validate:7:1")
-        until_seven(tmp_path / "twice")
-    until_seven(tmp_path / "twice")
+        assert ("validation", 7) not in until_seven(tmp_path / "twice")
+    # who goes on with a validation is asked for the batch before it, as any other is
+    assert until_seven(tmp_path / "twice")["validation", 7] == once["validation", 7]
     seven = [
         [one for one in alone.checkpoints(tmp_path / name) if one.step == 7][-1]
         for name in ("once", "twice")

@@ -98,12 +98,22 @@ class Loop:
         self._check_registered()
         if loaded is not None:
             self._saves.load(loaded, getattr(data, "batch_size", None))
+            self._context.learning.step = self._last_step()
         for callback in self._callbacks.values():
             callback.on_training_start()
         self._saves.begin_random(loaded)
         if loaded is None:
             self._progress.owed = self._plan.step_zero_validation
             self._saves.save((), must=True)
+
+    def _last_step(self) -> Step | None:
+        """The step before this attempt: a validation that it was left in may ask for it."""
+        units, length = self._progress.units, self._feed.epoch_records
+        if not units.batches:
+            return None
+        epoch, place = divmod(units.records - 1, length)
+        starts, ends = place < (self._feed.batch or 1), place + 1 == length
+        return Step(units.batches - 1, epoch, starts=starts, ends=ends, scale=1.0)
 
     def _check_registered(self) -> None:
         """What a trial has and no checkpoint would: said, or refused, as the config wants it."""
