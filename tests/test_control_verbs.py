@@ -378,6 +378,12 @@ def test_a_search_that_reached_its_target_says_so_and_goes_on_when_more_is_asked
     closed = Closed.read(world.paths.closed)
     reached = "target: trial 1 reached the target with 0.1"
     assert closed is not None and closed.why == f"1 of 1 trials succeeded; {reached}"
+    gathered = gather.gather(world.paths)
+    assert extending.wanted(gathered, 1, None) == {"searcher.max_trials": 3}
+    searcher = dataclasses.replace(gathered.config.searcher, stopping_version=1)
+    vars(gathered)["config"] = dataclasses.replace(gathered.config, searcher=searcher)
+    with pytest.raises(UsageError, match="stays ended, as its version"):
+        extending.wanted(gathered, 1, None)
     commands.ask(world.paths, "set", reopen=True, **{"searcher.max_trials": 3})
     holder.close()
     later(world, holder := world.holder(), 1)

@@ -86,7 +86,15 @@ def possible(gathered: Gathered, changed: Collection[str]) -> None:
     Raises:
         UsageError: it would hear of them and do nothing.
     """
-    name = changes.effective(gathered).searcher.name
+    now = changes.effective(gathered).searcher
+    name, why = now.name, _last_words(gathered)
+    ended_by = why.partition(":")[0] in now.stopping
+    if now.stopping_version == 1 and ended_by and not overrides.FURTHER.isdisjoint(changed):
+        raise UsageError(
+            f"the search stays ended, as its version of the policies has it ({why})",
+            where=gathered.id,
+            hint=f"submit anew; searcher.warm_start takes what {gathered.id} has shown",
+        )
     if overrides.MAX_TRIALS in changed and name in _NO_MORE:
         why, hint = _NO_MORE[name]
         what = f"a search by {name} has no more trials: {why}"
@@ -98,3 +106,12 @@ def possible(gathered: Gathered, changed: Collection[str]) -> None:
             hint="submit it with another step in searcher.schedule.steps; "
             "begin_from goes on from the last checkpoint of this one",
         )
+
+
+def _last_words(gathered: Gathered) -> str:
+    """Why the search is over; "" if it is not, or nobody said so."""
+    for line in reversed(gathered.decisions):
+        kind = line["action"]["kind"] if line["kind"] == "action" else ""
+        if kind in ("create", "continue", "shutdown"):
+            return str(line["action"].get("why", "")) if kind == "shutdown" else ""
+    return ""
