@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcdet import checkpoint
 from hpcdet.checkpoint import content_digest
-from hpcdet.store.layout import TrialPaths
+from hpcdet.store.layout import ExperimentPaths, TrialPaths
 from hpcdet.train.order import shuffled
 from hpcdet.worker import traces
 from tests import ranks
@@ -87,6 +89,33 @@ def test_with_virtual_ranks_the_number_of_ranks_does_not_matter(
     same_bits(trained(tmp_path / "EXP", *PLANS[plan]), alone)
 
 
+def tampered(trial: TrialPaths, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the shared part of the newest checkpoint; all that vouches for it is made anew."""
+    latest = checkpoint.committed(trial.checkpoints)[-1]
+    folder = trial.checkpoints / latest.name
+    loaded = checkpoint.load(folder)
+    change(loaded.shared)
+    shutil.rmtree(folder)
+    checkpoint.save(folder, loaded.shared, loaded.private, meta=loaded.manifest.meta)
+
+
+FORGOTTEN: dict[str, Callable[[dict[str, Any]], None]] = {
+    "training_metrics": lambda own: own["training_metrics"][0]["values"]["loss"].zero_(),
+    "reducers": lambda own: own["reducers"][0]["seen"].update(updates=[]),
+}
+
+
+@pytest.mark.parametrize("part", FORGOTTEN)
+def test_each_part_of_what_virtual_ranks_have_is_needed(
+    alone: Result, tmp_path: Path, part: str
+) -> None:
+    trial = make(tmp_path / "EXP")
+    ranks.run(trial, 1, LEAVE="train:6")
+    tampered(trial, lambda shared: FORGOTTEN[part](shared["virtual"]))
+    ranks.run(trial, 1)
+    assert ranks.result(trial) != alone
+
+
 def test_a_stop_that_one_rank_asks_for_ends_all_at_the_same_step(tmp_path: Path) -> None:
     """Asked for after step 3, they end after step 17: at any pace, on any ranks, interrupted."""
 
@@ -102,6 +131,14 @@ def test_a_stop_that_one_rank_asks_for_ends_all_at_the_same_step(tmp_path: Path)
     fast = stopped(tmp_path / "fast", "0", (2, ""))
     assert fast.batches == 17
     same_bits(stopped(tmp_path / "slow", "0.006", (1, "train:4"), (2, "")), fast)
+    # of whom nobody heard, the checkpoint alone knows that it has stopped
+    trial = ExperimentPaths(tmp_path / "slow").trial(1)
+    for cause, batches in (("stopped", 17), ("completed", 24)):
+        trial.attempts()[-1].verdict.unlink()
+        verdict = ranks.run(trial, 1).verdict()
+        assert verdict is not None and (verdict.cause, verdict.batches) == (cause, batches)
+        if cause == "stopped":
+            tampered(trial, lambda shared: shared["progress"].pop("stopped"))
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine")
