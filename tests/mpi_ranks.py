@@ -106,6 +106,11 @@ def collectives(rank: int, world: int) -> None:
     dist.recv(came, (rank - 1) % world)
     assert came.item() == (rank - 1) % world
     send.wait()
+    if rank == 0:
+        senders = [(dist.recv(came), came.item()) for _ in range(1, world)]
+        assert sorted(senders) == [(r, r) for r in range(1, world)]
+    else:
+        dist.send(token, 0)
     for work in reversed(works):
         work.wait()
     pair = dist.new_group([0, world - 1])

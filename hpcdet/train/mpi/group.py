@@ -51,6 +51,11 @@ class Work(dist.Work):
         found: Tensors = self.get_future().wait()
         return found
 
+    def _source_rank(self) -> int:
+        """Of a ``recv`` that is over: who sent."""
+        assert self._operation.statuses
+        return int(self._operation.statuses[0].source)
+
 
 # torch calls each of these methods with one of its several signatures only
 _ProcessGroup: Any = dist.ProcessGroup
@@ -352,7 +357,12 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
             yield [self._comm.Irecv(part.bytes(), source=rank, tag=tag)]
             part.back()
 
-        return self._begin("recv", steps(), tensors)
+        return self._begin("recv", steps(), tensors, statuses=[])
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
+        from mpi4py import MPI
+
+        return self.recv(tensors, MPI.ANY_SOURCE, tag)
 
     # -- the rest ----------------------------------------------------------------------------
 
@@ -362,7 +372,9 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
             self._progress.call(self._direct.free)
             self._progress.call(self._comm.Free)
 
-    def _begin(self, name: str, steps: Steps, result: Tensors) -> Any:
+    def _begin(
+        self, name: str, steps: Steps, result: Tensors, statuses: list[Any] | None = None
+    ) -> Any:
         device = next((one.device for one in result if one.is_cuda), None)
         if device is not None:
             # what the tensors hold is ready only when the stream has come this far
@@ -371,7 +383,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
             steps = _after(ready, steps)
         until = time.monotonic() + self._timeout_s
         devices: Devices = None if device is None else [device]
-        operation = Operation(name, steps, until, result, devices)
+        operation = Operation(name, steps, until, result, devices, statuses=statuses)
         self._progress.ask(operation)
         return Work(operation, self._progress)
 

@@ -42,6 +42,7 @@ class Operation:
         result: what ``future`` gives.
         error: what went wrong; ``future`` raises it.
         requests: those that it waits for.
+        statuses: what MPI says of the requests that are done, where somebody wants to know.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Operation:
     devices: Devices = None
     requests: list[Any] = field(default_factory=list)
     error: Exception | None = None
+    statuses: list[Any] | None = None
 
     def __post_init__(self) -> None:
         self.ended: torch.futures.Future[None] = torch.futures.Future(devices=self.devices)
@@ -209,7 +211,7 @@ def _is_ready(operation: Operation) -> bool:
     from mpi4py import MPI
 
     try:
-        if operation.requests and not MPI.Request.Testall(operation.requests):
+        if operation.requests and not MPI.Request.Testall(operation.requests, operation.statuses):
             if time.monotonic() < operation.until:
                 return False
             raise TimeoutError("the other ranks did not come")
