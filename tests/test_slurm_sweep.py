@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,12 +15,13 @@ from hpcdet.store import chain, journal
 from hpcdet.store.parents import Parent
 from hpcdet.store.records import Trial
 from hpcdet.units import Length
-from tests import experiments
+from tests import calm, experiments
 from tests.experiments import until
 from tests.slurm_runs import Lab, Run, config, hpcdet, undisturbed
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
+PERL = Path(__file__).parent.parent / "examples" / "custom_search" / "search.pl"
 CASES = ["a", "b", "c", "d", "once", "always"]
 
 
@@ -32,12 +35,16 @@ def _most_at_once(run: Run) -> int:
 
 
 def test_two_lanes_of_one_task_run_side_by_side_and_come_back_together(lab: Lab) -> None:
-    """Rule 5: steps that said nothing of processors and memory would wait for each other."""
+    """Rule 5: steps that said nothing of processors and memory would wait for each other.
+
+    The searcher is a program in another language, which the nodes run.
+    """
+    shutil.copy(PERL, lab.model)
     values = experiments.config(
         200,
         trials=4,
         ranks=2,
-        searcher={"max_concurrent_trials": 2},
+        searcher={"name": "custom", "program": "perl search.pl", "max_concurrent_trials": 2},
         resources={"walltime_s": 3600},
         worker={"lanes": 2},
     )
@@ -62,6 +69,9 @@ def test_two_lanes_of_one_task_run_side_by_side_and_come_back_together(lab: Lab)
     ]
     # one place in the queue served them all
     assert [(job["Restarts"], job["NumTasks"]) for job in run.jobs()] == [("1", "4")]
+    made = [action["trial"] for action in _decided(run, "create")]
+    assert made == [1, 2, 3, 4] and len(_decided(run, "shutdown")) == 1
+    assert hpcdet("searcher", "replay", "--verify", run.paths.id).returncode == 0
 
 
 def test_six_trials_on_three_workers_crashes_included(lab: Lab) -> None:
@@ -148,6 +158,8 @@ def test_an_adaptive_search_survives_its_daemon_a_worker_and_a_preemption(lab: L
     said = hpcdet("searcher", "replay", "--verify", run.paths.id, "-o", "json")
     [verified] = json.loads(said.stdout)["items"]
     assert verified["verified"] and verified["decisions"] >= 27
+    # what the searcher heard and decided, reasons included, is what it would have undisturbed
+    assert calm.recorded(run.paths) == calm.undisturbed(run.paths)
 
 
 def test_a_population_of_four_on_two_workers_copies_its_best(lab: Lab) -> None:

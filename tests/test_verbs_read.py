@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import shutil
 import signal
@@ -19,8 +20,12 @@ import pytest
 import yaml
 
 from hpcdet.cli import follow
-from hpcdet.read import find
+from hpcdet.read import find, report
+from hpcdet.read.gather import gather
+from hpcdet.search import api, codec, registry
+from hpcdet.store import config
 from hpcdet.store.records import WorkerEnd
+from hpcdet.units import Length
 from tests.builders import Builder, sweep
 from tests.commands import Cli
 from tests.experiments import until
@@ -195,6 +200,47 @@ def test_explain_tells_what_an_attempt_complained_of(cli: Cli) -> None:
     assert "\n    trial.ema (Linear): pass it to context.wrap_model\n" in out
     assert "not finite since step 10: loss" in out
     assert "unregistered" in cli("events", "mnist").out
+
+
+def test_what_is_decided_of_a_trial_is_in_events_explain_and_the_report(cli: Cli) -> None:
+    """Of one at a rung, one that diverged, and those that end with a search at its target."""
+    asked = {"max_length": {"batches": 40}, "max_trials": 6, "max_concurrent_trials": 3}
+    asked |= {"divisor": 2, "num_rungs": 3, "stopping": {"nan": {}, "target": {"value": 0.01}}}
+    searcher = {"name": "async_halving", "metric": "validation_loss", **asked}
+    built = Builder(cli.root / "digits-7f3a", searcher=searcher)
+    method = registry.searcher(config.load(built.paths.config))
+    state = method.initial()
+    told = [(1, 10, 0.5), (2, 10, 0.7), (3, 10, math.nan)]
+    target = (1, 20, 0.001)
+
+    def tell(event: api.Event) -> None:
+        nonlocal state
+        state, actions = method.on_event(state, event)
+        for action in actions:
+            if isinstance(action, api.Create):
+                built.trial(**action.params)
+            built.decide("action", action=codec.encode_action(action))
+
+    def said(trial: int, what: str) -> None:
+        [found] = [
+            row["finding"]
+            for row in cli("explain", f"digits-7f3a/{trial}", "-o", "json").items
+            if row["kind"] == "decision"
+        ]
+        assert found == f"the searcher decided: {what}"
+        rows = cli("events", f"digits-7f3a/{trial}", "-o", "json").items
+        assert [row["text"] for row in rows if row["kind"] == "decision"][-1] == what
+        assert f'<td class="said">{what}</td>' in report.render(gather(built.paths), 0.0)
+
+    tell(api.Start())
+    for trial, at, value in told:
+        tell(api.Report(trial, Length("batches", at), {"validation_loss": value}))
+    said(2, "pause: rung 1 of 3 (10 batches): rank 2 of 2, the best 1 go on")
+    said(3, "stop: nan: the metric is nan")
+    trial, at, value = target
+    tell(api.Report(trial, Length("batches", at), {"validation_loss": value}))
+    for trial in (1, 2):
+        said(trial, "stop: target: trial 1 reached the target with 0.001")
 
 
 def test_explain_answers_what_is_asked(cli: Cli, swept: Builder) -> None:

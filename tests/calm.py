@@ -1,0 +1,85 @@
+"""A search in memory that nobody disturbs, to compare one with that somebody did."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcdet.search import api, codec, registry
+from hpcdet.store import chain, config
+from hpcdet.store.config import Resolved
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.units import Length
+from tests import fake_rank
+
+
+@dataclass
+class Calm:
+    """Trials that report what fake ranks do, at each rung once, and end where they are to end.
+
+    Only the order in which they are heard is somebody else's: which trial is next.
+    """
+
+    resolved: Resolved
+    reached: dict[int, int] = field(default_factory=dict)
+    until: dict[int, int] = field(default_factory=dict)
+    stopped: set[int] = field(default_factory=set)
+    over: bool = False
+
+    def course(self, turns: list[tuple[str, int]]) -> Iterator[dict[str, Any]]:
+        """Events and decisions when so many turns come, each of a kind and a trial."""
+        method = registry.searcher(self.resolved)
+        state = method.initial()
+        for kind, trial in turns:
+            event = self._event(kind, trial)
+            yield _plain(codec.encode_event(event))
+            state, actions = method.on_event(json.loads(json.dumps(state)), event)
+            for action in actions:
+                self._take(action)
+                yield _plain(codec.encode_action(action))
+
+    def _event(self, kind: str, trial: int) -> api.Event:
+        if kind == "start":
+            return api.Start()
+        if kind == "report":
+            unit = "batches"
+            rungs = [rung.value for rung in self.resolved.searcher.rungs]
+            at = min(rung for rung in rungs if rung > self.reached[trial])
+            self.reached[trial] = at
+            shown = fake_rank.loss(trial, at, self.resolved.data.get("losses", ""))
+            return api.Report(trial, Length(unit, at), {"validation_loss": shown})
+        assert kind == "segment_end", kind
+        there = self.reached.pop(trial) == self.until[trial]  # nothing comes of it from now on
+        assert there or self.over or trial in self.stopped, f"trial {trial} has no cause to end"
+        return api.SegmentEnd(trial, "target" if there else "stopped")
+
+    def _take(self, action: api.Action) -> None:
+        match action:
+            case api.Create(trial=trial, until=Length(value=value)):
+                self.reached[trial], self.until[trial] = 0, value
+            case api.Continue(trial=trial, until=Length(value=value)):
+                self.until[trial] = value
+            case api.Stop(trial=trial):
+                self.stopped.add(trial)
+            case api.Shutdown():
+                self.over = True
+
+
+def recorded(paths: ExperimentPaths) -> list[dict[str, Any]]:
+    """Events and decisions of a search, without what the training has cost."""
+    lines = chain.read(paths)
+    return [_plain(ln[ln["kind"]]) for ln in lines if ln["kind"] in ("event", "action")]
+
+
+def undisturbed(paths: ExperimentPaths) -> list[dict[str, Any]]:
+    """The same of a search that nobody disturbs and that hears of its trials in that order."""
+    told = [line["event"] for line in chain.read(paths) if line["kind"] == "event"]
+    turns = [(event["kind"], event.get("trial", 0)) for event in told]
+    return list(Calm(config.load(paths.config)).course(turns))
+
+
+def _plain(value: dict[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(json.dumps(value))
+    return {key: each for key, each in plain.items() if key != "seconds"}
