@@ -229,11 +229,14 @@ def headline(rows: Sequence[Row]) -> list[Row]:
             )
         best = min((r for r in same.values() if _ours(r["method"])), key=lambda r: r["to"][0])
         if looks := chance["looks"]:
-            print(
-                f"  {100 * looks['good']:.1f} % of random ones are as good (with ties), of which "
-                f"{100 * looks['kept']:.0f} %\n  are among the best quarter at a first look, which "
-                f"costs {looks['cost']:.3f} R"
+            passed = ", ".join(
+                f"{100 * share:.0f} % {name[5:]}"
+                for name, share in looks.items()
+                if name.startswith("kept")
             )
+            print(f"  {100 * looks['good']:.1f} % of random ones are as good, with ties;", end=" ")
+            print(f"a first look costs {looks['cost']:.3f} R;")
+            print(f"  of the good ones rungs let pass {passed} samples")
         for other, goal in ((chance, 50.0), (bayes, 10.0)):
             gain = other["to"][0] / best["to"][0]
             what = f"{workload}: times sooner than {other['method']}, {best['method']}"

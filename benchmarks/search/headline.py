@@ -224,29 +224,31 @@ def _standard(workload: Kernels, task: Task) -> tuple[float, float, dict[str, fl
     """What counts as good, the seconds of one full training on average, and what looks are worth.
 
     Looks: what one at the lowest rung costs in full trainings; how many of those that are good in
-    the end are among the best ``1 / ETA`` there.
+    the end are among the best ``1 / ETA`` there, ``1 / ETA**2`` at the next one, and so on.
     """
     space, number = Space(KERNELS), 20 if task.quick else POPULATION
     rng = random.Random(task.seed)
     errors, seconds = [], []
-    firsts, costs = [], []
+    looks: dict[int, list[tuple[float, float]]] = {
+        SAMPLES // ETA**below: [] for below in range(3, 0, -1)
+    }
     for place in range(number):
         workload.begin(0, space.sample(1_000_000 + task.seed, place + rng.randrange(10**6)))
         error, took = workload._trained(0, SAMPLES)
         errors.append(error)
         seconds.append(took)
-        error, took = workload._trained(0, SAMPLES // ETA**3)
-        firsts.append(error)
-        costs.append(took)
+        for samples, seen in looks.items():
+            seen.append(workload._trained(0, samples))
     goal, full = sorted(errors)[int(SHARES["kernels"] * number)], statistics.fmean(seconds)
-    cut = sorted(firsts)[number // ETA - 1]
-    good = [first for error, first in zip(errors, firsts, strict=True) if error <= goal]
-    looks = {
-        "cost": statistics.fmean(costs) / full,
-        "kept": statistics.fmean(first <= cut for first in good),
+    good = [place for place, error in enumerate(errors) if error <= goal]
+    worth = {
+        "cost": statistics.fmean(took for _, took in looks[SAMPLES // ETA**3]) / full,
         "good": len(good) / number,
     }
-    return goal, full, looks
+    for rung, (samples, seen) in enumerate(looks.items(), 1):
+        cut = sorted(error for error, _ in seen)[max(number // ETA**rung, 1) - 1]
+        worth[f"kept at {samples}"] = statistics.fmean(seen[place][0] <= cut for place in good)
+    return goal, full, worth
 
 
 def measure(quick: bool) -> list[dict[str, Any]]:
