@@ -16,6 +16,7 @@ from hpcdet.control.controller import advance
 from hpcdet.errors import ConfigError
 from hpcdet.read import lineage
 from hpcdet.read.gather import Gathered
+from hpcdet.search import api
 from hpcdet.store import chain, linking, parents
 from hpcdet.store.config import resolve
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
@@ -24,7 +25,7 @@ from hpcdet.train import inheriting, joining
 from hpcdet.units import Length
 from tests.alone import as_script, checkpoints, train  # noqa: F401
 from tests.paper import Heir, World
-from tests.test_control_turns import later
+from tests.test_control_turns import control, later
 
 pytestmark = pytest.mark.usefixtures("as_script")
 
@@ -259,6 +260,54 @@ def test_a_checkpoint_that_vanishes_while_it_is_linked_leaves_the_one_before_it(
     holder.close()
 
 
+class Family(Heir):
+    """As ``Heir``, with trial 3, and a trial 2 that is to stop with trial 1."""
+
+    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+        until = Length("batches", 100)
+        match event:
+            case api.Start():
+                return state, [api.Create(number, {}, 7, until) for number in (1, 2)]
+            case api.Report(1):
+                heir = api.Create(3, {}, 7, until, parent="1@50 batches")
+                return state, [heir, api.Stop(1), api.Stop(2)]
+        return state, []
+
+
+def test_an_heir_that_cannot_be_linked_keeps_nothing_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World.make(tmp_path, Family())
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    attempt = play.claim(play.start_all()[0], 1)
+    play.save(attempt, 50)
+    play.report(attempt, 50)
+    said: list[list[str]] = []
+
+    def stops() -> list[str]:
+        return [control(world, number).action for number in (1, 2)]
+
+    def failing(source: Path, _: Path) -> None:
+        said.append(stops())
+        raise OSError(errno.EIO, "Input/output error", str(source))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(linking, "_same", failing)
+        for _ in range(2):
+            turn = later(world, holder, 1)
+            assert turn.state == "PAUSED" and stops() == ["stop", "stop"]
+    # copies may take long: who has nothing to do with them hears first, their source last
+    assert said == [["run", "stop"], ["stop", "stop"]]
+    states = [line for line in chain.read(world.paths) if line["kind"] == "state"]
+    [told] = [line["why"] for line in states if line["state"] == "PAUSED"]
+    assert "trial 3 cannot begin from this checkpoint: Input/output error" in told
+    assert later(world, holder, 1).state == "RUNNING"
+    record = Trial.read(world.paths.trial(3).record)
+    assert record is not None and record.origin["checkpoint"] == "00000050.g1"
+    holder.close()
+
+
 @pytest.mark.parametrize(
     ("saved", "begins", "why"),
     [
@@ -290,6 +339,7 @@ def test_a_child_is_to_come_farther_than_it_begins_and_from_the_end_of_an_epoch(
 
     found = held(("00000004.g1", 1), ("00000008.g1", 2), ("00000008.g2", 2), ("00000011.g2", 2))
     asked_for = ((2, 3, "00000008.g2"), (2, 2, "00000004.g1"), (None, 3, "00000011.g2"))
+    asked_for += ((3, 4, "00000011.g2"),)  # no end of epoch 3: the nearest, though within epoch 2
     for length, goal, name in asked_for:
         asked = None if length is None else Length("epochs", length)
         chosen = parents.choose(found, asked, Length("epochs", goal))

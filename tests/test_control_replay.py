@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,12 @@ from hpcdet.control.controller import advance
 from hpcdet.control.decided import Decided, program
 from hpcdet.control.holder import Holder
 from hpcdet.control.replay import Replay
-from hpcdet.search import registry
+from hpcdet.search import codec, registry
+from hpcdet.search.api import Ask, Create, Event, Report, SegmentEnd, Start, Stop
 from hpcdet.store import chain, config, snapshots
 from hpcdet.store.chain import Chain, Point
 from hpcdet.store.layout import ExperimentPaths
+from hpcdet.units import Length
 from tests.commands import Cli
 from tests.paper import Promotion, World
 
@@ -159,6 +162,51 @@ def test_the_first_decision_that_would_be_another_is_told(tmp_path: Path) -> Non
     assert difference is not None and difference.recorded is not None
     assert difference.recorded["kind"] == "continue" and difference.wanted is None
     assert str(difference).endswith("decided again it is nothing")
+
+
+LOSS = [{"loss": math.nan}, {}, {}]
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "events", "recorded"),
+    [
+        (
+            "async_halving",
+            {"rule": "stopping", "divisor": 3},
+            [Report(n, Length("batches", 1), shown) for n, shown in enumerate(LOSS, 1)],
+            [[], [Stop(2), 4], [Stop(3), 5]],
+        ),
+        (
+            "random",
+            {},
+            [
+                *(Report(n, Length("batches", 9), {}) for n in (1, 2, 3)),
+                *(SegmentEnd(n, "target") for n in (1, 2, 3)),
+            ],
+            [[], [], [], [4], [5], [6]],
+        ),
+    ],
+)
+def test_what_searchers_decided_before_they_asked_folds_into_what_it_was(
+    name: str, asked: dict[str, Any], events: list[Event], recorded: list[list[Any]]
+) -> None:
+    """Nobody was asked where nobody shows a number: that is new, and all else as recorded."""
+    search = {"name": name, "metric": "loss", "max_length": {"batches": 9}, **asked}
+    search |= {"max_trials": 9, "max_concurrent_trials": 3}
+    decided = Decided(registry.searcher(config.resolve({"searcher": search})))
+    told = zip([Start(), *events], [[1, 2, 3], *recorded], strict=True)
+    for event, actions in told:
+        decided.take({"kind": "event", "event": codec.encode_event(event)})
+        wants = [action for action in decided.owed if not isinstance(action, Ask)]
+        for action in actions:
+            until = Length("batches", 9)
+            one = Create(action, {}, 1, until) if isinstance(action, int) else action
+            decided.take({"kind": "action", "action": codec.encode_action(one)})
+        assert [type(want) for want in wants] == [
+            Create if isinstance(action, int) else type(action) for action in actions
+        ]
+    [left] = decided.owed
+    assert isinstance(left, Ask), "nothing is decided a second time, and the user is asked now"
 
 
 def test_a_searcher_that_fails_now_is_told_too(tmp_path: Path) -> None:

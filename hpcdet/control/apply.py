@@ -11,6 +11,7 @@ from hpcdet.errors import IntegrityError
 from hpcdet.store import files, limits, packed
 from hpcdet.store.controls import in_force
 from hpcdet.store.layout import TrialPaths
+from hpcdet.store.parents import Parent
 from hpcdet.store.records import Control, Trial
 
 
@@ -19,12 +20,13 @@ def apply(holder: Holder) -> None:
 
     Raises:
         Fenced: the term ended meanwhile.
-        IntegrityError: a trial's record is not what was decided.
+        IntegrityError: a trial's record is not what was decided, or an heir's checkpoint cannot
+            be linked; all others were written.
     """
     _write_limits(holder)
     wrong: list[IntegrityError] = []
     touched = holder.decided.touched
-    for number in sorted(touched, key=lambda number: (not _inherits(holder, number), number)):
+    for number in _in_turn(holder):
         plan = holder.decided.plans[number]
         trial = holder.paths.trial(number)
         wanted = holder.decided.control(plan)
@@ -43,10 +45,17 @@ def apply(holder: Holder) -> None:
         raise wrong[0]
 
 
-def _inherits(holder: Holder, number: int) -> bool:
-    """Whether it waits for a checkpoint: linked before its parent hears that it may leave."""
-    plan = holder.decided.plans[number]
-    return bool(plan.parent) and plan.origin is None
+def _in_turn(holder: Holder) -> list[int]:
+    """Trials with something to write: heirs late, as they copy where there are no links.
+
+    Only those that give them their checkpoints come after them: these are linked before their
+    owner hears that it may leave.
+    """
+    plans, touched = holder.decided.plans, holder.decided.touched
+    parents = {n: plans[n].parent for n in touched if plans[n].parent and plans[n].origin is None}
+    found = map(Parent.parse, parents.values())
+    donors = {parent.trial for parent in found if parent is not None and not parent.experiment}
+    return sorted(touched, key=lambda n: (1 if n in parents else 2 * (n in donors), n))
 
 
 def _write_limits(holder: Holder) -> None:

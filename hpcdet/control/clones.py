@@ -40,8 +40,7 @@ def has_origin(holder: Holder, plan: Plan, child: TrialPaths) -> bool:
 
     Raises:
         Fenced: the term ended meanwhile.
-        IntegrityError: the folder on scratch cannot be used.
-        OSError: the link cannot be made.
+        IntegrityError: the folder on scratch cannot be used, or the link not be made.
     """
     if not plan.parent or plan.origin is not None:
         return True
@@ -66,19 +65,36 @@ def has_origin(holder: Holder, plan: Plan, child: TrialPaths) -> bool:
             return True
         holder.fence()
         _prepare(holder)
-        try:
-            made = parents.give(chosen, child)
-        except (IntegrityError, UsageError, OSError) as error:
-            if isinstance(error, OSError) and error.errno not in _GONE:
-                raise
-            parents.forget()
-            return False  # it went, or came, this very moment: the next turn looks again
+        made = _link(chosen, child)
+        if made is None:
+            return False
     origin = parents.origin_of(made)
     why = f"begins from {origin['checkpoint']} of trial {parent.trial}"
     if parent.length is not None and (at := origin["units"][unit]) < parent.length.value:
         why += f", {at} {unit}: it has none of {parent.length}"
     _record(holder, plan, origin, why)
     return True
+
+
+def _link(chosen: Donation, child: TrialPaths) -> dict[str, Any] | None:
+    """Give it to the child; None if it went, or came, this moment: the next turn looks again.
+
+    What the file system refuses concerns this child alone, so that it is no ``OSError``, which
+    would end the turn. It has the same words each time: the user is told once.
+    """
+    try:
+        return parents.give(chosen, child)
+    except (IntegrityError, UsageError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in _GONE:
+            why = error.strerror or str(error)
+            raise IntegrityError(
+                f"trial {child.number} cannot begin from this checkpoint: {why}",
+                where=str(chosen.folder),
+                hint="it is tried again each turn: see that there is room, and that the files of "
+                "the checkpoint can be read; or cancel the trial",
+            ) from error
+        parents.forget()
+        return None
 
 
 def _lacks(parent: Parent, found: list[Donation], unit: str) -> str:

@@ -207,9 +207,9 @@ class Decided:
             self.hear(event)
 
     def _take_action(self, line: Line) -> None:
-        if self.owed:
-            self.owed.pop(0)
         action = codec.decode_action(line["action"])
+        if self.owed and action is not None:
+            self._settle(action)
         if isinstance(action, api.Shutdown) or self.shutdown is not None:
             self.touched |= self.open  # those that are paused go with the search, or stay with it
         if action is not None and not isinstance(action, api.Shutdown | api.Ask):
@@ -233,6 +233,17 @@ class Decided:
                 self.shutdown = shutdown
             case api.Ask(why):
                 self.asks = why
+
+    def _settle(self, recorded: api.Action) -> None:
+        """An action is recorded: it is owed no more, nor is what should have come before it.
+
+        Of a searcher that decides otherwise today, what a former version passed over it did not
+        want. Only a question stands: it changes no trial, and nobody has been asked yet.
+        """
+        one = _subject(recorded)
+        place = next((n for n, owed in enumerate(self.owed) if _subject(owed) == one), -1)
+        asks = [owed for owed in self.owed[: max(place, 0)] if isinstance(owed, api.Ask)]
+        self.owed[: place + 1] = asks
 
     def _take_clone(self, line: Line) -> None:
         self.plans[line["trial"]].origin = line["origin"]
@@ -343,6 +354,11 @@ class Decided:
 
     def _take_throttle(self, line: Line) -> None:
         self.throttles[line["job"]] = line["running"]
+
+
+def _subject(action: api.Action) -> tuple[type[api.Action], int]:
+    """What an action does, and to which trial."""
+    return type(action), getattr(action, "trial", 0)
 
 
 _OTHERWISE = {"method", "owed", "broken", "plans", "shutdown", "notified", "state"}

@@ -51,6 +51,7 @@ def mute(
     if len(known) < min(ENOUGH, sum(books["trials"] for books in brackets)):
         return []
     state["mute"] = state["short"] = None
+    state["seen"] = True
     first = min(books["rungs"][0] for books in brackets)
     what = unseen(len(known), metric)
     what += f" with {time_metric!r}" if time_metric else ""

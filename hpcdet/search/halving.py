@@ -75,11 +75,13 @@ class Halving:
     time_metric: str = ""
     promotion_share: float | None = None
     goals: Goals | None = None
-    version: int = field(default=3, init=False)
+    version: int = field(default=4, init=False)
 
     def initial(self) -> State:
         """Lists below ``bracket`` have one item for each trial; ``late``: reports while paused.
 
+        ``seen``: somebody has shown the metric, be it no number, or the user was asked about it:
+        from then on who reports without it is worst, before that it has not been heard.
         ``mute``, ``short``: trials without what the search needs, and such as ended before their
         next rung, until the first that did better, or the user was asked; then None (``doubts``).
         """
@@ -96,6 +98,7 @@ class Halving:
             "leaving": 0,
             "good": 0,
             "in_a_row": 0,
+            "seen": False,
             "mute": [],
             "short": [],
             "over": False,
@@ -130,17 +133,17 @@ class Halving:
         length = self._length(state, report)
         found = self._order.worth(report.metrics, report.length.value)
         shown = doubts.shown(report, self.metric, self.goals) if length is not None else "nothing"
+        if shown != "nothing":
+            state["in_a_row"], state["seen"] = 0, True
+        unheard = not state["seen"]
         if shown == "numbers":
             state["mute"] = None
-        if shown != "nothing":
-            state["in_a_row"] = 0
-        doubtful = shown != "numbers" and (length is None or state["mute"] is not None)
-        if doubtful:
+        elif length is None or state["mute"] is not None:
             rung = state["rung"][trial - 1]
             if length is None or book.has_reached(self._books(state, trial), rung, length):
                 told = report.metrics
                 actions += doubts.mute(state, trial, self._wanted, self.time_metric, told)
-        if length is None or (doubtful and shown == "nothing"):
+        if length is None or unheard:
             return
         if status == PAUSED:
             state["late"].setdefault(str(trial), []).append([length, found])

@@ -112,7 +112,8 @@ def choose(
 ) -> Donation | None:
     """The farthest checkpoint at or below a length, and below what the child is to come to.
 
-    In epochs several may be equally far: then the first of them, made when the last epoch ended.
+    In epochs several may be as far as was asked for: then the first of them, made when the last
+    epoch ended. Of those before that the newest, which is nearest.
 
     Args:
         length: None: as far as its trial has come.
@@ -125,7 +126,7 @@ def choose(
     ]
     if not fit:
         return None
-    if length is None:
+    if length is None or fit[-1].at < length.value:
         return fit[-1]
     steps = [each.step for each in fit if each.at == fit[-1].at]
     return [each for each in fit if each.step == steps[0]][-1]
