@@ -17,7 +17,17 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import CheckpointFailed, Image, Saved, memory, output, remove, shard, tree
+from hpcdet.checkpoint import (
+    CheckpointFailed,
+    Image,
+    Saved,
+    memory,
+    output,
+    remove,
+    shard,
+    tree,
+    wholes,
+)
 from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.store import linking
 from hpcdet.store.layout import ExperimentPaths
@@ -449,3 +459,91 @@ def test_a_limit_on_threads_costs_time_alone(
     written(tmp_path / "1.g0", shared, Image())
     assert asked == 3
     assert same(checkpoint.load(tmp_path / "1.g0").shared, shared)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_without_any_thread_a_save_does_all_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    """Also where tensors lie in parts, which the other rank waits for."""
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name.startswith("checkpoint"):
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    folder = tmp_path / "00000001.g1"
+
+    def work(rank: int, exchange: checkpoint.Exchange) -> Saved | None:
+        how: dict[str, Any] = {"rank": rank, "world": 2, "swap": swapping(rank, exchange)}
+        if beside:
+            return checkpoint.begin(folder, in_parts(rank, 2), image=Image(), **how).result()
+        return checkpoint.save(folder, in_parts(rank, 2), exchange=exchange, **how)
+
+    saved = ranks(2, work)[0]
+    assert saved is not None and saved.digest == checkpoint.verify(folder).digest
+    assert same(checkpoint.load(folder).shared, WHOLE)
+
+
+@pytest.mark.parametrize("way", ["no memory", "no copy", "at once", "private", "shared"])
+def test_a_rank_that_fails_alone_does_not_keep_others_waiting_for_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    folder = tmp_path / "00000001.g1"
+    monkeypatch.setattr(wholes, "_BATCH", 1)  # so that there is something to swap afterwards
+    real = wholes.Wholes._rows
+
+    def rows(self: wholes.Wholes, number: int, own: wholes.Own) -> torch.Tensor:
+        if self._rank and own and way in ("no memory", "no copy", "at once"):
+            raise MemoryError
+        return real(self, number, own)
+
+    monkeypatch.setattr(wholes.Wholes, "_rows", rows)
+
+    def work(rank: int, exchange: checkpoint.Exchange) -> str:
+        how: dict[str, Any] = {"rank": rank, "world": 2, "swap": swapping(rank, exchange)}
+        shared, image = in_parts(rank, 2), Image()
+        private: dict[str, Any] = {}
+        if rank:
+            shared |= {"odd": object()} if way == "shared" else {}
+            private |= {"odd": object()} if way == "private" else {}
+            image = Image(lambda: 0) if way == "no copy" else image
+        try:
+            if way == "at once":
+                checkpoint.save(folder, shared, private, image=image, exchange=exchange, **how)
+            else:
+                checkpoint.begin(folder, shared, private, image=image, **how).result()
+        except (CheckpointFailed, tree.StateError) as error:
+            return str(error)
+        return ""
+
+    first, second = ranks(2, work)
+    expected = "object cannot be saved" if way in ("private", "shared") else "MemoryError"
+    assert "rank 1: " in first and expected in first and expected in second
+
+
+@pytest.mark.parametrize("room", [memory.available, lambda: 0])
+def test_of_what_lies_on_an_accelerator_one_batch_at_a_time_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: Callable[[], int]
+) -> None:
+    monkeypatch.setattr(wholes, "_BATCH", 1)
+    fetched: list[int] = []
+    most: list[int] = []
+    real = tree.data
+
+    def data(source: Any) -> memoryview:
+        fetched.append(0)
+        return real(source)
+
+    def swap(pieces: Any, _: Any) -> Any:
+        most.append(len(fetched))
+        fetched.clear()
+        return pieces
+
+    monkeypatch.setattr(wholes, "data", data)
+    whole = {n: checkpoint.Sharded(torch.ones(4), (4,), 0) for n in "abc"}
+    checkpoint.save(tmp_path / "1.g1", whole, swap=swap, image=Image(room))
+    checkpoint.begin(tmp_path / "2.g1", whole, swap=swap, image=Image(room)).result()
+    assert most == ([1] * 6 if room() == 0 else [0] * 6)  # there is a copy already

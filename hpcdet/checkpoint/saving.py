@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcdet.checkpoint import committing, outline, remove, reports, shard, wholes
+from hpcdet.checkpoint import committing, outline, remove, reports, tree, wholes, writing
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint.committing import CheckpointFailed
 from hpcdet.checkpoint.frozen import Frozen
-from hpcdet.checkpoint.image import Filled, Image, NoRoom
-from hpcdet.checkpoint.outline import Content, File, Part, Report, digests_of
+from hpcdet.checkpoint.image import Image
+from hpcdet.checkpoint.outline import Content, Part, Report
 from hpcdet.checkpoint.reports import PATIENCE_S
-from hpcdet.checkpoint.shard import Shard, Written
 from hpcdet.checkpoint.task import Task
 from hpcdet.checkpoint.tree import StateError
-from hpcdet.checkpoint.wholes import Swap, Wholes
+from hpcdet.checkpoint.wholes import Own, Swap, Wholes
 from hpcdet.store import files
 
 Exchange = Callable[[Any], list[Any]]
 """Gives a plain JSON value to all ranks and returns everyone's, in order of rank."""
 
 _NONE: frozenset[str] = frozenset()
-_FileOf = tuple[File, Sequence[Any], Image, Callable[[Shard, Path], bool] | None]
 
 
 @dataclass(frozen=True)
@@ -98,15 +95,17 @@ def save(
     report: Report = {}
     content: Content = _nothing
     part: Part | None = None
+    own: Own = {}
     try:
-        _refuse(taken)
+        writing.refuse(taken)
         part = outline.take_apart(shared, private, rank, world, frozen.names if frozen else _NONE)
         content = part.shared
         files.make_folder(folder)
-        report = _written_at_once(folder, part, Image() if image is None else image, frozen)
+        memory = Image() if image is None else image
+        report, own = writing.at_once(folder, part, memory, frozen)
     except Exception as error:  # the others must not wait for a rank that has failed
         failure, report = error, {"error": _say(error)}
-    everyone = _with_wholes(exchange(report), part, swap, exchange)
+    everyone = _with_wholes(exchange(report), part, own, swap, exchange)
     commit: dict[str, Any] = {}
     if rank == 0:
         try:
@@ -125,7 +124,7 @@ def save(
 
 
 def _with_wholes(
-    everyone: list[Report], part: Part | None, swap: Swap, exchange: Exchange
+    everyone: list[Report], part: Part | None, own: Own, swap: Swap, exchange: Exchange
 ) -> list[Report]:
     """Everyone's reports, and in them the digests of tensors that lie in parts.
 
@@ -136,17 +135,15 @@ def _with_wholes(
     good = all("error" not in one and one["structure"] == first for one in everyone)
     if part is None or not good or not everyone[0]["parts"]:
         return everyone
-    own: dict[str, memoryview] = {}
-    for file, sources in zip(part.files, part.sources, strict=True):
-        own |= wholes.in_place([extent.leaf for extent in file.plan.extents], sources)
-    found = exchange(_wholes(part, swap).digests(own))
-    pairs = zip(everyone, found, strict=True)
-    return [{**one, "shared": {**one["shared"], **more}} for one, more in pairs]
-
-
-def _wholes(part: Part, swap: Swap) -> Wholes:
-    of = part.outline
-    return Wholes(of.leaves, of.rank, of.world, swap)
+    more: Report
+    try:
+        more = {"shared": writing.parts_of(part, swap).digests(own)}
+    except Exception as error:
+        more = {"error": _say(error)}
+    return [
+        {**one, **more, "shared": {**one["shared"], **more.get("shared", {})}}
+        for one, more in zip(everyone, exchange(more), strict=True)
+    ]
 
 
 def _nothing(_: Callable[[str], str]) -> bytes:
@@ -154,60 +151,9 @@ def _nothing(_: Callable[[str], str]) -> bytes:
     return b""
 
 
-def _refuse(taken: bool) -> None:
-    if taken:
-        raise FileExistsError("a checkpoint of this name exists")
-
-
 def _failed(folder: Path, what: str) -> CheckpointFailed:
     hint = "the checkpoints before it are kept"
     return CheckpointFailed(what, where=str(folder), hint=hint)
-
-
-def _written_at_once(folder: Path, part: Part, image: Image, frozen: Frozen | None) -> Report:
-    """Write this rank's files while its state is being copied."""
-    written = []
-    for file, sources, memory, link in _files(part, image, frozen):
-        try:
-            memory.arrange(file.plan)
-        except NoRoom:
-            written.append(shard.write(folder, file.name, sources, file.plan))
-            continue
-        filled = Filled()
-        persist = partial(shard.persist, folder, file.name, memory, filled, file.plan, link)
-        writing = Task(persist, "checkpoint")
-        try:
-            memory.fill(sources, filled)
-        finally:
-            writing.wait()
-        written.append(writing.result())
-    return _reported(folder, part, written, {}, frozen)
-
-
-def _files(part: Part, image: Image, frozen: Frozen | None) -> Iterator[_FileOf]:
-    """A rank's files, with what is in each, memory for it, and what may link it."""
-    if len(part.files) == 1:
-        image.release_second()
-        memories: tuple[Image, ...] = (image,)
-    else:
-        memories = (image, image.second)
-    links = (None, frozen.link if frozen is not None else None)
-    yield from zip(part.files, part.sources, memories, links, strict=False)
-
-
-def _reported(
-    folder: Path,
-    part: Part,
-    written: Sequence[Written],
-    found: Mapping[str, str],
-    frozen: Frozen | None,
-) -> Report:
-    """What rank 0 is told of files that are there."""
-    if frozen is not None:
-        second = written[1].shard if len(written) > 1 else None
-        leaves = (part.outline.leaves[n] for file in part.files for n in file.chosen)
-        frozen.learn(folder, second, leaves, digests_of(written))
-    return part.report(written, found)
 
 
 @dataclass(frozen=True)
@@ -288,9 +234,11 @@ def begin(
         with contextlib.suppress(OSError):
             files.make_folder(folder)
             reports.leave(folder, rank, world, {"error": _say(error)})
+        with contextlib.suppress(Exception):  # what others swap meanwhile
+            Wholes(tree.parts(shared, "shared"), rank, world, swap).digests({})
         raise
     content = part.shared
-    own, copied = _begun(folder, part, image, frozen, taken, swap)
+    own, copied = writing.begun(folder, part, image, frozen, swap, taken)
 
     blocked_s = time.monotonic() - start
 
@@ -322,65 +270,7 @@ def begin(
         committed(saved)
         return saved
 
-    return Saving(folder.name, copied, folder, Task(work, "checkpoint"))
-
-
-def _begun(
-    folder: Path, part: Part, image: Image, frozen: Frozen | None, taken: bool, swap: Swap
-) -> tuple[Callable[[], Report], bool]:
-    """What is left to be done once this rank's state may change again, and whether it was copied.
-
-    No more than the copy is done here: even to make the folder durable takes its time. Only where
-    there is no copy, tensors that lie in parts are hashed from where they lie. A rank that has
-    failed swaps with the others all the same: they do not know of it yet.
-    """
-    rest: list[Callable[[], Written]] = []
-    copied = True
-    split = _wholes(part, swap)
-    own: dict[str, memoryview] = {}
-    hash_now = False
-    try:
-        _refuse(taken)
-        for file, sources, memory, link in _files(part, image, frozen):
-            try:
-                memory.arrange(file.plan)
-            except NoRoom:
-                files.make_folder(folder)
-                written = shard.write(folder, file.name, sources, file.plan)
-                rest.append(partial(_same, written))
-                rows = wholes.in_place([extent.leaf for extent in file.plan.extents], sources)
-                own |= rows
-                hash_now = hash_now or bool(rows)
-                copied = False
-                continue
-            filled = Filled()
-            memory.fill(sources, filled)
-            own |= wholes.in_file(file.plan, memory.take)
-            rest.append(partial(shard.persist, folder, file.name, memory, filled, file.plan, link))
-    except Exception as error:  # rank 0 waits for a word of all
-        return partial(_fail, split, error), True
-    now = split.digests(own) if hash_now else None
-    plain = part.without_data()
-
-    def write() -> Report:
-        hashing = Task(lambda: split.digests(own) if now is None else now, "checkpoint parts")
-        try:
-            files.make_folder(folder)
-            written = [each() for each in rest]
-        finally:
-            hashing.wait()
-        return _reported(folder, plain, written, hashing.result(), frozen)
-
-    return write, copied
-
-
-def _same(written: Written) -> Written:
-    return written
-
-
-def _fail(split: Wholes, error: Exception) -> Report:
-    split.digests({})
-    raise error
+    return Saving(folder.name, copied, folder, Task(work, "checkpoint", or_here=True))
 
 
 def _say(error: Exception) -> str:

@@ -132,7 +132,7 @@ def persist(
     Raises:
         OSError: the disk is full or fails; nothing is left behind.
     """
-    hashing = Task(lambda: _digests(image, filled, plan), "checkpoint digests")
+    hashing = Task(lambda: _digests(image, filled, plan), "checkpoint digests", or_here=True)
     last = plan.table[0] // PAGE * PAGE
     digests: list[str] = []
 

@@ -135,6 +135,13 @@ def encode(tree: Any, name: str) -> Encoded:
     return Encoded(skeleton, tuple(encoder.leaves))
 
 
+def parts(tree: Any, name: str) -> tuple[Leaf, ...]:
+    """The leaves that lie in parts, of a tree that may hold what cannot be saved."""
+    encoder = _Lenient()
+    encoder.value(tree, name)
+    return tuple(leaf for leaf in encoder.leaves if leaf.part)
+
+
 class _Encoder:
     def __init__(self) -> None:
         self.leaves: list[Leaf] = []
@@ -227,6 +234,22 @@ class _Encoder:
     def numpy(self, value: Any, path: str, kind: str) -> str:
         self.leaves.append(Leaf(path, kind, value.dtype.str, value.shape, value.nbytes, value))
         return path
+
+
+class _Lenient(_Encoder):
+    """Passes over what cannot be saved."""
+
+    def value(self, value: Any, path: str) -> Any:
+        try:
+            return super().value(value, path)
+        except StateError:
+            return None
+
+    def key(self, key: Any, path: str) -> Any:
+        try:
+            return super().key(key, path)
+        except StateError:
+            return None
 
 
 @functools.cache

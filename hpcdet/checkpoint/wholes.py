@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,22 +26,26 @@ Swap = Callable[[Sequence[torch.Tensor], Sequence[int]], Sequence[torch.Tensor]]
 """Gives each rank, in their order, a piece of bytes, and returns what all ranks had for this one;
 the sizes of that are given."""
 
+Own = Mapping[str, Callable[[], memoryview]]
+"""A rank's rows, by the names of their tensors; asked for when their batch is to travel, for what
+lies on an accelerator comes to main memory then."""
+
 
 def alone(pieces: Sequence[torch.Tensor], sizes: Sequence[int]) -> Sequence[torch.Tensor]:
     """The swap of a single rank."""
     return pieces
 
 
-def in_file(plan: Layout, take: Callable[[int, int], memoryview]) -> dict[str, memoryview]:
-    """This rank's rows in the image of its file, by the names of their tensors."""
+def in_file(plan: Layout, take: Callable[[int, int], memoryview]) -> Own:
+    """This rank's rows in the image of its file."""
     places = {each.leaf.name: each for each in plan.extents if each.leaf.part}
-    return {name: take(each.offset, each.end) for name, each in places.items()}
+    return {name: partial(take, each.offset, each.end) for name, each in places.items()}
 
 
-def in_place(leaves: Sequence[Leaf], sources: Sequence[Any]) -> dict[str, memoryview]:
-    """This rank's rows from where they lie, by the names of their tensors."""
-    pairs = zip(leaves, sources, strict=True)
-    return {leaf.name: data(source) for leaf, source in pairs if leaf.part}
+def in_place(plan: Layout, sources: Sequence[Any]) -> Own:
+    """This rank's rows from where they lie; the sources are those of the layout's leaves."""
+    pairs = zip(plan.extents, sources, strict=True)
+    return {each.leaf.name: partial(data, source) for each, source in pairs if each.leaf.part}
 
 
 class Wholes:
@@ -54,45 +59,75 @@ class Wholes:
         self._leaves = sorted((one for one in leaves if one.part), key=lambda one: one.name)
         self._rank = rank
         self._world = world
+        self._ranks = range(world)
         self._swap = swap
 
-    def digests(self, own: Mapping[str, memoryview]) -> dict[str, str]:
+    @property
+    def any(self) -> bool:
+        """Whether there are such tensors: if not, nothing is swapped."""
+        return bool(self._leaves)
+
+    def digests(self, own: Own) -> dict[str, str]:
         """Those of the tensors that this rank hashes, by name; all ranks call together.
 
+        A rank that fails on the way swaps zeros from then on, and raises at the end: the others
+        do not know of it yet, and would wait for it.
+
         Args:
-            own: this rank's rows. Of a rank that has failed they may be missing: the others need
-                not know yet, and what comes of it is of no use.
+            own: this rank's rows. Of a rank that has failed they may be missing: what comes of it
+                is of no use.
         """
         sizes = [self._row_bytes(leaf) * _shape(leaf)[0] for leaf in self._leaves]
         owners = _owners(sizes, self._world)
-        found = {}
+        found: dict[str, str] = {}
+        failure: Exception | None = None
         for numbers in _batches(sizes):
-            for number, parts in self._deliver(numbers, owners, own):
-                leaf = self._leaves[number]
-                total = begin_digest(leaf.kind, leaf.dtype, _shape(leaf))
-                for part in parts:
-                    total.update(part.numpy().data)
-                found[leaf.name] = str(total.hexdigest())
+            try:
+                outgoing = self._outgoing(numbers, owners, own)
+            except Exception as error:
+                failure, own = failure or error, {}
+                outgoing = self._outgoing(numbers, owners, own)
+            mine = [number for number in numbers if owners[number] == self._rank]
+            parts = [[self._size(number, source) for number in mine] for source in self._ranks]
+            received = self._swap(outgoing, [sum(each) for each in parts])
+            try:
+                found |= self._hashed(mine, received, parts)
+            except Exception as error:
+                failure, own = failure or error, {}
+        if failure is not None:
+            raise failure
         return found
 
-    def _deliver(
-        self, numbers: Sequence[int], owners: Sequence[int], own: Mapping[str, memoryview]
-    ) -> Iterator[tuple[int, list[torch.Tensor]]]:
-        """Each of these tensors that this rank hashes, as all ranks' parts of it, as bytes."""
-        ranks = range(self._world)
+    def _outgoing(
+        self, numbers: Sequence[int], owners: Sequence[int], own: Own
+    ) -> list[torch.Tensor]:
+        """For each rank this rank's rows of those of these tensors that it hashes, as bytes."""
         outgoing = []
-        for owner in ranks:
+        for owner in self._ranks:
             pieces = [self._rows(n, own) for n in numbers if owners[n] == owner]
             outgoing.append(torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8))
-        mine = [number for number in numbers if owners[number] == self._rank]
-        sizes = [[self._size(number, source) for number in mine] for source in ranks]
-        received = self._swap(outgoing, [sum(each) for each in sizes])
-        split = [torch.split(got, each) for got, each in zip(received, sizes, strict=True) if each]
-        for at, number in enumerate(mine):
-            yield number, [each[at] for each in split]
+        return outgoing
 
-    def _rows(self, number: int, own: Mapping[str, memoryview]) -> torch.Tensor:
-        found = own.get(self._leaves[number].name)
+    def _hashed(
+        self,
+        mine: Sequence[int],
+        received: Sequence[torch.Tensor],
+        sizes: Sequence[list[int]],
+    ) -> dict[str, str]:
+        """The digests of these tensors, of which each rank has sent rows of these sizes."""
+        split = [torch.split(got, each) for got, each in zip(received, sizes, strict=True) if each]
+        found = {}
+        for at, number in enumerate(mine):
+            leaf = self._leaves[number]
+            total = begin_digest(leaf.kind, leaf.dtype, _shape(leaf))
+            for parts in split:
+                total.update(parts[at].numpy().data)
+            found[leaf.name] = str(total.hexdigest())
+        return found
+
+    def _rows(self, number: int, own: Own) -> torch.Tensor:
+        asked = own.get(self._leaves[number].name)
+        found = asked() if asked is not None else None
         if found is None or not found.nbytes:
             return torch.zeros(self._size(number, self._rank), dtype=torch.uint8)
         return torch.frombuffer(found, dtype=torch.uint8)
