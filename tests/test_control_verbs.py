@@ -16,7 +16,7 @@ from hpcdet.control.controller import advance
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.jobs.launch import Allocation
 from hpcdet.read import gather
-from hpcdet.search import registry
+from hpcdet.search import api, codec, registry
 from hpcdet.store import chain, config, files, overrides
 from hpcdet.store.controls import in_force
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
@@ -28,6 +28,7 @@ from hpcdet.train.ranks import Ranks
 from hpcdet.train.session import Session
 from hpcdet.worker import claims
 from tests.builders import Builder
+from tests.commands import Cli, cli  # noqa: F401
 from tests.paper import Waves, World
 
 
@@ -388,6 +389,16 @@ def test_a_search_that_reached_its_target_says_so_and_goes_on_when_more_is_asked
     holder.close()
     later(world, holder := world.holder(), 1)
     assert holder.decided.state[0] != "COMPLETED" and sorted(holder.decided.open) == [2]
+    commands.ask(world.paths, "set", **{"searcher.max_length": {"batches": 200}})
+    later(world, holder, 1)  # the first trial had come to its end with the report that ended it
+    assert sorted(holder.decided.open) == [1, 2]
+    assert standing(world.paths.trial(1)).state == "runnable"
+    again = gather.gather(world.paths)
+    assert [extending.further(again, {"searcher.max_trials": n}) for n in (2, 3, 4)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_search_made_longer_again_and_again_is_compared_at_each_of_its_lengths(
@@ -442,3 +453,52 @@ def test_a_search_is_extended_from_where_it_is_now(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="until its last step"):
         extending.wanted(gather.gather(Builder(tmp_path / "two-2", **steps).paths), None, "20")
     assert changing.changes(["max_trials=8"]) == {"searcher.max_trials": 8}
+
+
+@pytest.mark.parametrize("name", ["single", "pbt"])
+def test_a_search_whose_only_trials_a_policy_has_stopped_is_not_made_longer(
+    tmp_path: Path, name: str
+) -> None:
+    stopping = {"stopping": {"target": {"value": 0.1}}, "stopping_version": 2}
+    searcher = {"name": name, "max_length": {"batches": 100}, **stopping}
+    built = Builder(tmp_path / "digits-7f3a", searcher=searcher)
+
+    def asked() -> dict[str, Any]:
+        return extending.wanted(gather.gather(built.paths), None, "200")
+
+    assert asked() == {"searcher.max_length": {"batches": 200}}
+    built.decide("action", action=codec.encode_action(api.Shutdown(why="target: reached")))
+    with pytest.raises(UsageError, match=f"by {name} makes no others .target: reached"):
+        asked()
+    built.decide("event", event=codec.encode_event(api.SegmentEnd(1, "target")))
+    if name == "single":
+        assert asked() == {"searcher.max_length": {"batches": 200}}
+
+
+def test_a_search_that_had_nothing_more_to_do_is_not_reopened_by_a_limit_that_it_had(
+    cli: Cli,  # noqa: F811
+) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    built.close("COMPLETED")
+    now = gather.gather(built.paths).config.searcher.max_trials
+    for fewer in (now, now - 1):
+        for verb in (("set",), ("resume", "--set")):
+            said = cli(verb[0], built.paths.id, *verb[1:], f"max_trials={fewer}", code=2).err
+            assert "COMPLETED" in said
+    assert not built.paths.reopening.exists()
+    cli("set", built.paths.id, f"max_trials={now + 1}", "-n")
+
+
+def test_a_search_is_forked_from_before_a_former_rule_had_ended_it(tmp_path: Path) -> None:
+    stopping = {"stopping": {"target": {"value": 0.1}}, "stopping_version": 1}
+    built = Builder(tmp_path / "digits-7f3a", searcher={"name": "random", **stopping})
+    for n in (1, 2, 3):
+        create = api.Create(n, {}, n, None)
+        built.decide("action", action=codec.encode_action(create))
+    built.decide("action", action=codec.encode_action(api.Shutdown(why="target: reached")))
+    gathered = gather.gather(built.paths)
+    more = extending.wanted(gathered, 4, None, trials=2)
+    extending.possible(gathered, more, trials=2)
+    for trials in (None, 3):
+        with pytest.raises(UsageError, match="stays ended, as its version"):
+            extending.possible(gathered, more, trials)

@@ -71,6 +71,10 @@ def test_what_is_no_finite_number_is_worst(metric: Any) -> None:
         (policies.Plateau(3, 0.01), [1, 0.5, 0.4, 0.3], 0),
         (policies.NaN(), [1, math.nan], 2),
         (policies.NaN(2), [math.nan, 1, math.nan, "x"], 4),
+        (policies.NaN(2), [math.nan, None, None, math.nan], 4),
+        (policies.NaN(2, absent=True), [math.nan, None], 2),
+        (policies.Threshold(upper=5), [4, None, 6], 3),
+        (policies.Divergence(3), [None, 1.0, None, 0.5, 2.5], 5),
         (policies.Divergence(3), [1.0, 0.5, 0.9, 2.5], 4),
         (policies.Divergence(3, reports=2), [1.0, 0.5, 2.5, 0.5, 2.5, 2.6], 6),
         (policies.Divergence(3), [1.0, 1.0, 3.9], 0),
@@ -232,6 +236,45 @@ def test_what_ended_a_search_does_not_end_it_at_once_again_when_more_is_asked_fo
     assert next((trial for trial in (4, 5) if ends(trial, 0.1, 20)), 0) == again
 
 
+def test_a_trial_that_had_come_to_its_end_when_a_target_ended_the_search_can_be_made_longer() -> (
+    None
+):
+    run = Run(searcher(("target", endings.Target(0.1)), most=3, at_once=3))
+    run.report(1, 100, 0.5)
+    run.report(2, 100, 0.1)
+    assert run.report(3, 90, 0.2) == run.report(3, 100, 0.2) == []
+    assert [run.give(SegmentEnd(n, "target")) for n in (2, 3)] == [[], []]
+    actions = run.give(Limits(3, 3, longer := Length("batches", 200)))
+    assert [(a.trial, a.until) for a in actions if isinstance(a, Continue)] == [
+        (2, longer),
+        (3, longer),
+    ]
+    assert len(actions) == 2 and run.report(3, 150, 0.01) == []
+    assert run.give(SegmentEnd(1, "stopped")) == run.give(SegmentEnd(2, "target")) == []
+    assert run.give(SegmentEnd(3, "target")) == [Shutdown()]
+
+
+def test_where_nobody_is_left_to_go_on_a_search_stays_ended_by_what_ended_it() -> None:
+    run = Run(searcher(("target", endings.Target(0.1)), most=1))
+    [stop, end] = run.report(1, 50, 0.1)
+    assert isinstance(stop, Stop) and run.give(SegmentEnd(1, "stopped")) == []
+    assert run.give(Limits(1, 2, Length("batches", 200))) == [end]
+    [made] = run.give(Limits(2, 2, Length("batches", 200)))
+    assert isinstance(made, Create) and made.until == Length("batches", 200)
+
+
+def test_what_rungs_did_not_hear_before_a_search_was_reopened_they_hear_then() -> None:
+    run = Run(halving(("target", endings.Target(0.1)), trials=4))
+    for trial, value in ((1, 0.1), (2, 0.5)):
+        run.report(trial, 1, value)
+    assert (
+        run.report(2, 4, 0.4) == run.report(2, 16, 0.3) == run.give(SegmentEnd(2, "target")) == []
+    )
+    [longer, *others] = run.give(Limits(4, 4, Length("batches", 64)))
+    assert isinstance(longer, Continue) and (longer.trial, others) == (2, [])
+    assert longer.why.startswith("rung 3 of 4 (16 batches)")
+
+
 def test_a_search_by_rungs_knows_what_ended_it_when_it_goes_on() -> None:
     target = ("target", endings.Target(0.1))
     run = Run(halving(target, trials=4))
@@ -260,8 +303,8 @@ def test_what_a_trial_inherits_was_trained_once() -> None:
     assert total(3, 650) == 650
     policy.inherit(state, 4, Parent(1, None, "origin"), "batches")  # nobody knows how far that is
     assert (total(4, 300), total(4, 350)) == (650, 700)
-    policy.inherit(state, 5, Parent(1, Length("batches", 500)), "batches")  # it was gone
-    assert total(5, 100) == 800
+    policy.inherit(state, 5, Parent(1, Length("batches", 500)), "batches")
+    assert (total(5, 450), total(5, 500)) == (700, 750)  # from an older one, nobody knows which
 
 
 class Copies(Random):
@@ -283,6 +326,8 @@ def test_searches_of_former_versions_are_judged_by_their_rules(rules: int, total
     run.report(2, 600, 1.0)
     assert run.state["policies"][1]["total"] == total
     assert bool(run.report(2, 700, math.inf)) is (rules > 1)
+    [(_, nan)] = stopping.chosen({"nan": {}}, True, rules)
+    assert first(judged(nan, [1.0, None])) == (2 if rules == 1 else 0)
     assert ("asked" in run.state) is (rules > 1)
     assert (run.method.version == method.version) is (rules == 1)
     asked = {"name": "random", "metric": "loss", "max_trials": 2, "stopping": {"nan": {}}}
@@ -302,7 +347,7 @@ class Pauses(Random):
 def test_what_the_searcher_wants_of_an_ended_trial_is_dropped_and_nothing_else() -> None:
     method = Pauses(Independent(Space({"lr": 0.1}), 1), 1, Length("batches", 9), 2, 1)
     run = Run(Supervised(method, [("nan", policies.NaN())], "loss"))
-    stop, create, *rest = run.report(1, 10, None)
+    stop, create, *rest = run.report(1, 10, math.nan)
     assert isinstance(stop, Stop) and isinstance(create, Create) and create.trial == 9
     assert not any(isinstance(action, Pause) for action in rest)
 

@@ -78,16 +78,16 @@ def resume_command(
     asked = changing.changes([*sets, *([f"resources.walltime_s={time}"] if time else [])])
 
     def look(found: find.Reference, gathered: gather.Gathered) -> Wish:
-        further = extending.wanted(gathered, more_trials, longer)
-        wanted = {**asked, **further}
-        goes_on = not overrides.FURTHER.isdisjoint(wanted)
-        if goes_on and found.trial:
+        wanted = {**asked, **extending.wanted(gathered, more_trials, longer)}
+        of_search = not overrides.FURTHER.isdisjoint(wanted)
+        goes_on = extending.further(gathered, wanted)
+        if of_search and found.trial:
             raise UsageError("a search as a whole goes on further", where=str(found))
         extending.possible(gathered, wanted)
         state = _may_resume(found, gathered, bool(from_), goes_on)
         if state in ("RUNNING", "PENDING"):
             if wanted or from_:
-                hint = f"hpcdet set {found} ..." if goes_on else f"hpcdet pause {found} --wait"
+                hint = f"hpcdet set {found} ..." if of_search else f"hpcdet pause {found} --wait"
                 raise wrong_state("resume", found, f"{state}, not paused", hint)
             if found.trial:
                 return Wish(done=f"{state} already")

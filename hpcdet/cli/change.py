@@ -17,7 +17,6 @@ from hpcdet.config import changing
 from hpcdet.control import commands
 from hpcdet.errors import HpcdetError, UsageError
 from hpcdet.read import find, gather
-from hpcdet.store import overrides
 from hpcdet.store.layout import ExperimentPaths
 
 
@@ -55,7 +54,7 @@ def set_command(
         further = extending.wanted(gathered, more_trials, longer)
         changed = {**wanted, **further}
         extending.possible(gathered, changed)
-        goes_on = not overrides.FURTHER.isdisjoint(changed)
+        goes_on = extending.further(gathered, changed)
         can_run(gathered, changed)
         said = " ".join(f"{key}={value}" for key, value in changed.items())
         if dry_run:

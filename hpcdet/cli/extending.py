@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import click
@@ -25,6 +25,8 @@ _NO_MORE = {
     "pb2": (_POPULATION, _LARGER),
 }
 """Why a search makes no more trials, and what can be done instead."""
+_ALL_BEGUN = ("single", "pbt", "pb2")
+"""Searches with nobody left to train longer once a policy has stopped those that there are."""
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,8 +45,10 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     return more(longer(command))
 
 
-def wanted(gathered: Gathered, more_trials: int | None, longer: str | None) -> dict[str, Any]:
-    """The changes of the config that they mean for one experiment.
+def wanted(
+    gathered: Gathered, more_trials: int | None, longer: str | None, trials: int | None = None
+) -> dict[str, Any]:
+    """The changes of the config that they mean for one experiment; ``trials`` as ``possible``.
 
     Raises:
         UsageError: its search cannot go on further in this way.
@@ -53,9 +57,9 @@ def wanted(gathered: Gathered, more_trials: int | None, longer: str | None) -> d
     found: dict[str, Any] = {}
     if more_trials:
         found[overrides.MAX_TRIALS] = now.max_trials + more_trials
-        possible(gathered, found)
+        possible(gathered, found, trials)
     if longer:
-        possible(gathered, (overrides.MAX_LENGTH,))
+        possible(gathered, (overrides.MAX_LENGTH,), trials)
         match = re.fullmatch(r"(\d+)\s*([a-z]*)", longer.strip())
         if now.max_length is None:
             raise UsageError(
@@ -80,14 +84,26 @@ def wanted(gathered: Gathered, more_trials: int | None, longer: str | None) -> d
     return found
 
 
-def possible(gathered: Gathered, changed: Collection[str]) -> None:
+def further(gathered: Gathered, changed: Mapping[str, Any]) -> bool:
+    """Whether changes (dotted key to value) ask for more trials, or longer ones, than until now."""
+    config = changes.effective(gathered)
+    now, then = config.searcher, overrides.lay(config, changed).searcher
+    if now.max_length is None or then.max_length is None:
+        return then.max_trials > now.max_trials
+    return then.max_trials > now.max_trials or then.max_length.value > now.max_length.value
+
+
+def possible(gathered: Gathered, changed: Collection[str], trials: int | None = None) -> None:
     """Check that the search can go on further by the keys (dotted) that are to change.
+
+    Args:
+        trials: as the search was before it made more than these; None: as it is now.
 
     Raises:
         UsageError: it would hear of them and do nothing.
     """
     now = changes.effective(gathered).searcher
-    name, why = now.name, _last_words(gathered)
+    name, why = now.name, _last_words(gathered, trials)
     ended_by = why.partition(":")[0] in now.stopping
     if now.stopping_version == 1 and ended_by and not overrides.FURTHER.isdisjoint(changed):
         raise UsageError(
@@ -99,6 +115,13 @@ def possible(gathered: Gathered, changed: Collection[str]) -> None:
         why, hint = _NO_MORE[name]
         what = f"a search by {name} has no more trials: {why}"
         raise UsageError(what, where=gathered.id, hint=hint)
+    full = name == "single" and _trained_in_full(gathered)
+    if overrides.MAX_LENGTH in changed and ended_by and name in _ALL_BEGUN and not full:
+        raise UsageError(
+            f"a policy has stopped its trials, and a search by {name} makes no others ({why})",
+            where=gathered.id,
+            hint=f"submit anew; searcher.begin_from goes on from a checkpoint of {gathered.id}",
+        )
     if overrides.MAX_LENGTH in changed and name == "schedule":
         raise UsageError(
             "a schedule trains until its last step",
@@ -108,10 +131,21 @@ def possible(gathered: Gathered, changed: Collection[str]) -> None:
         )
 
 
-def _last_words(gathered: Gathered) -> str:
-    """Why the search is over; "" if it is not, or nobody said so."""
-    for line in reversed(gathered.decisions):
+def _last_words(gathered: Gathered, trials: int | None) -> str:
+    """Why the search is over; "" if it is not, or nobody said so. ``trials`` as ``possible``."""
+    why, made = "", 0
+    for line in gathered.decisions:
         kind = line["action"]["kind"] if line["kind"] == "action" else ""
+        made += kind == "create"
+        if trials is not None and made > trials:
+            return why
         if kind in ("create", "continue", "shutdown"):
-            return str(line["action"].get("why", "")) if kind == "shutdown" else ""
-    return ""
+            why = str(line["action"].get("why", "")) if kind == "shutdown" else ""
+    return why
+
+
+def _trained_in_full(gathered: Gathered) -> bool:
+    """Whether the trial that ended last has reached the length asked for."""
+    events = (line["event"] for line in reversed(gathered.decisions) if line["kind"] == "event")
+    last = next((event for event in events if event["kind"] == "segment_end"), None)
+    return last is not None and bool(last["reason"] == "target")

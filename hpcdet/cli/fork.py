@@ -67,8 +67,9 @@ def fork_command(
     """
     source = find.experiment(id, settings().root)
     gathered = gather.gather(source)
-    changes = {**changing.changes(sets), **extending.wanted(gathered, more_trials, longer)}
-    extending.possible(gathered, changes)
+    further = extending.wanted(gathered, more_trials, longer, trials)
+    changes = {**changing.changes(sets), **further}
+    extending.possible(gathered, changes, trials)
     can_run(gathered, changes)
     made = fork.fork(source, changes, trials, name, dry_run)
     if not dry_run:

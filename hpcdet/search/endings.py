@@ -94,7 +94,7 @@ class TotalLength:
         if before is None:
             before = seen.length
         elif seen.length < before:
-            before = 0  # its parent's checkpoint was gone: it began from nothing, or further back
+            before = seen.length  # it began further back than asked for, and nobody knows where
         state["of"][seen.trial] = seen.length
         state["total"] += seen.length - before
         used = state["total"]

@@ -97,7 +97,8 @@ class Threshold:
     """Ends a trial whose metric is below ``lower`` or above ``upper`` after ``warmup``.
 
     Attributes:
-        finite: a metric that is no finite number violates any bound, too.
+        finite: a metric that is no finite number violates any bound, too. A report without the
+            metric does not: it is about something else.
     """
 
     lower: float = -math.inf
@@ -110,7 +111,7 @@ class Threshold:
         return {}
 
     def judge(self, state: State, seen: Seen) -> str:
-        if seen.length < self.warmup:
+        if seen.length < self.warmup or seen.metric is None:
             return ""
         if seen.loss == WORST:
             return f"the metric is {seen.metric!r}" if self.finite else ""
@@ -262,15 +263,22 @@ class Time:
 
 @dataclass(frozen=True)
 class NaN:
-    """Ends a trial whose metric was no finite number in so many reports in a row."""
+    """Ends a trial whose metric was no finite number in so many reports in a row.
+
+    Attributes:
+        absent: reports without the metric count, too; else they are passed over.
+    """
 
     reports: int = 1
+    absent: bool = False
     scope: Scope = "trial"
 
     def initial(self) -> State:
         return {}
 
     def judge(self, state: State, seen: Seen) -> str:
+        if seen.metric is None and not self.absent:
+            return ""
         if seen.loss != WORST:
             state.pop(seen.trial, None)
             return ""
@@ -289,6 +297,7 @@ class Divergence:
 
     Attributes:
         finite: a metric that is no finite number is far, too, also before there is a best.
+            Reports without the metric are passed over.
     """
 
     factor: float = 3.0
@@ -300,6 +309,8 @@ class Divergence:
         return {}
 
     def judge(self, state: State, seen: Seen) -> str:
+        if seen.metric is None:
+            return ""
         first, best, bad = state.get(seen.trial, (seen.loss, seen.loss, 0))
         if seen.loss == WORST:
             if not self.finite:

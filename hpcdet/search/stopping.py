@@ -26,8 +26,9 @@ WITHOUT_METRIC = frozenset({"cost", "time", "total_length"})
 NEWEST = 2
 """``searcher.stopping_version`` of new experiments.
 
-In those of version 1 what is not finite passes ``threshold`` and ``divergence``, ``total_length``
-counts what trials inherited, and a search that a policy has ended stays ended.
+In those of version 1 what is not finite passes ``threshold`` and ``divergence``, a report without
+the metric counts for ``nan``, ``total_length`` counts what trials inherited, and a search that a
+policy has ended stays ended.
 """
 
 _POLICIES: dict[str, Callable[..., Policy]] = {
@@ -59,6 +60,8 @@ def chosen(
                 given["value"] = -given["value"]
             if name in ("threshold", "divergence"):
                 given["finite"] = version > 1
+            if name == "nan":
+                given["absent"] = version == 1
             found.append((name, make(**given)))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -28,6 +29,9 @@ from hpcdet.search.policies import Policy, Seen, loss
 from hpcdet.search.stopping import NEWEST, WITHOUT_METRIC
 from hpcdet.store.parents import Parent
 
+_DECIDES = 2
+"""Raised when what is decided by the newest rules is."""
+
 
 @dataclass(frozen=True)
 class Supervised:
@@ -39,7 +43,9 @@ class Supervised:
     Before a policy ends anything by a metric that nobody has ever reported, the user is asked.
 
     When the user then asks for more trials, or longer ones, the search goes on: the searcher hears
-    the report that ended it, that all trials of that time were stopped, and then of the limits.
+    the report that ended it, what its trials reported and how they ended meanwhile (those that
+    have not, as stopped), and then of the limits. If it wants no trial even so, the search stays
+    ended by that policy.
 
     A trial that breaks a hard constraint ends before anybody sees the report that says so.
 
@@ -66,7 +72,7 @@ class Supervised:
     @property
     def version(self) -> int:
         """Of the searcher and of the rules: states by the first rules are the searcher's own."""
-        return self.method.version + 100 * (self.rules - 1)
+        return self.method.version + (100 * _DECIDES if self.rules > 1 else 0)
 
     def initial(self) -> State:
         """``over``: a policy has ended the search; ``end`` says how, if it may be taken back."""
@@ -85,13 +91,19 @@ class Supervised:
     def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
         """Nothing is heard of trials that a policy ended, nor after it ended the search."""
         match event:
-            case Report(trial=trial) if state["over"] or str(trial) in state["ended"]:
+            case Report() if state["over"]:
+                self._keep(state, event)
+                return state, []
+            case Report(trial=trial) if str(trial) in state["ended"]:
                 return state, []
             case Report():
                 return state, self._report(state, event)
             case SegmentEnd(trial=trial):
                 state["open"].pop(str(trial), None)
-                if state["over"] or state["ended"].pop(str(trial), False):
+                if state["over"]:
+                    self._keep(state, event)
+                    return state, []
+                if state["ended"].pop(str(trial), False):
                     return state, []
             case Limits():
                 further = "asked" in state and _further(_extent(event), state["asked"])
@@ -135,7 +147,8 @@ class Supervised:
             state["over"] = True
             if "end" in state:
                 gone = [int(trial) for trial in state["open"]]
-                state["end"] = {"by": by, "gone": gone, "report": codec.encode_event(report)}
+                told = [codec.encode_event(report)]
+                state["end"] = {"by": by, "gone": gone, "told": told, "why": ends["search"]}
             stops = [Stop(int(trial), ends["search"]) for trial in state["open"]]
             return [*stops, Shutdown(why=ends["search"])]
         actions = [*self._tell(state, report), *asks]
@@ -145,25 +158,50 @@ class Supervised:
         ended = self._end(state, report.trial, "stopped")
         return [Stop(report.trial, ends["trial"]), *others, *ended]
 
+    def _keep(self, state: State, event: Report | SegmentEnd) -> None:
+        """What becomes of a trial after a policy has ended the search, which may be taken back."""
+        end = state.get("end")
+        if end is None or event.trial not in end["gone"]:
+            return
+        goals = self.goals if isinstance(event, Report) else None
+        if goals is not None and goals.broken(event.metrics, event.length.value):
+            event = SegmentEnd(event.trial, "violated")
+        end["told"].append(codec.encode_event(event))
+
     def _reopen(self, state: State, limits: Limits) -> list[Action]:
         """More is asked for than the search was to do when a policy ended it."""
+        before = copy.deepcopy(state)
         end, state["over"], state["end"] = state["end"], False, None
         for place in end["by"]:
             policy = self.policies[place][1]
             if isinstance(policy, Ending):
                 policy.renew(state["policies"][place])
-        leaving = [trial for trial in end["gone"] if str(trial) in state["open"]]
-        report = codec.decode_event(end["report"])
-        told = [report] if report is not None else []
-        told += [SegmentEnd(trial, "stopped") for trial in end["gone"]]
-        meanwhile = [action for event in told for action in self._tell(state, event)]
-        for trial in end["gone"]:
+        leaving = {str(trial): True for trial in end["gone"] if str(trial) in state["open"]}
+        told = [event for line in end["told"] if (event := codec.decode_event(line)) is not None]
+        ends: dict[int, str] = {}
+        for event in told:
+            if isinstance(event, SegmentEnd):
+                ends.setdefault(event.trial, event.reason)
+        told += [SegmentEnd(trial, "stopped") for trial in end["gone"] if trial not in ends]
+        stopped = [t for t in end["gone"] if ends.get(t, "stopped") in ("stopped", "violated")]
+        meanwhile = list[Action]()
+        for event in told:
+            if isinstance(event, SegmentEnd):  # what was wanted of it before came to nothing
+                meanwhile = [a for a in meanwhile if not _concerns(a, event.trial)]
+                state["open"].pop(str(event.trial), None)
+            meanwhile += self._tell(state, event)
+        meanwhile = [a for a in meanwhile if not any(_concerns(a, t) for t in stopped)]
+        for trial in stopped:
             state["open"].pop(str(trial), None)
-        state["ended"] |= {str(trial): True for trial in leaving}
+        state["ended"] |= leaving
         then = self._tell(state, limits)
+        if not any(isinstance(action, Create | Continue) for action in meanwhile + then):
+            state.clear()
+            state.update(before)
+            return [Shutdown(why=end["why"])]
         if any(isinstance(action, Create | Continue) for action in then):
             meanwhile = [action for action in meanwhile if not isinstance(action, Shutdown)]
-        return [a for a in meanwhile if not any(_concerns(a, t) for t in end["gone"])] + then
+        return meanwhile + then
 
     def _end(
         self, state: State, trial: int, reason: Literal["stopped", "violated"]
