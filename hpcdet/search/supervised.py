@@ -163,10 +163,11 @@ class Supervised:
         end = state.get("end")
         if end is None or event.trial not in end["gone"]:
             return
-        goals = self.goals if isinstance(event, Report) else None
-        if goals is not None and goals.broken(event.metrics, event.length.value):
-            event = SegmentEnd(event.trial, "violated")
-        end["told"].append(codec.encode_event(event))
+        kept: Event = event
+        if self.goals is not None and isinstance(event, Report):
+            broken = self.goals.broken(event.metrics, event.length.value)
+            kept = SegmentEnd(event.trial, "violated") if broken else event
+        end["told"].append(codec.encode_event(kept))
 
     def _reopen(self, state: State, limits: Limits) -> list[Action]:
         """More is asked for than the search was to do when a policy ended it."""
