@@ -21,7 +21,7 @@ from typing import Any, Literal, cast
 from hpcdet.goals import EVER, Goals, Objective
 from hpcdet.rungs import Bracket
 from hpcdet.search import books as book
-from hpcdet.search import detours, doubts, places, ranking
+from hpcdet.search import changes, detours, doubts, places, ranking
 from hpcdet.search.api import (
     Action,
     Continue,
@@ -118,7 +118,8 @@ class Halving:
             case SegmentEnd(trial=trial) if trial in known:
                 self._end(state, event, actions)
             case Limits():
-                self._change(state, event, actions)
+                heighten = None if self.time_metric else functools.partial(self._heighten, state)
+                actions += changes.take(state, event, self.brackets, self.divisor, heighten)
             case _:
                 return state, []
         self._fill(state, actions)
@@ -228,7 +229,7 @@ class Halving:
         elif status == LEAVING:
             state["leaving"] -= 1
             if end.reason == "target" and rung == len(books["rungs"]) - 1:
-                self._rest(state, books, rung - 1, trial)
+                changes.rest(state, books, rung - 1, trial)
                 return
         else:
             ranking.remove(books["waiting"][rung - 1], trial)
@@ -352,48 +353,9 @@ class Halving:
                 actions += doubts.short(state, books, trial, self._unit)
         self._close(state, trial, good=True)
 
-    # -- what users change -------------------------------------------------------------------
-
-    def _change(self, state: State, limits: Limits, actions: list[Action]) -> None:
-        """Trials in the same proportions, places, and a rung above the highest.
-
-        With fewer of them nothing that there is goes.
-        """
-        brackets: list[Books] = state["brackets"]
-        state["over"] = False
-        if limits.max_trials != sum(books["trials"] for books in brackets):
-            book.share_trials(brackets, limits.max_trials, self.brackets)
-        if limits.max_concurrent != state["concurrent"]:
-            state["concurrent"] = limits.max_concurrent
-            book.spread_places(brackets, limits.max_concurrent, self.divisor)
-        longer = limits.max_length
-        now = book.until(state)
-        if longer and now and longer.unit == now.unit and longer.value > now.value:
-            state["until"] = longer.encode()
-            self._lengthen(state, longer, actions)
-
-    def _lengthen(self, state: State, until: Length, actions: list[Action]) -> None:
-        """Trials that have trained in full wait on a rung now, those with a place train longer."""
-        if not self.time_metric:
-            for books in state["brackets"]:
-                self._raise(state, books, until.value)
-        for trial, status in enumerate(state["status"], 1):
-            if status == OPEN:
-                actions.append(Continue(trial, until, "the search was made longer"))
-
-    def _raise(self, state: State, books: Books, length: int) -> None:
-        """A rung above what was the whole training."""
-        book.add_rung(books, length)
-        for _, _, trial, *_ in books["scores"][-2]:
-            if state["status"][trial - 1] == DONE:
-                state["good"] -= 1
-                self._rest(state, books, len(books["rungs"]) - 2, trial)
-
-    def _rest(self, state: State, books: Books, rung: int, trial: int) -> None:
-        """What was the top when a trial reached it is a rung now, on which it waits."""
-        found = next(entry for entry in books["scores"][rung] if entry[2] == trial)
-        ranking.insert(books["waiting"][rung], found)
-        state["status"][trial - 1] = PAUSED
+    def _heighten(self, state: State, books: Books, length: int) -> None:
+        """Add a rung above what was the whole training."""
+        changes.heighten(state, books, length)
 
     # -- looking things up -------------------------------------------------------------------
 

@@ -66,11 +66,11 @@ class Pasha(Halving):
             if other != str(trial) and len(theirs) > top and _crosses(mine, theirs):
                 insort(state["crossed"], abs(mine[top] - theirs[top]))
 
-    def _raise(self, state: State, books: Books, length: int) -> None:
+    def _heighten(self, state: State, books: Books, length: int) -> None:
         if state["ladder"]:
             state["ladder"].append(length)
         else:
-            super()._raise(state, books, length)
+            super()._heighten(state, books, length)
 
     def _reopen(self, state: State) -> bool:
         """Train the best one in full."""
