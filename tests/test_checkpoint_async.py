@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import os
@@ -367,9 +368,16 @@ def test_of_two_who_give_a_trial_its_checkpoint_one_does_and_no_other_counts(
     linking.link(sources[2], trial.checkpoint(9, 0))
     (trial.checkpoints / f"{linking.DRAFT}00000009.g0-cut-off").mkdir()
     checkpoint.save(trial.checkpoint(6, 1), state(6))
-    Trial(2, {}, 1, origin={"name": target.name}).write_once(trial.record)
-    parent.see_to_it(Place(trial, trial.attempt(1), ExperimentPaths(tmp_path / "EXP")))
+    place = Place(trial, trial.attempt(1), ExperimentPaths(tmp_path / "EXP"))
+    heir = Trial(2, {}, 1, parent="1", origin={"name": target.name})
+    heir.write_once(trial.record)
+    parent.see_to_it(place)
     assert sorted(os.listdir(trial.checkpoints)) == [target.name, "00000006.g1"]
+    trial.record.unlink()
+    dataclasses.replace(heir, origin={}).write_once(trial.record)  # its parent had none by then
+    parent.see_to_it(place)
+    parent.refuse_nothing(place)
+    assert os.listdir(trial.checkpoints) == ["00000006.g1"]
 
 
 WHOLE = {"plain": torch.ones(3), "w": torch.arange(30.0).reshape(10, 3), "few": torch.arange(2.0)}

@@ -12,11 +12,12 @@ import signal
 import sys
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from hpcdet import checkpoint, core
+from hpcdet import checkpoint, core, integrations
 from hpcdet.checkpoint import committed
 from hpcdet.errors import ConfigError
 from hpcdet.integrations._steps import Steps
@@ -239,6 +240,49 @@ def with_deepspeed(storage: Path, config: dict[str, Any], until: int) -> None:
             engine.backward(engine(data).float().square().mean())
             engine.step()
         deepspeed.save(context, engine, until, {"step": until})
+
+
+@pytest.mark.usefixtures("as_script")
+def test_who_begins_from_another_keeps_the_rate_behind_a_scaled_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keras wraps the optimizer in one with a rate that nobody reads. TensorFlow is a sham here."""
+
+    class Variable:
+        shape = ()
+
+        def __init__(self, value: float) -> None:
+            self.value = value
+
+        def numpy(self) -> float:
+            return self.value
+
+        def assign(self, value: Any) -> None:
+            self.value = float(value)
+
+    def optimizer(rate: float, momentum: float) -> Any:
+        own, unread = Variable(rate), Variable(0)
+        inner = SimpleNamespace(_learning_rate=own)
+        variables = [unread, own, Variable(momentum)]
+        return SimpleNamespace(inner_optimizer=inner, _learning_rate=unread, variables=variables)
+
+    random = SimpleNamespace(Generator=type("Generator", (), {}))
+    monkeypatch.setitem(
+        sys.modules, "tensorflow", cast(Any, SimpleNamespace(Variable=Variable, random=random))
+    )
+    source = Path(integrations.__file__).with_name("tensorflow.py")
+    spec = importlib.util.spec_from_file_location("adapter", source)
+    assert spec is not None and spec.loader is not None
+    adapter = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(adapter)
+    with core.init(checkpoint_storage=tmp_path / "parent") as context:
+        adapter.Tracked(context, optimizer=optimizer(0.1, 5)).save(1)
+    [given] = parents.donations(TrialPaths(tmp_path / "parent", 1), "batches")
+    parents.give(given, TrialPaths(tmp_path / "heir", 1))
+    with core.init(checkpoint_storage=tmp_path / "heir") as context:
+        mine = optimizer(0.3, 0)
+        assert adapter.Tracked(context, optimizer=mine).restore() == 1
+    assert [one.value for one in mine.variables] == [0, 0.3, 5]
 
 
 @pytest.mark.usefixtures("as_script")

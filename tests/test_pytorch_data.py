@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import random
 import shutil
 import signal
@@ -25,6 +27,7 @@ from torch.utils.data import (
 from hpcdet import checkpoint, core, pytorch
 from hpcdet.errors import UsageError
 from hpcdet.store.layout import TrialPaths
+from hpcdet.train import reachable
 from tests import alone, ranks
 from tests.alone import as_script
 
@@ -254,6 +257,51 @@ def test_a_batch_sampler_is_resumed_and_a_split_is_drawn_alike(tmp_path: Path) -
     assert splits[0] == splits[1]
 
 
+def test_a_validation_that_was_left_knows_whether_its_batch_began_an_epoch(tmp_path: Path) -> None:
+    """Also where a batch sampler's batches are of no fixed size."""
+
+    class Asked(pytorch.PyTorchCallback):
+        def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
+            self.context = context
+
+        def on_validation_end(self, metrics: dict[str, Any]) -> None:
+            at = self.context.current_train_batch(), self.context.is_epoch_start()
+            places.append((*at, self.context.is_epoch_end()))
+
+    class Asking(Plain):
+        leaves = False
+        data = staticmethod(
+            lambda _: pytorch.DataLoader(
+                list(range(6)), batch_sampler=BatchSampler(RandomSampler(range(6)), 4, False)
+            )
+        )
+
+        def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:
+            return {"asked": Asked(self.context)}
+
+        def evaluate_batch(self, batch: Any, batch_idx: int) -> Any:
+            if self.leaves:
+                signal.raise_signal(signal.SIGUSR2)
+            return super().evaluate_batch(batch, batch_idx)
+
+    class Left(Asking):
+        leaves = True
+
+    def train(trial: type[Asking], name: str) -> None:
+        alone.train(trial, tmp_path / name, 3, validation_period=pytorch.Batch(1))
+
+    places: list[tuple[int, bool, bool]] = []
+    train(Asking, "once")
+    assert places == [(0, True, False), (1, False, True), (2, True, False)]
+    whole, places = places, []
+    train(Left, "twice")
+    assert places == []
+    train(Asking, "twice")
+    assert places == whole
+    one, two = (alone.checkpoints(tmp_path / name)[-1].digest for name in ("once", "twice"))
+    assert one == two
+
+
 class Dice:
     """A sampler of somebody's own, with a generator that nobody else knows."""
 
@@ -429,6 +477,43 @@ def test_state_that_nobody_saves_is_named(
     assert {one.split(": ")[0] for one in found} == missing
     alone.train(Streaming, tmp_path / "nothing", 1)
     assert "would not have" not in capsys.readouterr().err
+
+
+class Answering:
+    """Has an answer to any name, as the values of many a config and ``mock.call`` have."""
+
+    def __getattr__(self, name: str) -> Answering:
+        raise AssertionError(f"asked for {name}")
+
+
+class Decorated:
+    cfg = Answering()
+    partial = functools.partialmethod(lambda self, _: MISSING, 1)
+
+    @property
+    def current(self) -> object:
+        return RNG
+
+    @functools.cached_property
+    def once(self) -> object:
+        return SPLITS
+
+    @staticmethod
+    @functools.cache
+    def known() -> object:
+        return ELSEWHERE
+
+    @classmethod
+    @contextlib.contextmanager
+    def within(cls) -> Iterator[object]:
+        yield OWN
+
+
+def test_what_decorated_methods_name_is_found_and_nothing_of_the_users_is_asked() -> None:
+    found = reachable.named(Decorated)
+    assert {name.rpartition(".")[2] for name in found} == {
+        "RNG", "SPLITS", "MISSING", "ELSEWHERE", "OWN",
+    }  # fmt: skip
 
 
 def test_state_that_nobody_saves_is_refused_if_the_config_says_so(tmp_path: Path) -> None:

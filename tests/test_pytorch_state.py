@@ -6,6 +6,7 @@ import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import torch
 
 from hpcdet import checkpoint, pytorch
 from hpcdet.checkpoint import StateError
-from hpcdet.errors import Unrecoverable
+from hpcdet.errors import IntegrityError, Unrecoverable
+from hpcdet.pytorch import _state
 from hpcdet.store.layout import TrialPaths
 from hpcdet.train import rng
 from tests import alone
@@ -229,6 +231,29 @@ def test_a_state_of_another_model_is_never_tried_again(tmp_path: Path) -> None:
     with pytest.raises(Unrecoverable, match="does not fit this trial's models") as caught:
         alone.train(BitsTrial, tmp_path, 2, {"global_batch_size": 16, "width": 8})
     assert "size mismatch" in str(caught.value) and len(caught.value.what) < 400
+
+
+def test_a_device_that_fails_while_a_state_is_put_back_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    others: dict[str, Any] = {"optimizers": [], "lr_schedulers": [], "scaler": None}
+    context: Any = SimpleNamespace(models=[model], plain_models=lambda: [model], **others)
+    state = {"models": [model.state_dict()], "other_buffers": [{}], **others}
+    _state.load_shared(context, state)
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    for owner, name in ((torch.nn.Linear, "load_state_dict"), (torch.Tensor, "copy_")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, full)
+            with pytest.raises(IntegrityError, match="CUDA out of memory") as caught:
+                _state.load_shared(context, state)
+            assert not isinstance(caught.value, Unrecoverable)
+    for models in ([], [{}], [torch.nn.Linear(3, 2).state_dict()]):
+        with pytest.raises(Unrecoverable):
+            _state.load_shared(context, {**state, "models": models})
 
 
 def test_a_state_that_cannot_be_saved_is_refused_before_the_first_batch(tmp_path: Path) -> None:

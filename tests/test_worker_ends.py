@@ -87,6 +87,13 @@ NO_FAULT_OF_CODE = [
     (seen("error", "fail", ECHO, launcher=HYDRA_KILLED, first_step=True, exit_code=9), "lost"),
     (seen(launcher=HYDRA_KILLED, oom=True, exit_code=9), "oom"),
     (seen(launcher=HYDRA_KILLED, noticed=True, exit_code=9), "preempted"),
+    # what a rank says while it is taken down with the allocation
+    (seen(launcher=HYDRA_KILLED, noticed=True, error=OURS, first_step=True), "preempted"),
+    (seen("error", "fail", OURS, launcher=HYDRA_KILLED, stands=False), "preempted"),
+    (
+        seen(launcher=INTEL.format(1, 9, "Killed"), noticed=True, time_up=True, error=OURS),
+        "walltime",
+    ),
     (seen(launcher=HYDRA.format(15, "Terminated", 15), exit_code=15), "preempted"),
     (seen(launcher=INTEL.format(1, 9, "Killed"), first_step=True, exit_code=9), "lost"),
     (seen(launcher="ORTE has lost communication with a remote daemon.", exit_code=1), "node_fail"),

@@ -23,6 +23,7 @@ from hpcdet import core
 from hpcdet.errors import IntegrityError
 from hpcdet.integrations._loader import Loader
 from hpcdet.integrations._ranks import one_only
+from hpcdet.integrations._rates import rate
 from hpcdet.integrations._steps import Steps
 
 __all__ = ["Callback", "Loader", "fit"]
@@ -159,7 +160,7 @@ class Callback(keras.callbacks.Callback):
         self._held = state["metrics"]
         _assign(_own_variables(self._trained), state["model"], "model")
         optimizer = self._trained.optimizer
-        own = _rate(optimizer) if self._steps.inherited else None
+        own = rate(optimizer) if self._steps.inherited else None
         _assign(optimizer.variables, state["optimizer"], "optimizer", own)
 
 
@@ -175,15 +176,6 @@ def _metric_variables(model: Any) -> list[Any]:
 
 def _values(variables: Any) -> list[Any]:
     return [np.array(keras.ops.convert_to_numpy(one)) for one in variables]
-
-
-def _rate(optimizer: Any) -> Any:
-    """The variable of the learning rate, of all options the only one that is state; None without.
-
-    A schedule is no variable: its rate follows from the count of steps.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return getattr(inner, "_learning_rate", None)
 
 
 def _assign(variables: Any, values: list[Any], what: str, own: Any = None) -> None:

@@ -21,6 +21,7 @@ import tensorflow as tf
 from hpcdet import core
 from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.integrations._ranks import one_only
+from hpcdet.integrations._rates import rate
 
 
 class Tracked:
@@ -38,7 +39,7 @@ class Tracked:
         one_only(context, "a TensorFlow loop")
         self._context = context
         self._variables = {name: _variables(name, one) for name, one in objects.items()}
-        self._rates = [getattr(one, "_learning_rate", None) for one in objects.values()]
+        self._rates = [rate(one) for one in objects.values()]
 
     def restore(self) -> int:
         """Put back the newest checkpoint; returns the steps behind it, 0 at the beginning.
@@ -61,7 +62,7 @@ class Tracked:
                     hint="build the model and the optimizer as they were when the trial began",
                 )
             for one, value in zip(variables, values, strict=True):
-                if not (inherited and any(one is rate for rate in self._rates)):
+                if not (inherited and any(one is own for own in self._rates)):
                     one.assign(value)
         return int(state["step"])
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from hpcdet.checkpoint import Manifest
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch import _best
 from hpcdet.pytorch._callback import PyTorchCallback, start_epoch
@@ -98,7 +99,7 @@ class Loop:
         self._check_registered()
         if loaded is not None:
             self._saves.load(loaded, getattr(data, "batch_size", None))
-            self._context.learning.step = self._last_step()
+            self._context.learning.step = self._last_step(loaded.manifest)
         for callback in self._callbacks.values():
             callback.on_training_start()
         self._saves.begin_random(loaded)
@@ -106,13 +107,17 @@ class Loop:
             self._progress.owed = self._plan.step_zero_validation
             self._saves.save((), must=True)
 
-    def _last_step(self) -> Step | None:
-        """The step before this attempt: a validation that it was left in may ask for it."""
+    def _last_step(self, saved: Manifest) -> Step | None:
+        """The step before this attempt: a validation that it was left in may ask for it.
+
+        Where batches are of no fixed size, the checkpoint says whether it began its epoch.
+        """
         units, length = self._progress.units, self._feed.epoch_records
         if not units.batches:
             return None
         epoch, place = divmod(units.records - 1, length)
         starts, ends = place < (self._feed.batch or 1), place + 1 == length
+        starts = saved.meta.get("starts_epoch", starts)
         return Step(units.batches - 1, epoch, starts=starts, ends=ends, scale=1.0)
 
     def _check_registered(self) -> None:

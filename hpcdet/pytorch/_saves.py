@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch.distributed as dist
 
@@ -95,7 +96,9 @@ class Saves:
             private = _state.private(context, self._callbacks, self._tally.state(), own)
         if (position := self.feed.state()) is not None:
             private["data"] = position
-        meta = {"global_batch": self.feed.batch}
+        meta: dict[str, Any] = {"global_batch": self.feed.batch}
+        if self.feed.batch is None and (step := context.learning.step) is not None:
+            meta["starts_epoch"] = step.starts
         if not session.save(
             units, state, private, kept=kept, metric=metric, must=must, wait=wait, meta=meta
         ):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hpcdet.errors import ConfigError, Unrecoverable
+from hpcdet.errors import ConfigError, IntegrityError, Unrecoverable
 from hpcdet.pytorch import _gradients, _sharding
 from hpcdet.pytorch._callback import PyTorchCallback
 from hpcdet.pytorch._compression import Compression
@@ -84,6 +84,7 @@ def load_shared(context: PyTorchTrialContext, state: State, *, inherited: bool =
 
     Raises:
         Unrecoverable: the state is not of these models and optimizers.
+        IntegrityError: it could not be put back, which may be the device's fault.
         ConfigError: a scheduler's schedule is shorter than what was trained already.
     """
     names = _names(context)
@@ -104,11 +105,28 @@ def load_shared(context: PyTorchTrialContext, state: State, *, inherited: bool =
             context.scaler.load_state_dict(state["scaler"])
     except (KeyError, ValueError, RuntimeError) as error:
         why = textwrap.shorten(str(error), 300, placeholder=" …")  # torch's has many lines
+        if not _is_misfit(error):
+            raise IntegrityError(
+                f"the state could not be put back: {why}",
+                where="checkpoint",
+                hint="it is tried again; if it ends alike, look at the device and its memory",
+            ) from error
         raise Unrecoverable(
             f"the state does not fit this trial's models and optimizers: {why}",
             where="checkpoint",
             hint="has the code changed since it was saved?",
         ) from error
+
+
+def _is_misfit(error: Exception) -> bool:
+    """Whether a state is of something else: a device that fails raises ``RuntimeError``, too.
+
+    Torch lists what fails while it copies a parameter among those that do not fit.
+    """
+    if not isinstance(error, RuntimeError):
+        return True
+    text = str(error)
+    return "Error(s) in loading state_dict" in text and "an exception occurred" not in text
 
 
 def _placed(model: torch.nn.Module, saved: State) -> State:

@@ -9,10 +9,13 @@ from hpcdet.train.place import Place
 
 
 def see_to_it(place: Place) -> None:
-    """Rank 0: nothing else that was given to it is taken for a checkpoint of its own."""
-    record = _heir(place)
-    if record is not None:
-        remove.strays(place.trial.checkpoints, record.origin["name"])
+    """Rank 0: nothing else that was given to it is taken for a checkpoint of its own.
+
+    Nor anything at all where its parent had nothing to give, which the record says.
+    """
+    record = _record(place)
+    if record is not None and record.parent:
+        remove.strays(place.trial.checkpoints, record.origin.get("name", ""))
 
 
 def refuse_nothing(place: Place) -> None:
@@ -21,8 +24,8 @@ def refuse_nothing(place: Place) -> None:
     Raises:
         IntegrityError: it was to begin from a checkpoint, and has none.
     """
-    record = _heir(place)
-    if record is not None:
+    record = _record(place)
+    if record is not None and record.origin:
         raise IntegrityError(
             f"the checkpoint that it was to begin from is gone: {record.origin['name']}, "
             f"of trial {record.parent}",
@@ -31,6 +34,5 @@ def refuse_nothing(place: Place) -> None:
         )
 
 
-def _heir(place: Place) -> Trial | None:
-    record = None if place.experiment is None else Trial.read(place.trial.record)
-    return record if record is not None and record.origin else None
+def _record(place: Place) -> Trial | None:
+    return None if place.experiment is None else Trial.read(place.trial.record)

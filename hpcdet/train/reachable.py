@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import (
@@ -21,6 +22,7 @@ import torch
 
 _MOST = 100_000  # objects looked at: what hides behind more than these is not found
 _MOST_ITEMS = 1_000  # of one container: data sets keep their samples in lists
+_MOST_WRAPPED = 50  # decorators around one function
 _PLAIN = (str, bytes, bytearray, int, float, complex, type(None), np.ndarray, torch.Tensor)
 _TORCHS_OWN = frozenset(vars(torch.nn.Module()))  # hooks and tables
 _CLOSED = (*_PLAIN, type, ModuleType, BuiltinFunctionType, torch.dtype, torch.device)
@@ -138,9 +140,22 @@ def named(kind: type, without: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _function(member: Any) -> FunctionType | None:
-    """The function behind a method, a property or a decorator that says what it wraps."""
-    member = getattr(member, "fget", member)
-    while (inner := getattr(member, "__wrapped__", getattr(member, "__func__", None))) is not None:
+    """The function behind a method, a property or a decorator that says what it wraps.
+
+    Objects of the user's are not asked: there are some that answer to any name.
+    """
+    for _ in range(_MOST_WRAPPED):
+        inner: Any = None
+        if isinstance(member, property):
+            inner = member.fget
+        elif isinstance(member, functools.partialmethod | functools.cached_property):
+            inner = member.func
+        elif isinstance(member, staticmethod | classmethod | MethodType):
+            inner = member.__func__
+        else:
+            inner = inspect.getattr_static(member, "__wrapped__", None)
+        if inner is None:
+            break
         member = inner
     return member if isinstance(member, FunctionType) else None
 

@@ -119,11 +119,12 @@ def _killed(seen: Evidence) -> tuple[Reason, str] | None:
     if died_of == "SIGKILL":
         if seen.oom:
             return "oom", "killed by the kernel for want of memory"
+        if seen.noticed or not seen.stands:
+            return told, ""
         if _own_words(seen) and not seen.died_of and _hydra_killed(seen.launcher):
-            return (
-                None  # it kills the others of a rank that has failed, and does not say whom first
-            )
-        return (told, "") if seen.noticed or not seen.stands else ("lost", "a rank was killed")
+            # it kills the others of a rank that has failed, and does not say whom first
+            return None
+        return "lost", "a rank was killed"
     if died_of in ("SIGTERM", "SIGUSR2"):
         return told, ""
     if _MPI_LOST.search(seen.launcher) and not seen.error:
