@@ -18,7 +18,7 @@ import torch
 from hpcdet import checkpoint
 from hpcdet.checkpoint import pieces, rankfile, reader
 from hpcdet.errors import IntegrityError
-from tests.trees import ranks, same
+from tests.trees import ranks, same, swapping
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -50,7 +50,8 @@ def save(folder: Path, world: int = 1, private: Any = None) -> checkpoint.Manife
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_PIECE", 48 * PAGE)
-    monkeypatch.setattr(rankfile, "_FIRST", 96 * PAGE)
+    for module in (rankfile, reader):
+        monkeypatch.setattr(module, "FIRST", 96 * PAGE)
     for module in (rankfile, pieces):
         monkeypatch.setattr(module, "SMALL_FILE", 100_000)
 
@@ -172,6 +173,33 @@ def test_a_rank_reads_what_it_needs_and_nothing_else(
         return str(caught.value)
 
     assert len(set(ranks(3, restore))) == 1
+
+
+def test_the_kernel_fetches_what_is_wanted_of_the_first_bytes_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for little at a time: of much it fetches but the beginning."""
+    whole = torch.arange(400_000.0).reshape(4, -1)
+    folder = tmp_path / "00000001.g1"
+
+    def work(rank: int, exchange: checkpoint.Exchange) -> None:
+        rows = checkpoint.Sharded(whole[2 * rank : 2 * rank + 2].clone(), (4, 100_000), 2 * rank)
+        how: dict[str, Any] = {"exchange": exchange, "swap": swapping(rank, exchange)}
+        checkpoint.save(folder, {"w": rows}, {"r": rank}, rank=rank, world=2, **how)
+
+    ranks(2, work)
+    asked: dict[str, list[tuple[int, int]]] = {}
+
+    def advise(fd: int, offset: int, length: int, _: int) -> None:
+        asked.setdefault(Path(f"/proc/self/fd/{fd}").readlink().name, []).append((offset, length))
+
+    Reads(monkeypatch, "direct")
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    assert torch.equal(checkpoint.load(folder, 0, 2, sharded=True).shared["w"].local, whole[:2])
+    own, others = asked.values()
+    assert max(length for each in asked.values() for _, length in each) <= 128 << 10
+    assert sum(length for _, length in own) > 96 * PAGE > 300_000
+    assert sum(length for _, length in others) < 50_000
 
 
 def test_a_look_sees_what_is_missing_without_reading_the_data(

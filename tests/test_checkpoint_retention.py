@@ -163,6 +163,22 @@ def test_a_member_of_a_population_keeps_what_heirs_may_begin_from(
         assert len(names(paths, 1)) == 1
 
 
+def test_a_checkpoint_that_rank_0_could_not_note_is_lost_for_it_as_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it alone would find it there at the next save, which all ranks make together."""
+    place = Place.of(tmp_path, 1, 1)
+    with contextlib.closing(Tracker(place.attempt.journal)) as tracker:
+        keeper = Keeper(place, Peers(Ranks()), resolve({}), tracker, Deadline(None))
+        with monkeypatch.context() as patch:
+            patch.setattr(tracker, "record", None)
+            assert keeper.save(1, {}, {}, wait=False)
+            keeper.give_up(lambda: False)  # waits for it
+        assert keeper.lost and not keeper.drain()
+        assert not keeper.save(1, {}, {})  # of this name there is one, but it counts for nobody
+        assert keeper.save(2, {}, {}) and keeper.save(2, {}, {})
+
+
 def test_a_sweep_may_be_cut_off_anywhere(tmp_path: Path) -> None:
     """What is left is kept checkpoints, whole, and folders that are none; the next one tidies."""
     template = tmp_path / "template"

@@ -23,8 +23,14 @@ from hpcdet.errors import IntegrityError
 
 SMALL_FILE = 1 << 20
 """Up to this size a file is not worth reading past the page cache."""
-_FIRST = 64 << 20
-"""Bytes that the kernel is to fetch into the page cache while what is wanted is worked out."""
+FIRST = 64 << 20
+"""What is wanted of so many bytes the kernel is to fetch into the page cache, while it is worked
+out where that is to go."""
+_ADVICE = 128 << 10
+"""Bytes that the kernel is asked for at once: of more it fetches the beginning, as much as the
+readahead of the device, which is hardly ever less than this."""
+_NEAR = 128 << 10
+"""What lies no farther apart is fetched with what lies between."""
 _PROBES = 8
 _AT_ONCE = 1024
 """As many memories as one read of the system may fill."""
@@ -91,8 +97,7 @@ class RankFile:
     def rows(self) -> Iterator[Row]:
         """What the table says, and the holes of it, where the HDF5 header lies, ascending.
 
-        The table is read and checked at once; what is in it is looked at as it is asked for, for
-        the first bytes are to be under way by then.
+        The table is read and checked at once; what is in it is looked at as it is asked for.
         """
         table = self.table()
         self._frame_digest = table["frame"]
@@ -110,15 +115,33 @@ class RankFile:
     def open_direct(self) -> None:
         """Read past the page cache from now on, if it is not there already.
 
-        The disk is put to work at once: the table and the first bytes it fetches into the page
-        cache, without anybody waiting for them.
+        The disk is put to work on the table at once, without anybody waiting for it.
         """
         if self.shard.bytes > SMALL_FILE and not self._is_cached():
             with contextlib.suppress(OSError):  # a file system that knows no direct reads
                 self._direct = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-                for offset, length in (self.shard.table, (0, _FIRST)):
-                    os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_WILLNEED)
-                self._fetched = _FIRST
+                offset, length = self.shard.table
+                self._advise(offset, offset + length)
+
+    def fetch(self, wanted: Iterable[Row]) -> None:
+        """Have these of the first bytes, ascending, fetched into the page cache; ``fill`` finds
+        them there. Nothing is done where it reads through the page cache anyway.
+        """
+        if self._direct < 0:
+            return
+        self._fetched = FIRST
+        start = end = 0
+        with contextlib.suppress(OSError):
+            for row in wanted:
+                if row.start - end > _NEAR:
+                    self._advise(start, end)
+                    start = row.start
+                end = min(row.end, FIRST)
+            self._advise(start, end)
+
+    def _advise(self, start: int, end: int) -> None:
+        for at in range(start, end, _ADVICE):
+            os.posix_fadvise(self._fd, at, min(_ADVICE, end - at), os.POSIX_FADV_WILLNEED)
 
     def _is_cached(self) -> bool:
         """Whether the page cache has it, as it may right after it was written on this node."""

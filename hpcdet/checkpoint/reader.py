@@ -22,7 +22,7 @@ import torch
 
 from hpcdet.checkpoint.buffers import PAGE, Scratch
 from hpcdet.checkpoint.pieces import Entry, Piece, Range
-from hpcdet.checkpoint.rankfile import RankFile
+from hpcdet.checkpoint.rankfile import FIRST, RankFile, Row
 from hpcdet.checkpoint.shard import Shard
 from hpcdet.checkpoint.tree import Leaf
 
@@ -108,16 +108,25 @@ class _Wanted:
 
     def parts(self, file: RankFile) -> Iterator[Range]:
         """What is wanted of a file, ascending; among it all its holes."""
+        wanted = self._wanted(file)
+        first: list[tuple[Row, Use]] = []
+        for each in wanted:
+            first.append(each)
+            if each[0].end >= FIRST:
+                break
+        file.fetch(row for row, _ in first if row.start < FIRST)
         there = self._into()
-        for row in file.rows():
+        for row, use in itertools.chain(first, wanted):
             leaf, target = row.leaf, None
-            if leaf is not None:
-                wanted = self._use(file.shard, leaf)
-                if wanted is Use.SKIP:
-                    continue
-                if wanted is Use.GIVE:
-                    target = _target(leaf, there.get(leaf.name))
+            if leaf is not None and use is Use.GIVE:
+                target = _target(leaf, there.get(leaf.name))
             yield Range(row.start, row.end, leaf, row.digest, target)
+
+    def _wanted(self, file: RankFile) -> Iterator[tuple[Row, Use]]:
+        for row in file.rows():
+            use = Use.CHECK if row.leaf is None else self._use(file.shard, row.leaf)
+            if use is not Use.SKIP:
+                yield row, use
 
 
 def _pieces(

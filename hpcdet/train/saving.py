@@ -231,11 +231,11 @@ class Keeper:
 
     def _committed(self, folder: Path, order: Order, saved: Saved) -> None:
         """There is a checkpoint; called by the thread that has written it."""
-        self._step = order.step
         self.latest, self.digest, self._root = saved.name, saved.digest, saved.root
         if self._peers.ranks.chief:
             self._stage.committed(folder.parent, order.record(saved), self._tracker)
         self.sweep()
+        self._step = order.step  # last: what fails here is lost for all ranks, so also for this one
 
     def _failed(self, step: int, error: CheckpointFailed) -> None:
         self._tracker.record("checkpoint_failed", step=step, error=str(error))
