@@ -28,7 +28,7 @@ def _exit_codes() -> str:
     kinds = [
         kind
         for _, kind in inspect.getmembers(errors, inspect.isclass)
-        if issubclass(kind, errors.HpcdetError) and kind is not errors.HpcdetError
+        if issubclass(kind, errors.HpcdetError) and errors.HpcdetError in kind.__bases__
     ]
     rows = [(0, "it worked; an empty list is success"), (1, "something unexpected failed")]
     rows += [(kind.exit_code, (kind.__doc__ or "").splitlines()[0]) for kind in kinds]
