@@ -532,6 +532,28 @@ def test_a_rank_that_fails_alone_does_not_keep_others_waiting_for_its_parts(
     assert "rank 1: " in first and expected in first and expected in second
 
 
+@pytest.mark.parametrize("way", ["swap", "pieces"])
+def test_a_rank_whose_swap_fails_says_nothing_more_to_those_that_are_still_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """They wait for its part, not for a report: only that it ends tells them."""
+    reports: list[Any] = []
+
+    def fail(*_: Any) -> Any:
+        raise ConnectionError("lost a peer")
+
+    def exchange(report: Any) -> list[Any]:
+        reports.append(report)
+        return [report, report]  # the other rank is as well so far
+
+    how: dict[str, Any] = {"rank": 1, "world": 2, "exchange": exchange}
+    if way == "pieces":
+        monkeypatch.setattr(wholes.Wholes, "_outgoing", fail)
+    with pytest.raises(ConnectionError, match="lost a peer"):
+        checkpoint.save(tmp_path / "00000001.g1", in_parts(1, 2), swap=fail, **how)
+    assert len(reports) == 1 and "error" not in reports[0]
+
+
 @pytest.mark.parametrize("room", [memory.available, lambda: 0])
 def test_of_what_lies_on_an_accelerator_one_batch_at_a_time_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: Callable[[], int]

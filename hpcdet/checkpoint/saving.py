@@ -18,7 +18,7 @@ from hpcdet.checkpoint.outline import Content, Part, Report
 from hpcdet.checkpoint.reports import PATIENCE_S
 from hpcdet.checkpoint.task import Task
 from hpcdet.checkpoint.tree import StateError
-from hpcdet.checkpoint.wholes import Own, Swap, Wholes
+from hpcdet.checkpoint.wholes import Own, Swap, Wholes, WholesFailed
 from hpcdet.store import files
 
 Exchange = Callable[[Any], list[Any]]
@@ -88,6 +88,8 @@ def save(
         StateError: the state cannot be saved (on each rank that has such a state).
         CheckpointFailed: the disk is full or failed on some rank; raised on all ranks, after
             the folder was removed.
+        Exception: what ``exchange`` or ``swap`` raises: the ranks do not hear of each other any
+            more, and this one has to end, so that the others see it gone.
     """
     start = time.monotonic()
     taken = manifests.is_committed(folder)
@@ -129,7 +131,7 @@ def _with_wholes(
     """Everyone's reports, and in them the digests of tensors that lie in parts.
 
     All ranks see by the reports whether all will swap: whether none has failed, and all have the
-    same tensors.
+    same tensors. A swap that fails is no report: the others are still in it, and hear nothing.
     """
     first = everyone[0].get("structure")
     good = all("error" not in one and one["structure"] == first for one in everyone)
@@ -138,7 +140,7 @@ def _with_wholes(
     more: Report
     try:
         more = {"shared": writing.parts_of(part, swap).digests(own)}
-    except Exception as error:
+    except WholesFailed as error:
         more = {"error": _say(error)}
     return [
         {**one, **more, "shared": {**one["shared"], **more.get("shared", {})}}
@@ -274,6 +276,8 @@ def begin(
 
 
 def _say(error: Exception) -> str:
+    if isinstance(error, WholesFailed):
+        return _say(error.cause)
     if isinstance(error, OSError):
         return f"{error.strerror or error} ({error.filename})" if error.filename else str(error)
     return f"{error}" if isinstance(error, CheckpointFailed) else f"{type(error).__name__}: {error}"

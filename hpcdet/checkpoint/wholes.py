@@ -48,6 +48,18 @@ def in_place(plan: Layout, sources: Sequence[Any]) -> Own:
     return {each.leaf.name: partial(data, source) for each, source in pairs if each.leaf.part}
 
 
+class WholesFailed(Exception):
+    """This rank has failed, and has swapped with the others to the end all the same.
+
+    Attributes:
+        cause: what failed first.
+    """
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 class Wholes:
     """The tensors of a state that lie in parts.
 
@@ -76,6 +88,12 @@ class Wholes:
         Args:
             own: this rank's rows. Of a rank that has failed they may be missing: what comes of it
                 is of no use.
+
+        Raises:
+            WholesFailed: this rank has failed; no other waits for it.
+            Exception: the swap itself failed, or there is no memory even for zeros. Others may
+                still wait in the swap: nothing may be exchanged with them, and only the end of
+                this process tells them.
         """
         sizes = [self._row_bytes(leaf) * _shape(leaf)[0] for leaf in self._leaves]
         owners = _owners(sizes, self._world)
@@ -95,7 +113,7 @@ class Wholes:
             except Exception as error:
                 failure, own = failure or error, {}
         if failure is not None:
-            raise failure
+            raise WholesFailed(failure) from failure
         return found
 
     def _outgoing(
