@@ -470,9 +470,13 @@ def test_a_search_whose_only_trials_a_policy_has_stopped_is_not_made_longer(
     built.decide("action", action=codec.encode_action(api.Shutdown(why="target: reached")))
     with pytest.raises(UsageError, match=f"by {name} makes no others .target: reached"):
         asked()
-    built.decide("event", event=codec.encode_event(api.SegmentEnd(1, "target")))
-    if name == "single":
-        assert asked() == {"searcher.max_length": {"batches": 200}}
+    others = [] if name == "single" else [api.SegmentEnd(2, "stopped")]
+    for end in (api.SegmentEnd(1, "target"), *others):
+        built.decide("event", event=codec.encode_event(end))
+    assert asked() == {"searcher.max_length": {"batches": 200}}  # trial 1 can go on
+    built.decide("event", event=codec.encode_event(api.SegmentEnd(1, "stopped")))
+    with pytest.raises(UsageError, match=f"by {name} makes no others"):
+        asked()
 
 
 def test_a_search_that_had_nothing_more_to_do_is_not_reopened_by_a_limit_that_it_had(
@@ -487,6 +491,20 @@ def test_a_search_that_had_nothing_more_to_do_is_not_reopened_by_a_limit_that_it
             assert "COMPLETED" in said
     assert not built.paths.reopening.exists()
     cli("set", built.paths.id, f"max_trials={now + 1}", "-n")
+
+
+def test_what_nobody_obeyed_before_an_experiment_was_over_may_be_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    for most in (6, 8):
+        built.command("set", **{"searcher.max_trials": most})
+    built.decide("command", seq=1, verb="set", arguments={"searcher.max_trials": 6})
+    built.close("COMPLETED")  # by a holder that had not seen the second
+    gathered = gather.gather(built.paths)
+    asked = [extending.further(gathered, {"searcher.max_trials": n}) for n in (6, 7, 8)]
+    assert asked == [False, True, True]
+    assert extending.wanted(gathered, 1, None) == {"searcher.max_trials": 9}
 
 
 def test_a_search_is_forked_from_before_a_former_rule_had_ended_it(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ _NO_MORE = {
 }
 """Why a search makes no more trials, and what can be done instead."""
 _ALL_BEGUN = ("single", "pbt", "pb2")
-"""Searches with nobody left to train longer once a policy has stopped those that there are."""
+"""Searches with nobody left to train longer once a policy has stopped all that there are."""
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,7 +86,7 @@ def wanted(
 
 def further(gathered: Gathered, changed: Mapping[str, Any]) -> bool:
     """Whether changes (dotted key to value) ask for more trials, or longer ones, than until now."""
-    config = changes.effective(gathered)
+    config = changes.effective(gathered, pending=False)  # the rest may be asked for once more
     now, then = config.searcher, overrides.lay(config, changed).searcher
     if now.max_length is None or then.max_length is None:
         return then.max_trials > now.max_trials
@@ -115,8 +115,8 @@ def possible(gathered: Gathered, changed: Collection[str], trials: int | None = 
         why, hint = _NO_MORE[name]
         what = f"a search by {name} has no more trials: {why}"
         raise UsageError(what, where=gathered.id, hint=hint)
-    full = name == "single" and _trained_in_full(gathered)
-    if overrides.MAX_LENGTH in changed and ended_by and name in _ALL_BEGUN and not full:
+    stopped = ended_by and name in _ALL_BEGUN and not _some_trained_in_full(gathered)
+    if overrides.MAX_LENGTH in changed and stopped:
         raise UsageError(
             f"a policy has stopped its trials, and a search by {name} makes no others ({why})",
             where=gathered.id,
@@ -144,8 +144,8 @@ def _last_words(gathered: Gathered, trials: int | None) -> str:
     return why
 
 
-def _trained_in_full(gathered: Gathered) -> bool:
-    """Whether the trial that ended last has reached the length asked for."""
-    events = (line["event"] for line in reversed(gathered.decisions) if line["kind"] == "event")
-    last = next((event for event in events if event["kind"] == "segment_end"), None)
-    return last is not None and bool(last["reason"] == "target")
+def _some_trained_in_full(gathered: Gathered) -> bool:
+    """Whether a trial's last end was that it had reached the length asked of it."""
+    events = (line["event"] for line in gathered.decisions if line["kind"] == "event")
+    ends = {event["trial"]: event["reason"] for event in events if event["kind"] == "segment_end"}
+    return "target" in ends.values()

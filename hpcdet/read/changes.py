@@ -11,8 +11,11 @@ from hpcdet.store.config import Resolved
 Change = dict[str, Any]
 
 
-def changes(gathered: Gathered) -> list[Change]:
+def changes(gathered: Gathered, *, pending: bool = True) -> list[Change]:
     """The changes in force, by key.
+
+    Args:
+        pending: also those that nobody has obeyed yet.
 
     Returns:
         ``key, value, was`` (in ``experiment.yaml``), ``origin`` (``command 3``), ``user, at``,
@@ -22,7 +25,8 @@ def changes(gathered: Gathered) -> list[Change]:
     found: dict[str, Change] = {}
     for seq, command in gathered.commands:
         line = heard.get(seq)
-        if line is not None and line.get("refused"):
+        left_out = not pending if line is None else bool(line.get("refused"))
+        if left_out:
             continue
         arguments = line.get("arguments", {}) if line is not None else command.arguments
         for key, value in overrides.asked(command.verb, arguments).items():
@@ -38,9 +42,10 @@ def changes(gathered: Gathered) -> list[Change]:
     return [found[key] for key in sorted(found)]
 
 
-def effective(gathered: Gathered) -> Resolved:
+def effective(gathered: Gathered, *, pending: bool = True) -> Resolved:
     """The config with these changes laid over it."""
-    return overrides.lay(gathered.config, {c["key"]: c["value"] for c in changes(gathered)})
+    found = changes(gathered, pending=pending)
+    return overrides.lay(gathered.config, {c["key"]: c["value"] for c in found})
 
 
 def refusals(gathered: Gathered) -> dict[int, str]:
