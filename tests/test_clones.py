@@ -296,13 +296,14 @@ def test_an_heir_that_cannot_be_linked_keeps_nothing_from_the_others(
         patch.setattr(linking, "_same", failing)
         for _ in range(2):
             turn = later(world, holder, 1)
-            assert turn.state == "PAUSED" and stops() == ["stop", "stop"]
-    # copies may take long: who has nothing to do with them hears first, their source last
-    assert said == [["run", "stop"], ["stop", "stop"]]
+            assert turn.state == "PAUSED" and stops() == ["run", "stop"]
+    # copies may take long: who has nothing to do with them hears first, their source last, and
+    # not before they are there: on leaving it removes what is older than its newest checkpoint
+    assert said == [["run", "stop"], ["run", "stop"]]
     states = [line for line in chain.read(world.paths) if line["kind"] == "state"]
     [told] = [line["why"] for line in states if line["state"] == "PAUSED"]
     assert "trial 3 cannot begin from this checkpoint: Input/output error" in told
-    assert later(world, holder, 1).state == "RUNNING"
+    assert later(world, holder, 1).state == "RUNNING" and stops() == ["stop", "stop"]
     record = Trial.read(world.paths.trial(3).record)
     assert record is not None and record.origin["checkpoint"] == "00000050.g1"
     holder.close()

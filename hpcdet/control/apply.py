@@ -21,10 +21,11 @@ def apply(holder: Holder) -> None:
     Raises:
         Fenced: the term ended meanwhile.
         IntegrityError: a trial's record is not what was decided, or an heir's checkpoint cannot
-            be linked; all others were written.
+            be linked; all others were written, but that the heir's parent is to end.
     """
     _write_limits(holder)
     wrong: list[IntegrityError] = []
+    needed: set[int | None] = set()
     touched = holder.decided.touched
     for number in _in_turn(holder):
         plan = holder.decided.plans[number]
@@ -32,6 +33,8 @@ def apply(holder: Holder) -> None:
         wanted = holder.decided.control(plan)
         settled = plan.ended and holder.written.get(("control", number), (0, 0))[1] == wanted
         never = holder.decided.canceled and plan.killed and not trial.root.exists()
+        if number in needed and wanted.action not in ("run", "pause"):
+            continue  # ending, it would remove what its heir is to begin from
         if not (settled or never):
             _write_control(holder, number, trial, wanted)
             try:
@@ -39,6 +42,7 @@ def apply(holder: Holder) -> None:
                     continue
             except IntegrityError as error:
                 wrong.append(error)  # of this trial alone: the others hear what is decided of them
+                needed.add(_donor(plan))
                 continue
         touched.discard(number)
     if wrong:
@@ -52,10 +56,20 @@ def _in_turn(holder: Holder) -> list[int]:
     owner hears that it may leave.
     """
     plans, touched = holder.decided.plans, holder.decided.touched
-    parents = {n: plans[n].parent for n in touched if plans[n].parent and plans[n].origin is None}
-    found = map(Parent.parse, parents.values())
-    donors = {parent.trial for parent in found if parent is not None and not parent.experiment}
-    return sorted(touched, key=lambda n: (1 if n in parents else 2 * (n in donors), n))
+    heirs = {n for n in touched if _is_heir(plans[n])}
+    donors = {_donor(plans[n]) for n in heirs}
+    return sorted(touched, key=lambda n: (1 if n in heirs else 2 * (n in donors), n))
+
+
+def _is_heir(plan: Plan) -> bool:
+    """Whether it is still to be given the checkpoint of another trial."""
+    return bool(plan.parent) and plan.origin is None
+
+
+def _donor(plan: Plan) -> int | None:
+    """The trial of this experiment that is to give a trial its checkpoint; None if none is."""
+    parent = Parent.parse(plan.parent) if _is_heir(plan) else None
+    return parent.trial if parent is not None and not parent.experiment else None
 
 
 def _write_limits(holder: Holder) -> None:
