@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hpcdet.errors import ConfigError
+from hpcdet.goals import Constraint, Goals, Objective
 from hpcdet.search import endings, policies, registry, stopping
 from hpcdet.search.api import (
     Action,
@@ -252,6 +253,42 @@ def test_a_trial_that_had_come_to_its_end_when_a_target_ended_the_search_can_be_
     assert len(actions) == 2 and run.report(3, 150, 0.01) == []
     assert run.give(SegmentEnd(1, "stopped")) == run.give(SegmentEnd(2, "target")) == []
     assert run.give(SegmentEnd(3, "target")) == [Shutdown()]
+
+
+def test_a_member_that_had_come_to_its_end_when_a_target_ended_the_search_can_be_made_longer() -> (
+    None
+):
+    target = {"stopping": {"target": {"value": 0.1}}, "stopping_version": 2}
+    asked = {"name": "pbt", "metric": "loss", "max_length": {"batches": 100}, **target}
+    asked |= {"population_size": 2, "max_concurrent_trials": 2}
+    run = Run(registry.searcher(resolve({"searcher": asked})))
+    assert isinstance(run.report(1, 100, 0.1)[-1], Shutdown)
+    assert run.give(SegmentEnd(1, "target")) == run.give(SegmentEnd(2, "stopped")) == []
+    [longer] = run.give(Limits(2, 2, Length("batches", 200)))
+    assert isinstance(longer, Continue) and longer.trial == 1
+
+
+def test_a_constraint_that_a_trial_breaks_once_the_search_is_over_ends_it_once() -> None:
+    ends: list[tuple[int, str]] = []
+
+    class Hears(Random):
+        def on_event(self, state: Any, event: Any) -> Any:
+            if isinstance(event, SegmentEnd):
+                ends.append((event.trial, event.reason))
+            return super().on_event(state, event)
+
+    until = Length("batches", 100)
+    method = Hears(Independent(Space({"lr": 0.1}), 1), 1, until, 3, 3)
+    goals = Goals((Objective("loss"),), (Constraint("memory", upper=1.0, hard=True),))
+    target, limits = [("target", endings.Target(0.1))], Limits(3, 3, until)
+    run = Run(Supervised(method, target, "loss", goals=goals, limits=limits))
+    run.give(Report(1, Length("batches", 10), {"loss": 0.1, "memory": 0.5}))
+    for at, memory in ((10, 2.0), (20, 2.0), (30, 0.5)):
+        run.give(Report(2, Length("batches", at), {"loss": 0.5, "memory": memory}))
+    run.give(SegmentEnd(2, "stopped"))
+    assert ends == []
+    run.give(Limits(5, 3, until))
+    assert ends == [(2, "violated"), (1, "stopped"), (3, "stopped")]
 
 
 def test_where_nobody_is_left_to_go_on_a_search_stays_ended_by_what_ended_it() -> None:

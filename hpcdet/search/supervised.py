@@ -29,7 +29,7 @@ from hpcdet.search.policies import Policy, Seen, loss
 from hpcdet.search.stopping import NEWEST, WITHOUT_METRIC
 from hpcdet.store.parents import Parent
 
-_DECIDES = 2
+_DECIDES = 3
 """Raised when what is decided by the newest rules is."""
 
 
@@ -163,6 +163,9 @@ class Supervised:
         end = state.get("end")
         if end is None or event.trial not in end["gone"]:
             return
+        violated = codec.encode_event(SegmentEnd(event.trial, "violated"))
+        if violated in end["told"]:
+            return  # it has ended for the searcher
         kept: Event = event
         if self.goals is not None and isinstance(event, Report):
             broken = self.goals.broken(event.metrics, event.length.value)
