@@ -16,7 +16,19 @@ from hpcdet.control.decided import Decided, program
 from hpcdet.control.holder import Holder
 from hpcdet.control.replay import Replay
 from hpcdet.search import codec, registry
-from hpcdet.search.api import Ask, Create, Event, Report, SegmentEnd, Start, Stop
+from hpcdet.search.api import (
+    Action,
+    Ask,
+    Create,
+    Event,
+    Pause,
+    Report,
+    SegmentEnd,
+    Shutdown,
+    Start,
+    State,
+    Stop,
+)
 from hpcdet.store import chain, config, snapshots
 from hpcdet.store.chain import Chain, Point
 from hpcdet.store.layout import ExperimentPaths
@@ -207,6 +219,45 @@ def test_what_searchers_decided_before_they_asked_folds_into_what_it_was(
         ]
     [left] = decided.owed
     assert isinstance(left, Ask), "nothing is decided a second time, and the user is asked now"
+
+
+class Wants:
+    """A searcher that wants these actions after the first report, of four trials."""
+
+    name = "wants"
+    version = 1
+
+    def __init__(self, *actions: Action) -> None:
+        self.actions = list(actions)
+
+    def initial(self) -> State:
+        return {}
+
+    def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
+        if isinstance(event, Start):
+            return state, [Create(n, {}, 1, Length("batches", 9)) for n in (1, 2, 3, 4)]
+        return state, self.actions
+
+
+def test_what_was_done_instead_of_what_is_wanted_today_takes_its_place() -> None:
+    new = Create(5, {}, 1, Length("batches", 9))
+    question, end = Ask("is it so?"), Shutdown()
+
+    def left(*wanted: Action, recorded: Action) -> list[Action]:
+        decided = Decided(Wants(*wanted))
+        decided.hear(Start())
+        for create in list(decided.owed):
+            decided.take({"kind": "action", "action": codec.encode_action(create)})
+        decided.hear(Report(1, Length("batches", 1), {}))
+        decided.take({"kind": "action", "action": codec.encode_action(recorded)})
+        return decided.owed
+
+    assert left(Pause(1), new, recorded=Stop(1)) == [new]
+    assert left(Pause(2), Pause(1), new, recorded=Stop(1)) == [Pause(2), new]
+    assert left(question, Pause(2), new, recorded=Stop(1)) == [question, new]
+    assert left(Stop(1), end, recorded=new) == [end]
+    assert left(Stop(1), new, recorded=question) == [Stop(1), new]
+    assert left(question, Pause(2), new, recorded=new) == [question]
 
 
 def test_a_searcher_that_fails_now_is_told_too(tmp_path: Path) -> None:

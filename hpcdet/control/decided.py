@@ -238,12 +238,19 @@ class Decided:
         """An action is recorded: it is owed no more, nor is what should have come before it.
 
         Of a searcher that decides otherwise today, what a former version passed over it did not
-        want. Only a question stands: it changes no trial, and nobody has been asked yet.
+        want. Where it did what is not wanted today, that took the place of what is wanted of the
+        same trial, or else of the next action. Only a question stands, and takes no place: it
+        changes no trial, and nobody has been asked yet.
         """
         one = _subject(recorded)
-        place = next((n for n, owed in enumerate(self.owed) if _subject(owed) == one), -1)
-        asks = [owed for owed in self.owed[: max(place, 0)] if isinstance(owed, api.Ask)]
-        self.owed[: place + 1] = asks
+        place = next((n for n, owed in enumerate(self.owed) if _subject(owed) == one), None)
+        if place is not None:
+            asks = [owed for owed in self.owed[:place] if isinstance(owed, api.Ask)]
+            self.owed[: place + 1] = asks
+        elif not isinstance(recorded, api.Ask):
+            others = [owed for owed in self.owed if not isinstance(owed, api.Ask)]
+            replaced = [owed for owed in others if _moves(owed, one[1])] or others[:1]
+            self.owed = [owed for owed in self.owed if owed not in replaced]
 
     def _take_clone(self, line: Line) -> None:
         self.plans[line["trial"]].origin = line["origin"]
@@ -359,6 +366,11 @@ class Decided:
 def _subject(action: api.Action) -> tuple[type[api.Action], int]:
     """What an action does, and to which trial."""
     return type(action), getattr(action, "trial", 0)
+
+
+def _moves(action: api.Action, trial: int) -> bool:
+    """Whether an action lets a trial that there is go on, or leave."""
+    return isinstance(action, api.Continue | api.Pause | api.Stop) and action.trial == trial
 
 
 _OTHERWISE = {"method", "owed", "broken", "plans", "shutdown", "notified", "state"}
