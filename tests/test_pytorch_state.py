@@ -254,6 +254,10 @@ def test_a_device_that_fails_while_a_state_is_put_back_is_tried_again(
     for models in ([], [{}], [torch.nn.Linear(3, 2).state_dict()]):
         with pytest.raises(Unrecoverable):
             _state.load_shared(context, {**state, "models": models})
+    context.scaler = torch.amp.GradScaler("cpu")
+    off = torch.amp.GradScaler("cpu", enabled=False).state_dict()
+    with pytest.raises(Unrecoverable, match="state dict is empty"):
+        _state.load_shared(context, {**state, "scaler": off})
 
 
 def test_a_state_that_cannot_be_saved_is_refused_before_the_first_batch(tmp_path: Path) -> None:

@@ -121,11 +121,14 @@ def load_shared(context: PyTorchTrialContext, state: State, *, inherited: bool =
 def _is_misfit(error: Exception) -> bool:
     """Whether a state is of something else: a device that fails raises ``RuntimeError``, too.
 
-    Torch lists what fails while it copies a parameter among those that do not fit.
+    Torch lists what fails while it copies a parameter among those that do not fit. A scaler that
+    was switched off has left nothing to one that is on.
     """
     if not isinstance(error, RuntimeError):
         return True
     text = str(error)
+    if "source state dict is empty" in text:
+        return True
     return "Error(s) in loading state_dict" in text and "an exception occurred" not in text
 
 
