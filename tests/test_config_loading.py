@@ -198,6 +198,10 @@ def test_scalars_are_those_that_people_mean(tmp_path: Path) -> None:
             "resources: {slots_per_trial: 4}\nhyperparameters: {global_batch_size: 3}",
             "a batch of 3 cannot be shared by 4 ranks",
         ),
+        (
+            "hyperparameters:\n  global_batch_size: {type: categorical, vals: 64}",
+            "run.yaml:3: hyperparameters.global_batch_size.vals: ",
+        ),
         ("searcher: {name: random}", "'max_trials' is missing"),
         ("searcher: {max_trials: 2}", "a single search has one trial"),
         ("searcher: {metric: ''}", "searcher.metric"),
@@ -284,6 +288,8 @@ def test_null_is_the_default_but_where_it_says_something_else(tmp_path: Path) ->
     for text, share in (("divisor: null", 0.5), ("promotion_share: null", None)):
         searcher = load(tmp_path, MINIMAL + asked % text).typed().searcher
         assert (searcher.divisor, searcher.promotion_share) == (4, share)
+    own = "searcher: {name: custom, max_trials: 4, max_length: 9, program: x, options: {a: null}}\n"
+    assert load(tmp_path, MINIMAL + own).typed().searcher.options == {"a": None}
     others = {
         key
         for key in problems.all_keys()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import shutil
 import signal
@@ -11,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.schedulers import local, local_state, processes
+from hpcdet.schedulers import local, local_job, local_state, processes
 from hpcdet.schedulers.base import Job, Submission, SubmissionRefused, Task, TaskState
 from hpcdet.schedulers.local import LocalScheduler
-from hpcdet.schedulers.local_state import JobFolder, ProcessRecord, TaskRecord
+from hpcdet.schedulers.local_state import JobFolder, JobRecord, ProcessRecord, TaskRecord
 from tests.experiments import end_local_jobs, until
 
 
@@ -144,13 +146,97 @@ def test_places_that_are_given_back_while_they_are_counted_trouble_nobody(
     assert not local_state.somebody_before(JobFolder(tmp_path / "jobs" / "local-2"))
 
 
-def test_tasks_that_run_together_have_accelerators_of_their_own(
-    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_full_home_folder_delays_a_job_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    job = JobFolder(tmp_path / "jobs" / "local-1")
+    for folder in (job.root / "tasks", tmp_path / "running", tmp_path / "waiting"):
+        folder.mkdir(parents=True)
+    script = tmp_path / "script.sh"
+    script.write_text("exit 3\n")
+    JobRecord("x", "t", str(script), tasks=1, throttle=1, slots=1).write_once(job.record)
+    refused: list[Path] = []
+    leaders: list[int] = []
+    replace = local_job.files.replace
+
+    def full_at_first(path: Path, data: bytes) -> None:
+        if path.parent.name == "running":
+            leaders.append(json.loads(data)["pid"])
+        if path not in refused:
+            refused.append(path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        if path == job.place(0):  # what held no places has ended
+            assert not list(processes.members(leaders[0]))
+        replace(path, data)
+
+    monkeypatch.setattr(local_job.files, "replace", full_at_first)
+    supervisor = local_job.Supervisor(job)
+    supervisor._wait()
+    os.utime(job.waiting, (0, 0))
+    supervisor._wait()
+    assert job.waiting.stat().st_mtime == 0  # a job that waits writes nothing
+    supervisor.run()
+    assert refused == [job.place(0), job.task(0)]
+    record = TaskRecord.read(job.task(0))
+    assert record is not None and (record.state, record.exit_code) == ("failed", 3)
+    assert not job.waiting.exists() and not job.place(0).exists()
+
+
+def test_processes_are_told_from_others_with_names_of_any_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pid, name, session in ((7, b"caf\xc3", 1), (8, b") Z (", 7), (9, b"x", 7)):
+        fields = f"{'Z' if pid == 9 else 'S'} 1 1 {session} {'0 ' * 15}{pid}00 0"
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_bytes(b"%d (%s) %s" % (pid, name, fields.encode()))
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    assert processes.started(7) == 700
+    assert list(processes.members(7)) == [8]
+    assert processes.session_alive(9, 900) is False
+    monkeypatch.delattr(processes, "members")  # not for a leader that is there itself
+    assert processes.session_alive(7, 700) and not processes.session_alive(7, 701)
+
+
+@pytest.fixture
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(4):
         (tmp_path / "gpus" / str(number)).mkdir(parents=True)
     monkeypatch.setattr(local, "_GPUS", tmp_path / "gpus")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7,8")
+
+
+def test_accelerators_at_work_are_given_to_nobody_else_whatever_the_submitter_sees(
+    jobs: Jobs, gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("CUDA_VISIBLE_DEVICES", "HPCDET_LOCAL_DEVICES", "HPCDET_LOCAL_SLOTS")
+    (jobs.folder / "inside").mkdir()
+
+    def submit(slots: int) -> list[str]:
+        """What such a task has of the names."""
+        jobs.scheduler = LocalScheduler()
+        said = jobs.folder / "inside"
+        job = jobs.submit(f"echo ${' $'.join(names)} > .$$; mv .$$ inside/$HPCDET_JOB; {HOLD}",
+                          slots=slots)
+        ours.append(job)
+        until((said / f"{job.job}_0").exists, lambda: str(jobs.tasks(job)))
+        return (said / f"{job.job}_0").read_text().split()
+
+    ours: list[Job] = []
+    inside = submit(3)
+    assert inside == ["3,5,7", "3,5,7,8", "4"]
+    for name, value in zip(names, inside, strict=True):  # a task of that job submits
+        monkeypatch.setenv(name, value)
+    assert submit(1)[0] == "8"
+    for name in names[1:]:  # another shell
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(names[0], "8,2")
+    assert submit(1)[0] == "2"
+    (jobs.folder / "go").touch()
+    for job in ours:
+        jobs.end(job)
+
+
+def test_tasks_that_run_together_have_accelerators_of_their_own(jobs: Jobs, gpus: None) -> None:
     jobs.scheduler = LocalScheduler()
     job = jobs.submit(f"echo $CUDA_VISIBLE_DEVICES > gpu.$HPCDET_TASK_INDEX; {HOLD}", 3, slots=2)
     until(lambda: running(jobs.folder) == 2)

@@ -6,6 +6,7 @@ The outputs under ``recorded/slurm`` are of a real Slurm 22.05. The real thing i
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -303,6 +304,45 @@ def test_tasks_that_left_the_queue_are_asked_of_accounting_or_are_gone(
     assert scheduler(**fresh).query([reused])["12"][0].state in (PENDING, TaskState.GONE)
 
 
+def test_no_task_is_given_up_before_accounting_was_asked_about_its_end(clock: Clock) -> None:
+    """It may have run out of memory since, and be asked anew seldom while nothing changes."""
+    live, ends = {0: "COMPLETED", 1: "RUNNING", 2: "RUNNING"}, {0: "COMPLETED"}
+    asked: list[float] = []
+
+    def squeue(_: frozenset[str]) -> str:
+        row = "12|{}|{}|None|0|1|1|N/A|0||"
+        return "\n".join(row.format(*task) for task in live.items())
+
+    def sacct(_: frozenset[str]) -> str:
+        asked.append(clock.now)
+        said = [(index, ends.get(index, "RUNNING")) for index in range(3)]
+        return "\n".join(f"12_{index}|{state}|0:9|1|1|2|n1" for index, state in said)
+
+    slurm = scheduler(capabilities={"accounting": True})
+    slurm._live = SharedQuery("live", 60, squeue, clock)
+    slurm._accounts = SharedQuery("accounts", 60, sacct, clock)
+
+    def states(wait_s: float) -> list[TaskState]:
+        clock.now += wait_s
+        tasks = slurm.query([Job("12", 3)])["12"]
+        return [task.state for task in sorted(tasks, key=lambda task: task.index)]
+
+    assert states(0) == [TaskState.COMPLETED, RUNNING, RUNNING]
+    del live[0]
+    while len(asked) < 7:
+        states(60)
+    del live[1]
+    ends[1] = "OUT_OF_MEMORY"
+    slurm._live.expect_change()
+    assert states(60) == [TaskState.COMPLETED, ENDING, RUNNING] and len(asked) == 7
+    assert states(60) == [TaskState.COMPLETED, TaskState.OOM, RUNNING]
+    # of the last one accounting never says more
+    del live[2]
+    while (said := states(60))[2] is not TaskState.GONE:
+        assert said[2] in (RUNNING, ENDING)
+    assert {states(60)[2] for _ in range(30)} == {TaskState.GONE}
+
+
 def test_twenty_askers_cause_one_query(tmp_path: Path, fake: Callable[[str, str], None]) -> None:
     fake("squeue", f"sleep 0.1; cat {RECORDED}/squeue-running.txt")
     jobs = [Job("12", 10, "2020-01-01T00:00:00Z")]
@@ -516,6 +556,28 @@ def test_a_dead_controller_is_not_hammered_and_is_no_answer(clock: Clock) -> Non
             query.get(frozenset({"1"}))
         clock.now += 1
     assert count == 3  # at 0, 60 and 150
+
+
+def test_where_answers_cannot_be_kept_each_process_goes_on_with_its_own(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(polling.files, "replace", full)
+    (polling.cache_folder() / "q.lock").mkdir()  # nor can this be opened
+    asked: list[float] = []
+
+    def ask(_: frozenset[str]) -> str:
+        asked.append(clock.now)
+        return str(len(asked))
+
+    query = SharedQuery("q", 60, ask, clock)
+    said = []
+    for _ in range(4):
+        said.append(query.get(frozenset({"1"})).text)
+        clock.now += 31
+    assert said == ["1", "1", "2", "2"]
 
 
 def test_a_file_that_is_damaged_foreign_or_of_the_future_is_asked_anew(

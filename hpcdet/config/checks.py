@@ -186,7 +186,9 @@ def _trace(config: Config) -> Iterator[Problem]:
 def _least(spec: Any) -> float | None:
     """The smallest value that a hyperparameter of numbers can have, where that is plain."""
     if isinstance(spec, dict):
-        candidates = [spec.get("val"), spec.get("minval"), *(spec.get("vals") or [])]
+        vals = spec.get("vals")
+        listed = vals if isinstance(vals, list) else []  # if it is not, others say so
+        candidates = [spec.get("val"), spec.get("minval"), *listed]
         if spec.get("type") == "log":
             return None
     else:

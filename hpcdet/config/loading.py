@@ -19,7 +19,7 @@ from hpcdet.store.config import Resolved, resolve
 from hpcdet.store.yaml12 import Document
 
 DEFAULT = "default"
-_FREE = ("hyperparameters", "data")  # the user's own keys; null means null there
+_FREE = ("hyperparameters", "data", "options")  # the user's own keys; null means null there
 NULL_SAYS = ("searcher.promotion_share",)
 """Keys of ours for which null is another value than their default."""
 

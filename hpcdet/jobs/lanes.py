@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hpcdet.errors import ConfigError
-from hpcdet.schedulers.local import accelerators, usable_cores
+from hpcdet.schedulers.local import accelerators, shared_slots
 from hpcdet.site.models import PartitionView, Site
 from hpcdet.store import overrides
 from hpcdet.store.config import Resolved, Resources
@@ -62,7 +62,7 @@ def _fitting(need: Resources, site: Site, view: PartitionView) -> int:
     if view.cpus_per_node is not None:
         found.append(view.cpus_per_node // cpus)
     if not found and site.scheduler == "local":
-        slots = site.slots or len(accelerators()) or usable_cores()
+        slots = site.slots or shared_slots()
         found.append(slots // need.slots_per_node)
     if not found:
         raise ConfigError(

@@ -46,7 +46,10 @@ _KEPT = {
     *("PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES"),
 }
 _KEPT_PREFIXES = ("LC_", "HPCDET_")
-_OF_A_TASK = {"HPCDET_JOB", "HPCDET_TASK_INDEX", "HPCDET_RESTART_COUNT", "HPCDET_DEADLINE"}
+_OF_A_TASK = {
+    *("HPCDET_JOB", "HPCDET_TASK_INDEX", "HPCDET_RESTART_COUNT", "HPCDET_DEADLINE"),
+    *("HPCDET_LOCAL_DEVICES", "HPCDET_LOCAL_SLOTS"),
+}
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _START_LIMIT_S = 60
 _KEEP_ENDED_S = 7 * 24 * 3600
@@ -78,6 +81,22 @@ def accelerators() -> list[str]:
     return [name.strip() for name in visible.split(",") if name.strip()]
 
 
+def shared_devices() -> list[str]:
+    """The devices that local jobs are dealt: those of this process.
+
+    Inside a local task, which sees its own only, they are all those of the task's job: what
+    it submits waits for any of them, and not for the one that it trains on itself.
+    """
+    given = os.environ.get("HPCDET_LOCAL_DEVICES")
+    return accelerators() if given is None else [name for name in given.split(",") if name]
+
+
+def shared_slots() -> int:
+    """Ranks that run at once where the site does not say: one per device, else per core."""
+    given = os.environ.get("HPCDET_LOCAL_SLOTS", "")
+    return int(given) if given.isdecimal() else len(shared_devices()) or usable_cores()
+
+
 def job_environment() -> dict[str, str]:
     """What a job inherits of the submitter's environment: an allow-list, no tokens by accident."""
     return {
@@ -91,16 +110,16 @@ class LocalScheduler:
     """Jobs of this user on this machine.
 
     Args:
-        slots: ranks that may run at once over all jobs; None: one per accelerator, without
-            one per usable core. A task that wants more runs alone.
+        slots: ranks that may run at once over all jobs that see the same devices; None:
+            ``shared_slots()``. A task that wants more runs alone.
         state: the state folder; None: ``state_folder()``.
     """
 
     name = "local"
 
     def __init__(self, slots: int | None = None, state: Path | None = None) -> None:
-        self._devices = accelerators()
-        self._slots = slots or len(self._devices) or usable_cores()
+        self._devices = shared_devices()
+        self._slots = slots or shared_slots()
         self._state = state or state_folder()
         self.host = this_host()
         self.answered_at = 0.0

@@ -34,6 +34,9 @@ from hpcdet.store import files
 
 REQUEUE = 85
 _TICK_S = 0.1
+_SELDOM_S = 1.0
+_SELDOMER = 1.3
+"""A job that waits looks for places at each tick first, and each second in the end."""
 
 
 @dataclass
@@ -62,20 +65,47 @@ class Supervisor:
         self.pending = list(range(record.tasks))
         self.restarts = dict.fromkeys(self.pending, 0)
         self.running: dict[int, _Run] = {}
+        self.unwritten: dict[int, TaskRecord] = {}
+        self.look_at = 0.0
+        self.look_s = _TICK_S
+        self.said = ""
 
     def run(self) -> None:
-        """Until every task has ended, or the job's folder is gone, by which alone it is ruled."""
-        while self.pending or self.running:
-            if not self.job.record.exists():
-                for run in self.running.values():
-                    processes.kill_session(run.process.pid)
-                return
-            self._cancel_pending()
-            for run in list(self.running.values()):
-                self._watch(run)
-            self._start_what_fits()
+        """Until every task has ended, or the job's folder is gone, by which alone it is ruled.
+
+        What the file system refuses, a full one for instance, is tried again at the next tick.
+        """
+        while self.pending or self.running or self.unwritten:
+            try:
+                if not self.job.record.exists():
+                    for run in self.running.values():
+                        processes.kill_session(run.process.pid)
+                    return
+                self._tick()
+            except OSError as error:
+                self._say(str(error))
             time.sleep(_TICK_S)
-        self.job.waiting.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.job.waiting.unlink(missing_ok=True)
+
+    def _say(self, what: str) -> None:
+        """For ``supervisor.log``, once: it may be refused, too."""
+        if what != self.said:
+            self.said = what
+            with contextlib.suppress(OSError):
+                print(files.now(), what, file=sys.stderr, flush=True)
+
+    def _tick(self) -> None:
+        self._cancel_pending()
+        for run in list(self.running.values()):
+            self._watch(run)
+        self._write_down()
+        self._start_what_fits()
+
+    def _write_down(self) -> None:
+        for index, record in list(self.unwritten.items()):
+            files.replace(self.job.task(index), record.encode())
+            del self.unwritten[index]
 
     def _canceled(self, index: int) -> bool:
         return self.job.cancel(None).exists() or self.job.cancel(index).exists()
@@ -83,7 +113,8 @@ class Supervisor:
     def _cancel_pending(self) -> None:
         for index in [i for i in self.pending if self._canceled(i)]:
             self.pending.remove(index)
-            self._write(index, TaskRecord("canceled", self.restarts[index], ended_at=files.now()))
+            canceled = TaskRecord("canceled", self.restarts[index], ended_at=files.now())
+            self.unwritten[index] = canceled
 
     def _throttle(self) -> int:
         try:
@@ -95,16 +126,33 @@ class Supervisor:
         while self.pending and len(self.running) < self._throttle():
             if self.job.hold.exists():
                 break
+            now = time.monotonic()
+            if now < self.look_at:
+                return
+            self.look_at, self.look_s = now + self.look_s, min(_SELDOM_S, self.look_s * _SELDOMER)
             with locked(self.job.state):
                 taken = slots_taken(self.job.state)
-                free = [slot for slot in range(self.record.slots) if slot not in taken]
+                slots = range(self.record.slots)
+                free = [slot for slot in slots if self.record.name_of(slot) not in taken]
                 # a task wider than the machine runs alone rather than never
                 fits = not taken or self.request.slots <= len(free)
                 if not fits or somebody_before(self.job):
-                    self.job.waiting.write_bytes(_own_identity().encode())
+                    self._wait()
                     return
-                self._start(self.pending.pop(0), free[: self.request.slots])
+                self._start(self.pending[0], free[: self.request.slots])
+            self._look_soon()
         self.job.waiting.unlink(missing_ok=True)
+
+    def _wait(self) -> None:
+        """Say that the job wants places, unless that is written already."""
+        said = _own_identity().encode()
+        with contextlib.suppress(FileNotFoundError):
+            if self.job.waiting.read_bytes() == said:
+                return
+        self.job.waiting.write_bytes(said)
+
+    def _look_soon(self) -> None:
+        self.look_at, self.look_s = 0.0, _TICK_S
 
     def _start(self, index: int, slots: list[int]) -> None:
         walltime = self.request.walltime_s
@@ -113,6 +161,8 @@ class Supervisor:
             "HPCDET_JOB": f"{self.job.id}_{index}",
             "HPCDET_TASK_INDEX": str(index),
             "HPCDET_RESTART_COUNT": str(self.restarts[index]),
+            "HPCDET_LOCAL_DEVICES": ",".join(self.record.devices),
+            "HPCDET_LOCAL_SLOTS": str(self.record.slots),
         }
         if devices := self.record.devices:
             mine = dict.fromkeys(devices[slot % len(devices)] for slot in slots)
@@ -134,13 +184,22 @@ class Supervisor:
                 start_new_session=True,
             )
         start = processes.started(process.pid) or 0
-        files.replace(self.job.place(index), PlaceRecord(process.pid, start, slots).encode())
+        names = [self.record.name_of(slot) for slot in slots]
+        place = PlaceRecord(process.pid, start, slots, names)
+        try:
+            files.replace(self.job.place(index), place.encode())
+        except OSError:  # others would take its places
+            processes.kill_session(process.pid)
+            process.wait()
+            raise
+        self.pending.remove(index)
         record = TaskRecord(
             "running", self.restarts[index], process.pid, start, started_at=files.now()
         )
-        self._write(index, record)
         limit = time.monotonic() + walltime if walltime else None
         self.running[index] = _Run(index, process, record, limit)
+        self.unwritten[index] = record
+        self._write_down()
 
     def _watch(self, run: _Run) -> None:
         code = run.process.poll()
@@ -168,26 +227,25 @@ class Supervisor:
         _signal(run, signal.SIGTERM)
 
     def _finish(self, run: _Run, code: int) -> None:
+        canceled = self._canceled(run.index)
         # whatever the script left behind (ranks of a killed worker) ends with it
         processes.kill_session(run.process.pid)
-        self.job.place(run.index).unlink(missing_ok=True)
         del self.running[run.index]
-        if code == REQUEUE and not self._canceled(run.index):
+        self._look_soon()
+        with contextlib.suppress(OSError):  # who counts places clears those of the dead
+            self.job.place(run.index).unlink(missing_ok=True)
+        if code == REQUEUE and not canceled:
             self.restarts[run.index] += 1
             self.pending.insert(0, run.index)
-            self._write(run.index, TaskRecord("pending", self.restarts[run.index]))
+            self.unwritten[run.index] = TaskRecord("pending", self.restarts[run.index])
             return
-        if run.why == "canceled" or (self._canceled(run.index) and code):
+        if run.why == "canceled" or (canceled and code):
             state = "canceled"
         else:
             state = run.why or ("completed" if code == 0 else "failed")
-        ended = replace(
+        self.unwritten[run.index] = replace(
             run.record, state=state, ended_at=files.now(), exit_code=code if code >= 0 else None
         )
-        self._write(run.index, ended)
-
-    def _write(self, index: int, record: TaskRecord) -> None:
-        files.replace(self.job.task(index), record.encode())
 
 
 def _signal(run: _Run, number: signal.Signals) -> None:

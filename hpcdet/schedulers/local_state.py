@@ -7,7 +7,7 @@
     STATE/jobs/ID/cancel[.3]       asked to end
     STATE/jobs/ID/hold             what waits is to go on waiting
     STATE/jobs/ID/throttle         tasks that may run at once
-    STATE/running/ID.3             the places a task holds
+    STATE/running/ID.3             the places a task holds, by the names of their devices
     STATE/waiting/ID               the job wants places: later jobs stand behind it
 
 The folder is on this machine's own disk, so that a file lock may be trusted.
@@ -98,6 +98,16 @@ class JobRecord(Record):
     environment: dict[str, str] = field(default_factory=dict)
     submitted_at: str = ""
 
+    def name_of(self, slot: int) -> str:
+        """What all jobs call a slot: its device's name, whichever devices a job knows of.
+
+        Where ranks share a device, the later ones are told apart.
+        """
+        if not self.devices:
+            return str(slot)
+        further, which = divmod(slot, len(self.devices))
+        return f"{self.devices[which]}/{further}" if further else self.devices[which]
+
 
 @dataclass(frozen=True)
 class ProcessRecord(Record):
@@ -122,11 +132,17 @@ class TaskRecord(Record):
 
 @dataclass(frozen=True)
 class PlaceRecord(Record):
-    """An entry of ``running/``. ``slots``: the numbers of those it holds."""
+    """An entry of ``running/``.
+
+    Attributes:
+        slots: the numbers of those it holds, in its own job.
+        names: what all jobs call them; former versions wrote numbers only.
+    """
 
     pid: int
     start: int
     slots: list[int]
+    names: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -189,16 +205,16 @@ def locked(state: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def slots_taken(state: Path) -> set[int]:
-    """Numbers of the slots that living tasks of all jobs hold; entries of dead ones are cleared.
+def slots_taken(state: Path) -> set[str]:
+    """Names of the slots that living tasks of all jobs hold; entries of dead ones are cleared.
 
     Hold the lock.
     """
-    taken: set[int] = set()
+    taken: set[str] = set()
     for entry in (state / "running").iterdir():
         place = PlaceRecord.read(entry)
         if place is not None and processes.session_alive(place.pid, place.start):
-            taken.update(place.slots)
+            taken.update(place.names or map(str, place.slots))
         else:
             entry.unlink(missing_ok=True)  # a supervisor removes its own without the lock
     return taken

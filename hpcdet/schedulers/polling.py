@@ -104,26 +104,29 @@ class SharedQuery:
     clock: Callable[[], float] = field(default=time.time)
     max_s: float | None = None
     gist: Callable[[str], object] = str
+    _unwritten: Answer | None = field(default=None, init=False)
 
     def get(self, wanted: frozenset[str]) -> Answer:
         """The present answer, asked for now if it is too old.
 
         ``Answer.wanted`` tells whether it was asked with all of ``wanted`` in mind.
 
+        Where the folder is full, this process goes on with an answer of its own.
+
         Raises:
             Unavailable: the scheduler does not answer, or lately did not.
         """
         folder = cache_folder()
         path = folder / f"{self.name}.json"
-        answer = _read(path)
+        answer = self._read(path)
         if not self._good(answer, wanted):
             # without any answer yet there is nothing to go on with; with one, an old one will do
             wait_s = _FIRST_S if answer is None else 0
             with _lock(folder / f"{self.name}.lock", wait_s) as mine:
-                answer = _read(path)
+                answer = self._read(path)
                 if mine and not self._good(answer, wanted):
                     answer = self._ask(answer, wanted)
-                    files.replace(path, answer.encode())
+                    self._write(path, answer)
         if answer is None:
             raise Unavailable("another process asks the scheduler just now", where=self.name)
         if answer.error:
@@ -135,10 +138,21 @@ class SharedQuery:
         folder = cache_folder()
         path = folder / f"{self.name}.json"
         with _lock(folder / f"{self.name}.lock", 0) as mine:
-            answer = _read(path)
+            answer = self._read(path)
             if mine and answer is not None and not answer.error:
-                wait = min(answer.wait_s, max(self.min_s, answer.least_s))
-                files.replace(path, replace(answer, wait_s=wait).encode())
+                wait = max(self.min_s, answer.least_s)
+                if wait < answer.wait_s:
+                    self._write(path, replace(answer, wait_s=wait))
+
+    def _read(self, path: Path) -> Answer | None:
+        answer, own = Answer.decode(files.read_json(path)), self._unwritten
+        return own if own is not None and (answer is None or answer.at <= own.at) else answer
+
+    def _write(self, path: Path, answer: Answer) -> None:
+        self._unwritten = answer
+        with contextlib.suppress(OSError):
+            files.replace(path, answer.encode())
+            self._unwritten = None
 
     def _good(self, answer: Answer | None, wanted: frozenset[str]) -> bool:
         if answer is None:
@@ -165,17 +179,17 @@ class SharedQuery:
         return Answer(text, begun, wanted, min(wait, max(least, most)), error, least)
 
 
-def _read(path: Path) -> Answer | None:
-    return Answer.decode(files.read_json(path))
-
-
 @contextlib.contextmanager
 def _lock(path: Path, wait_s: float) -> Iterator[bool]:
     """Be the one who asks. False if another still is at it after ``wait_s``.
 
-    File systems without locks let everybody ask.
+    File systems without locks, or without room for the file, let everybody ask.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, files.FILE_MODE)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, files.FILE_MODE)
+    except OSError:
+        yield True
+        return
     last = time.monotonic() + wait_s
     try:
         while True:

@@ -19,7 +19,8 @@ _STATE, _SESSION, _START = 0, 3, 19  # fields of /proc/PID/stat behind the comma
 
 def _stat(pid: int) -> list[str] | None:
     try:
-        text = (_PROC / str(pid) / "stat").read_text()
+        # a name is any bytes: one that was cut in the middle of a letter is no UTF-8
+        text = (_PROC / str(pid) / "stat").read_text("latin-1")
     except OSError:
         return None
     # the name is in brackets and may itself hold blanks and brackets
@@ -56,8 +57,11 @@ def session_alive(leader: int, start: int) -> bool:
     time, the session we mean has ended.
     """
     fields = _stat(leader)
-    if fields is not None and int(fields[_START]) != start:
-        return False
+    if fields is not None:
+        if int(fields[_START]) != start:
+            return False
+        if fields[_STATE] not in "ZX":
+            return True
     return any(True for _ in members(leader))
 
 

@@ -11,7 +11,6 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from submitit.core import utils
 from submitit.slurm.slurm import SlurmExecutor
 
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers import slurm_text
+from hpcdet.schedulers import slurm_tasks, slurm_text
 from hpcdet.schedulers.base import (
     Capabilities,
     Job,
@@ -28,20 +27,15 @@ from hpcdet.schedulers.base import (
     Submission,
     SubmissionRefused,
     Task,
-    TaskState,
     Usage,
 )
 from hpcdet.schedulers.polling import SharedQuery
-from hpcdet.schedulers.slurm_text import Row
+from hpcdet.schedulers.slurm_tasks import Accounts
 from hpcdet.schedulers.variables import scrubbed
 from hpcdet.site import Site
 from hpcdet.site.detection import parse_config
 
 _LIMIT_S = 120
-_SETTLED_S = 30
-"""A job that was submitted less than this before an answer may be missing in it: clocks differ."""
-_SAME_ID_S = 86400
-"""Ids are used again after a wrap or a reinstallation; a job this much older is another one."""
 
 
 def for_site(site: Site) -> SlurmScheduler:
@@ -134,6 +128,7 @@ class SlurmScheduler:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.answered_at = 0.0
+        self._left: dict[str, dict[int, float]] = {}
 
     def submit(self, submission: Submission) -> str:
         """See ``base.Scheduler``."""
@@ -171,21 +166,24 @@ class SlurmScheduler:
         wanted = frozenset(job.job for job in jobs)
         answer = self._live.get(wanted)
         self.answered_at = answer.at
-        rows = _by_job(slurm_text.squeue(answer.text))
-        found = {job.job: _own(rows.get(job.job, []), job) for job in jobs}
-        missing = {job.job: _missing(job, found[job.job]) for job in jobs}
-        gone = frozenset(job.job for job in jobs if missing[job.job] and _settled(job, answer.at))
-        ended = self._ended(gone)
-        for job in jobs:
+        rows = slurm_tasks.by_job(slurm_text.squeue(answer.text))
+        found = {job.job: slurm_tasks.own(rows.get(job.job, []), job) for job in jobs}
+        missing = {job.job: slurm_tasks.missing(job, found[job.job]) for job in jobs}
+        lacking = [job for job in jobs if missing[job.job]]
+        gone = frozenset(job.job for job in lacking if slurm_tasks.settled(job, answer.at))
+        accounts = self._ended(gone)
+        before = {job.job: self._left.pop(job.job, {}) for job in jobs}
+        for job in lacking:
             lost = missing[job.job]
-            if not lost:
-                continue
             if job.job not in gone:
-                reason = "just submitted"
-                found[job.job].append(_task(job, lost, TaskState.PENDING, reason))
+                found[job.job].append(slurm_tasks.just_submitted(job, lost))
                 continue
-            said = _own(ended[job.job], job) if ended is not None and job.job in ended else None
-            found[job.job] += _epilogue(job, lost, said, known=ended is None or job.job in ended)
+            left = {index: before[job.job].get(index, answer.at) for index in lost}
+            self._left[job.job] = left
+            ends = slurm_tasks.ends(job, left, accounts)
+            found[job.job] += ends
+            if not all(row.task.state.final for row in ends):
+                self._expect_change("_accounts")
         return {job: [row.task for row in rows] for job, rows in found.items()}
 
     def usage(self, jobs: Sequence[Job]) -> dict[str, list[Usage]]:
@@ -195,7 +193,7 @@ class SlurmScheduler:
         answer = self._usage.get(frozenset(job.job for job in jobs))
         rows, known = slurm_text.usage(answer.text), answer.wanted
         return {
-            job.job: [run for run, at in rows if run.job == job.job and _is_of(job, at)]
+            job.job: [run for run, at in rows if run.job == job.job and slurm_tasks.is_of(job, at)]
             for job in (each for each in jobs if each.job in known)
         }
 
@@ -307,25 +305,21 @@ class SlurmScheduler:
         name = f"{name}-{self._cluster}"
         return SharedQuery(name, limits.poll_min_s, ask, max_s=limits.poll_max_s, gist=gist)
 
-    def _ended(self, jobs: frozenset[str]) -> dict[str, list[Row]] | None:
-        """What accounting says of jobs that are gone from the queue.
-
-        Jobs it was not asked about yet are left out. None: there is no accounting.
-        """
-        if not jobs:
-            return {}
-        if not self._accounting():
+    def _ended(self, jobs: frozenset[str]) -> Accounts | None:
+        """What accounting says of jobs that are gone from the queue. None: there is none."""
+        if not jobs or not self._accounting():
             return None
         answer = self._accounts.get(jobs)
         cancelled = self.site.capabilities.preempt_as_cancelled
-        rows = _by_job(slurm_text.sacct(answer.text, os.getuid(), cancelled))
-        return {job: rows.get(job, []) for job in jobs & answer.wanted}
+        rows = slurm_tasks.by_job(slurm_text.sacct(answer.text, os.getuid(), cancelled))
+        return Accounts({job: rows.get(job, []) for job in jobs & answer.wanted}, answer.at)
 
-    def _expect_change(self) -> None:
+    def _expect_change(self, question: str = "_live") -> None:
         """The shared answer is old sooner than while nothing happens."""
-        if "_live" in vars(self):  # who has not asked does not ask for the cluster's name now
+        # who has not asked does not ask for the cluster's name now
+        if isinstance(query := vars(self).get(question), SharedQuery):
             with contextlib.suppress(Unavailable, OSError):
-                self._live.expect_change()
+                query.expect_change()
 
     def _update(self, job: str, change: str) -> None:
         self._control("update", f"JobId={job}", change, job=job)
@@ -347,55 +341,3 @@ class SlurmScheduler:
             said = slurm_text.message(done.stderr) or f"exit code {done.returncode}"
             raise Unavailable(f"{argv[0]} failed: {said}")
         return done.stdout
-
-
-def _by_job(rows: list[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row.task.job, []).append(row)
-    return found
-
-
-def _submitted(job: Job) -> float | None:
-    return datetime.fromisoformat(job.submitted_at).timestamp() if job.submitted_at else None
-
-
-def _own(rows: list[Row], job: Job) -> list[Row]:
-    """The rows that are of this job and not of an older one with its id."""
-    return [row for row in rows if _is_of(job, row.submitted)]
-
-
-def _is_of(job: Job, submitted: float | None) -> bool:
-    since = _submitted(job)
-    return since is None or submitted is None or submitted > since - _SAME_ID_S
-
-
-def _missing(job: Job, rows: list[Row]) -> frozenset[int]:
-    """The indices of the job that no row speaks of."""
-    there = frozenset[int]().union(*(row.indices for row in rows))
-    return frozenset(range(job.tasks)) - there
-
-
-def _settled(job: Job, asked_at: float) -> bool:
-    since = _submitted(job)
-    return since is None or since < asked_at - _SETTLED_S
-
-
-def _task(job: Job, lost: frozenset[int], state: TaskState, reason: str) -> Row:
-    task = Task(job=job.job, index=-1, state=state, reason=reason, count=len(lost))
-    return Row(task, None, lost)
-
-
-def _epilogue(job: Job, lost: frozenset[int], said: list[Row] | None, known: bool) -> list[Row]:
-    """What became of tasks that are gone from the queue."""
-    if not known:
-        return [_each(job, index, TaskState.ENDING, "waits for accounting") for index in lost]
-    told = {row.task.index: row for row in said or [] if row.task.state.final}
-    return [
-        told.get(index) or _each(job, index, TaskState.GONE, "gone from the queue")
-        for index in sorted(lost)
-    ]
-
-
-def _each(job: Job, index: int, state: TaskState, reason: str) -> Row:
-    return Row(Task(job=job.job, index=index, state=state, reason=reason), None, frozenset({index}))

@@ -24,6 +24,7 @@ JOB = (
     "SINFO_*", "SCANCEL_*", "SCONTROL_*", "PBS_*",
     "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HPCDET_JOB",
     "HPCDET_TASK_INDEX", "HPCDET_RESTART_COUNT", "HPCDET_DEADLINE", "HPCDET_GRACE",
+    "HPCDET_LOCAL_DEVICES", "HPCDET_LOCAL_SLOTS",
 )  # fmt: skip
 """What a shell inside some other job has of that job, and options that override a script's."""
 

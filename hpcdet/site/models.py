@@ -200,7 +200,9 @@ class Site(Model):
         default=180, gt=0, description="a silent holder of the lease is dead then"
     )
     slots: int | None = Field(
-        default=None, ge=1, description="local: ranks at once; null: one per core"
+        default=None,
+        ge=1,
+        description="local: ranks at once; null: one per accelerator, or else per core",
     )
     searcher_job: SearcherJob = SearcherJob()
     max_restarts_in_place: int = Field(

@@ -1,0 +1,99 @@
+"""What becomes of a job's tasks: the rows of the queue and those of accounting, laid together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from hpcdet.schedulers.base import Job, Task, TaskState
+from hpcdet.schedulers.slurm_text import Row
+
+_SETTLED_S = 30
+"""A job that was submitted less than this before an answer may be missing in it: clocks differ."""
+_SAME_ID_S = 86400
+"""Ids are used again after a wrap or a reinstallation; a job this much older is another one."""
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """What accounting said.
+
+    Attributes:
+        rows: by job; those it was not asked about yet are left out.
+        at: when it was asked, epoch seconds.
+    """
+
+    rows: Mapping[str, Sequence[Row]]
+    at: float
+
+
+def by_job(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each job."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.task.job, []).append(row)
+    return found
+
+
+def own(rows: Sequence[Row], job: Job) -> list[Row]:
+    """The rows that are of this job and not of an older one with its id."""
+    return [row for row in rows if is_of(job, row.submitted)]
+
+
+def is_of(job: Job, submitted: float | None) -> bool:
+    """Whether what was submitted then (epoch seconds) may be this job."""
+    since = _submitted(job)
+    return since is None or submitted is None or submitted > since - _SAME_ID_S
+
+
+def missing(job: Job, rows: Sequence[Row]) -> frozenset[int]:
+    """The indices of the job that no row speaks of."""
+    there = frozenset[int]().union(*(row.indices for row in rows))
+    return frozenset(range(job.tasks)) - there
+
+
+def settled(job: Job, asked_at: float) -> bool:
+    """Whether the job would be in an answer of then (epoch seconds), if it were there still."""
+    since = _submitted(job)
+    return since is None or since < asked_at - _SETTLED_S
+
+
+def just_submitted(job: Job, lost: frozenset[int]) -> Row:
+    """Tasks that are not in the queue yet."""
+    task = Task(job.job, -1, TaskState.PENDING, "just submitted", count=len(lost))
+    return Row(task, None, lost)
+
+
+def ends(job: Job, left: Mapping[int, float], accounts: Accounts | None) -> list[Row]:
+    """What became of tasks that are gone from the queue.
+
+    Args:
+        left: each with when the queue was asked that first lacked it. Accounting that was asked
+            before that does not know the end: it is waited for.
+        accounts: None without accounting.
+    """
+    said: list[Row] = []
+    asked_at = math.inf
+    if accounts is not None:
+        asked_at = accounts.at if job.job in accounts.rows else -math.inf
+        said = own(accounts.rows.get(job.job, []), job)
+    told = {row.task.index: row for row in said if row.task.state.final}
+    return [
+        told.get(index)
+        or (
+            _row(job, index, TaskState.ENDING, "waits for accounting")
+            if asked_at < since
+            else _row(job, index, TaskState.GONE, "gone from the queue")
+        )
+        for index, since in sorted(left.items())
+    ]
+
+
+def _row(job: Job, index: int, state: TaskState, reason: str) -> Row:
+    return Row(Task(job.job, index, state, reason), None, frozenset({index}))
+
+
+def _submitted(job: Job) -> float | None:
+    return datetime.fromisoformat(job.submitted_at).timestamp() if job.submitted_at else None
