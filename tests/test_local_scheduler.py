@@ -215,8 +215,9 @@ def test_accelerators_at_work_are_given_to_nobody_else_whatever_the_submitter_se
         """What such a task has of the names."""
         jobs.scheduler = LocalScheduler()
         said = jobs.folder / "inside"
-        job = jobs.submit(f"echo ${' $'.join(names)} > .$$; mv .$$ inside/$HPCDET_JOB; {HOLD}",
-                          slots=slots)
+        job = jobs.submit(
+            f"echo ${' $'.join(names)} > .$$; mv .$$ inside/$HPCDET_JOB; {HOLD}", slots=slots
+        )
         ours.append(job)
         until((said / f"{job.job}_0").exists, lambda: str(jobs.tasks(job)))
         return (said / f"{job.job}_0").read_text().split()
