@@ -76,7 +76,13 @@ class ClusterInfo:
 
     def __getattr__(self, name: str) -> Any:
         """What Determined's has beside: a master, its tokens, its containers."""
-        raise AttributeError(f"there is no {name}: hpcdet has neither master nor containers")
+        why = "hpcdet has neither master nor containers"
+        if name.startswith("container_"):
+            why = (
+                "hpcdet starts the ranks, each with the script of the entrypoint; "
+                "core.init().distributed knows them and their nodes, $MASTER_ADDR is the chief's"
+            )
+        raise AttributeError(f"there is no {name}: {why}")
 
 
 def get_cluster_info() -> ClusterInfo | None:

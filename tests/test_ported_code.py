@@ -13,6 +13,7 @@ import torch
 from hpcdet import checkpoint, core, pytorch
 from hpcdet import determined as det
 from hpcdet.errors import ConfigError, NotFound, UsageError
+from hpcdet.read import timeline
 from tests import alone, ranks
 from tests.alone import as_script
 
@@ -92,6 +93,8 @@ def test_the_core_apis_tutorial(tmp_path: Path) -> None:
     trial = experiment(tmp_path / "2", f"{LAUNCH} {script} --distributed", 2, "x")
     lines = told_to_leave_at_once_then_finished(trial, 2)
     assert metrics(lines, "validation")[40] == {"x": 240, "batches": 40}
+    told = [text for line in lines if (text := timeline._journal_text(line))]
+    assert told.count("debug: end of main: x is 240") == 1
 
 
 def test_the_core_apis_tutorial_in_pytorch(tmp_path: Path) -> None:
@@ -168,6 +171,10 @@ def test_the_rest_of_the_core_api(tmp_path: Path) -> None:
     (source / "deep").mkdir(parents=True)
     (source / "deep" / "a").write_text("a")
     (source / "b").write_text("b")
+    alone = {"local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1}
+    with pytest.raises(UsageError, match="says rank 0 of 2, and this process is rank 0 of 1"):
+        core.DistributedContext(rank=0, size=2, chief_ip="here", **alone)  # type: ignore[arg-type]
+    given = core.DistributedContext(rank=0, size=1, **alone)  # type: ignore[arg-type]
     with core.init(checkpoint_storage=tmp_path / "run", distributed=given) as context:
         assert given.allgather(1) == [1] and given.broadcast_local() is None
         keeper = context.checkpoint

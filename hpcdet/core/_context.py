@@ -57,7 +57,7 @@ class Context:
             else dict(session.config.data)
         )
         self.first_batch = 0
-        self.distributed = DistributedContext(session.ranks, session.peers)
+        self.distributed = DistributedContext.of(session.ranks, session.peers)
         self.train = TrainContext(session)
         self.preempt = PreemptContext(session, self.train)
         self.virtual = VirtualContext(session)
@@ -102,6 +102,19 @@ class Context:
             self.register_generator(name, item)
         else:
             self.session.registered.add(name, item, per_rank=per_rank)
+
+    def alert(
+        self, title: str | None = None, description: str | None = None, level: str | None = "info"
+    ) -> None:
+        """A word for people, once it matters: in the log, and in ``hpcdet events``; rank 0's.
+
+        Args:
+            level: Determined's: ``debug``, ``info``, ``warn`` or ``error``.
+        """
+        if self.session.ranks.chief:
+            text = ": ".join(one for one in (title, description) if one)
+            self.session.tracker.record("alert", text=text, level=level or "info")
+            print(f"{level or 'info'}: {text}", file=sys.stderr)
 
     def order(self, size: int, batch: int, *, shuffle: bool = True) -> Order:
         """The global batches of a data set: a function of the trial's seed and the epoch.

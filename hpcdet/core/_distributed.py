@@ -14,16 +14,61 @@ T = TypeVar("T")
 class DistributedContext:
     """Every rank must make the same calls in the same order. Values are pickled.
 
+    Made by code written for Determined, it says which rank this process is; ranks are started by
+    hpcdet (or by who sets ``RANK`` and ``WORLD_SIZE``), so that it must say the same.
+
     Args:
-        peers: None before ``core.init`` has brought the ranks together.
+        rank, size: of all ranks; ``local_rank``, ``local_size``: of those on this node.
+        cross_rank, cross_size: of the nodes.
+        chief_ip, pub_port, pull_port, port_offset, force_tcp: Determined's; not needed.
+
+    Raises:
+        UsageError: this process was started as another rank.
     """
 
-    def __init__(self, ranks: Ranks, peers: Peers | None = None) -> None:
-        self._peers = peers
-        self.rank, self.size = ranks.rank, ranks.world
-        self.local_rank, self.local_size = ranks.local, ranks.local_world
-        self.cross_rank = ranks.node
-        self.cross_size = max(1, ranks.world // max(1, ranks.local_world))
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        local_rank: int,
+        local_size: int,
+        cross_rank: int,
+        cross_size: int,
+        chief_ip: str | None = None,
+        pub_port: int = 0,
+        pull_port: int = 0,
+        port_offset: int = 0,
+        force_tcp: bool = False,
+    ) -> None:
+        self._peers: Peers | None = None
+        self.rank, self.size = rank, size
+        self.local_rank, self.local_size = local_rank, local_size
+        self.cross_rank, self.cross_size = cross_rank, cross_size
+        ranks = Ranks.from_environment()
+        if (rank, size) != (ranks.rank, ranks.world):
+            raise UsageError(
+                f"it says rank {rank} of {size}, and this process is rank {ranks.rank} "
+                f"of {ranks.world}",
+                where="DistributedContext",
+                hint="leave it out and let the entrypoint be the script of one rank: hpcdet "
+                "starts resources.slots_per_trial of them",
+            )
+
+    @classmethod
+    def of(cls, ranks: Ranks, peers: Peers | None = None) -> DistributedContext:
+        """That of this process's ranks.
+
+        Args:
+            peers: None before ``core.init`` has brought the ranks together.
+        """
+        made = cls.__new__(cls)
+        made._peers = peers
+        made.rank, made.size = ranks.rank, ranks.world
+        made.local_rank, made.local_size = ranks.local, ranks.local_world
+        made.cross_rank = ranks.node
+        made.cross_size = max(1, ranks.world // max(1, ranks.local_world))
+        return made
 
     @classmethod
     def from_torch_distributed(cls, chief_ip: str | None = None) -> DistributedContext:
@@ -31,17 +76,17 @@ class DistributedContext:
 
         The ranks are those of the launcher, whoever it is; ``chief_ip`` is not needed.
         """
-        return cls(Ranks.from_environment())
+        return cls.of(Ranks.from_environment())
 
     @classmethod
     def from_deepspeed(cls, chief_ip: str | None = None) -> DistributedContext:
         """As ``from_torch_distributed``."""
-        return cls(Ranks.from_environment())
+        return cls.of(Ranks.from_environment())
 
     @classmethod
     def from_horovod(cls, hvd: Any, chief_ip: str | None = None) -> DistributedContext:
         """As ``from_torch_distributed``."""
-        return cls(Ranks.from_environment())
+        return cls.of(Ranks.from_environment())
 
     def join(self, peers: Peers) -> None:
         """Made before ``core.init``, it can talk from now on."""

@@ -26,8 +26,8 @@ def events(source: Source, trial: int = 0) -> list[Event]:
     Returns:
         ``time, kind, trial`` (0: the experiment), ``attempt`` (0: none), ``text``. Kinds:
         ``submitted refused worker_started worker_ended started first_step checkpoint
-        checkpoint_copied copy_failed unregistered not_finite notice ended decision clone retry
-        failed lost command state``.
+        checkpoint_copied copy_failed unregistered not_finite notice alert ended decision clone
+        retry failed lost command state``.
     """
     gathered = gather(source)
     found = [
@@ -133,6 +133,8 @@ def _journal_text(line: Line) -> str:
             return f"no checkpoint would have {'; '.join(line['found'])}"
         case "notice":
             return f"{line['signal']} heard"
+        case "alert":
+            return f"{line['level']}: {line['text']}"
     return ""
 
 

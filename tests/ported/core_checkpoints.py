@@ -43,6 +43,7 @@ def main(core_context, latest_checkpoint, trial_id, increment_by):
                     save_state(x, steps_completed, trial_id, path)
             if core_context.preempt.should_preempt():
                 return
+    core_context.alert(title="end of main", description=f"x is {x}", level="debug")
 
 
 if __name__ == "__main__":
