@@ -171,10 +171,10 @@ def test_the_rest_of_the_core_api(tmp_path: Path) -> None:
     (source / "deep").mkdir(parents=True)
     (source / "deep" / "a").write_text("a")
     (source / "b").write_text("b")
-    alone = {"local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1}
+    node = {"local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1}
     with pytest.raises(UsageError, match="says rank 0 of 2, and this process is rank 0 of 1"):
-        core.DistributedContext(rank=0, size=2, chief_ip="here", **alone)  # type: ignore[arg-type]
-    given = core.DistributedContext(rank=0, size=1, **alone)  # type: ignore[arg-type]
+        core.DistributedContext(rank=0, size=2, chief_ip="here", **node)  # type: ignore[arg-type]
+    given = core.DistributedContext(rank=0, size=1, **node)  # type: ignore[arg-type]
     with core.init(checkpoint_storage=tmp_path / "run", distributed=given) as context:
         assert given.allgather(1) == [1] and given.broadcast_local() is None
         keeper = context.checkpoint
