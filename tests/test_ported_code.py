@@ -101,6 +101,8 @@ def test_the_core_apis_tutorial_in_pytorch(tmp_path: Path) -> None:
     trial = experiment(tmp_path, f"{LAUNCH} core_pytorch.py", 2, "test_loss")
     lines = told_to_leave_at_once_then_finished(trial, 2)
     assert [one["epochs"] for one in metrics(lines, "validation").values()] == [1, 2, 3]
+    validations = [line for line in lines if line["kind"] == "metrics"]
+    assert [line["units"]["epochs"] for line in validations] == [1, 2, 3], "rungs may be in epochs"
 
 
 def test_the_rest_of_the_trials_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

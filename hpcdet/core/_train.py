@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 from collections.abc import Mapping, Sequence
@@ -56,10 +57,12 @@ class TrainContext:
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """Metrics of any group.
 
+        Those named ``epochs`` and ``records`` say how far the trial is in these units, too.
+
         Raises:
             TypeError: a value that cannot be recorded, with its name.
         """
-        self.advance(steps_completed)
+        self.advance(steps_completed, metrics)
         if group == "validation":
             self.validation = (steps_completed, dict(metrics))
         self._session.report(group, self.units, metrics)
@@ -137,10 +140,16 @@ class TrainContext:
         better = min if self._session.config.searcher.smaller_is_better else max
         return better(metrics, default=None)
 
-    def advance(self, batches: int) -> None:
-        """The trial is so many batches far."""
-        if batches != self.units.batches:
-            self.units = Units(batches, self.units.records, self.units.epochs)
+    def advance(self, batches: int, metrics: Mapping[str, Any] | None = None) -> None:
+        """The trial is so many batches far, and so many records and epochs, if metrics say it."""
+        said = {unit: finite((metrics or {}).get(unit)) for unit in ("records", "epochs")}
+        known = {
+            unit: int(found)
+            for unit, found in said.items()
+            if found is not None and 0 <= found < math.inf
+        }
+        if known or batches != self.units.batches:
+            self.units = dataclasses.replace(self.units, batches=batches, **known)
 
     def searcher_metric(self, step: int) -> float | None:
         """As of ``worth``, if the trial was validated at this very step."""
