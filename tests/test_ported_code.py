@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import runpy
 import sys
 from pathlib import Path
@@ -14,6 +16,9 @@ from hpcdet import checkpoint, core, pytorch
 from hpcdet import determined as det
 from hpcdet.errors import ConfigError, NotFound, UsageError
 from hpcdet.read import timeline
+from hpcdet.store.config import Searcher
+from hpcdet.train.session import Units
+from hpcdet.units import Length
 from tests import alone, ranks
 from tests.alone import as_script
 
@@ -195,3 +200,27 @@ def test_the_rest_of_the_core_api(tmp_path: Path) -> None:
         assert list(context.searcher.operations(core.SearcherMode.ChiefOnly)) == []
         assert context.searcher.get_configured_units() is None
         context.searcher.acknowledge_out_of_ops()
+
+
+def test_a_loop_says_how_many_epochs_it_has_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a metric, as ``time_metric: epochs`` has it, or as older code ends its operations."""
+    asked = Searcher("asha", max_length=Length("epochs", 8), max_trials=4, divisor=4, num_rungs=2)
+    told: list[tuple[int, int]] = []
+
+    def report(_group: str, units: Units, _metrics: object) -> None:
+        told.append((units.batches, units.epochs))
+
+    with core.init(checkpoint_storage=tmp_path) as context:
+        session, train = context.session, context.train
+        session.config = dataclasses.replace(session.config, searcher=asked)
+        session.rungs = asked.rungs
+        monkeypatch.setattr(session, "report", report)
+        train.report_validation_metrics(10, {"loss": 1.0, "epochs": torch.tensor(1.0)})
+        train.report_training_metrics(15, {"loss": 1.0, "epochs": math.nan})
+        for operation in context.searcher.operations():
+            train.report_validation_metrics(10 * operation.length, {"loss": 0.5})
+            operation.report_completed(0.5)
+            operation.report_completed(0.5)
+    assert told == [(10, 1), (15, 1), (20, 1), (20, 2)]

@@ -13,8 +13,10 @@ from hpcdet.units import Length
 class SearcherOperation:
     """Train until ``length`` (in the searcher's unit)."""
 
-    def __init__(self, session: Session, length: Length) -> None:
+    def __init__(self, session: Session, train: TrainContext, length: Length) -> None:
         self._session = session
+        self._train = train
+        self._wanted = length
         self.length = length.value
         self.unit = length.unit
 
@@ -24,7 +26,11 @@ class SearcherOperation:
         self._session.tracker.record("fraction", value=float(fraction))
 
     def report_completed(self, searcher_metric: float) -> None:
-        """Determined's; report validation metrics instead."""
+        """Determined's: the length is reached, also where no metric says so in its unit.
+
+        The metric counts that was reported by ``report_validation_metrics``.
+        """
+        self._train.reach(self._wanted)
 
 
 class SearcherContext:
@@ -70,9 +76,9 @@ class SearcherContext:
         """
         for rung in self.rungs[:-1]:
             if not self._train.units.reached(rung):
-                yield SearcherOperation(self._session, rung)
+                yield SearcherOperation(self._session, self._train, rung)
         if self._session.until is not None:
-            yield SearcherOperation(self._session, self._session.until)
+            yield SearcherOperation(self._session, self._train, self._session.until)
 
     def get_configured_units(self) -> Unit | None:
         """The unit of the length, if one is known."""

@@ -15,6 +15,7 @@ from hpcdet.train.session import Session, Units
 from hpcdet.train.tracking import finite, plain
 from hpcdet.train.verdicts import InvalidHP
 from hpcdet.train.worth import worth
+from hpcdet.units import Length
 
 
 class EarlyExitReason(enum.Enum):
@@ -150,6 +151,14 @@ class TrainContext:
         }
         if known or batches != self.units.batches:
             self.units = dataclasses.replace(self.units, batches=batches, **known)
+
+    def reach(self, length: Length) -> None:
+        """The trial is so far, whatever it has said; its last validation was that far, too."""
+        if length.unit != "batches" and not self.units.reached(length):
+            self.units = dataclasses.replace(self.units, **{length.unit: length.value})
+            at, metrics = self.validation
+            if at == self.units.batches:
+                self._session.report("validation", self.units, metrics)
 
     def searcher_metric(self, step: int) -> float | None:
         """As of ``worth``, if the trial was validated at this very step."""
