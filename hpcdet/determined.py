@@ -80,7 +80,7 @@ class ClusterInfo:
         if name.startswith("container_"):
             why = (
                 "hpcdet starts the ranks, each with the script of the entrypoint; "
-                "core.init().distributed knows them and their nodes, $MASTER_ADDR is the chief's"
+                "core.init().distributed knows them and their nodes"
             )
         raise AttributeError(f"there is no {name}: {why}")
 

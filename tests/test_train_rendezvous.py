@@ -7,11 +7,12 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from torch.distributed import HashStore
 
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.store import files
-from hpcdet.train import lifeline, rendezvous
+from hpcdet.train import lifeline, rendezvous, verdicts
 from hpcdet.train.ranks import Ranks
 
 
@@ -65,3 +66,21 @@ def test_a_rank_that_counts_others_or_runs_another_version_is_named(tmp_path: Pa
     assert "and node1" in caught.value.where
     with pytest.raises(ConfigError, match="there is no backend 'mpich'"):
         rendezvous.meet(Ranks(0, 1), None, "mpich")
+
+
+def test_code_that_makes_the_process_group_itself_hears_whose_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError) as torchs:
+        dist.init_process_group("gloo")
+    ours = verdicts.clearer(torchs.value)
+    assert isinstance(ours, ConfigError) and "leave that line out" in ours.hint
+    assert ours.__cause__ is torchs.value
+    other = ValueError("environment variable HOME expected")
+    assert verdicts.clearer(other) is other
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    with pytest.raises(ConfigError, match="hpcdet makes the process group"):
+        rendezvous.meet(Ranks(0, 2, 0, 2), tmp_path / "rendezvous.json", "gloo")
+    rendezvous.meet(Ranks(0, 2, 0, 2), None, "gloo")  # a script alone: it is the launcher's

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import socket
 import struct
 import time
@@ -31,6 +32,9 @@ from hpcdet.train.ranks import Ranks
 PATIENCE_S = 300.0
 _LOOPBACK = "127.0.0.1"
 _BACKENDS = ("auto", "nccl", "gloo", "mpi")
+_OWN_GROUP = re.compile(
+    r"process group twice|variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected"
+)
 _lifeline: Lifeline | None = None
 
 
@@ -68,6 +72,8 @@ def meet(ranks: Ranks, meeting: Path | None, backend: str = "auto") -> None:
         mpi.prepare(ranks)
         kind = mpi.NAME
     if meeting is None:
+        if dist.is_initialized():  # the script, which runs alone, has done it
+            return
         if "MASTER_ADDR" not in os.environ:
             raise ConfigError(
                 f"{ranks.world} ranks were started, and nobody says where they meet",
@@ -76,6 +82,8 @@ def meet(ranks: Ranks, meeting: Path | None, backend: str = "auto") -> None:
             )
         dist.init_process_group(kind, timeout=NEVER)  # that launcher ends all if one is lost
         return
+    if dist.is_initialized():
+        raise own_group()
     global _lifeline
     store, host = _host(ranks, meeting) if ranks.chief else _visit(ranks, meeting)
     _lifeline = tie(ranks, store, host, PATIENCE_S)
@@ -89,6 +97,21 @@ def meet(ranks: Ranks, meeting: Path | None, backend: str = "auto") -> None:
         world_size=ranks.world,
         timeout=NEVER,
     )
+
+
+def own_group() -> ConfigError:
+    """What code hears that makes a process group of its own."""
+    return ConfigError(
+        "hpcdet makes the process group where there are several ranks",
+        where="dist.init_process_group",
+        hint="leave that line out: core.init and pytorch.init see to it",
+    )
+
+
+def refusal(error: BaseException) -> ConfigError | None:
+    """That code makes a process group of its own, if this is torch's word for it."""
+    owns = isinstance(error, ValueError) and _OWN_GROUP.search(str(error))
+    return own_group() if owns else None
 
 
 def leave() -> None:

@@ -21,7 +21,7 @@ from hpcdet.checkpoint import CheckpointFailed, Manifest
 from hpcdet.store import files, limits
 from hpcdet.store.config import Resolved
 from hpcdet.store.records import Trial, Verdict
-from hpcdet.train import deterministic, fingerprint, notice, rng, stopping
+from hpcdet.train import fingerprint, notice, rng, stopping
 from hpcdet.train.agreement import NOTHING, Agreement, Cause, Orders
 from hpcdet.train.clock import Deadline, Every
 from hpcdet.train.peers import Peers, is_peer_loss
@@ -33,7 +33,7 @@ from hpcdet.train.rendezvous import device_of
 from hpcdet.train.saving import Keeper
 from hpcdet.train.stopping import Stop
 from hpcdet.train.tracking import Tracker, plain
-from hpcdet.train.verdicts import InvalidHP, peers_lost, verdict_on
+from hpcdet.train.verdicts import InvalidHP, clearer, peers_lost, verdict_on
 from hpcdet.train.virtual import Virtual
 from hpcdet.train.wanted import Wanted
 from hpcdet.units import Length
@@ -370,9 +370,7 @@ class Session:
         if is_peer_loss(error):
             self.tracker.close()
             return peers_lost(error)
-        if (refusal := deterministic.refusal(error)) is not None:
-            # with frames of its own: whoever reads the log takes the last traceback
-            refusal.__cause__, error = error, refusal.with_traceback(error.__traceback__)
+        error = clearer(error)
         traceback.print_exception(error)
         self.keeper.give_up(lambda: bool(notice.heard()))
         self._conclude(verdict_on(error, self.keeper.latest))

@@ -8,6 +8,7 @@ import traceback
 from hpcdet.errors import Unrecoverable
 from hpcdet.store import files
 from hpcdet.store.records import Verdict
+from hpcdet.train import deterministic, rendezvous
 from hpcdet.train.peers import is_peer_loss
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import PEER_LOST, Ranks
@@ -45,11 +46,22 @@ def unsaid_failure(place: Place, error: BaseException) -> int:
         return PEER_LOST
     if is_peer_loss(error):
         return peers_lost(error)
+    error = clearer(error)
     traceback.print_exception(error)
     Verdict("fail", "error", error=last_line(error), at=files.now()).write_once(
         place.attempt.verdict
     )
     return 1
+
+
+def clearer(error: BaseException) -> BaseException:
+    """An error of torch's in words that say what to do, where there are some; else itself."""
+    refusal = deterministic.refusal(error) or rendezvous.refusal(error)
+    if refusal is None:
+        return error
+    # with frames of its own: whoever reads the log takes the last traceback
+    refusal.__cause__ = error
+    return refusal.with_traceback(error.__traceback__)
 
 
 def peers_lost(error: BaseException) -> int:
