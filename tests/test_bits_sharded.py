@@ -53,8 +53,9 @@ class Look(pytorch.PyTorchCallback):
             Path(os.environ["LOOK"]).write_text(total.hexdigest())
 
     def on_checkpoint_write_end(self, checkpoint_dir):
-        if self.trial.context.distributed.rank == 0 and checkpoint_dir.name == "00000000.g1":
-            shutil.copytree(checkpoint_dir, checkpoint_dir.parents[3] / "beginning")
+        folder = Path(checkpoint_dir)
+        if self.trial.context.distributed.rank == 0 and folder.name == "00000000.g1":
+            shutil.copytree(folder, folder.parents[3] / "beginning")
 
 
 def whole(tensor):

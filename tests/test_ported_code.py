@@ -136,7 +136,8 @@ def test_the_rest_of_the_trials_api(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert folder.endswith(trial.counter.uuid)
     found = trial.counter.metrics[-1]
     assert found["label_sum"] == found["many"] == 16
-    assert found["least"] == found["most"]
+    assert found["least"] == found["most"] and found["late"] == 4
+    assert len(list(trial.context.get_tensorboard_path().glob("*.pt.trace.json"))) == 2
     # averaged: 0.2 * (1 - w) per step, halved after the first epoch; summed: twice as much
     assert float(trial.a.weight.detach()) == pytest.approx(1 - 0.8**2 * 0.9**2)
     assert float(trial.b.weight.detach()) == pytest.approx(1 - 0.6**4)

@@ -319,9 +319,9 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         return real(folder, *args)
 
     class Told(pytorch.PyTorchCallback):
-        def on_checkpoint_write_end(self, checkpoint_dir: Path) -> None:
-            assert (checkpoint_dir / "MANIFEST.json").exists()
-            calls.append(checkpoint_dir.name)
+        def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
+            assert Path(checkpoint_dir, "MANIFEST.json").exists()
+            calls.append(Path(checkpoint_dir).name)
 
     class Watched(Line):
         def build_callbacks(self) -> dict[str, pytorch.PyTorchCallback]:

@@ -11,7 +11,7 @@
 from hpcdet.pytorch import samplers
 from hpcdet.pytorch._callback import PyTorchCallback
 from hpcdet.pytorch._context import PyTorchTrialContext
-from hpcdet.pytorch._data import DataLoader, TorchData, to_device
+from hpcdet.pytorch._data import DataLoader, TorchData, data_length, to_device
 from hpcdet.pytorch._init import init
 from hpcdet.pytorch._lr import LRScheduler
 from hpcdet.pytorch._reducers import MetricReducer, Reducer
@@ -35,6 +35,7 @@ __all__ = [
     "TorchData",
     "TrainUnit",
     "Trainer",
+    "data_length",
     "init",
     "samplers",
     "to_device",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,8 @@ from typing import Any
 class PyTorchCallback:
     """Override what is needed. ``state_dict`` is saved and given back after a restart.
 
-    Where hooks are called on, unless said otherwise: every rank.
+    Where hooks are called on, unless said otherwise: every rank. Those of a validation find the
+    models in ``eval`` mode, without gradients (``torch.enable_grad`` brings them back).
     """
 
     def on_trial_startup(self, first_batch_idx: int, checkpoint_uuid: str | None) -> None:
@@ -41,7 +41,10 @@ class PyTorchCallback:
         """Before the first batch of a validation."""
 
     def on_validation_epoch_end(self, outputs: list[Any]) -> None:
-        """After the last batch; ``outputs``: what ``evaluate_batch`` returned on this rank."""
+        """After the last batch, before reducers are asked.
+
+        ``outputs``: what ``evaluate_batch`` returned on this rank.
+        """
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
         """After a validation, with the reduced metrics, on every rank."""
@@ -55,7 +58,7 @@ class PyTorchCallback:
     def on_checkpoint_end(self, checkpoint_dir: str) -> None:
         """Old name of ``on_checkpoint_write_end``."""
 
-    def on_checkpoint_write_end(self, checkpoint_dir: pathlib.Path) -> None:
+    def on_checkpoint_write_end(self, checkpoint_dir: str) -> None:
         """On rank 0: after a checkpoint is durable. More files may be put beside its own."""
 
     def on_checkpoint_upload_end(self, uuid: str) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from hpcdet.core import Context
 from hpcdet.errors import ConfigError, UsageError
-from hpcdet.pytorch import _sharding
+from hpcdet.pytorch import _sharding, _traces
 from hpcdet.pytorch._boards import Boards
 from hpcdet.pytorch._data import TorchData, to_device
 from hpcdet.pytorch._elastic import Elastic
@@ -30,6 +30,7 @@ class PyTorchTrialContext(Facts):
     Attributes:
         models, optimizers, lr_schedulers: what was wrapped, in order.
         reducers: wrapped metric reducers.
+        profiler: torch's, of ``set_profiler``; None without.
         learning: what the trainer tells of each batch, and asks of gradients and optimizers.
         elastic: the virtual ranks of this rank, with ``reproducibility.elastic: exact``.
     """
@@ -48,6 +49,7 @@ class PyTorchTrialContext(Facts):
         self.lr_schedulers: list[LRScheduler] = []
         self.reducers = Reducing(session.peers)
         self.experimental = Experimental(self)
+        self.profiler: Any = None
         self._stop_requested = False
         self._boards = Boards(core.train)
         self._phases = session.profile.phases
@@ -220,6 +222,22 @@ class PyTorchTrialContext(Facts):
                 hint="use context.experimental.use_amp(), or context.wrap_scaler with autocast",
             )
         return models, optimizers
+
+    def set_profiler(self, *args: Any, **options: Any) -> None:
+        """Record with ``torch.profiler.profile``, of these arguments, during this attempt.
+
+        It is stepped after each batch; files come to ``get_tensorboard_path()``.
+
+        Raises:
+            ConfigError: the config has ``profiling`` record already.
+        """
+        if self.core.session.config.profiling.enabled:
+            raise ConfigError(
+                "torch's profiler records one thing at a time",
+                where="set_profiler",
+                hint="leave it out, or profiling.enabled",
+            )
+        self.profiler = _traces.profiler(self.get_tensorboard_path(), *args, **options)
 
     def get_tensorboard_path(self) -> pathlib.Path:
         """A folder for files of TensorBoard, in the trial's folder."""

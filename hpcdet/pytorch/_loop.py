@@ -51,7 +51,7 @@ class Loop:
         self._validator = Validator(trial, context, self._callbacks, self._poll_validation)
         self._saves = Saves(context, self._callbacks, self._tally, self._progress)
         self._saves_at_rungs = self._session.config.searcher.saves_at_rungs
-        self._traces = Traces(self._session)
+        self._traces = Traces(self._session, context.profiler)
         self._save_due = False
         self._leave: Cause | None = None
 

@@ -119,7 +119,7 @@ class Saves:
         for callback in self._callbacks.values():
             if self._session.ranks.chief:
                 callback.on_checkpoint_end(str(folder))
-                callback.on_checkpoint_write_end(folder)
+                callback.on_checkpoint_write_end(str(folder))
             callback.on_checkpoint_upload_end(name)
 
     def sync_buffers(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,17 +18,27 @@ PHASE = "profiling"
 """What the profiler's start and its file take: seconds that would make steps look slow."""
 
 
+def profiler(folder: Path, *args: Any, **options: Any) -> Any:
+    """One of the code's own, which writes into a folder."""
+    ready = torch.profiler.tensorboard_trace_handler(str(folder))
+    return torch.profiler.profile(*args, **{**options, "on_trace_ready": ready})
+
+
 class Traces:
     """Records one stretch of batches into a file of Chrome's trace format.
 
     It carries the trainer's phases as ``hpcdet: forward`` and so on. What cannot be written ends
     no training.
+
+    Args:
+        own: a profiler of the code's own, which is run as long as the trainer trains.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, own: Any = None) -> None:
         wanted = session.config.profiling
         last = wanted.end_after_batch
         self._session = session
+        self._own, self._owns = own, False
         self._begin = wanted.begin_on_batch
         self._end = wanted.begin_on_batch + BATCHES - 1 if last is None else last
         self._sync = wanted.sync_timings and session.device.type == "cuda"
@@ -37,6 +48,8 @@ class Traces:
 
     def before(self, batch: int) -> None:
         """A batch comes next, by its index over the whole trial."""
+        if self._own is not None:
+            self._go_on("step" if self._owns else "start")
         if not self._on:
             return
         if self._profiler is not None:
@@ -51,9 +64,21 @@ class Traces:
     def close(self) -> None:
         """Write what was recorded, if anything was; no more is."""
         self._on = False
+        if self._owns:
+            self._go_on("stop")
         if self._profiler is not None:
             with self._session.profile.apart(PHASE):
                 self._write()
+
+    def _go_on(self, what: str) -> None:
+        """Start, step or stop the code's own profiler, which may write a file then."""
+        self._owns = what != "stop"
+        with self._session.profile.apart(PHASE):
+            try:
+                getattr(self._own, what)()
+            except (OSError, RuntimeError) as error:
+                print(f"hpcdet: the profiler records no more: {error}", file=sys.stderr)
+                self._own, self._owns = None, False
 
     def _write(self) -> None:
         self._session.profile.watch = None

@@ -63,7 +63,8 @@ class Validator:
         before = rng.capture(generators)
         states = {name: copy.deepcopy(one.state_dict()) for name, one in self._callbacks.items()}
         try:
-            metrics = self._validate()
+            with _evaluating(self._context):
+                metrics = self._validate()
         finally:
             rng.restore(before, generators)
         if metrics is None:
@@ -78,14 +79,15 @@ class Validator:
             callback.on_validation_start()
             callback.on_validation_epoch_start()
         outputs: list[Any] = []
-        with _evaluating(context):
+        with _alone(context):
             metrics = self._whole() if self._full else self._batches(outputs)
         if metrics is None:
             return None
+        for callback in callbacks:
+            callback.on_validation_epoch_end(outputs)
         metrics |= context.reducers.reduced(training=False)
         context.reducers.reset(training=False)
         for callback in callbacks:
-            callback.on_validation_epoch_end(outputs)
             callback.on_validation_end(metrics)
         return metrics
 
@@ -134,19 +136,28 @@ class Validator:
 
 @contextlib.contextmanager
 def _evaluating(context: PyTorchTrialContext) -> Iterator[None]:
-    """Models in ``eval`` mode, without gradients, and silent towards other ranks."""
+    """Models in ``eval`` mode, without gradients."""
     modes = [(module, module.training) for one in context.models for module in one.modules()]
-    parallel = [one for one in context.models if isinstance(one, Parallel)]
     for model in context.models:
         model.eval()
-    for model in parallel:
-        model.bypass = True
     try:
-        with torch.no_grad(), context.learning.precision():
+        with torch.no_grad():
             yield
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextlib.contextmanager
+def _alone(context: PyTorchTrialContext) -> Iterator[None]:
+    """Models silent towards other ranks, in the precision of training."""
+    parallel = [one for one in context.models if isinstance(one, Parallel)]
+    for model in parallel:
+        model.bypass = True
+    try:
+        with context.learning.precision():
+            yield
+    finally:
         for model in parallel:
             model.bypass = False
 

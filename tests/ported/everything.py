@@ -67,6 +67,7 @@ class Counter(pytorch.PyTorchCallback):
         self._count("workload_end")
 
     def on_validation_start(self):
+        assert not torch.is_grad_enabled()
         self._count("validation_start")
 
     def on_validation_epoch_start(self):
@@ -76,6 +77,7 @@ class Counter(pytorch.PyTorchCallback):
         assert {"val_loss", "many"} <= outputs[0].keys()
 
     def on_validation_end(self, metrics):
+        assert not torch.is_grad_enabled()
         self.metrics.append(dict(metrics))
 
     def on_checkpoint_save_start(self, checkpoint):
@@ -86,6 +88,8 @@ class Counter(pytorch.PyTorchCallback):
         self.loaded = True
 
     def on_checkpoint_write_end(self, checkpoint_dir):
+        with open(checkpoint_dir + "/note", "w") as f:
+            f.write("mine")
         self._count("written")
 
     def on_checkpoint_upload_end(self, uuid):
@@ -110,6 +114,17 @@ class OldFashioned(pytorch.PyTorchCallback):
 
     def on_checkpoint_end(self, checkpoint_dir):
         self.folders.append(checkpoint_dir)
+
+
+class Late(pytorch.PyTorchCallback):
+    """Has something to say at the end of a validation."""
+
+    def __init__(self, model, reducer):
+        self.model, self.reducer = model, reducer
+
+    def on_validation_epoch_end(self, outputs):
+        assert not self.model.training
+        self.reducer.update(len(outputs))
 
 
 class StepOnPlateau(pytorch.PyTorchCallback):
@@ -145,6 +160,11 @@ class EverythingTrial(pytorch.PyTorchTrial):
         )
         self.label_sum = context.wrap_reducer(LabelSum(), name="label_sum")
         self.extremes = context.wrap_reducer(extremes, for_training=False)
+        self.late = context.wrap_reducer(sum, name="late", for_training=False)
+        context.set_profiler(
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            schedule=torch.profiler.schedule(wait=1, warmup=0, active=1, repeat=1),
+        )
         self.counter, self.old = Counter(), OldFashioned()
         self.models, self.optimizers = context.configure_apex_amp(
             [self.a, self.b], [self.opt_a, self.opt_b], enabled=False
@@ -152,7 +172,12 @@ class EverythingTrial(pytorch.PyTorchTrial):
         self.starts, self.ends = [], []
 
     def build_callbacks(self):
-        return {"counter": self.counter, "old": self.old, "plateau": StepOnPlateau(self.plateau)}
+        return {
+            "counter": self.counter,
+            "old": self.old,
+            "plateau": StepOnPlateau(self.plateau),
+            "late": Late(self.a, self.late),
+        }
 
     def build_training_data_loader(self):
         return pytorch.DataLoader(Ones(), self.context.get_per_slot_batch_size(), shuffle=True)
