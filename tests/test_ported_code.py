@@ -143,6 +143,21 @@ def test_the_rest_of_the_trials_api(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert float(trial.b.weight.detach()) == pytest.approx(1 - 0.6**4)
 
 
+def test_a_loader_for_a_loop_of_the_trials_own() -> None:
+    data = pytorch.DataLoader(list(range(10)), batch_size=2, shuffle=True)
+    loaders = [data.get_data_loader(num_replicas=2, rank=rank) for rank in range(2)]
+    assert [len(loader) for loader in loaders] == [3, 2]
+
+    def passed() -> list[list[int]]:
+        return [torch.cat(list(loader)).tolist() for loader in loaders]
+
+    first, second = passed(), passed()
+    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(10))
+    assert first != second, "a new order at each pass"
+    endless = iter(data.get_data_loader(repeat=True, skip=4))
+    assert len([next(endless) for _ in range(7)]) == 7
+
+
 def test_what_cannot_work_is_said(tmp_path: Path) -> None:
     assert det.get_cluster_info() is None
     exp_conf = {"data": {"url": "x"}}

@@ -9,9 +9,16 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import DistributedSampler, IterableDataset, Sampler, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    default_collate,
+)
 
 from hpcdet.errors import ConfigError
+from hpcdet.pytorch import samplers
 from hpcdet.train.batches import BatchOrder
 from hpcdet.train.loading import Loader, Seeded, Sources, as_is
 from hpcdet.train.order import Order, Slice, shuffled
@@ -145,6 +152,39 @@ class DataLoader:
             yield batch
             if part.last:
                 return
+
+    def get_data_loader(
+        self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
+    ) -> TorchDataLoader[Any]:
+        """Determined's: a torch loader of one rank's batches, for a loop of the trial's own.
+
+        Shuffled data come in a new order at each pass, the same on all ranks. No checkpoint
+        knows how far such a loop is.
+
+        Args:
+            repeat: without end.
+            skip: leave out so many of this rank's batches.
+            num_replicas: ranks that share the data; ``rank``: which of them this is.
+
+        Raises:
+            ConfigError: it is a stream.
+        """
+        if self.streams:
+            _refuse("the batches of a stream cannot be divided")
+        batches: Any = self.batch_sampler
+        if batches is None:
+            items: Any = range(len(self.dataset)) if self.sampler is None else self.sampler
+            if self._shuffle:
+                seed = 0 if self._generator is None else self._generator.initial_seed()
+                items = samplers.ReproducibleShuffleSampler(items, seed % 2**32)
+            batches = BatchSampler(items, self.batch_size, self.drop_last)
+        if repeat:
+            batches = samplers.RepeatSampler(batches)
+        if num_replicas > 1:
+            batches = samplers.DistributedSampler(batches, num_replicas, rank)
+        if skip:
+            batches = samplers.SkipSampler(batches, skip)
+        return TorchDataLoader(self.dataset, batch_sampler=batches, **self._options)
 
     # -- data with indices -------------------------------------------------------------------
 
