@@ -24,6 +24,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.store import config as configs
 from hpcdet.store import journal
 from hpcdet.store.config import Resolved
+from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Control, Trial
 from hpcdet.train import fingerprint, loading, notice, rng
 from hpcdet.train.agreement import NOTHING, TOGETHER, Agreement, Orders
@@ -583,3 +584,17 @@ def test_metrics_become_json() -> None:
     assert plain(given) == {"a": 1.5, "b": 2.0, "c": "NaN", "d": {"e": [1, True]}}
     with pytest.raises(TypeError, match="metric f is a set"):
         plain({"f": {1}})
+
+
+def test_what_code_writes_beside_itself_is_no_other_code(tmp_path: Path) -> None:
+    paths = ExperimentPaths(tmp_path)
+    (paths.code / "sub").mkdir(parents=True)
+    (paths.code / "sub" / "model.py").write_text("a")
+    paths.provenance.write_text('{"code": {"sub/model.py": ""}}')
+    submitted = fingerprint.take(paths, 1, 1)["code"]
+    assert submitted == fingerprint.code_digest(paths.code), "as it was before there were names"
+    (paths.code / "data").mkdir()
+    (paths.code / "data" / "digits").write_text("fetched")
+    assert fingerprint.take(paths, 1, 1)["code"] == submitted
+    (paths.code / "sub" / "model.py").write_text("b")
+    assert fingerprint.take(paths, 1, 1)["code"] != submitted

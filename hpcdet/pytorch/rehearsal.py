@@ -12,6 +12,7 @@ from pathlib import Path
 from hpcdet.core import conclude
 from hpcdet.pytorch.entry import run_entrypoint
 from hpcdet.store import config as configs
+from hpcdet.store import files
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Control, Trial, Verdict
 from hpcdet.train import elsewhere
@@ -42,6 +43,8 @@ def rehearse(experiment: Path, trial: int) -> int:
         copy = ExperimentPaths(Path(folder) / source.id)
         copy.root.mkdir()
         shutil.copytree(source.code, copy.code)
+        names = [one.relative_to(copy.code).as_posix() for one in copy.code.rglob("*")]
+        files.write_once(copy.provenance, files.canonical({"code": dict.fromkeys(names, "")}))
         shutil.copy(source.config, copy.config)
         if source.secrets.exists():
             shutil.copy(source.secrets, copy.secrets)

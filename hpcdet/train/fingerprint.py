@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import sys
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 
@@ -15,11 +16,12 @@ import torch
 from hpcdet import __version__
 from hpcdet.errors import ConfigError
 from hpcdet.store import files
+from hpcdet.store.layout import ExperimentPaths
 
 Fingerprint = dict[str, str]
 
 
-def take(code: Path | None, world: int, threads: int) -> Fingerprint:
+def take(experiment: ExperimentPaths | None, world: int, threads: int) -> Fingerprint:
     """The parts of the fingerprint, by name."""
     packages = sorted(f"{one.name}=={one.version}" for one in metadata.distributions())
     parts = {
@@ -37,8 +39,10 @@ def take(code: Path | None, world: int, threads: int) -> Fingerprint:
         parts["device"] = torch.cuda.get_device_name()
     if modules := os.environ.get("LOADEDMODULES"):  # of Lmod and Environment Modules
         parts["modules"] = modules
-    if code is not None:
-        parts["code"] = code_digest(code)
+    if experiment is not None:
+        record = files.read_json(experiment.provenance)
+        known = record.get("code") if isinstance(record, dict) else None
+        parts["code"] = code_digest(experiment.code, known)
     return parts
 
 
@@ -76,10 +80,16 @@ def compare(before: Fingerprint, now: Fingerprint, *, refuse: bool) -> None:
     print(f"hpcdet: {text}: {', '.join(changed)}", file=sys.stderr)
 
 
-def code_digest(folder: Path) -> str:
-    """Digest over names and contents of the files in a folder."""
+def code_digest(folder: Path, known: Collection[str] | None = None) -> str:
+    """Digest over names and contents of the files in a folder.
+
+    Args:
+        known: the files that were submitted; what the code has put beside them (data that it
+            fetched, its own output) is no code. None: all there are.
+    """
     total = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
+    paths = folder.rglob("*") if known is None else (folder / name for name in known)
+    for path in sorted(paths):
         if path.is_file() and "__pycache__" not in path.parts:
             total.update(str(path.relative_to(folder)).encode() + b"\0")
             total.update(hashlib.sha256(path.read_bytes()).digest())

@@ -143,11 +143,12 @@ class Session:
 
     def begin(self, origin: Manifest | None, units: Units) -> None:
         """Say that this attempt goes on from a checkpoint (None: from the beginning)."""
-        code = self.place.experiment.code if self.place.experiment else None
         if self.ranks.chief:
             # with virtual ranks the number of real ones has no say in the bits
             world = self.virtual.count if self.virtual else self.ranks.world
-            self._fingerprint = fingerprint.take(code, world, torch.get_num_threads())
+            self._fingerprint = fingerprint.take(
+                self.place.experiment, world, torch.get_num_threads()
+            )
         self._compare(origin)
         self._steps = units.batches
         self.tracker.record(
