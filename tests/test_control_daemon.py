@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.control import commands, daemon
+from hpcdet.control import commands, controller, daemon
+from hpcdet.control.holder import Holder
 from hpcdet.errors import StillPending, UsageError
 from hpcdet.jobs import create
 from hpcdet.read import states
@@ -53,6 +54,23 @@ def test_a_daemon_runs_until_it_is_stopped_and_frees_the_lease(paths: Experiment
     assert "create trial 1" in log
     assert "searcher ends with 143" in log
     assert states.health(gather(paths))["health"] == "ok"  # paused: nothing is left to do
+
+
+def test_a_daemon_that_stands_by_is_neither_started_again_nor_left_over(
+    paths: ExperimentPaths,
+) -> None:
+    holder = Holder.open(paths, "worker")
+    try:
+        assert controller.advance(paths, holder).held
+        pid = daemon.start(paths)
+        assert daemon.status(paths)["kind"] == "worker"
+        with pytest.raises(UsageError, match=f"runs already on .* pid {pid}; it stands by"):
+            daemon.start(paths)
+        assert daemon.stop(paths) is True
+        assert os.waitpid(pid, 0) == (pid, 143 << 8)
+        assert daemon.stop(paths) is False
+    finally:
+        holder.close()
 
 
 def test_a_daemon_that_cannot_work_says_why_at_once(paths: ExperimentPaths) -> None:

@@ -280,7 +280,7 @@ def _read_pt(source: Path) -> Any:
     except Exception as error:
         raise UsageError(
             "it is no safetensors file, and PyTorch cannot read it without running code that may "
-            f"be in it ({_first_line(error)[:200]})",
+            f"be in it ({_first_line(error)})",
             where=str(source),
             hint="where it was made: torch.save(model.state_dict(), FILE)",
         ) from None
@@ -292,7 +292,9 @@ def _read_pt(source: Path) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """Its first sentence: what torch adds recommends to run the code."""
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    return line.split(". ", 1)[0][:200]
 
 
 def _digest(source: Path) -> str:

@@ -138,6 +138,8 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
     if item["health"] == "queued":
         waiting = [job["job"] for job in views.jobs(gathered) if job["job"]]
         hint = f"squeue --start -j {','.join(waiting)}" if waiting else f"hpcdet resume {name}"
+        if any(job.startswith("local-") for job in waiting):
+            hint = f"hpcdet status -w {name}"
         if states.held(gathered):
             hint = f"hpcdet release {name}"
         yield _finding("pending", name, item["health_why"], hint)

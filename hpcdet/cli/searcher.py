@@ -105,6 +105,9 @@ def start(id: str) -> None:
     paths = _paths(id)
     click.echo(daemon.start(paths))
     settings().note(f"the searcher of {paths.id} runs; its log is {paths.searcher_log}")
+    said = daemon.status(paths)
+    if said["held"] and said["kind"] != "daemon":
+        settings().note(f"it stands by: a {said['kind']} decides now")
 
 
 @searcher_command.command("stop")

@@ -131,6 +131,12 @@ def start(paths: ExperimentPaths) -> int:
         raise UsageError(
             f"a searcher runs already on {said['host']}, pid {said['pid']}", where=paths.id
         )
+    host, pid = standing_by(paths)
+    if pid:
+        raise UsageError(
+            f"a searcher runs already on {host}, pid {pid}; it stands by while another decides",
+            where=paths.id,
+        )
     ready, tell = os.pipe()
     with paths.searcher_log.open("ab") as log:
         process = subprocess.Popen(
@@ -159,22 +165,31 @@ def stop(paths: ExperimentPaths) -> bool:
         StillPending: it did not end in time.
     """
     said = status(paths)
-    if said["kind"] != "daemon" or not said["held"]:
+    decides = said["kind"] == "daemon" and said["held"]
+    host, pid = (said["host"], said["pid"]) if decides else standing_by(paths)
+    if not pid:
         return False
-    if said["host"] != socket.gethostname():
+    if host != socket.gethostname():
         raise UsageError(
-            "the searcher runs on another host",
-            where=said["host"],
-            hint=f"there: kill {said['pid']}",
+            "the searcher runs on another host", where=host, hint=f"there: kill {pid}"
         )
     with contextlib.suppress(ProcessLookupError):
-        os.kill(said["pid"], signal.SIGTERM)
+        os.kill(pid, signal.SIGTERM)
     limit = time.monotonic() + STOP_LIMIT_S
-    while _runs(said["pid"]) and status(paths)["held"]:
+    while _runs(pid) and (status(paths)["held"] if decides else standing_by(paths)[1] == pid):
         if time.monotonic() > limit:
-            raise StillPending(f"the searcher does not end, pid {said['pid']}", where=paths.id)
+            raise StillPending(f"the searcher does not end, pid {pid}", where=paths.id)
         time.sleep(0.05)
     return True
+
+
+def standing_by(paths: ExperimentPaths) -> tuple[str, int]:
+    """Host and pid of the daemon that was started last and has not ended; pid 0 without one."""
+    with contextlib.suppress(OSError, ValueError):
+        host, pid = paths.searcher_pid.read_text().split()
+        if host != socket.gethostname() or _is_daemon(int(pid), paths):
+            return host, int(pid)
+    return "", 0
 
 
 def status(paths: ExperimentPaths) -> dict[str, Any]:
@@ -250,6 +265,12 @@ def _runs(pid: int) -> bool:
     return True
 
 
+def _is_daemon(pid: int, paths: ExperimentPaths) -> bool:
+    """Whether a process of this host is the experiment's daemon: numbers are used again."""
+    said = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return b"hpcdet.control.daemon" in said and os.fsencode(paths.root) in said
+
+
 def _age(path: Path) -> float | None:
     try:
         return round(max(0.0, time.time() - path.stat().st_mtime), 1)
@@ -261,9 +282,14 @@ def _detached(argv: list[str]) -> int:
     """``python -m hpcdet.control.daemon EXP FD``: says ``+`` once it is up."""
     paths, fd = ExperimentPaths(Path(argv[0])), int(argv[1])
     holder = Holder.open(paths, "daemon")  # raises what would make the daemon useless
+    files.replace(paths.searcher_pid, f"{socket.gethostname()} {os.getpid()}\n".encode())
     os.write(fd, b"+")
     os.close(fd)
-    return main(paths, holder)
+    try:
+        return main(paths, holder)
+    finally:
+        if standing_by(paths) == (socket.gethostname(), os.getpid()):
+            paths.searcher_pid.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -340,6 +340,11 @@ class ExperimentPaths:
         return self.root / "searcher.log"
 
     @property
+    def searcher_pid(self) -> Path:
+        """Host and process of the searcher in the background, also while another one decides."""
+        return self.root / "searcher.pid"
+
+    @property
     def scratch(self) -> Path:
         """Link to the folder on scratch; absent where all of the experiment is in one place.
 
