@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -140,16 +141,15 @@ def status_command(out: Output, ids: Sequence[str], watch: float | None, exit_st
     Examples: hpcdet status digits-7f3a
               hpcdet status @last -w
     """
-    items, warnings = _status(ids)
-    _print_status(out, items, [*warnings, *_drift(ids, items), *_held(items)])
-    if watch is not None:
-        with follow.following():
-            while not all(item["state"] in follow.ENDED for item in items):
-                follow.pause(watch)
-                items, warnings = _status(ids)
-                if settings().live and out.for_people:
-                    click.clear()
-                _print_status(out, items, warnings)
+    with contextlib.nullcontext() if watch is None else follow.following():
+        items, warnings = _status(ids)
+        _print_status(out, items, [*warnings, *_drift(ids, items), *_held(items)])
+        while watch is not None and not all(item["state"] in follow.ENDED for item in items):
+            follow.pause(watch)
+            items, warnings = _status(ids)
+            if settings().live and out.for_people:
+                click.clear()
+            _print_status(out, items, warnings)
     bad = [item["id"] for item in items if item["state"] in ("ERROR", "CANCELED")]
     if exit_status and bad:
         raise Unsuccessful("it ended, and not well", where=", ".join(bad))

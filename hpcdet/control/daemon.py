@@ -170,9 +170,7 @@ def stop(paths: ExperimentPaths) -> bool:
     if not pid:
         return False
     if host != socket.gethostname():
-        raise UsageError(
-            "the searcher runs on another host", where=host, hint=f"there: kill {pid}"
-        )
+        raise UsageError("the searcher runs on another host", where=host, hint=f"there: kill {pid}")
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     limit = time.monotonic() + STOP_LIMIT_S

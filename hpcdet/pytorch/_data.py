@@ -8,7 +8,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -16,6 +15,7 @@ from torch.utils.data import (
     Sampler,
     default_collate,
 )
+from torch.utils.data import DataLoader as TorchDataLoader
 
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch import samplers

@@ -154,7 +154,8 @@ def _decisions(gathered: Gathered) -> Iterator[Event]:
             case "lost":
                 yield _event(line["t"], "lost", f"worker {line['worker']} is gone")
             case "throttle":
-                text = f"job {line['job']}: at most {line['running']} tasks at once"
+                tasks = "1 task" if line["running"] == 1 else f"{line['running']} tasks"
+                text = f"job {line['job']}: at most {tasks} at once"
                 yield _event(line["t"], "throttle", text)
             case "state":
                 why = f": {line['why']}" if line.get("why") else ""
