@@ -91,6 +91,11 @@ def test_followed_logs_and_events_end_with_the_experiment(
     built.paths.closed.unlink()
     followed = iter([lambda: attempt.checkpoint(100), built.close])
     monkeypatch.setattr(follow, "pause", lambda _: next(followed)())
+    assert (
+        "no events of kind nonsense; there are: "
+        in cli("events", "digits", "--kind", "nonsense").err
+    )
+    assert "no metrics of --name nonsense" in cli("metrics", "digits", "--name", "nonsense").err
     kinds = cli("events", "digits", "-f", "-o", "id").out.split()
     assert kinds == ["started", "start", "first_step", "checkpoint", "state"]
 

@@ -56,7 +56,11 @@ def events_command(out: Output, id: str, follow_: bool, kind: tuple[str, ...], g
         ]
 
     first = look()
-    out.emit(first, COLUMNS, key="kind", empty="nothing has happened yet")
+    empty = "nothing has happened yet"
+    if kind and not first:
+        there = dict.fromkeys(event["kind"] for event in views.events(found.paths, found.trial))
+        empty = f"no events of kind {', '.join(kind)}; there are: {', '.join(there) or 'none'}"
+    out.emit(first, COLUMNS, key="kind", empty=empty)
     if not follow_:
         return
     shown = {tuple(event.values()) for event in first}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -127,7 +128,9 @@ def run(argv: Sequence[str]) -> int:
         return 0
     except OSError as error:
         what = error.strerror or str(error)
-        _say("UNAVAILABLE", what, str(error.filename or ""), "", as_json)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "make room (hpcdet ckpt rm, hpcdet rm), then do it again" if full else ""
+        _say("UNAVAILABLE", what, str(error.filename or ""), hint, as_json)
         _traceback_if_asked(argv)
         return 5
     except Exception as error:

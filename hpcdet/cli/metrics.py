@@ -88,7 +88,9 @@ def metrics_command(
         click.echo(_plots(items, axis or "step"))
         return
     columns = (*COLUMNS[:4], Column("X", "x", right=True), *COLUMNS[4:]) if axis else COLUMNS
-    out.emit(items, columns, key="name", empty="no metrics yet")
+    asked = [f"--{what} {text}" for what, text in (("name", name), ("group", group)) if text != "*"]
+    empty = f"no metrics of {' '.join(asked)}" if asked else "no metrics yet"
+    out.emit(items, columns, key="name", empty=empty)
 
 
 def _best(rows: list[series.Row], gathered: gather.Gathered, larger: bool) -> list[series.Row]:
