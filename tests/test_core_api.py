@@ -15,7 +15,7 @@ import torch
 from hpcdet import checkpoint, core
 from hpcdet import determined as det
 from hpcdet.errors import IntegrityError, NotFound, UsageError
-from hpcdet.train import notice
+from hpcdet.train import entrypoint, notice
 from tests import ranks
 from tests.alone import as_script
 
@@ -250,6 +250,14 @@ def test_a_script_runs_in_the_interpreter_that_was_named(tmp_path: Path) -> None
     assert verdict is not None and verdict.verdict == "done", attempt.log()
     [metrics] = [line["metrics"] for line in attempt.lines() if line["kind"] == "metrics"]
     assert metrics == {"prefix": str(other)}
+
+
+def test_another_version_in_the_same_folder_is_another_interpreter(tmp_path: Path) -> None:
+    here, minor = Path(sys.executable).parent, sys.version_info.minor
+    ours = ["python", "python3", f"python3.{minor}", sys.executable]
+    other = ["python3.7", f"{here}/python3.7", f"{tmp_path}/python3"]
+    kinds = {one: entrypoint.parse([one, "train.py"], {}).kind for one in (*ours, *other)}
+    assert kinds == dict.fromkeys(ours, "script") | dict.fromkeys(other, "interpreter")
 
 
 BY_NAME = """

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from hpcdet import config
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch import _blocks, _recompute, _sharding, _wrap
+from hpcdet.pytorch import _apart, _blocks, _parallel, _recompute, _sharding, _wrap
 from hpcdet.store.config import Fsdp2
 
 
@@ -72,6 +73,7 @@ def test_what_is_computed_again_is_the_same(what: str | list[str]) -> None:
         names = list(model.state_dict())
         if again:
             _recompute.recompute(model, what)  # type: ignore[arg-type]
+        model._apply(torch.clone)  # as a move to an accelerator: buffers are other tensors then
         for _ in range(2):
             model(torch.randn(5, 4)).square().sum().backward()
         assert list(model.state_dict()) == names
@@ -82,6 +84,42 @@ def test_what_is_computed_again_is_the_same(what: str | list[str]) -> None:
     once, again = train(False), train(True)
     torch.set_rng_state(state)
     assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
+
+
+class Caching(nn.Module):
+    """As rotary embeddings do: a buffer that grows with the longest batch so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("table", torch.empty(0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table.shape != x.shape:
+            self.register_buffer("table", torch.arange(float(len(x))), persistent=False)
+            self.register_buffer("first", torch.ones(1), persistent=False)
+        self.seen += 1
+        return self.scale * self.table * x
+
+
+def test_a_model_may_make_its_buffers_anew() -> None:
+    """While all begin with the same buckets, and from one virtual rank to the next."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = Caching()
+        _parallel.Parallel(model, {})(torch.ones(3)).sum().backward()
+        assert model.seen == 1 and model.scale.grad == 3
+    finally:
+        dist.destroy_process_group()
+    model = Caching()
+    buffers = _apart.Buffers([model])
+    for v in range(2):
+        buffers.begin()
+        model(torch.ones(3 + v))
+        buffers.end(v)
+    buffers._put(buffers._after)
+    assert model.seen == 1 and len(model.table) == 4
 
 
 def test_a_node_without_a_compiler_is_named(

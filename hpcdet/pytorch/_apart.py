@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpcdet.pytorch import _buffers
 from hpcdet.pytorch._metrics import over_all
 from hpcdet.pytorch._reducers import MetricReducer, load_state, state_of
 from hpcdet.train.peers import Peers
@@ -107,8 +108,8 @@ class Buffers:
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
         self._models = models
-        self._before = [one.detach().clone() for one in self._now()]
-        self._after: list[torch.Tensor] = []
+        self._before = self._copies()
+        self._after: list[dict[str, torch.Tensor]] = []
 
     def _now(self) -> list[torch.Tensor]:
         return [one for model in self._models for one in model.buffers()]
@@ -120,7 +121,7 @@ class Buffers:
     def end(self, v: int) -> None:
         """It is over."""
         if v == 0:
-            self._after = [one.detach().clone() for one in self._now()]
+            self._after = self._copies()
 
     def settle(self, virtual: Virtual) -> None:
         """All have had their turn; every rank calls."""
@@ -138,6 +139,9 @@ class Buffers:
             for one, piece in zip(buffers, pieces, strict=True):
                 one.detach().copy_(piece.view_as(one))
 
-    def _put(self, values: Sequence[torch.Tensor]) -> None:
-        for one, value in zip(self._now(), values, strict=True):
-            one.detach().copy_(value)
+    def _copies(self) -> list[dict[str, torch.Tensor]]:
+        return [_buffers.copies(model) for model in self._models]
+
+    def _put(self, values: Sequence[dict[str, torch.Tensor]]) -> None:
+        for model, saved in zip(self._models, values, strict=True):
+            _buffers.put_back(model, saved)

@@ -9,6 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from hpcdet.pytorch import _buffers
 from hpcdet.pytorch._compression import Compression
 from hpcdet.train import rng
 from hpcdet.train.phases import Phases
@@ -53,7 +54,7 @@ class Parallel(DistributedDataParallel):
     def _settle(self, inputs: Any, kwargs: Any) -> None:
         state = rng.capture(self._generators)
         compression = self.compression.begin_anew() if self.compression else {}
-        buffers = [buffer.detach().clone() for buffer in self.module.buffers()]
+        buffers = _buffers.copies(self.module)
         parameters = list(self.module.parameters())
         gradients = [parameter.grad for parameter in parameters]
         for parameter in parameters:
@@ -69,9 +70,7 @@ class Parallel(DistributedDataParallel):
         self.require_backward_grad_sync = communicates
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        with torch.no_grad():
-            for buffer, before in zip(self.module.buffers(), buffers, strict=True):
-                buffer.copy_(before)
+        _buffers.put_back(self.module, buffers)
         if self.compression:
             self.compression.load(compression, next(iter(parameters)).device)
         rng.restore(state, self._generators)

@@ -42,11 +42,11 @@ def recompute(model: nn.Module, what: Literal["none", "full"] | list[str]) -> No
 
 def _recompute(module: nn.Module) -> None:
     original = module.forward
-    buffers = list(module.buffers())
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return original(*args, **kwargs)
+        buffers = list(module.buffers())  # moved to a device, they are others than before
         if not buffers:
             return checkpoint(original, *args, use_reentrant=False, **kwargs)
         before = [buffer.detach().clone() for buffer in buffers]

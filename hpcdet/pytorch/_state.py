@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hpcdet.errors import ConfigError, IntegrityError, Unrecoverable
-from hpcdet.pytorch import _gradients, _sharding
+from hpcdet.pytorch import _buffers, _gradients, _sharding
 from hpcdet.pytorch._callback import PyTorchCallback
 from hpcdet.pytorch._compression import Compression
 from hpcdet.pytorch._context import PyTorchTrialContext
@@ -92,7 +92,7 @@ def load_shared(context: PyTorchTrialContext, state: State, *, inherited: bool =
         for model, saved in zip(context.plain_models(), state["models"], strict=True):
             model.load_state_dict(_placed(model, saved))
         for model, others in zip(context.plain_models(), state["other_buffers"], strict=True):
-            _load_other_buffers(model, others)
+            _buffers.put_back(model, others)
         for optimizer, saved in zip(context.optimizers, state["optimizers"], strict=True):
             _load_optimizer(optimizer, saved, names, inherited)
         schedulers = list(zip(context.lr_schedulers, state["lr_schedulers"], strict=True))
@@ -174,15 +174,6 @@ def _other_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Buffers that a model leaves out of its ``state_dict``, and that training may still change."""
     there = model.state_dict().keys()
     return {name: one for name, one in model.named_buffers() if name not in there}
-
-
-def _load_other_buffers(model: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
-    buffers = dict(model.named_buffers())
-    with torch.no_grad():
-        for name, value in saved.items():
-            # one of another shape is a cache that the model makes anew when it needs it
-            if name in buffers and buffers[name].shape == value.shape:
-                buffers[name].copy_(value)
 
 
 def parameters(context: PyTorchTrialContext) -> dict[str, torch.nn.Parameter]:

@@ -1,7 +1,7 @@
 """What a config's ``entrypoint`` means: a trial's class, a Python script, or any other command.
 
-``python3`` without a folder is the interpreter that runs this; one that is named by its path is
-meant as it is.
+``python3`` without a folder is the interpreter that runs this; one that is named by its path, or
+as another version, is meant as it is.
 """
 
 from __future__ import annotations
@@ -80,9 +80,13 @@ def _is_ours(python: str, env: Mapping[str, str]) -> bool:
     """Whether a Python is that of this process.
 
     The environment is the folder: the files in the folders of all virtual environments are
-    links to one and the same.
+    links to one and the same. One folder may hold several versions (``/usr/bin``).
     """
-    if "/" not in python or env.get(INTERPRETER) == python:
+    if env.get(INTERPRETER) == python:
         return True
-    folders = (Path(one).absolute().parent for one in (python, sys.executable))
-    return len({folder.resolve() for folder in folders}) == 1
+    if "/" not in python:
+        return python in ("python", "python3", f"python3.{sys.version_info.minor}")
+    named, running = Path(python).absolute(), Path(sys.executable).absolute()
+    return (
+        named.parent.resolve() == running.parent.resolve() and named.resolve() == running.resolve()
+    )
