@@ -288,6 +288,7 @@ def test_the_command_says_whether_all_is_decided_again(cli: Cli) -> None:
     assert [(row["what"], row["trial"]) for row in rows] == [
         *(("start", None), ("create", 1), ("create", 2)),
     ]
+    assert cli("-q", "searcher", "replay", world.paths.id).out.split() == ["2", "3", "4"]
     other = {**world.resolved.raw, "reproducibility": {"experiment_seed": 8}}
     world.paths.config.write_bytes(config.dump(other))
     said = cli("searcher", "replay", "--verify", world.paths.id, code=1)

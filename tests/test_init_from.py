@@ -86,6 +86,9 @@ def test_what_a_script_asks_for_sets_up_and_runs_becomes_a_config(
     assert cli("config", "get", file, "site").out == "job\n"
     assert "module purge" in cli("site", "show", "job").out
     assert "already" in cli("init", folder, "--from", script, code=2).err
+    file.unlink()
+    assert "job.yaml already" in cli("init", folder, "--from", script, code=2).err
+    assert not file.exists()
 
 
 def of(*lines: str, directives: tuple[str, ...] = ()) -> dict[str, Any]:

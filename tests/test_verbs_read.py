@@ -271,6 +271,7 @@ def test_explain_of_a_trial_without_memory_says_how_to_get_more(cli: Cli) -> Non
     built.close("ERROR")
     out = cli("retry", "mnist/1", "--mem", "x2", "--exclude-node", "n1", "-n").out
     assert "would retry: trial 1, 2048M of memory per slot, not on n1" in out
+    assert cli("retry", "mnist/1", "mnist/1", "--mem", "x2", "-n").out.count("2048M") == 2
     assert not built.paths.commands.exists() and built.paths.closed.exists()
 
 
@@ -440,8 +441,12 @@ def test_removed_is_removed_and_asked_for(cli: Cli, swept: Builder) -> None:
     cli("ckpt", "rm", path, "-y")
     assert not path.exists()
     assert "only whole experiments" in cli("rm", "digits/1", "-y", code=2).err
-    cli("rm", "digits", "-y")
-    assert list(cli.root.iterdir()) == []
+    older = Builder(cli.root / "older-1a2b").paths
+    os.utime(older.config, ns=(0, 0))
+    cli("rm", "digits", "@last", "-y")  # one and the same, and not the next one when it has gone
+    assert list(cli.root.iterdir()) == [older.root]
+    older.root.rename(cli.root / ".older-1a2b.removed")
+    assert cli("ls", "-o", "json").items == []
 
 
 @pytest.fixture

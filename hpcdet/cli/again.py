@@ -226,13 +226,16 @@ def retry_command(
               hpcdet retry digits-7f3a --state OOM --mem x2 --exclude-node gpu17
     """
     reasons = _reasons(ends)
+    memory: dict[ExperimentPaths, int | None] = {}
+    """Before the first of its trials was looked at: twice as much is not twice for each."""
 
     def look(found: find.Reference, gathered: gather.Gathered) -> Wish:
         numbers = _failed(found, gathered, reasons)
         wanted: dict[str, Any] = {}
         now = changes.effective(gathered).resources
         if mem:
-            wanted[MEMORY] = _memory(mem, now.memory_per_slot)
+            before = memory.setdefault(found.paths, now.memory_per_slot)
+            wanted[MEMORY] = _memory(mem, before)
         if nodes:
             wanted[EXCLUDED] = changing.checked(
                 EXCLUDED, list(dict.fromkeys([*now.exclude_nodes, *nodes]))

@@ -232,7 +232,7 @@ def rm_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
     \b
     Example: hpcdet rm digits-7f3a -n
     """
-    found = [whole(id) for id in ids]
+    found = list(dict.fromkeys(whole(id) for id in ids))
     if not dry_run:
         total = words.size(sum(size_of(paths) for paths in found))
         names = ", ".join(paths.id for paths in found[:5]) + (", …" if len(found) > 5 else "")
@@ -247,7 +247,8 @@ def rm_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
         _remove_both(found.paths)
         return f"removed {size}"
 
-    each(out, "rm", ids, act, dry_run)
+    # by their folders: @last is another one as soon as the first has gone
+    each(out, "rm", [str(paths.root) for paths in found], act, dry_run)
 
 
 def _remove_both(paths: ExperimentPaths) -> None:

@@ -20,8 +20,8 @@ What stands for an experiment:
   slurm:123_4, 123  a scheduler's job id
   ./path/in/it      its folder, or any file inside (a log file, a checkpoint)
   -                 where several may stand: the ids on standard input
-Experiments are looked for in -C DIR, else $HPCDET_ROOT, else where the site
-keeps them, else ./hpcdet-experiments."""
+Experiments are looked for in -C DIR, else $HPCDET_ROOT, else
+./hpcdet-experiments if it is there, else where the site keeps them."""
 
 
 def _exit_codes() -> str:

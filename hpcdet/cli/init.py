@@ -70,7 +70,7 @@ def _from_script(folder: Path, script: Path, profile: str | None, dry_run: bool)
 
     Raises:
         ConfigError: the script runs nothing that a rank could run, or it makes no valid config.
-        UsageError: the config is there already.
+        UsageError: one of these files is there already.
     """
     from hpcdet import config
     from hpcdet.jobs.translate import translate
@@ -78,8 +78,6 @@ def _from_script(folder: Path, script: Path, profile: str | None, dry_run: bool)
     from hpcdet.store.config import dump
 
     target = folder / "experiment.yaml"
-    if target.exists():
-        raise UsageError(f"there is a {target.name} already", where=str(folder))
     found = translate(yaml12.text(script), script.stem)
     texts: dict[Path, str] = {}
     site = settings().site(profile)
@@ -93,6 +91,9 @@ def _from_script(folder: Path, script: Path, profile: str | None, dry_run: bool)
         found.config["site"] = own
     elif profile:
         found.config |= yaml12.parse(_site_line(profile), "--profile").values
+    for path in (target, *texts):
+        if path.exists():
+            raise UsageError(f"there is a {path.name} already", where=str(path.parent))
     head = [f"# from {script.name}; searcher.metric is to be what the code reports"]
     head += ["# not translated:"] * bool(found.left) + [f"#   {line}" for line in found.left]
     texts[target] = "\n".join([*head, dump(found.config).decode()])

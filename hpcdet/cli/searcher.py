@@ -168,7 +168,7 @@ def replay(out: Output, id: str, verify: bool) -> None:
             what, why = said.pop("kind"), said.pop("why", said.pop("reason", ""))
             place = {"term": line["term"], "n": line["n"], "time": line.get("t", "")}
             rows.append({**place, "trial": said.get("trial"), "what": what, "why": why, **said})
-    out.emit(rows, TAKEN)
+    out.emit(rows, TAKEN, key="n")
 
 
 def _verified(paths: ExperimentPaths, lines: list[dict[str, Any]]) -> dict[str, Any]:

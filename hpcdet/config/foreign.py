@@ -143,8 +143,8 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
         f"searcher.{key}": (Foreign("later", "it belongs to searchers not in this version"),)
         for key in ("budget", "train_stragglers")
     },
+    "elastic": (Foreign("refused", "it is called reproducibility.elastic"),),
     # ours, but not yet
-    "elastic": (Foreign("later", "a changing number of ranks is not in this version"),),
     "governance": (Foreign("later", "governance is not in this version"),),
     "policy": (Foreign("later", "governance is not in this version"),),
 }  # fmt: skip

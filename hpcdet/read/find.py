@@ -55,7 +55,10 @@ def experiments(root: Path) -> list[ExperimentPaths]:
     """
     try:
         with os.scandir(root) as entries:
-            folders = [Path(entry.path) for entry in entries if entry.is_dir()]
+            # with a dot in front: on its way here, or half removed
+            folders = [
+                Path(entry.path) for entry in entries if entry.name[:1] != "." and entry.is_dir()
+            ]
     except (FileNotFoundError, NotADirectoryError):
         return []
     found: list[tuple[int, str, ExperimentPaths]] = []
@@ -190,12 +193,12 @@ def _enclosing(text: str) -> Reference | None:
     return None
 
 
-_ROOT_HINT = "experiments are looked for in $HPCDET_ROOT, else in -C DIR"
+_ROOT_HINT = "experiments are looked for in -C DIR, else in $HPCDET_ROOT"
 
 
 def _nothing(text: str, root: Path) -> NotFound:
     return NotFound(
         "no such experiment",
         where=text,
-        hint=f"hpcdet ls shows those in {root} ($HPCDET_ROOT or -C DIR)",
+        hint=f"hpcdet ls shows those in {root} (-C DIR or $HPCDET_ROOT)",
     )

@@ -10,7 +10,8 @@
     STATE/running/ID.3             the places a task holds, by the names of their devices
     STATE/waiting/ID               the job wants places: later jobs stand behind it
 
-The folder is on this machine's own disk, so that a file lock may be trusted.
+The folder is one of this machine alone (its name is in the path, where homes are shared), so that
+a file lock may be trusted.
 """
 
 from __future__ import annotations
