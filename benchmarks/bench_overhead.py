@@ -18,8 +18,10 @@ as long as it does. Groups are what bounds are made of (``processes.ratio``, 95 
 judged by them; that start-up takes seconds is not counted.
 
 Each makes its checkpoint in the middle of the last block of a group, so that what is written
-beside the training is written in its own time. That block counts as one of thirty: as a
-checkpoint every 300 steps of 20 ms. Steps in the table are medians. Each rank has one thread.
+beside the training is written in its own time. That block counts as one of ten: as a checkpoint
+every 300 steps of 20 ms. Blocks take more than half a second: what is due every second or two falls
+due while the others train, so short blocks would hold it far oftener than training does. Steps in
+the table are medians. Each rank has one thread.
 
 All have the allocator keep the memory that a step frees, as hpcdet does by itself, with the same
 numbers: else chance decides how many page faults a step has, hundreds or none, and that is more
@@ -76,12 +78,12 @@ class Step:
     goal: float | None
 
 
-CYCLE = 30
+CYCLE = 10
 """A checkpoint is made every so many blocks."""
-WARM = 2
+WARM = 1
 """Blocks of a group that do not count."""
-LONG = Step("20 ms", 1200, 128, 10, GOAL)
-SHORT = Step("1 ms", 64, 32, 100, None)
+LONG = Step("20 ms", 1200, 128, 30, GOAL)
+SHORT = Step("1 ms", 64, 32, 300, None)
 KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25)}
 """What ``hpcdet.train.heap`` asks for."""
 
@@ -370,7 +372,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few groups of few rounds")
     parser.add_argument("--groups", type=int, default=12, help="times that processes begin")
-    parser.add_argument("--rounds", type=int, default=120, help="rounds of blocks, of all groups")
+    parser.add_argument("--rounds", type=int, default=60, help="rounds of blocks, of all groups")
     parser.add_argument("--world", type=int, action="append", help="only so many ranks")
     parser.add_argument("--step", action="append", help="only steps of '20 ms' or '1 ms'")
     parser.add_argument("--add", action="store_true", help="keep the rows of other calls")
