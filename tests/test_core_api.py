@@ -15,7 +15,8 @@ import torch
 from hpcdet import checkpoint, core
 from hpcdet import determined as det
 from hpcdet.errors import IntegrityError, NotFound, UsageError
-from hpcdet.train import entrypoint, notice
+from hpcdet.train import entrypoint as entrypoints
+from hpcdet.train import notice
 from tests import ranks
 from tests.alone import as_script
 
@@ -256,7 +257,7 @@ def test_another_version_in_the_same_folder_is_another_interpreter(tmp_path: Pat
     here, minor = Path(sys.executable).parent, sys.version_info.minor
     ours = ["python", "python3", f"python3.{minor}", sys.executable]
     other = ["python3.7", f"{here}/python3.7", f"{tmp_path}/python3"]
-    kinds = {one: entrypoint.parse([one, "train.py"], {}).kind for one in (*ours, *other)}
+    kinds = {one: entrypoints.parse([one, "train.py"], {}).kind for one in (*ours, *other)}
     assert kinds == dict.fromkeys(ours, "script") | dict.fromkeys(other, "interpreter")
 
 

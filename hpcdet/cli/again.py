@@ -18,7 +18,7 @@ from hpcdet.config import changing
 from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.read import changes, find, gather, origins, purged, states
 from hpcdet.store import overrides, trials
-from hpcdet.store.layout import TrialPaths
+from hpcdet.store.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.records import Reason
 
 MEMORY = "resources.memory_per_slot"
