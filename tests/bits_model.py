@@ -79,18 +79,21 @@ class Counter(pytorch.PyTorchCallback):
     def __init__(self):
         self.epochs = 0
         self.validations = 0
+        self.luck = 0.0
 
     def on_training_epoch_end(self, epoch_idx):
         self.epochs += 1
 
     def on_validation_start(self):
         self.validations += 1
+        self.luck = random.random()  # between two batches
 
     def state_dict(self):
-        return {"epochs": self.epochs, "validations": self.validations}
+        return {"epochs": self.epochs, "validations": self.validations, "luck": self.luck}
 
     def load_state_dict(self, state):
         self.epochs, self.validations = state["epochs"], state["validations"]
+        self.luck = state["luck"]
 
 
 class BitsTrial(pytorch.PyTorchTrial):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -150,32 +150,37 @@ def _left_out(path: str) -> Callable[[dict[str, Any]], None]:
 
 
 def test_each_part_that_a_rank_has_for_itself_is_needed(tmp_path: Path) -> None:
-    """Rank 1 alone goes on without it."""
-    settings = {"hparams": {**HPARAMS, "own_accumulation": 4}, "until": 8, "optimizations": {}}
-    trial = make(tmp_path / "EXP", world=2, **settings)
-    left = ranks.run(trial, 2, LEAVE="train:4").verdict()
-    assert left is not None and left.verdict == "resume", left
+    """Rank 1 alone goes on without it, and both without what PowerSGD remembers."""
+    powersgd = {"gradient_compression": "powersgd", "powersgd": {"start_step": 2}}
+    settings = {"hparams": {**HPARAMS, "own_accumulation": 4}, "optimizations": powersgd}
+    trial = make(tmp_path / "EXP", world=2, until=16, **settings)
+    # two steps were not compressed, the third was; the gradients of the fourth wait
+    left = ranks.run(trial, 2, LEAVE="train:12").verdict()
+    assert left is not None and left.verdict == "resume" and left.batches in (13, 14), left
 
-    def ended(name: str, leave_out: Callable[[dict[str, Any]], None] | None) -> Result:
+    def ended(name: str, leave_out: Callable[[dict[str, Any]], None] | None, *whose: int) -> Result:
         root = shutil.copytree(tmp_path / "EXP", tmp_path / name)
         copy = ExperimentPaths(root).trial(1)
         if leave_out is not None:
-            _saved_again(copy, leave_out)
+            _saved_again(copy, leave_out, whose)
         ranks.finish(copy, 2)
         return ranks.result(copy)
 
     whole = ended("whole", None)
     for part in ("rng/python", "rng/numpy", "rng/torch", "rng/registered/noise", "gradients"):
-        assert ended(part.replace("/", "-"), _left_out(part)) != whole, part
+        assert ended(part.replace("/", "-"), _left_out(part), 1) != whole, part
+    assert ended("compression", lambda own: own.pop("compression"), 0, 1) != whole
 
 
-def _saved_again(trial: TrialPaths, change: Callable[[dict[str, Any]], None]) -> None:
-    """A newer checkpoint of the same step, whose rank 1 has another state of its own."""
+def _saved_again(
+    trial: TrialPaths, change: Callable[[dict[str, Any]], None], whose: Collection[int]
+) -> None:
+    """A newer checkpoint of the same step, of which some ranks have another state of their own."""
     newest = checkpoint.committed(trial.checkpoints)[-1]
 
     def save(rank: int, exchange: checkpoint.Exchange) -> None:
         loaded = checkpoint.load(trial.checkpoints / newest.name, rank, 2)
-        if rank == 1:
+        if rank in whose:
             change(loaded.private)
         folder = trial.checkpoint(newest.step, 50)
         both = {"rank": rank, "world": 2, "exchange": exchange}

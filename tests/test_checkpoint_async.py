@@ -6,16 +6,17 @@ import dataclasses
 import errno
 import fcntl
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import (
@@ -33,8 +34,11 @@ from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.store import linking
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Trial
-from hpcdet.train import parent
+from hpcdet.train import parent, peers
 from hpcdet.train.place import Place
+from hpcdet.train.ranks import Ranks
+from hpcdet.train.underway import UnderWay
+from tests import ranks as processes
 from tests.test_checkpoint_faults import Fault, is_whole, state
 from tests.trees import TORCH_TYPES, ranks, same, swapping, tensor
 
@@ -156,47 +160,6 @@ def test_each_system_call_may_fail(tmp_path: Path, number: int, world: int, room
         remove.folder(folder)
     assert nth > 15  # the loop went through a whole save
     assert outcomes == {True, False}
-
-
-KILLED_AT_EACH_CALL = """
-import shutil, sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from hpcdet import checkpoint
-from tests.test_checkpoint_faults import is_whole, killed_after, state
-folder = Path(sys.argv[1])
-target, old = folder / "00000002.g1", checkpoint.save(folder / "00000001.g1", state(1))
-
-def at_once():
-    checkpoint.save(target, state(2), image=checkpoint.Image(), previous=old.root)
-
-def beside():
-    checkpoint.begin(target, state(2), image=checkpoint.Image(), previous=old.root).result()
-
-for save in (at_once, beside):
-    nth, killed, found = 0, True, []
-    while killed:
-        nth += 1
-        killed = killed_after(nth, save, "unlink")
-        found.append(is_whole(checkpoint.restore(folder)))
-        shutil.rmtree(target, ignore_errors=True)
-    print(*found)
-assert not list(folder.glob(".bad-*"))
-"""
-
-
-def test_kill_after_each_system_call_leaves_the_old_or_the_new(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", KILLED_AT_EACH_CALL, str(tmp_path)]
-    top = Path(__file__).parent.parent
-    done = subprocess.run(argv, cwd=top, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    both = [list(map(int, line.split())) for line in done.stdout.splitlines()]
-    assert len(both) == 2
-    for found in both:
-        assert len(found) > 15
-        assert found == sorted(found)  # the old one, and from its commit on the new one
-        assert set(found) == {1, 2}
 
 
 @pytest.mark.parametrize("how", ["save", "begin"])
@@ -495,7 +458,14 @@ def test_without_any_thread_a_save_does_all_itself(
     assert same(checkpoint.load(folder).shared, WHOLE)
 
 
-@pytest.mark.parametrize("way", ["no memory", "no copy", "at once", "private", "shared"])
+FAILURES = {
+    **dict.fromkeys(("no memory", "no copy", "at once", "hashing"), "MemoryError"),
+    **dict.fromkeys(("private", "shared"), "object cannot be saved"),
+    "image": "Cannot allocate memory",  # which comes first
+}
+
+
+@pytest.mark.parametrize("way", FAILURES)
 def test_a_rank_that_fails_alone_does_not_keep_others_waiting_for_its_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -504,11 +474,18 @@ def test_a_rank_that_fails_alone_does_not_keep_others_waiting_for_its_parts(
     real = wholes.Wholes._rows
 
     def rows(self: wholes.Wholes, number: int, own: wholes.Own) -> torch.Tensor:
-        if self._rank and own and way in ("no memory", "no copy", "at once"):
+        if self._rank and way in ("no memory", "no copy", "at once", "image"):
             raise MemoryError
         return real(self, number, own)
 
+    def hashed(self: wholes.Wholes, mine: Any, *received: Any) -> dict[str, str]:
+        if self._rank and mine and way == "hashing":
+            raise MemoryError
+        return real_hashed(self, mine, *received)
+
+    real_hashed = wholes.Wholes._hashed
     monkeypatch.setattr(wholes.Wholes, "_rows", rows)
+    monkeypatch.setattr(wholes.Wholes, "_hashed", hashed)
 
     def work(rank: int, exchange: checkpoint.Exchange) -> str:
         how: dict[str, Any] = {"rank": rank, "world": 2, "swap": swapping(rank, exchange)}
@@ -518,6 +495,7 @@ def test_a_rank_that_fails_alone_does_not_keep_others_waiting_for_its_parts(
             shared |= {"odd": object()} if way == "shared" else {}
             private |= {"odd": object()} if way == "private" else {}
             image = Image(lambda: 0) if way == "no copy" else image
+            image = Broken() if way == "image" else image
         try:
             if way == "at once":
                 checkpoint.save(folder, shared, private, image=image, exchange=exchange, **how)
@@ -528,13 +506,50 @@ def test_a_rank_that_fails_alone_does_not_keep_others_waiting_for_its_parts(
         return ""
 
     first, second = ranks(2, work)
-    expected = "object cannot be saved" if way in ("private", "shared") else "MemoryError"
-    assert "rank 1: " in first and expected in first and expected in second
+    assert "rank 1: " in first and FAILURES[way] in first and FAILURES[way] in second
 
 
-@pytest.mark.parametrize("way", ["swap", "pieces"])
+def test_a_rank_without_memory_for_what_others_send_tells_them(tmp_path: Path) -> None:
+    """Two processes over gloo: beside the training, at once, and then with memory again."""
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda rank: processes.elsewhere(_swaps, rank, tmp_path), range(2)))
+    assert [one.name for one in checkpoint.committed(tmp_path)] == ["00000003.g1"]
+    whole = written(tmp_path / "whole" / "00000003.g1", WHOLE, Image())
+    assert checkpoint.verify(tmp_path / "00000003.g1").digest == whole.digest
+
+
+def _swaps(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    both = peers.Peers(Ranks(rank, 2))
+    both.open_swap()
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise MemoryError("no room")
+
+    how: dict[str, Any] = {"rank": rank, "world": 2, "swap": both.swap, "image": Image()}
+    with pytest.MonkeyPatch.context() as patch:
+        if rank:
+            without = SimpleNamespace(cat=torch.cat, split=torch.split, empty=full)
+            patch.setattr(peers, "torch", without)
+        saving = checkpoint.begin(folder / "00000001.g1", in_parts(rank, 2), **how)
+        assert saving.wait(GENEROUS_S)
+        with pytest.raises(CheckpointFailed, match=r"no room" if rank else r"rank 1: .*no room"):
+            saving.result()
+        saving.check()  # they still hear each other
+        with pytest.raises(CheckpointFailed, match=r"rank 1: .*no room"):
+            checkpoint.save(
+                folder / "00000002.g1", in_parts(rank, 2), exchange=both.allgather, **how
+            )
+    assert checkpoint.begin(folder / "00000003.g1", in_parts(rank, 2), **how).wait(GENEROUS_S)
+    both.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("beside", [False, True])
 def test_a_rank_whose_swap_fails_says_nothing_more_to_those_that_are_still_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    tmp_path: Path, beside: bool
 ) -> None:
     """They wait for its part, not for a report: only that it ends tells them."""
     reports: list[Any] = []
@@ -546,11 +561,16 @@ def test_a_rank_whose_swap_fails_says_nothing_more_to_those_that_are_still_in_it
         reports.append(report)
         return [report, report]  # the other rank is as well so far
 
-    how: dict[str, Any] = {"rank": 1, "world": 2, "exchange": exchange}
-    if way == "pieces":
-        monkeypatch.setattr(wholes.Wholes, "_outgoing", fail)
+    how: dict[str, Any] = {"rank": 1, "world": 2, "swap": fail}
+    if beside:
+        saving = checkpoint.begin(tmp_path / "1.g1", in_parts(1, 2), image=Image(), **how)
+        assert saving.wait(GENEROUS_S)
+        for look in (UnderWay(1, saving, False).busy, UnderWay(1, saving, False).wait):
+            with pytest.raises(ConnectionError, match="lost a peer"):
+                look()
+        return
     with pytest.raises(ConnectionError, match="lost a peer"):
-        checkpoint.save(tmp_path / "00000001.g1", in_parts(1, 2), swap=fail, **how)
+        checkpoint.save(tmp_path / "1.g1", in_parts(1, 2), exchange=exchange, **how)
     assert len(reports) == 1 and "error" not in reports[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import shutil
@@ -19,7 +20,7 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import CheckpointFailed
+from hpcdet.checkpoint import CheckpointFailed, memory
 from tests import disks
 
 CALLS = ["open", "ftruncate", "pwrite", "write", "fsync", "replace", "mkdir", "close"]
@@ -153,11 +154,32 @@ def test_data_are_durable_before_they_have_a_name(tmp_path: Path) -> None:
     assert ("fsync", "trial") in calls[renames[1] :]
 
 
-def test_short_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: real(fd, data[:7], offset))
-    checkpoint.save(tmp_path / "00000001.g1", state(3))
-    assert is_whole(checkpoint.restore(tmp_path)) == 3
+@pytest.mark.parametrize("most", [7, 512, 4608, 8192, 0])
+@pytest.mark.parametrize("room", [memory.available, lambda: 0])
+def test_short_writes_are_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, room: Callable[[], int]
+) -> None:
+    """Past the page cache, too: whole pages, sectors, which leave the rest of a page, or bytes."""
+    real, direct = os.pwrite, []
+
+    def short(fd: int, data: Any, offset: int) -> int:
+        written = real(fd, data[:most], offset) if most else 0
+        direct.append(bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT))
+        return written
+
+    old = checkpoint.save(tmp_path / "00000001.g1", state(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", short)
+        how: dict[str, Any] = {"image": checkpoint.Image(room), "previous": old.root}
+        if most:
+            checkpoint.save(tmp_path / "00000002.g1", state(4, 5000), **how)
+        else:
+            with pytest.raises(CheckpointFailed, match="takes no more"):
+                checkpoint.save(tmp_path / "00000002.g1", state(4, 5000), **how)
+    assert len(direct) > 1 or not most
+    assert is_whole(checkpoint.restore(tmp_path)) == (4 if most else 3)
+    for manifest in checkpoint.committed(tmp_path):
+        checkpoint.verify(tmp_path / manifest.name)
 
 
 def test_a_rank_that_fails_is_told_to_all(tmp_path: Path) -> None:

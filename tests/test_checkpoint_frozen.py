@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import Frozen, Image, frozen, loading, remove
+from hpcdet.checkpoint import Frozen, Image, frozen, loading, manifest, remove, tree
+from hpcdet.errors import IntegrityError
 from tests.test_checkpoint_faults import CALLS, Fault
-from tests.trees import ranks, same
+from tests.trees import ranks, same, swapping
 
 SIZE = 20_000
 
@@ -96,6 +97,67 @@ def test_what_stays_the_same_is_linked_into_every_second_checkpoint(
         world, lambda rank, exchange: checkpoint.restore(tmp_path, rank, world, exchange)
     )
     assert all(one and one.manifest.name == "00000005.g1" for one in restored)
+
+
+def in_parts(step: int, rank: int, world: int) -> dict[str, Any]:
+    """As ``state``, each rank with its rows; of ``some`` those of the first rank stay the same."""
+    some = torch.arange(8.0 * SIZE).reshape(8, SIZE)
+    some[4:] += step
+    whole = {"body": state(1)["body"][1].reshape(-1, 2), "some": some, "head": state(step)["head"]}
+    found: dict[str, Any] = {"step": step}
+    for name, one in whole.items():
+        first, last = tree.rows(len(one), rank, world)
+        found[name] = checkpoint.Sharded(one[first:last].clone(), tuple(one.shape), first)
+    return found
+
+
+def test_rows_that_stay_the_same_are_linked(tmp_path: Path) -> None:
+    world = 2
+    known = [Frozen() for _ in range(world)]
+
+    def saved(first: int, last: int, *, into: Path = tmp_path, images: bool = True) -> None:
+        def work(rank: int, exchange: checkpoint.Exchange) -> None:
+            how: dict[str, Any] = {"rank": rank, "world": world, "swap": swapping(rank, exchange)}
+            how["image"] = Image() if images else Image(lambda: 0)
+            how["frozen"] = known[rank] if into == tmp_path else None
+            for step in range(first, last):
+                at, mine = into / f"{step:08d}.g1", in_parts(step, rank, world)
+                if step % 2:
+                    checkpoint.save(at, mine, {"rank": rank}, exchange=exchange, **how)
+                else:
+                    checkpoint.begin(at, mine, {"rank": rank}, **how).result()
+                exchange(None)
+
+        ranks(world, work)
+
+    saved(1, 6)
+    known = [Frozen.after(tmp_path, "00000005.g1", rank) for rank in range(world)]
+    saved(6, 8)
+    saved(8, 9, images=False)
+    found = {step: files_of(tmp_path, step) for step in range(1, 9)}
+    assert not found[1] and not found[2] and len(found[3]) == world
+    assert found[3] == found[5] == found[7]
+    assert found[4] == found[6]
+    saved(8, 9, into=tmp_path / "plain")
+    wanted = checkpoint.load(tmp_path / "plain" / "00000008.g1")
+    sizes = [shard.bytes for shard in manifest.read(tmp_path / "00000007.g1").shards]
+    assert sizes[2] > 4 * SIZE * 4 > sizes[0]  # the first rank's rows of both
+    assert sizes[1] > 4 * SIZE * 4 > sizes[3]  # the second's of one
+    for step in range(1, 9):
+        at = tmp_path / f"{step:08d}.g1"
+        assert checkpoint.content_digest(at) == checkpoint.verify(at).digest
+        loading.look(at)
+    whole = checkpoint.load(tmp_path / "00000008.g1")
+    assert whole.manifest.digest == wanted.manifest.digest
+    assert same(whole.shared, wanted.shared)
+    for rank in range(3):
+        rows = checkpoint.load(tmp_path / "00000007.g1", rank, 3, sharded=True).shared
+        for name, one in in_parts(7, rank, 3).items():
+            assert name == "step" or torch.equal(rows[name].local, one.local)
+    third = next((tmp_path / "00000007.g1").glob("*1-of-*.frozen.h5"))
+    third.unlink()
+    with pytest.raises(IntegrityError):
+        checkpoint.verify(tmp_path / "00000007.g1")
 
 
 def plain_at(folder: Path, saved: checkpoint.Saved) -> Path:

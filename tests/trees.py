@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ import torch
 from hypothesis import strategies as st
 
 from hpcdet.checkpoint import Exchange, Swap
+from hpcdet.checkpoint.wholes import WholesFailed
 
 Result = TypeVar("Result")
 
@@ -121,4 +122,11 @@ def ranks(world: int, work: Callable[[int, Exchange], Result]) -> list[Result]:
 
 def swapping(rank: int, exchange: Exchange) -> Swap:
     """A rank's swap by means of its exchange."""
-    return lambda pieces, _: [each[rank] for each in exchange(pieces)]
+
+    def swap(pieces: Sequence[torch.Tensor] | None, _: Sequence[int]) -> Sequence[torch.Tensor]:
+        everyone = exchange(pieces)
+        if any(each is None for each in everyone):
+            raise WholesFailed(None)
+        return [each[rank] for each in everyone]
+
+    return swap

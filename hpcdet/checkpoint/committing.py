@@ -41,9 +41,11 @@ def commit(
         StateError: the ranks' states do not fit together.
         OSError: the disk is full or fails.
     """
+    failed = [rank for rank, report in enumerate(everyone) if "error" in report]
+    if failed:
+        first = min(failed, key=lambda rank: "echo" in everyone[rank])
+        raise CheckpointFailed(f"rank {first}: {everyone[first]['error']}")
     for rank, report in enumerate(everyone):
-        if "error" in report:
-            raise CheckpointFailed(f"rank {rank}: {report['error']}")
         if report["structure"] != everyone[0]["structure"]:
             raise StateError(
                 f"ranks 0 and {rank} have tensors of different names, types or shapes",

@@ -5,8 +5,8 @@ their own. Once such a file holds what the next save would write into it, it is 
 name, in the new checkpoint's folder, instead. The data go with the last of its names, so that
 checkpoints are still removed by removing their folders.
 
-Only what all ranks share is looked at, and is not cut into parts: readers look for a rank's own in
-its first file, and for parts in the order of ranks.
+Only what all ranks share is looked at, or lies in parts on them, of which each rank looks at its
+own: readers look for what is a rank's alone in its first file.
 
 Of two checkpoints in a row each has a file of its own: what damages one leaves the other, to which
 one goes back, alone. So a file is that of every second checkpoint.
@@ -98,7 +98,6 @@ class Frozen:
             for leaf in leaves
             if leaf.nbytes >= WORTH
             and leaf.name.startswith("shared")
-            and leaf.part is None
             and self._digests.get(leaf.name) == digests[leaf.name]
         }
         self._files.append((folder, shard))

@@ -62,6 +62,8 @@ class Output:
                 flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
                 fcntl.fcntl(self._fd, fcntl.F_SETFL, flags & ~DIRECT)
                 continue
+            if not written:
+                raise OSError(errno.EIO, "the file system takes no more bytes")
             data = data[written:]
             offset += written
             if not self._direct():

@@ -71,38 +71,46 @@ class Parts:
 
 
 class PartDigests:
-    """Digests of whole tensors, from their parts as they come in the order of ranks."""
+    """Digests of whole tensors, from their parts.
+
+    They come in the order of ranks, but for rows that stayed the same on some ranks only: those
+    are in files that are read last, and what follows them is held in memory till then.
+    """
 
     def __init__(self) -> None:
         self._hashers: dict[str, blake3] = {}
         self._next: dict[str, int] = {}
         self._rows: dict[str, int] = {}
+        self._early: dict[str, dict[int, tuple[int, torch.Tensor]]] = {}
 
     def add(self, entry: Entry) -> None:
-        """Hash a part.
+        """Hash a part, and those that have waited for it; or keep it.
 
         Raises:
-            IntegrityError: it does not begin where the one before it ended.
+            IntegrityError: it begins before the one before it ends.
         """
-        leaf = entry.leaf
-        assert leaf.part is not None
-        if leaf.name not in self._hashers:
-            self._hashers[leaf.name] = begin_digest(leaf.kind, leaf.dtype, leaf.part.shape)
-            self._next[leaf.name] = 0
-            self._rows[leaf.name] = leaf.part.shape[0]
-        if leaf.part.start != self._next[leaf.name]:
-            raise IntegrityError(f"rows of {leaf.name} are missing", where="checkpoint", hint=HINT)
-        assert entry.data is not None
-        self._hashers[leaf.name].update(entry.data.numpy().data)
-        self._next[leaf.name] += leaf.shape[0]
+        leaf, name = entry.leaf, entry.leaf.name
+        assert leaf.part is not None and entry.data is not None
+        if name not in self._hashers:
+            self._hashers[name] = begin_digest(leaf.kind, leaf.dtype, leaf.part.shape)
+            self._next[name] = 0
+            self._rows[name] = leaf.part.shape[0]
+            self._early[name] = {}
+        early = self._early[name]
+        if leaf.part.start < self._next[name] or leaf.part.start in early:
+            raise IntegrityError(f"rows of {name} come twice", where="checkpoint", hint=HINT)
+        early[leaf.part.start] = leaf.shape[0], entry.data
+        while (found := early.pop(self._next[name], None)) is not None:
+            self._hashers[name].update(found[1].numpy().data)
+            self._next[name] += found[0]
 
     def whole(self) -> dict[str, str]:
         """The digest of each tensor by name.
 
         Raises:
-            IntegrityError: the last rows of one are missing.
+            IntegrityError: rows of one are missing.
         """
         for name, count in self._rows.items():
-            if self._next[name] != count:
+            if self._next[name] != count or self._early[name]:
                 raise IntegrityError(f"rows of {name} are missing", where="checkpoint", hint=HINT)
         return {name: str(each.hexdigest()) for name, each in self._hashers.items()}

@@ -106,7 +106,7 @@ def save(
         memory = Image() if image is None else image
         report, own = writing.at_once(folder, part, memory, frozen)
     except Exception as error:  # the others must not wait for a rank that has failed
-        failure, report = error, {"error": _say(error)}
+        failure, report = error, _failure(error)
     everyone = _with_wholes(exchange(report), part, own, swap, exchange)
     commit: dict[str, Any] = {}
     if rank == 0:
@@ -131,7 +131,7 @@ def _with_wholes(
     """Everyone's reports, and in them the digests of tensors that lie in parts.
 
     All ranks see by the reports whether all will swap: whether none has failed, and all have the
-    same tensors. A swap that fails is no report: the others are still in it, and hear nothing.
+    same tensors. Where they lose each other in it, there is no report: others are still in it.
     """
     first = everyone[0].get("structure")
     good = all("error" not in one and one["structure"] == first for one in everyone)
@@ -141,7 +141,7 @@ def _with_wholes(
     try:
         more = {"shared": writing.parts_of(part, swap).digests(own)}
     except WholesFailed as error:
-        more = {"error": _say(error)}
+        more = _failure(error)
     return [
         {**one, **more, "shared": {**one["shared"], **more.get("shared", {})}}
         for one, more in zip(everyone, exchange(more), strict=True)
@@ -172,6 +172,17 @@ class Saving:
     copied: bool
     _folder: Path
     _task: Task[Saved | None]
+    _wholes: Wholes
+
+    def check(self) -> None:
+        """See whether this rank still swaps with the others, or is through with that.
+
+        Raises:
+            Exception: they have lost each other. Others may wait for this one, and only its end
+                tells them.
+        """
+        if self._wholes.lost is not None:
+            raise self._wholes.lost
 
     def done(self) -> bool:
         """Whether this rank is through with it: rank 0 once it is committed or has failed."""
@@ -235,12 +246,13 @@ def begin(
     except StateError as error:
         with contextlib.suppress(OSError):
             files.make_folder(folder)
-            reports.leave(folder, rank, world, {"error": _say(error)})
-        with contextlib.suppress(Exception):  # what others swap meanwhile
-            Wholes(tree.parts(shared, "shared"), rank, world, swap).digests({})
+            reports.leave(folder, rank, world, _failure(error))
+        with contextlib.suppress(Exception):  # what is no tree at all
+            Wholes(tree.parts(shared, "shared"), rank, world, swap).refuse()
         raise
     content = part.shared
-    own, copied = writing.begun(folder, part, image, frozen, swap, taken)
+    split = writing.parts_of(part, swap)
+    own, copied = writing.begun(folder, part, image, frozen, split, taken)
 
     blocked_s = time.monotonic() - start
 
@@ -250,7 +262,7 @@ def begin(
         try:
             report = own()
         except Exception as error:
-            failure, report = error, {"error": _say(error)}
+            failure, report = error, _failure(error)
             if rank:
                 with contextlib.suppress(OSError):
                     files.make_folder(folder)
@@ -272,12 +284,20 @@ def begin(
         committed(saved)
         return saved
 
-    return Saving(folder.name, copied, folder, Task(work, "checkpoint", or_here=True))
+    return Saving(folder.name, copied, folder, Task(work, "checkpoint", or_here=True), split)
+
+
+def _failure(error: Exception) -> Report:
+    """What a rank that has failed reports; it is an ``echo`` if it has because another one has."""
+    echo = isinstance(error, WholesFailed) and error.cause is None
+    return {"error": _say(error)} | ({"echo": True} if echo else {})
 
 
 def _say(error: Exception) -> str:
-    if isinstance(error, WholesFailed):
+    if isinstance(error, WholesFailed) and error.cause is not None:
         return _say(error.cause)
+    if isinstance(error, WholesFailed):
+        return str(error)
     if isinstance(error, OSError):
         return f"{error.strerror or error} ({error.filename})" if error.filename else str(error)
     return f"{error}" if isinstance(error, CheckpointFailed) else f"{type(error).__name__}: {error}"

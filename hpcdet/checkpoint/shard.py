@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -225,5 +226,7 @@ def _written(
 def _write_at(fd: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(fd, data[:_PIECE], offset)
+        if not written:
+            raise OSError(errno.EIO, "the file system takes no more bytes")
         data = data[written:]
         offset += written

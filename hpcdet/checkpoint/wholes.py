@@ -22,17 +22,32 @@ from hpcdet.checkpoint.tree import Leaf, data, rows
 _BATCH = 256 << 20
 """Bytes that travel at once, over all ranks; a larger tensor travels alone."""
 
-Swap = Callable[[Sequence[torch.Tensor], Sequence[int]], Sequence[torch.Tensor]]
+Swap = Callable[[Sequence[torch.Tensor] | None, Sequence[int]], Sequence[torch.Tensor]]
 """Gives each rank, in their order, a piece of bytes, and returns what all ranks had for this one;
-the sizes of that are given."""
+the sizes of that are given. Where one gives None, or finds that it cannot take part, it raises
+``WholesFailed`` on all ranks. What else it raises says that the ranks have lost each other."""
 
 Own = Mapping[str, Callable[[], memoryview]]
 """A rank's rows, by the names of their tensors; asked for when their batch is to travel, for what
 lies on an accelerator comes to main memory then."""
 
 
-def alone(pieces: Sequence[torch.Tensor], sizes: Sequence[int]) -> Sequence[torch.Tensor]:
+class WholesFailed(Exception):
+    """There are no digests, and no rank waits for another.
+
+    Attributes:
+        cause: what failed on this rank; None if another one has failed.
+    """
+
+    def __init__(self, cause: Exception | None) -> None:
+        super().__init__("another rank has failed" if cause is None else str(cause))
+        self.cause = cause
+
+
+def alone(pieces: Sequence[torch.Tensor] | None, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
     """The swap of a single rank."""
+    if pieces is None:
+        raise WholesFailed(None)
     return pieces
 
 
@@ -48,23 +63,15 @@ def in_place(plan: Layout, sources: Sequence[Any]) -> Own:
     return {each.leaf.name: partial(data, source) for each, source in pairs if each.leaf.part}
 
 
-class WholesFailed(Exception):
-    """This rank has failed, and has swapped with the others to the end all the same.
-
-    Attributes:
-        cause: what failed first.
-    """
-
-    def __init__(self, cause: Exception) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
 class Wholes:
     """The tensors of a state that lie in parts.
 
     Args:
         leaves: of the state; the same on all ranks but for the rows.
+
+    Attributes:
+        lost: what was raised where the ranks lost each other. Others may still wait for this
+            one: only the end of this process tells them.
     """
 
     def __init__(self, leaves: Sequence[Leaf], rank: int, world: int, swap: Swap) -> None:
@@ -73,6 +80,7 @@ class Wholes:
         self._world = world
         self._ranks = range(world)
         self._swap = swap
+        self.lost: Exception | None = None
 
     @property
     def any(self) -> bool:
@@ -80,38 +88,57 @@ class Wholes:
         return bool(self._leaves)
 
     def digests(self, own: Own) -> dict[str, str]:
-        """Those of the tensors that this rank hashes, by name; all ranks call together.
-
-        A rank that fails on the way swaps zeros from then on, and raises at the end: the others
-        do not know of it yet, and would wait for it.
+        """Those of the tensors that this rank hashes, by name; all ranks call this, or ``refuse``.
 
         Args:
-            own: this rank's rows. Of a rank that has failed they may be missing: what comes of it
-                is of no use.
+            own: this rank's rows.
 
         Raises:
-            WholesFailed: this rank has failed; no other waits for it.
-            Exception: the swap itself failed, or there is no memory even for zeros. Others may
-                still wait in the swap: nothing may be exchanged with them, and only the end of
-                this process tells them.
+            WholesFailed: this rank or another has failed.
+            Exception: see ``lost``; nothing may be exchanged with the others any more.
         """
+        try:
+            return self._digests(own)
+        except WholesFailed:
+            raise
+        except Exception as error:
+            self.lost = error
+            raise
+
+    def refuse(self) -> None:
+        """This rank has failed before it could call ``digests``: the others are not to wait."""
+        if not self.any:
+            return
+        try:
+            self._swap(None, [0] * self._world)
+        except WholesFailed:
+            return
+        except Exception as error:
+            self.lost = error
+
+    def _digests(self, own: Own) -> dict[str, str]:
         sizes = [self._row_bytes(leaf) * _shape(leaf)[0] for leaf in self._leaves]
         owners = _owners(sizes, self._world)
         found: dict[str, str] = {}
         failure: Exception | None = None
         for numbers in _batches(sizes):
-            try:
-                outgoing = self._outgoing(numbers, owners, own)
-            except Exception as error:
-                failure, own = failure or error, {}
-                outgoing = self._outgoing(numbers, owners, own)
+            outgoing = None
+            if failure is None:
+                try:
+                    outgoing = self._outgoing(numbers, owners, own)
+                except Exception as error:  # the others wait for it all the same
+                    failure = error
             mine = [number for number in numbers if owners[number] == self._rank]
             parts = [[self._size(number, source) for number in mine] for source in self._ranks]
-            received = self._swap(outgoing, [sum(each) for each in parts])
+            try:
+                received = self._swap(outgoing, [sum(each) for each in parts])
+            except WholesFailed as error:
+                cause = failure or error.cause
+                raise WholesFailed(cause) from cause
             try:
                 found |= self._hashed(mine, received, parts)
             except Exception as error:
-                failure, own = failure or error, {}
+                failure = error
         if failure is not None:
             raise WholesFailed(failure) from failure
         return found

@@ -86,17 +86,19 @@ def _reported(
 
 
 def begun(
-    folder: Path, part: Part, image: Image, frozen: Frozen | None, swap: Swap, taken: bool
+    folder: Path, part: Part, image: Image, frozen: Frozen | None, split: Wholes, taken: bool
 ) -> tuple[Callable[[], Report], bool]:
     """What is left to be done once this rank's state may change again, and whether it was copied.
 
     No more than the copy is done here: even to make the folder durable takes its time. Only where
-    there is no copy, tensors that lie in parts are hashed from where they lie. A rank that has
-    failed swaps with the others all the same: they do not know of it yet.
+    there is no copy, tensors that lie in parts are hashed from where they lie. The others wait for
+    those of a rank that has failed: it tells them while they swap.
+
+    Args:
+        split: the tensors that lie in parts.
     """
     rest: list[Callable[[], Written]] = []
     copied = True
-    split = parts_of(part, swap)
     own: dict[str, Callable[[], memoryview]] = {}
     hash_now = False
     try:
@@ -149,7 +151,7 @@ def _same(written: Written) -> Written:
 
 
 def _fail(split: Wholes, error: Exception) -> Report:
-    split.digests({})
+    split.refuse()
     raise error
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from hpcdet.checkpoint.wholes import WholesFailed, alone
 from hpcdet.train.lifeline import NEVER
 from hpcdet.train.ranks import Ranks
 
@@ -27,6 +28,7 @@ class Peers:
         # of its own, so that nothing here is ever queued behind a gradient
         self._group = dist.new_group(backend="gloo", timeout=NEVER) if ranks.world > 1 else None
         self._swapping: dist.ProcessGroup | None = None
+        self._ready = torch.zeros(1, dtype=torch.int32)  # where there is no memory for it any more
 
     def barrier(self) -> None:
         """Return once every rank is here."""
@@ -62,19 +64,36 @@ class Peers:
         if self._swapping is None and self.ranks.world > 1:
             self._swapping = dist.new_group(backend="gloo", timeout=NEVER)
 
-    def swap(self, pieces: Sequence[torch.Tensor], sizes: Sequence[int]) -> Sequence[torch.Tensor]:
+    def swap(
+        self, pieces: Sequence[torch.Tensor] | None, sizes: Sequence[int]
+    ) -> Sequence[torch.Tensor]:
         """What all ranks have for this one, of those sizes, for a piece of bytes for each of them.
 
-        In a group of its own: a thread may call it while training goes on.
+        In a group of its own: a thread may call it while training goes on. All say first whether
+        they are ready, so that none waits for one that has no memory, say, for what it would get.
+
+        Args:
+            pieces: None on a rank that has failed.
+
+        Raises:
+            WholesFailed: a rank has failed; raised on all.
+            RuntimeError: the ranks have lost each other.
         """
         if self._group is None:
-            return pieces
+            return alone(pieces, sizes)
         self.open_swap()
-        received = torch.empty(sum(sizes), dtype=torch.uint8)
-        sent = [len(piece) for piece in pieces]
-        dist.all_to_all_single(
-            received, torch.cat(tuple(pieces)), list(sizes), sent, group=self._swapping
-        )
+        failure: Exception | None = None
+        try:
+            sent = None if pieces is None else torch.cat(tuple(pieces))
+            received = torch.empty(sum(sizes), dtype=torch.uint8)
+        except Exception as error:
+            failure, sent = error, None
+        self._ready.fill_(sent is not None)
+        dist.all_reduce(self._ready, op=dist.ReduceOp.MIN, group=self._swapping)
+        if pieces is None or sent is None or not self._ready.item():
+            raise WholesFailed(failure)
+        lengths = [len(piece) for piece in pieces]
+        dist.all_to_all_single(received, sent, list(sizes), lengths, group=self._swapping)
         return torch.split(received, list(sizes))
 
     def start_max(self, vector: torch.Tensor) -> dist.Work:

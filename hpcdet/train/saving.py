@@ -250,8 +250,8 @@ class Keeper:
 
     @property
     def busy(self) -> bool:
-        """Whether this rank is not through with the checkpoint under way."""
-        return self._under_way is not None and not self._under_way.saving.done()
+        """Whether this rank is not through with the checkpoint under way (``UnderWay.busy``)."""
+        return self._under_way is not None and self._under_way.busy()
 
     @property
     def lost(self) -> bool:
@@ -295,7 +295,7 @@ class Keeper:
         """
         if self._under_way is None:
             return True
-        self._under_way.saving.wait()
+        self._under_way.wait()
         if not together:
             return not self.lost
         lost = self._peers.broadcast(self.lost)
@@ -305,9 +305,9 @@ class Keeper:
     def give_up(self, hurry: Callable[[], bool]) -> None:
         """One rank, which fails: give what is under way the time it needs, within reason."""
         limit = time.monotonic() + _ABANDON_S
-        while self.busy and not hurry() and time.monotonic() < limit:
-            assert self._under_way is not None
-            self._under_way.saving.wait(_LOOK_S)
+        saving = self._under_way.saving if self._under_way is not None else None
+        while saving and not saving.done() and not hurry() and time.monotonic() < limit:
+            saving.wait(_LOOK_S)
 
     def take_written(self) -> list[str]:
         """Names of checkpoints that were written beside the training and not asked for yet."""

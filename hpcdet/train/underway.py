@@ -71,6 +71,25 @@ class UnderWay(NamedTuple):
     saving: Saving
     staged: bool
 
+    def busy(self) -> bool:
+        """Whether this rank is not through with it.
+
+        Raises:
+            Exception: the ranks have lost each other over it (``Saving.check``).
+        """
+        busy = not self.saving.done()
+        self.saving.check()
+        return busy
+
+    def wait(self) -> None:
+        """Wait until this rank is through with it.
+
+        Raises:
+            Exception: as ``busy``.
+        """
+        self.saving.wait()
+        self.saving.check()
+
     def outcome(self) -> Saved | None:
         """What rank 0 has committed; None if it has not."""
         try:
