@@ -531,7 +531,9 @@ def _swaps(rank: int, folder: Path) -> None:
     how: dict[str, Any] = {"rank": rank, "world": 2, "swap": both.swap, "image": Image()}
     with pytest.MonkeyPatch.context() as patch:
         if rank:
-            without = SimpleNamespace(cat=torch.cat, split=torch.split, empty=full)
+            without = SimpleNamespace(
+                cat=torch.cat, split=torch.split, uint8=torch.uint8, empty=full
+            )
             patch.setattr(peers, "torch", without)
         saving = checkpoint.begin(folder / "00000001.g1", in_parts(rank, 2), **how)
         assert saving.wait(GENEROUS_S)
