@@ -86,7 +86,7 @@ class Counter(pytorch.PyTorchCallback):
 
     def on_validation_start(self):
         self.validations += 1
-        self.luck = random.random()  # between two batches
+        self.luck += random.random()  # between two batches
 
     def state_dict(self):
         return {"epochs": self.epochs, "validations": self.validations, "luck": self.luck}

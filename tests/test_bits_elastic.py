@@ -101,10 +101,14 @@ def tampered(trial: TrialPaths, change: Callable[[dict[str, Any]], None]) -> Non
     checkpoint.save(folder, loaded.shared, loaded.private, meta=loaded.manifest.meta)
 
 
-FORGOTTEN: dict[str, Callable[[dict[str, Any]], None]] = {
-    "training_metrics": lambda own: own["training_metrics"][0]["values"]["loss"].zero_(),
-    "reducers": lambda own: own["reducers"][0]["seen"].update(updates=[]),
-    "rng": lambda own: own["rng"].update(python=rng.capture()["python"]),
+# what is next: a batch, or the validation after five
+FORGOTTEN: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
+    "training_metrics": (
+        "train:6",
+        lambda own: own["training_metrics"][0]["values"]["loss"].zero_(),
+    ),
+    "reducers": ("train:6", lambda own: own["reducers"][0]["seen"].update(updates=[])),
+    "rng": ("train:4", lambda own: own["rng"].update(python=rng.capture()["python"])),
 }
 
 
@@ -113,8 +117,9 @@ def test_each_part_of_what_virtual_ranks_have_is_needed(
     alone: Result, tmp_path: Path, part: str
 ) -> None:
     trial = make(tmp_path / "EXP")
-    ranks.run(trial, 1, LEAVE="train:4")  # what is next is the validation after five batches
-    tampered(trial, lambda shared: FORGOTTEN[part](shared["virtual"]))
+    leave, forget = FORGOTTEN[part]
+    ranks.run(trial, 1, LEAVE=leave)
+    tampered(trial, lambda shared: forget(shared["virtual"]))
     ranks.run(trial, 1)
     assert ranks.result(trial) != alone
 
