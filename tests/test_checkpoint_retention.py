@@ -116,10 +116,13 @@ def test_sweep_looks_at_the_other_trials_and_touches_its_own(tmp_path: Path) -> 
         make(paths, 2, step, metric=step / 100)
     paths.trial(1).checkpoint(9, 1).mkdir()  # begun by attempt 1, never committed
     paths.trial(1).checkpoint(9, 3).mkdir()  # being written by attempt 3
+    for attempt in (1, 2):  # in which code collects files
+        (paths.trial(1).checkpoints / f".staging-00000009.g{attempt}").mkdir()
     policy = Policy(experiment_best=2, trial_best=0, trial_latest=0)
     swept = checkpoint.sweep(paths, policy, trial=1, attempt=2)
     assert swept == ["00000001.g1", "00000002.g1"]
-    assert names(paths, 1) == ["00000003.g1", "00000004.g1", "00000009.g3"]
+    left = [".staging-00000009.g2", "00000003.g1", "00000004.g1", "00000009.g3"]
+    assert names(paths, 1) == left
     assert len(names(paths, 2)) == 4
     checkpoint.sweep(paths, policy, trial=2, attempt=2, resume=0)
     assert names(paths, 2) == ["00000001.g1", "00000002.g1"]

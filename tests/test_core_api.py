@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 import venv
@@ -17,6 +18,7 @@ from hpcdet import determined as det
 from hpcdet.errors import IntegrityError, NotFound, UsageError
 from hpcdet.train import entrypoint as entrypoints
 from hpcdet.train import notice
+from hpcdet.train.saving import Keeper
 from tests import ranks
 from tests.alone import as_script
 
@@ -48,7 +50,7 @@ def test_a_script_alone_goes_on_where_it_was_told_to_leave(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("as_script")
-def test_determineds_folders_of_files(tmp_path: Path) -> None:
+def test_determineds_folders_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with core.init(checkpoint_storage=tmp_path) as context:
         with context.checkpoint.store_path({"steps_completed": 3, "by": "me"}) as (path, name):
             (path / "deep").mkdir()
@@ -67,6 +69,13 @@ def test_determineds_folders_of_files(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="would be older"):
             context.checkpoint.save({}, 2)
         assert context.checkpoint.latest_id() == name
+        trial = context.session.place.trial
+        shutil.copytree(trial.checkpoints, tmp_path / "kept")
+        places = property(lambda _: (trial.checkpoints, tmp_path / "kept"))
+        monkeypatch.setattr(Keeper, "places", places)
+        context.checkpoint.delete(name)
+        with pytest.raises(NotFound):
+            context.checkpoint.load(name)
 
 
 @pytest.mark.usefixtures("as_script")

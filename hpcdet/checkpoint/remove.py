@@ -14,6 +14,8 @@ from hpcdet.store.linking import DRAFT
 from hpcdet.store.trials import MANIFEST
 
 BAD = ".bad-"
+STAGING = ".staging-"
+"""Before the name of a checkpoint: the folder in which code collects its files."""
 
 
 def folder(path: Path) -> None:
@@ -26,10 +28,16 @@ def folder(path: Path) -> None:
 
 
 def leftovers(checkpoints: Path, attempt: int) -> None:
-    """Take away folders without a manifest that were made by this attempt or those before."""
+    """Take away folders without a manifest that were made by this attempt or those before.
+
+    Those that code collects files in, of those before only: in its own it may be at work.
+    """
     for name in names(checkpoints):
         folder = checkpoints / name
         if position(name)[1] <= attempt and not is_committed(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+    for folder in checkpoints.glob(f"{STAGING}*"):
+        if -1 < position(folder.name.removeprefix(STAGING))[1] < attempt:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -64,7 +64,9 @@ def collect(
     If this rank's file is not there anyway, the others are only waited for so that none still
     writes into a folder that goes.
     """
-    limit = time.monotonic() + (min(patience_s, _IF_FAILED_S) if "error" in own else patience_s)
+    if "error" in own:
+        patience_s = min(patience_s, _IF_FAILED_S)
+    limit = time.monotonic() + patience_s
     found: dict[int, Mapping[str, Any]] = {0: own}
     pause = _FIRST_LOOK_S
     while True:

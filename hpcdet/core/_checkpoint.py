@@ -15,6 +15,7 @@ import numpy as np
 from hpcdet import checkpoint
 from hpcdet.checkpoint import Manifest, remove
 from hpcdet.core._modes import DownloadMode
+from hpcdet.core._seen import seen_by_all
 from hpcdet.core._train import TrainContext
 from hpcdet.core._virtual import VirtualContext
 from hpcdet.errors import IntegrityError, NotFound, UsageError
@@ -183,6 +184,7 @@ class CheckpointContext:
         Raises:
             UsageError: another rank than 0 calls it without ``shard``, or ``steps_completed``
                 is missing.
+            Unavailable: the ranks do not see each other's files.
         """
         if not shard and not self._session.ranks.chief:
             raise UsageError(
@@ -196,13 +198,14 @@ class CheckpointContext:
         steps = int(metadata[STEPS])
         place = self._session.place
         name = place.trial.checkpoint(steps, place.attempt.number).name
-        folder = place.trial.checkpoints / f".staging-{name}"
+        folder = place.trial.checkpoints / f"{remove.STAGING}{name}"
         self._session.keeper.prepare()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             yield folder, name
             if shard:
                 self._session.peers.barrier()
+                seen_by_all(folder, self._session.peers)
             self._save({"files": _pack(folder)}, steps, None, metadata, alone=not shard)
             if shard:
                 self._session.peers.barrier()
@@ -247,12 +250,21 @@ class CheckpointContext:
         return name
 
     def delete(self, storage_id: str) -> None:
-        """Remove a checkpoint of this trial, by rank 0 alone.
+        """Remove a checkpoint of this trial, wherever it lies; called by rank 0 alone.
 
         Raises:
             NotFound: there is none of this name.
+            UsageError: another rank calls it.
         """
-        remove.folder(self._folder(storage_id))
+        if not self._session.ranks.chief:
+            raise UsageError(
+                "only rank 0 removes checkpoints",
+                where="checkpoint.delete",
+                hint="call it on rank 0 alone",
+            )
+        name = self._folder(storage_id).name
+        for place in self._session.keeper.places:
+            remove.folder(place / name)
 
     def download(
         self,

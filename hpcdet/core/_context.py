@@ -21,7 +21,7 @@ from hpcdet.core._train import TrainContext
 from hpcdet.core._virtual import VirtualContext
 from hpcdet.errors import UsageError
 from hpcdet.store.secrets import resolve
-from hpcdet.train import rendezvous, rng
+from hpcdet.train import ending, rendezvous, rng
 from hpcdet.train.elsewhere import SAYS
 from hpcdet.train.joining import join
 from hpcdet.train.order import Order, shuffled
@@ -177,9 +177,11 @@ def conclude() -> Iterator[None]:
 def _at_exit() -> None:
     """A script in a process of its own ends without having left its context.
 
-    Its exit code is not known here: whoever waits for it publishes what is said, if it is 0.
+    Its exit code is known here only if ``sys.exit`` has said it: whoever waits for it publishes
+    what is said, if it is 0. Of several ranks, one that fails must not wait for the others, which
+    may be in other collectives.
     """
-    if hasattr(sys, "last_value"):  # it ends by an exception: the exit code says so
+    if hasattr(sys, "last_value") or ending.failed():  # the exit code says so
         return
     for context in _contexts:
         session = context.session
@@ -221,5 +223,7 @@ def init(
         distributed.join(context.session.peers)
     if not _contexts:
         atexit.register(_at_exit)
+        if SAYS in os.environ:
+            ending.watch()
     _contexts.append(context)
     return context

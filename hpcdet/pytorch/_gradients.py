@@ -27,10 +27,11 @@ Parameters = Mapping[str, torch.nn.Parameter]
 Gradients = dict[str, Any]
 
 
-def waiting(parameters: Parameters, peers: Peers) -> tuple[Gradients, Gradients]:
+def waiting(parameters: Parameters, peers: Peers) -> tuple[Gradients, Gradients | None]:
     """What of the gradients is shared, and what this rank has for itself; by name of parameter.
 
-    All ranks call together.
+    All ranks call together. For itself, a rank has an empty dict where all is shared, and None
+    where others have something and it has nothing.
     """
     there = {name: one.grad for name, one in parameters.items() if one.grad is not None}
     cut = {name: one for name, one in there.items() if hasattr(one, "device_mesh")}
@@ -41,13 +42,14 @@ def waiting(parameters: Parameters, peers: Peers) -> tuple[Gradients, Gradients]
     if all(one == everyone[0] for one in everyone):
         return cut | own, {}
     names = {name for one in everyone if one for name in one[1]}
-    return cut | {name: _mean(parameters[name]) for name in parameters if name in names}, own
+    return cut | {name: _mean(parameters[name]) for name in parameters if name in names}, own or None
 
 
-def restore(parameters: Parameters, shared: Gradients, own: Gradients) -> None:
-    """Put gradients back; this rank's own go first."""
-    for name, saved in (shared | own).items():
-        if name in own or not own or hasattr(parameters[name], "device_mesh"):
+def restore(parameters: Parameters, shared: Gradients, own: Gradients | None) -> None:
+    """Put gradients back, as ``waiting`` gave them."""
+    for_all = own == {}
+    for name, saved in (shared | (own or {})).items():
+        if for_all or (own and name in own) or hasattr(parameters[name], "device_mesh"):
             gradient = _sharding.place(_decode(saved), parameters[name])
             parameters[name].grad = gradient.to(parameters[name].device)
 

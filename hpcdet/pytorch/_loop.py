@@ -8,7 +8,6 @@ The state saved at any of these points says what of it is still owed.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +29,7 @@ from hpcdet.pytorch._unregistered import unregistered
 from hpcdet.pytorch._validation import Validator
 from hpcdet.train.agreement import Cause
 from hpcdet.train.order import Slice
+from hpcdet.train.saying import say
 from hpcdet.train.session import Units
 from hpcdet.units import Length
 
@@ -131,7 +131,7 @@ class Loop:
         if self._session.ranks.chief:
             self._session.tracker.record("unregistered", found=found)
             for line in (text, *(f"  {one}" for one in found)):
-                print(f"hpcdet: {line}", file=sys.stderr)
+                say(line)
 
     def _train(self) -> Cause:
         if self._progress.stopped and self._session.stopped_before():

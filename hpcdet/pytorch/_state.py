@@ -58,7 +58,7 @@ def private(
     context: PyTorchTrialContext,
     callbacks: Mapping[str, PyTorchCallback],
     tally: State,
-    gradients: Gradients,
+    gradients: Gradients | None,
 ) -> State:
     """What each rank has for itself."""
     reducers = context.reducers.of(training=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hpcdet.store import files
+from hpcdet.train.saying import say
 from hpcdet.train.session import Session
 
 BATCHES = 20
@@ -77,7 +77,7 @@ class Traces:
             try:
                 getattr(self._own, what)()
             except (OSError, RuntimeError) as error:
-                print(f"hpcdet: the profiler records no more: {error}", file=sys.stderr)
+                say(f"the profiler records no more: {error}")
                 self._own, self._owns = None, False
 
     def _write(self) -> None:
@@ -88,7 +88,7 @@ class Traces:
             files.make_folder(path.parent)
             self._profiler.export_chrome_trace(str(path))
         except (OSError, RuntimeError) as error:
-            print(f"hpcdet: the trace cannot be written: {error}", file=sys.stderr)
+            say(f"the trace cannot be written: {error}")
         self._profiler = None
 
     def _start(self) -> None:

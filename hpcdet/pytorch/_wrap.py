@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from hpcdet.pytorch import _recompute, _sharding
 from hpcdet.pytorch._compression import Compression
 from hpcdet.pytorch._parallel import Parallel
 from hpcdet.store.config import Fsdp2
+from hpcdet.train.saying import say
 from hpcdet.train.session import Session
 
 
@@ -51,7 +51,7 @@ def _can_shard(session: Session) -> bool:
             where="distributed.strategy",
             hint="use ddp, or more resources.slots_per_trial",
         )
-    print("hpcdet: one rank is tried alone: the model is not sharded here", file=sys.stderr)
+    say("one rank is tried alone: the model is not sharded here")
     return False
 
 

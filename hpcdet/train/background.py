@@ -15,7 +15,7 @@ class Background(Generic[T]):
     """Runs ``work`` off the training's path, never twice at the same time.
 
     Args:
-        work: takes a function that says whether to give up, and must not raise.
+        work: takes a function that says whether to give up. What it raises goes to the log.
     """
 
     def __init__(self, work: Callable[[Callable[[], bool]], T]) -> None:
@@ -33,8 +33,9 @@ class Background(Generic[T]):
                 return
             self._wanted = True
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="hpcdet", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="hpcdet", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _run(self) -> None:
         while True:
@@ -43,7 +44,12 @@ class Background(Generic[T]):
                     self._thread = None
                     return
                 self._wanted = False
-            self._done.put(self._work(self._stop.is_set))
+            try:
+                self._done.put(self._work(self._stop.is_set))
+            except BaseException:
+                with self._lock:
+                    self._thread = None  # nobody waits for what has failed
+                raise
 
     def results(self) -> list[T]:
         """What has come of it since this was asked last."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 from hpcdet import checkpoint
@@ -13,6 +12,7 @@ from hpcdet.store.config import Resolved
 from hpcdet.train.background import Background
 from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place
+from hpcdet.train.saying import say
 from hpcdet.train.tracking import Tracker
 
 _LOOK_S = 0.2
@@ -103,4 +103,4 @@ class Copies:
                 self._tracker.record("checkpoint_copied", name=name)
             for name, error in result.failed:
                 self._tracker.record("copy_failed", name=name, error=error)
-                print(f"hpcdet: no copy of {name} on project storage: {error}", file=sys.stderr)
+                say(f"no copy of {name} on project storage: {error}")

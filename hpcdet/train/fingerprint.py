@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import sys
 from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +16,7 @@ from hpcdet import __version__
 from hpcdet.errors import ConfigError
 from hpcdet.store import files
 from hpcdet.store.layout import ExperimentPaths
+from hpcdet.train.saying import say
 
 Fingerprint = dict[str, str]
 
@@ -77,7 +77,7 @@ def compare(before: Fingerprint, now: Fingerprint, *, refuse: bool) -> None:
             where="on_env_change: refuse",
             hint="restore the environment, or resume with --set on_env_change=warn",
         )
-    print(f"hpcdet: {text}: {', '.join(changed)}", file=sys.stderr)
+    say(f"{text}: {', '.join(changed)}")
 
 
 def code_digest(folder: Path, known: Collection[str] | None = None) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 
 from hpcdet.train.ranks import PEER_LOST
+from hpcdet.train.saying import say
 
 _LOOK_S = 0.5
 
@@ -29,7 +30,7 @@ def _watch(parent: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the main thread
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
-    print("hpcdet: the launcher of this rank is gone", file=sys.stderr, flush=True)
+    say("the launcher of this rank is gone")
     os._exit(PEER_LOST)
 
 

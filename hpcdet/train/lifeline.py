@@ -14,7 +14,6 @@ import secrets
 import selectors
 import signal
 import socket
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -23,6 +22,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hpcdet.errors import Unavailable
 from hpcdet.train.ranks import PEER_LOST, Ranks
+from hpcdet.train.saying import say
 
 NEVER = timedelta(days=1000)
 """Time-out of collectives: a rank that lives is waited for."""
@@ -85,7 +85,7 @@ class Lifeline:
     def _lost(self) -> None:
         if self._left.wait(GRACE_S):
             return
-        print("hpcdet: other ranks of this trial are gone", file=sys.stderr, flush=True)
+        say("other ranks of this trial are gone")
         os._exit(PEER_LOST)
 
     def _close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from hpcdet.train.copies import Copies
 from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
+from hpcdet.train.saying import say
 from hpcdet.train.staging import Stage
 from hpcdet.train.tracking import Tracker
 from hpcdet.train.underway import Order, UnderWay, is_there
@@ -92,11 +92,7 @@ class Keeper:
         else:
             self.begin_from(loaded.manifest)
             if ranks.chief and loaded.folder.parent == trial.kept:
-                print(
-                    f"hpcdet: going on from {loaded.folder}: scratch holds nothing newer that is "
-                    "whole",
-                    file=sys.stderr,
-                )
+                say(f"going on from {loaded.folder}: scratch holds nothing newer that is whole")
         return loaded
 
     def begin_from(self, manifest: Manifest) -> None:
@@ -142,7 +138,7 @@ class Keeper:
         self.drain(together=not alone)
         if is_there(step, self._step):
             if self._peers.ranks.chief:
-                print(f"hpcdet: {self.latest} is there already, and stays", file=sys.stderr)
+                say(f"{self.latest} is there already, and stays")
             return True
         described = {**(meta or {}), "save_s": round(self._deadline.save_s, 3)}
         described["journal_bytes"] = self._tracker.flush(sync=wait)
@@ -223,10 +219,9 @@ class Keeper:
         self._under_way = UnderWay(order.step, saving, where is not None)
         if not saving.copied and not self._complained:
             self._complained = True
-            print(
-                "hpcdet: there is no memory for a copy of the state: training waits while "
-                "checkpoints are written",
-                file=sys.stderr,
+            say(
+                "there is no memory for a copy of the state: training waits while checkpoints are "
+                "written"
             )
 
     def _committed(self, folder: Path, order: Order, saved: Saved) -> None:
@@ -239,7 +234,7 @@ class Keeper:
 
     def _failed(self, step: int, error: CheckpointFailed) -> None:
         self._tracker.record("checkpoint_failed", step=step, error=str(error))
-        print(f"hpcdet: no checkpoint at step {step}: {error}", file=sys.stderr)
+        say(f"no checkpoint at step {step}: {error}")
 
     # -- beside the training -----------------------------------------------------------------
 
@@ -283,7 +278,8 @@ class Keeper:
             saved = saving.result()
             assert saved is not None
             self._deadline.learn_save(saved.seconds)
-        self._step, self.latest = step, saving.name
+        if step > self._step:  # else rank 0 has meanwhile stored a folder of a later one, alone
+            self._step, self.latest = step, saving.name
         self._written.append(saving.name)
 
     def drain(self, together: bool = True) -> bool:
@@ -349,7 +345,7 @@ class Keeper:
         try:
             gone = checkpoint.sweep(experiment, policy, *own, resume, every)
         except OSError as error:
-            print(f"hpcdet: old checkpoints cannot be removed: {error}", file=sys.stderr)
+            say(f"old checkpoints cannot be removed: {error}")
             return
         for name in gone:
             self._tracker.record("checkpoint_deleted", name=name, why="retention")

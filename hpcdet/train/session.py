@@ -11,7 +11,6 @@ import dataclasses
 import os
 import socket
 import time
-import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,6 +30,7 @@ from hpcdet.train.ranks import Ranks
 from hpcdet.train.registered import Registry
 from hpcdet.train.rendezvous import device_of
 from hpcdet.train.saving import Keeper
+from hpcdet.train.saying import say_error
 from hpcdet.train.stopping import Stop
 from hpcdet.train.tracking import Tracker, plain
 from hpcdet.train.verdicts import InvalidHP, clearer, peers_lost, verdict_on
@@ -334,6 +334,7 @@ class Session:
         done = cause in ("completed", "stopped")
         reached = cause == "completed" and self.until and units.reached(self.until)
         self._agreement.settle()
+        self.keeper.drain()
         self.profile.close(units)
         self.peers.barrier()
         if done:
@@ -372,7 +373,7 @@ class Session:
             self.tracker.close()
             return peers_lost(error)
         error = clearer(error)
-        traceback.print_exception(error)
+        say_error(error)
         self.keeper.give_up(lambda: bool(notice.heard()))
         self._conclude(verdict_on(error, self.keeper.latest))
         if self.ranks.chief:

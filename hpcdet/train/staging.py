@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from hpcdet.store.config import Resolved
 from hpcdet.train.background import Background
 from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place
+from hpcdet.train.saying import say
 from hpcdet.train.tracking import Tracker
 
 _LOOK_S = 0.2
@@ -75,7 +75,7 @@ class Stage:
             staged.prepare(folder)
             remove.leftovers(folder, self._place.attempt.number - 1)
         except (ConfigError, OSError) as error:
-            self._say(f"checkpoints are not staged on this node: {error}")
+            say(f"checkpoints are not staged on this node: {error}")
             return None
         return folder
 
@@ -95,7 +95,7 @@ class Stage:
     def failed(self, error: Exception) -> None:
         """All ranks: one could not be written there. The rest of this attempt does without."""
         if self._works and self._peers.ranks.chief:
-            self._say(f"checkpoints are saved on scratch from now on: {error}")
+            say(f"checkpoints are saved on scratch from now on: {error}")
         self._works = False
 
     def committed(self, folder: Path, record: dict[str, Any], tracker: Tracker) -> None:
@@ -128,7 +128,7 @@ class Stage:
         for name, why in done.failed:
             self._why = why
             self._tracker.record("drain_failed", name=name, error=why)
-            self._say(f"{name} stays on this node for now: {why}")
+            say(f"{name} stays on this node for now: {why}")
         if done.copied:
             self._copied()
         return done
@@ -176,6 +176,3 @@ class Stage:
             return
         if not staged.waiting(self.folder, self._place.trial):
             shutil.rmtree(self.folder.parent, ignore_errors=True)
-
-    def _say(self, text: str) -> None:
-        print(f"hpcdet: {text}", file=sys.stderr)

@@ -8,7 +8,6 @@ metrics that wait, so that an attempt that goes on from one can tell them.
 from __future__ import annotations
 
 import math
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.store import journal, records
+from hpcdet.train.saying import say
 
 _MOST_WAITING = 100_000
 _MOST_CARRIED = 10_000
@@ -62,8 +62,8 @@ class Tracker:
                 self._writer.sync()
         except OSError as error:
             if not self._complained:
-                print(f"hpcdet: the journal cannot be written: {error}", file=sys.stderr)
                 self._complained = True
+                say(f"the journal cannot be written: {error}")
         return self._writer.offset if self._writer else 0
 
     def untold(self) -> list[dict[str, Any]]:
@@ -87,7 +87,7 @@ class Tracker:
         if names and group not in self._not_finite:
             self.record("not_finite", group=group, step=step, names=names)
             text = f"{group} after {step} batches: {', '.join(names)} not finite"
-            print(f"hpcdet: {text}; training goes on", file=sys.stderr)
+            say(f"{text}; training goes on")
         self._not_finite = (self._not_finite - {group}) | ({group} if names else set())
 
     def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 
 from hpcdet.errors import Unrecoverable
@@ -12,6 +11,7 @@ from hpcdet.train import deterministic, rendezvous
 from hpcdet.train.peers import is_peer_loss
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import PEER_LOST, Ranks
+from hpcdet.train.saying import say, say_error
 
 
 class InvalidHP(Exception):
@@ -47,7 +47,7 @@ def unsaid_failure(place: Place, error: BaseException) -> int:
     if is_peer_loss(error):
         return peers_lost(error)
     error = clearer(error)
-    traceback.print_exception(error)
+    say_error(error)
     Verdict("fail", "error", error=last_line(error), at=files.now()).write_once(
         place.attempt.verdict
     )
@@ -69,7 +69,7 @@ def peers_lost(error: BaseException) -> int:
 
     Returns the exit code for this process.
     """
-    print(f"hpcdet: other ranks of this trial are gone: {last_line(error)}", file=sys.stderr)
+    say(f"other ranks of this trial are gone: {last_line(error)}")
     return PEER_LOST
 
 

@@ -1,0 +1,34 @@
+"""Whether a script ends by ``sys.exit`` with a code that says it has failed.
+
+Python tells nobody: at its end, exceptions that are no ``SystemExit`` are in ``sys.last_value``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+_codes: list[object] = []
+"""What the script has ended with comes first; then what that had been raised in spite of."""
+
+
+class _Exit(SystemExit):
+    """Gone when it has been handled: by code of the script, which goes on, or by Python's end."""
+
+    def __del__(self) -> None:
+        if sys._getframe().f_back is None:  # no code runs any more
+            _codes.append(self.code)
+
+
+def _exit(status: str | int | None = None, /) -> NoReturn:
+    raise _Exit(status)
+
+
+def watch() -> None:
+    """From now on, learn from ``sys.exit`` how the script ends."""
+    sys.exit = _exit
+
+
+def failed() -> bool:
+    """At the end: whether it has said an exit code that is not 0."""
+    return bool(_codes) and _codes[0] not in (None, 0)

@@ -1,0 +1,184 @@
+"""How an attempt ends, and what goes wrong on the way: nothing is lost, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpcdet.checkpoint import reports, shard
+from hpcdet.core import _seen
+from hpcdet.errors import Unavailable, UsageError
+from hpcdet.pytorch import _gradients
+from hpcdet.store import config as configs
+from hpcdet.store.config import Resolved
+from hpcdet.store.records import Trial, Verdict
+from hpcdet.train.agreement import Cause
+from hpcdet.train.background import Background
+from hpcdet.train.clock import Deadline
+from hpcdet.train.place import Place
+from hpcdet.train.ranks import Ranks
+from hpcdet.train.session import Session, Units
+from hpcdet.train.tracking import Tracker
+from tests import ranks
+
+
+@pytest.mark.parametrize("cause", ["completed", "signal"])
+def test_the_end_waits_for_the_checkpoint_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: Cause
+) -> None:
+    trial = ranks.experiment(tmp_path / "digits-7f3a", code="")
+    place = Place.of(trial.root.parent.parent, 1, 1)
+    config = configs.load(tmp_path / "digits-7f3a" / "experiment.yaml")
+    record = Trial.read(trial.record)
+    assert record is not None
+    session = Session(Ranks(), place, record, config, Deadline(None))
+    session.begin(None, Units())
+    real, go = shard.persist, threading.Event()
+    monkeypatch.setattr(shard, "persist", lambda *given: (go.wait(120), real(*given))[1])
+    assert session.save(Units(1), {"w": torch.ones(3)}, None, kept=("user",), wait=False)
+    threading.Timer(0.2, go.set).start()
+    session.finish(cause, Units(1))
+    verdict = Verdict.read(place.attempt.verdict)
+    assert verdict is not None and verdict.checkpoint == "00000001.g1"
+    assert (trial.checkpoints / verdict.checkpoint / "MANIFEST.json").exists()
+
+
+def test_a_folder_that_rank_0_stored_alone_stays_the_newest(tmp_path: Path) -> None:
+    session = Session(Ranks(), Place.alone(tmp_path), Trial(1, {}, 7), Resolved(), Deadline(None))
+    keeper, state = session.keeper, {"w": torch.ones(3)}
+    assert keeper.save(1, state, None, wait=False)
+    assert keeper.save(2, {"files": {}}, None, alone=True)
+    keeper.conclude(lost=False)
+    assert keeper.latest == "00000002.g1"
+    assert keeper.take_written() == ["00000001.g1"]
+    with pytest.raises(UsageError, match="would be older"):
+        keeper.save(1, state, None)
+
+
+class FullDisk:
+    """A log that takes nothing."""
+
+    def write(self, _: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    def flush(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_complaint_that_no_log_takes_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(Ranks(), Place.alone(tmp_path), Trial(1, {}, 7), Resolved(), Deadline(None))
+    tracker = Tracker(tmp_path / "no" / "such" / "folder" / "journal.jsonl")
+    (tmp_path / "no").touch()
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+    monkeypatch.setattr(shard, "persist", fails)
+    tracker.record("metrics", step=1)
+    tracker.look_for_nan("training", 1, {"loss": "NaN"})
+    assert not session.keeper.save(1, {"w": torch.ones(3)}, None)
+    assert session.fail(ValueError("the code's")) == 1
+
+
+def test_work_that_raises_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda given: raised.append(given.exc_type))
+
+    def work(_: Callable[[], bool]) -> int:
+        if not raised:
+            raise ValueError
+        return 1
+
+    background = Background(work)
+    background.request()
+    assert background.wait(120)
+    while not raised:  # by a thread that is about to end
+        pass
+    background.request()
+    assert background.wait(120)
+    assert background.results() == [1]
+
+
+ENDS = """
+import atexit, sys
+from hpcdet.train import ending
+ending.watch()
+atexit.register(lambda: print(ending.failed(), end=""))
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "failed"),
+    [
+        ("sys.exit(3)", True),
+        ("sys.exit('why')", True),
+        ("sys.exit(0)", False),
+        ("try: sys.exit(3)\nexcept SystemExit: pass", False),
+        ("try: sys.exit(3)\nexcept SystemExit: sys.exit()", False),
+    ],
+)
+def test_a_script_is_known_to_fail_only_if_it_does(code: str, failed: bool) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS + code], capture_output=True, text=True)
+    assert (done.stdout, done.returncode != 0) == (str(failed), failed)
+
+
+class Nodes:
+    """Peers of rank 0; rank 1 is on another node."""
+
+    def __init__(self, others: Iterator[Any]) -> None:
+        self.others = others
+
+    def allgather(self, value: Any) -> list[Any]:
+        return [value, next(self.others)]
+
+
+def test_files_of_other_nodes_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a").write_bytes(b"123")
+
+    def looks() -> Iterator[Any]:
+        yield {}, False
+        yield {"deep/a": 1, "b": 2}, False
+        (tmp_path / "b").write_bytes(b"12")
+        yield {"deep/a": 3, "b": 2}, False  # beside what was here before
+        yield {"deep/a": 3, "b": 2}, False
+
+    peers: Any = Nodes(looks())
+    _seen.seen_by_all(tmp_path, peers)
+    assert list(peers.others) == []
+    monkeypatch.setattr(_seen, "PATIENCE_S", 0.0)
+    with pytest.raises(Unavailable, match="same deep/a"):
+        _seen.seen_by_all(tmp_path, Nodes(iter([({"b": 2}, False)])))  # type: ignore[arg-type]
+
+
+def test_a_rank_without_gradients_gets_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    mean, peers = torch.full((2,), 0.5), Nodes(iter([["digest", ["w"]]]))
+    monkeypatch.setattr(_gradients, "_mean", lambda _: mean)
+    shared, own = _gradients.waiting({"w": weight}, peers)  # type: ignore[arg-type]
+    _gradients.restore({"w": weight}, shared, own)
+    assert weight.grad is None
+    _gradients.restore({"w": weight}, shared, {"w": 2 * mean})
+    assert weight.grad is not None and weight.grad[0] == 1.0
+    _gradients.restore({"w": weight}, shared, {})  # all had the same, or were of another number
+    assert weight.grad[0] == 0.5
+
+
+def test_a_report_that_is_missing_says_how_long_it_was_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "_IF_FAILED_S", 0.0)
+    found = reports.collect(tmp_path, {"error": "disk full"}, 2, 600.0)
+    assert found[1] == {"error": "nothing heard for 0 s"}
