@@ -1,4 +1,4 @@
-"""How an attempt ends, and what goes wrong on the way: nothing is lost, and nobody waits for ever."""
+"""How an attempt ends, and what goes wrong before: nothing is lost, nobody waits for ever."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ def waiting(parameters: Parameters, peers: Peers) -> tuple[Gradients, Gradients 
     if all(one == everyone[0] for one in everyone):
         return cut | own, {}
     names = {name for one in everyone if one for name in one[1]}
-    return cut | {name: _mean(parameters[name]) for name in parameters if name in names}, own or None
+    means = {name: _mean(parameters[name]) for name in parameters if name in names}
+    return cut | means, own or None
 
 
 def restore(parameters: Parameters, shared: Gradients, own: Gradients | None) -> None:
