@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import pieces, rankfile, reader
+from hpcdet.checkpoint import buffers, pieces, rankfile, reader
 from hpcdet.errors import IntegrityError
 from tests.trees import ranks, same, swapping
 
@@ -200,6 +200,39 @@ def test_the_kernel_fetches_what_is_wanted_of_the_first_bytes_and_nothing_else(
     assert max(length for each in asked.values() for _, length in each) <= 128 << 10
     assert sum(length for _, length in own) > 96 * PAGE > 300_000
     assert sum(length for _, length in others) < 50_000
+    # as it is by several ranks of a node, which read all through the page cache
+    asked.clear()
+    monkeypatch.setattr(rankfile.RankFile, "_is_cached", lambda _: False)
+    assert torch.equal(checkpoint.load(folder, 0, 2, readers=2).shared["w"], whole)
+    assert min(sum(length for _, length in each) for each in asked.values()) > 96 * PAGE
+
+
+def test_pages_of_new_tensors_are_found_beforehand_and_nothing_else_is_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "00000001.g1")
+    found: list[tuple[int, int]] = []
+    real = buffers.populate
+
+    def populate(memory: Any) -> None:
+        before = memory.tobytes()
+        real(memory)
+        assert memory.tobytes() == before
+        found.append((memory.ctypes.data, memory.size))
+
+    monkeypatch.setattr(pieces, "populate", populate)
+    for way in ("direct", "buffered"):
+        Reads(monkeypatch, way)
+        there = state()
+        loaded = checkpoint.load(tmp_path / "00000001.g1", into=there).shared
+        assert same(loaded, state())
+        assert there["half"].data_ptr() == loaded["half"].data_ptr()
+        new = [loaded["table"]]
+        held = sum(size for start, size in found)
+        own = [(one.data_ptr(), one.data_ptr() + one.nbytes) for one in there["model"].values()]
+        assert not any(low <= start < high for start, _ in found for low, high in own)
+        assert held >= sum(one.nbytes for one in new)
+        found.clear()
 
 
 def test_a_look_sees_what_is_missing_without_reading_the_data(

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import torch
 
 from hpcdet.checkpoint import memory, tree
+from hpcdet.checkpoint.buffers import POPULATE_WRITE
 from hpcdet.checkpoint.layout import Layout, gaps
 from hpcdet.checkpoint.tree import Leaf
 
 PAGE = 4096
 _CHUNK = 16 << 20
 _SPARE = 256 << 20
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _HUGE = 2 << 20
 
 
@@ -141,7 +141,7 @@ class Image:
         self._memory = taken
         self._bytes = torch.frombuffer(taken, dtype=torch.uint8)
         try:
-            taken.madvise(_POPULATE_WRITE)
+            taken.madvise(POPULATE_WRITE)
         except OSError:
             self._bytes[::PAGE] = 0
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from blake3 import blake3
 
-from hpcdet.checkpoint.buffers import Bytes
+from hpcdet.checkpoint.buffers import Bytes, populate
 from hpcdet.checkpoint.rankfile import SMALL_FILE, RankFile
 from hpcdet.checkpoint.shard import HINT, Shard, begin_digest
 from hpcdet.checkpoint.tree import Leaf, from_bytes
@@ -59,6 +59,7 @@ class Range:
 
     Attributes:
         target: where its bytes are to go; None for a leaf that is merely checked, and a hole.
+        is_new: nobody has written to the target yet.
     """
 
     start: int
@@ -66,6 +67,7 @@ class Range:
     leaf: Leaf | None = None
     digest: str = ""
     target: torch.Tensor | None = None
+    is_new: bool = False
     _hasher: blake3 | None = None
 
     def place(self, start: int, end: int) -> Bytes:
@@ -142,6 +144,9 @@ class Piece:
     def _fill(self) -> None:
         """Read it, to where it is to go at once if that can be any memory."""
         targets = [part for part in self._parts if part.target is not None]
+        for part in targets:
+            if part.is_new:
+                populate(part.place(*self._range(part)))
         if not targets or self._file.is_direct(self.start):
             self._file.fill(self.start, self.memory)
             for part in targets:

@@ -67,6 +67,7 @@ class RankFile:
         self.frame = blake3()
         self._frame_digest = ""
         self._direct = -1
+        self._cold = False
         self._fetched = 0
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -112,22 +113,28 @@ class RankFile:
         places.sort(key=lambda place: place[:2])
         return itertools.starmap(_row, places)
 
-    def open_direct(self) -> None:
-        """Read past the page cache from now on, if it is not there already.
+    def begin(self, direct: bool) -> None:
+        """Put the disk to work on the table at once, without anybody waiting for it, if the page
+        cache has not got the file.
 
-        The disk is put to work on the table at once, without anybody waiting for it.
+        Args:
+            direct: then read past the page cache from now on.
         """
-        if self.shard.bytes > SMALL_FILE and not self._is_cached():
+        self._cold = self.shard.bytes > SMALL_FILE and not self._is_cached()
+        if not self._cold:
+            return
+        if direct:
             with contextlib.suppress(OSError):  # a file system that knows no direct reads
                 self._direct = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-                offset, length = self.shard.table
-                self._advise(offset, offset + length)
+        with contextlib.suppress(OSError):
+            offset, length = self.shard.table
+            self._advise(offset, offset + length)
 
     def fetch(self, wanted: Iterable[Row]) -> None:
         """Have these of the first bytes, ascending, fetched into the page cache; ``fill`` finds
-        them there. Nothing is done where it reads through the page cache anyway.
+        them there. Nothing is done where the page cache has them already.
         """
-        if self._direct < 0:
+        if not self._cold:
             return
         self._fetched = FIRST
         start = end = 0

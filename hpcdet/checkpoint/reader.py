@@ -117,10 +117,12 @@ class _Wanted:
         file.fetch(row for row, _ in first if row.start < FIRST)
         there = self._into()
         for row, use in itertools.chain(first, wanted):
-            leaf, target = row.leaf, None
+            leaf, target, is_new = row.leaf, None, False
             if leaf is not None and use is Use.GIVE:
-                target = _target(leaf, there.get(leaf.name))
-            yield Range(row.start, row.end, leaf, row.digest, target)
+                target = _existing(leaf, there.get(leaf.name))
+                if target is None:
+                    target, is_new = torch.empty(leaf.nbytes, dtype=torch.uint8), True
+            yield Range(row.start, row.end, leaf, row.digest, target, is_new)
 
     def _wanted(self, file: RankFile) -> Iterator[tuple[Row, Use]]:
         for row in file.rows():
@@ -141,8 +143,7 @@ def _pieces(
     for shard in shards:
         file = RankFile(folder / shard.file, shard)
         files.callback(file.close)
-        if direct:
-            file.open_direct()
+        file.begin(direct)
         last: Piece | None = None
         for piece in _cut(file, wanted.parts(file), scratch):
             if last is not None:
@@ -174,8 +175,8 @@ def _cut(file: RankFile, parts: Iterable[Range], scratch: Scratch) -> Iterator[P
             here.append(part)
 
 
-def _target(leaf: Leaf, there: Leaf | None) -> torch.Tensor:
-    """Where the bytes of a leaf go: the tensor that is there, if it fits exactly, or new memory."""
+def _existing(leaf: Leaf, there: Leaf | None) -> torch.Tensor | None:
+    """The bytes of the tensor that is there, to which those of a leaf go if it fits exactly."""
     if (
         there is not None
         and leaf.nbytes
@@ -187,4 +188,4 @@ def _target(leaf: Leaf, there: Leaf | None) -> torch.Tensor:
             plain = source.is_contiguous() and not source.is_conj() and not source.is_neg()
             if plain:
                 return source.detach().reshape(-1).view(torch.uint8)
-    return torch.empty(leaf.nbytes, dtype=torch.uint8)
+    return None
