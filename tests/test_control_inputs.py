@@ -12,9 +12,10 @@ from hpcdet.control import commands
 from hpcdet.control.controller import advance
 from hpcdet.control.holder import Holder
 from hpcdet.read import views
-from hpcdet.search import api, registry
+from hpcdet.search import api, codec, registry
 from hpcdet.search.program import Program
-from hpcdet.store import chain, config, files, journal
+from hpcdet.store import chain, config, files, journal, packed
+from hpcdet.store.chain import Chain
 from hpcdet.store.layout import AttemptPaths
 from hpcdet.store.lease import Lease
 from hpcdet.store.records import Closed, Verdict
@@ -224,8 +225,10 @@ def test_a_searcher_that_thinks_for_longer_than_a_term_lasts_keeps_the_lease(
     rival = Lease(world.paths, "rival", world.site.lease_ttl_s, world.clock)
 
     def taking() -> None:
-        world.clock.now += 0.4 * world.site.lease_ttl_s
-        assert not rival.try_acquire()
+        for _ in range(3):
+            world.clock.now += 0.4 * world.site.lease_ttl_s
+            holder.hands.pulse()  # as one does that waits for a process
+            assert not rival.try_acquire()
 
     world.method = Slow(taking)
     holder = world.holder()
@@ -239,3 +242,74 @@ def test_a_searcher_that_thinks_for_longer_than_a_term_lasts_keeps_the_lease(
     assert holder.begin(), "who is told all of it again keeps it, too"
     assert holder.lease.term == 2
     holder.close()
+
+
+def test_what_a_searcher_said_too_late_for_its_term_need_not_be_asked_again(
+    tmp_path: Path,
+) -> None:
+    world = World.make(tmp_path, searcher={"max_concurrent_trials": 6})
+    lease = Lease(world.paths, "test", world.site.lease_ttl_s, world.clock)
+    assert lease.try_acquire()
+    journal_of_one = Chain.open(world.paths, lease.term, "one that dies over the answer")
+    journal_of_one.append("event", event=codec.encode_event(api.Start()))
+    journal_of_one.close()
+    lease.release()
+
+    def taking() -> None:
+        world.clock.now += 2 * world.site.lease_ttl_s
+
+    world.method = Slow(taking)
+    assert not advance(world.paths, world.holder()).held
+    assert [action["trial"] for action in decisions(world)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_searcher_is_not_asked_again_while_records_are_missing(tmp_path: Path) -> None:
+    method = Waves(count=1, width=1, breaks_at=1)
+    world = World.make(tmp_path, method)
+    first = world.holder()
+    advance(world.paths, first)
+    first.close()
+    play, holder = world.play(), world.holder()
+    play.report(play.claim(play.start_all()[0]), 50)
+    assert advance(world.paths, holder).state == "PAUSED"
+    journal_of_one = world.paths.decisions(1)
+    whole = journal_of_one.read_bytes()
+    journal_of_one.write_bytes(whole.splitlines(keepends=True)[0])
+    method.breaks_at = 0
+    commands.ask(world.paths, "resume")
+    turns = [advance(world.paths, holder) for _ in range(3)]
+    assert not any(turn.held for turn in turns)
+    assert all("cannot be read" in " ".join(turn.actions) for turn in turns)
+    assert max(packed.numbers(world.paths.terms, ".json")) == 2
+    journal_of_one.write_bytes(whole)
+    assert advance(world.paths, holder).state == "RUNNING"
+    assert holder.decided.plans[1].told == 50
+
+
+class Vague(Waves):
+    """It lets its trial go on, and does not say how far."""
+
+    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+        state, actions = super().on_event(state, event)
+        if isinstance(event, api.Report):
+            actions.append(api.Continue(event.trial, None))
+        return state, actions
+
+
+def test_a_trial_that_is_continued_without_a_length_trains_as_far_as_before(
+    tmp_path: Path,
+) -> None:
+    world = World.make(tmp_path, Vague(count=1, width=1))
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    attempt = play.claim(play.start_all()[0])
+    for step in (30, 60):
+        play.report(attempt, step)
+        assert advance(world.paths, holder).held
+        holder.close()  # whoever comes next has nothing to write either
+    assert packed.numbers(world.paths.trial(1).controls, ".json") == [1]
+    Verdict("done", "completed", 80, None).write_once(attempt.verdict)
+    play.end(attempt, "completed", progressed=True)
+    advance(world.paths, holder)
+    told = [line["event"] for line in chain.read(world.paths) if line["kind"] == "event"]
+    assert told[-1] == {"kind": "segment_end", "trial": 1, "reason": "user_exit"}

@@ -6,19 +6,33 @@ import os
 import random
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdet.control import commands
+from hpcdet.control import apply, commands, notify, packing
 from hpcdet.control.controller import advance
+from hpcdet.control.facts import Facts
 from hpcdet.control.holder import Holder
+from hpcdet.errors import UsageError
 from hpcdet.schedulers.base import TaskState
-from hpcdet.store import chain
-from hpcdet.store.layout import WorkerPaths
-from hpcdet.store.records import Claim, Closed, End, Intent, Submitted, WorkerEnd
+from hpcdet.store import chain, packed, trials
+from hpcdet.store.layout import ExperimentPaths, WorkerPaths
+from hpcdet.store.lease import Lease
+from hpcdet.store.records import (
+    Claim,
+    Closed,
+    Command,
+    End,
+    Intent,
+    Reopened,
+    Submitted,
+    WorkerEnd,
+)
 from hpcdet.store.trials import standing
 from tests.experiments import until
 from tests.paper import Waves, World
@@ -92,6 +106,102 @@ def test_controllers_at_once_decide_once(tmp_path: Path, controllers: int) -> No
     assert not troubles
     check_decided_once(world, trials=8)
     assert [job.submission.tasks for job in world.scheduler.jobs.values()] == [2]
+
+
+def test_a_turn_over_many_trials_keeps_the_lease_however_slow_each_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Takeover, resume, submission and close, each of which takes longer than a term lasts."""
+    settings = {"searcher": {"max_concurrent_trials": 12}, "budget": {"slot_hours": 1000}}
+    world = World.make(tmp_path, Waves(count=12, width=12), **settings)
+    play, ttl_s = world.play(), world.site.lease_ttl_s
+    rival = Lease(world.paths, "rival", ttl_s, world.clock)
+    first = world.holder()
+    advance(world.paths, first)
+    commands.ask(world.paths, "pause")
+    advance(world.paths, first)
+    first.close()
+
+    def slow(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            world.clock.now += 0.1 * ttl_s
+            assert not rival.try_acquire()
+            return real(*args, **kwargs)
+
+        return call
+
+    for where, name in (
+        (trials, "standing"),
+        (trials, "claimed"),
+        (apply, "in_force"),
+        (Facts, "ends"),
+        (packing, "pack"),
+    ):
+        monkeypatch.setattr(where, name, slow(getattr(where, name)))
+    second = world.holder()
+    assert advance(world.paths, second).held
+    commands.ask(world.paths, "resume")
+    assert advance(world.paths, second).wanted == 12
+    for worker in play.start_all():
+        play.finish(play.claim(worker))
+    assert advance(world.paths, second).state == "COMPLETED"
+    assert max(packed.numbers(world.paths.terms, ".json")) == 2
+
+
+def test_what_is_asked_for_while_it_closes_is_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def hook(paths: ExperimentPaths, _: str, __: str, why: str, **___: object) -> int:
+        told.append(why)
+        if len(told) == 1:
+            commands.ask(paths, "retry", reopen=True)
+        return 0
+
+    monkeypatch.setattr(notify, "run_hook", hook)
+    wishes = {"command": "true", "on": ["end"]}
+    world = World.make(tmp_path, Waves(count=1, width=1), max_restarts=0, notify=wishes)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    [worker] = play.start_all()
+    play.fail(play.claim(worker))
+    assert not advance(world.paths, holder).closed
+    play.finish(play.claim(worker))
+    assert advance(world.paths, holder).state == "COMPLETED"
+    assert told == ["ERROR: user_error: ValueError: x", "COMPLETED: 1 of 1 trials succeeded"]
+    assert world.paths.times_reopened == 0
+
+
+def test_what_is_asked_for_as_it_is_closed_reopens_it_or_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    holder, write = world.holder(), Command.write_once
+    advance(world.paths, holder)
+
+    def close() -> None:
+        Closed("COMPLETED", "", 1).write_once(world.paths.closed)
+
+    def obey() -> None:
+        assert advance(world.paths, holder).state == "CANCELED"
+
+    meanwhile = close
+
+    def written(command: Command, path: Path) -> bool:
+        made = write(command, path)
+        meanwhile()
+        return made
+
+    monkeypatch.setattr(Command, "write_once", written)
+    assert commands.ask(world.paths, "retry", reopen=True) == 1
+    assert world.paths.times_reopened == 1 and not world.paths.closed.exists()
+    with pytest.raises(UsageError, match="cannot pause: the experiment is COMPLETED already"):
+        commands.ask(world.paths, "pause")
+    assert packed.numbers(world.paths.commands, ".json") == [1]
+    Reopened(1).write_once(world.paths.reopening)
+    meanwhile = obey
+    assert commands.ask(world.paths, "cancel") == 2, "it is closed because of this"
 
 
 class Sleeper:

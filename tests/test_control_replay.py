@@ -293,3 +293,10 @@ def test_the_command_says_whether_all_is_decided_again(cli: Cli) -> None:
     world.paths.config.write_bytes(config.dump(other))
     said = cli("searcher", "replay", "--verify", world.paths.id, code=1)
     assert 'after {"kind": "start"}: recorded is {"kind": "create", "trial": 1' in said.err
+    assert holder.begin()
+    holder.close()
+    first = world.paths.decisions(1)
+    first.write_bytes(first.read_bytes().splitlines(keepends=True)[0])
+    for options in ([], ["--verify"]):
+        said = cli("searcher", "replay", *options, world.paths.id, code=9 if options else 0)
+        assert "record 2 of 4 cannot be read" in said.err

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import statistics
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcdet.errors import HpcdetError
 from hpcdet.rungs import Bracket
-from hpcdet.search import registry
+from hpcdet.search import elsewhere, registry
 from hpcdet.search.api import Create, Report, SegmentEnd, Start
 from hpcdet.search.books import DONE, OPEN, StateView, opened
 from hpcdet.search.elsewhere import Elsewhere
@@ -78,6 +82,44 @@ def test_a_gaussian_process_thinks_in_a_process_of_its_own() -> None:
     suggested = there.suggest(history, 13)
     assert abs(suggested["x"] - 0.3) < 0.1
     assert there.suggest(History(), 13) == space.sample(5, 13)
+
+
+def test_who_waits_for_a_suggestion_is_heard_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, question, slow = tmp_path / "go", tmp_path / "question", tmp_path / "slow"
+    slow.write_text(
+        f"#!/bin/sh\ncat > {question}\n"
+        f"until test -e {go}; do sleep 0.05; done\necho '{{\"x\": 0.25}}'\n"
+    )
+    slow.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(slow))
+    monkeypatch.setattr(elsewhere, "STEP_S", 0.05)
+    x = {"x": {"type": "double", "minval": 0.0, "maxval": 1.0}}
+    asked = {
+        "name": "bayesian",
+        "metric": "loss",
+        "max_length": {"batches": 9},
+        "max_trials": 10,
+        "max_concurrent_trials": 1,
+        "sampler": {"name": "gp", "random_fraction": 0.0},
+    }
+    resolved = resolve({"hyperparameters": x, "searcher": asked})
+    method = registry.searcher(resolved, beat=go.touch)
+    state, actions = method.on_event(method.initial(), Start())
+    for number in range(1, 9):
+        report = Report(number, Length("batches", 9), {"loss": 0.5})
+        state, _ = method.on_event(state, report)
+        assert not go.exists()
+        state, actions = method.on_event(state, SegmentEnd(number, "target"))
+    assert [a.params for a in actions if isinstance(a, Create)] == [{"x": 0.25}]
+    assert json.loads(question.read_text())["number"] == 9
+    go.unlink()
+    monkeypatch.setattr(elsewhere, "PATIENCE_S", 0.2)
+    method = registry.searcher(resolved)
+    state, _ = method.on_event(state, Report(9, Length("batches", 9), {"loss": 0.5}))
+    with pytest.raises(HpcdetError, match=r"no suggestion in 0\.2 s"):
+        method.on_event(state, SegmentEnd(9, "target"))
 
 
 def test_a_model_is_better_than_chance_and_forgets_nothing_that_counts() -> None:

@@ -39,6 +39,16 @@ def test_what_a_fenced_holder_adds_after_its_term_was_never_decided(tmp_path: Pa
     ]
 
 
+def test_a_term_that_a_snapshot_was_made_in_and_that_is_missing_is_a_gap(tmp_path: Path) -> None:
+    paths = ExperimentPaths(tmp_path)
+    old = Chain.open(paths, 1, "old")
+    old.append("decided", what=1)
+    Chain.open(paths, 2, "new").close()
+    paths.decisions(1).unlink()
+    with pytest.raises(IntegrityError, match="record 1 of 2 cannot be read"):
+        Chain.open(paths, 3, "next", [old.point])
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     steps=st.lists(

@@ -157,10 +157,12 @@ def replay(out: Output, id: str, verify: bool) -> None:
     from hpcdet.store import chain
 
     paths = _paths(id)
-    lines = chain.read(paths)
     if verify:
-        out.emit([_verified(paths, lines)], VERIFIED)
+        out.emit([_verified(paths, chain.whole(paths))], VERIFIED)
         return
+    if missing := chain.gap(paths):
+        settings().warn(missing)
+    lines = chain.read(paths)
     rows = []
     for line in lines:
         if line["kind"] in ("event", "action"):

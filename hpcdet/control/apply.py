@@ -28,6 +28,7 @@ def apply(holder: Holder) -> None:
     needed: set[int | None] = set()
     touched = holder.decided.touched
     for number in _in_turn(holder):
+        holder.stay()
         plan = holder.decided.plans[number]
         trial = holder.paths.trial(number)
         wanted = holder.decided.control(plan)
@@ -128,6 +129,7 @@ def _write_control(holder: Holder, number: int, trial: TrialPaths, wanted: Contr
     if there is None or not _says(there, wanted):
         term, at = holder.lease.term, files.now()
         holder.sight.forget(number)
+        holder.packed.discard(number)
         control = dataclasses.replace(wanted, term=term, at=at)
         made = False
         while not made:

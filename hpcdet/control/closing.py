@@ -62,6 +62,7 @@ def busy(holder: Holder) -> frozenset[str]:
 
 def _open_attempts(holder: Holder) -> Iterator[tuple[AttemptPaths, Claim]]:
     for number in sorted(holder.decided.open):
+        holder.stay()
         yield from holder.sight.trial(number).open
 
 

@@ -6,7 +6,7 @@ import getpass
 from typing import Any
 
 from hpcdet.errors import UsageError
-from hpcdet.store import files, packed
+from hpcdet.store import chain, files, packed
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Closed, Command, Reopened, Verb
 
@@ -26,18 +26,43 @@ def ask(
     Raises:
         UsageError: the experiment is over; only ``tag`` and what reopens it is left to do then.
     """
-    closed = Closed.read(paths.closed)
-    reopen = reopen and closed is not None and closed.state != "CANCELED"
-    if closed is not None and verb != "tag" and not reopen:
-        raise UsageError(
-            f"cannot {verb}: the experiment is {closed.state} already",
-            where=paths.id,
-            hint="submit it again to run it once more",
-        )
+    reopens = _reopens(paths, verb, reopen)
     command = Command(verb, trial, arguments, getpass.getuser(), files.now())
     number = max(packed.numbers(paths.commands, ".json"), default=0) + 1
     while not command.write_once(paths.command(number)):
         number += 1
-    if reopen:  # last: a holder that found it open without the command would close it again
+    if not reopens:  # it may have been closed meanwhile, by who has not seen this
+        try:
+            reopens = _reopens(paths, verb, reopen) and not _is_obeyed(paths, number)
+        except UsageError:
+            if not _is_obeyed(paths, number):
+                paths.command(number).unlink(missing_ok=True)  # not for who reopens it one day
+                raise
+    if reopens:  # last: a holder that found it open without the command would close it again
         Reopened(number, command.user, command.at).write_once(paths.reopening)
     return number
+
+
+def _reopens(paths: ExperimentPaths, verb: Verb, may: bool) -> bool:
+    """Whether the experiment is over, and goes on with such a command.
+
+    Raises:
+        UsageError: it is over, and does not.
+    """
+    closed = Closed.read(paths.closed)
+    if closed is None:
+        return False
+    if may and closed.state != "CANCELED":
+        return True
+    if verb == "tag":
+        return False
+    raise UsageError(
+        f"cannot {verb}: the experiment is {closed.state} already",
+        where=paths.id,
+        hint="submit it again to run it once more",
+    )
+
+
+def _is_obeyed(paths: ExperimentPaths, number: int) -> bool:
+    lines = chain.read(paths)
+    return any(line["kind"] == "command" and line["seq"] == number for line in lines)

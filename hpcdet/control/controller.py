@@ -15,7 +15,7 @@ from hpcdet.control import apply, capacity, charging, closing, fleet, queueing, 
 from hpcdet.control.holder import Fenced, Holder
 from hpcdet.control.learn import learn, tell_failures
 from hpcdet.control.notify import notify
-from hpcdet.control.obey import obey
+from hpcdet.control.obey import asked, obey
 from hpcdet.control.packing import pack_all, pack_ended
 from hpcdet.control.plans import Plan
 from hpcdet.control.watch import Place, Seen
@@ -23,7 +23,7 @@ from hpcdet.errors import HpcdetError, IntegrityError
 from hpcdet.search import api
 from hpcdet.store import files, nudges
 from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Claim, Closed, End, ExperimentState
+from hpcdet.store.records import Closed, ExperimentState
 from hpcdet.store.trials import Standing
 
 __all__ = ["Holder", "Turn", "advance"]
@@ -121,8 +121,7 @@ def _turn(holder: Holder) -> Turn:
     tell_failures(holder)
     busy = sum(bool(standing.open_attempt) for standing in standings.values())
     if not busy and _is_over(holder, standings):
-        _close(holder, seen)
-        return Turn(True)
+        return Turn(True) if _close(holder, seen) else _turn(holder)
     waits_for = queueing.waits_for(holder)
     waiting = _waiting(holder, standings)
     room = holder.spending.room() if waiting else 0
@@ -149,8 +148,12 @@ def _is_over(holder: Holder, standings: dict[int, Standing]) -> bool:
     return not decided.open
 
 
-def _close(holder: Holder, seen: Seen) -> None:
-    """The experiment is over: say so, tell the user, leave nothing in the queue."""
+def _close(holder: Holder, seen: Seen) -> bool:
+    """The experiment is over: say so, tell the user, leave nothing in the queue.
+
+    Returns:
+        False if something has been asked for meanwhile: it is still open, and has to obey.
+    """
     decided = holder.decided
     good = sum(plan.ended in SUCCESSES for plan in decided.plans.values())
     state: Literal["COMPLETED", "CANCELED", "ERROR"]
@@ -168,8 +171,11 @@ def _close(holder: Holder, seen: Seen) -> None:
     fleet.cancel_all(holder, _waiting_jobs(seen))
     fleet.prune(holder, seen)
     nudges.take(holder.paths)
-    notify(holder, path.stem.replace("closed", "end"), "end", f"{state}: {why}")
+    end = path.stem.replace("closed", "end")
+    notify(holder, f"{end} {state}: {why}", "end", f"{state}: {why}")
     pack_all(holder)
+    if any(asked(holder)):
+        return False
     holder.fence()
     Closed(state, why, holder.lease.term, files.now()).write_once(path)
     sentinels.dismiss(holder)
@@ -180,6 +186,7 @@ def _close(holder: Holder, seen: Seen) -> None:
     left = good < len(decided.plans) or any(p.searcher == "pause" for p in decided.plans.values())
     if holder.hands.sweep and (newest_goes or left):
         holder.hands.sweep(holder.paths)
+    return True
 
 
 def _wake_followers(holder: Holder) -> None:
@@ -313,13 +320,7 @@ def _outdated(holder: Holder, seen: Seen, waiting: list[Plan], since: int) -> li
     """
     if not any(place.submission < since for place in seen.live):
         return []
-    busy = {
-        claim.worker
-        for plan in holder.decided.plans.values()
-        if not plan.ended
-        for attempt in holder.paths.trial(plan.number).attempts()[-1:]
-        if End.read(attempt.end) is None and (claim := Claim.read(attempt.claim)) is not None
-    }
+    busy = closing.busy(holder)
     old = [
         place
         for place in seen.live
@@ -335,6 +336,7 @@ def _waits(holder: Holder, plan: Plan, standing: Standing | None) -> bool:
         return False
     if standing is not None and standing.state not in ("runnable", "doubtful", "running"):
         # as it stood before this turn's controls
+        holder.stay()
         standing = holder.sight.trial(plan.number).standing
     return standing is None or standing.state in ("runnable", "doubtful")
 

@@ -17,7 +17,7 @@ from hpcdet.store import overrides
 from hpcdet.store.journal import Line
 from hpcdet.store.records import Action, Control
 
-FOLD = 3
+FOLD = 4
 """To be raised when the same records fold into another state: older snapshots are not read then."""
 
 
@@ -223,7 +223,8 @@ class Decided:
             case api.Continue(trial, until, why):
                 self.shutdown = None
                 plan = self.plans[trial]
-                plan.until, plan.searcher, plan.why, plan.ended = until, "run", why, ""
+                plan.until = until or plan.until
+                plan.searcher, plan.why, plan.ended = "run", why, ""
                 self._reopen(trial)
             case api.Pause(trial, why):
                 self.plans[trial].searcher, self.plans[trial].why = "pause", why

@@ -338,9 +338,11 @@ def _excluded(holder: Holder) -> list[str]:
     found: list[End] = []
     decided = holder.decided
     for number in sorted(decided.open.union(decided.recent)):
+        holder.stay()
         found += [end for _, end in holder.facts.ends(holder.paths.trial(number))]
     bad = ends.black_holes(sorted(found, key=lambda end: end.at))
     for worker in holder.paths.workers():
+        holder.stay()
         end, claim = WorkerEnd.read(worker.end), WorkerClaim.read(worker.claim)
         if end is not None and end.why == "bad_node" and claim is not None:
             bad.update(claim.nodes)
@@ -373,12 +375,13 @@ def _fruitless(holder: Holder, seen: Seen) -> str:
 def _took(holder: Holder, submission: int) -> bool:
     """Whether a worker of a submission has ever claimed a trial."""
     if submission not in holder.took:
-        holder.took |= {
-            int(claim.worker.partition("-")[0])
-            for plan in holder.decided.plans.values()
-            for attempt in holder.paths.trial(plan.number).attempts()
-            if (claim := Claim.read(attempt.claim)) is not None
-        }
+        for number in holder.decided.plans:
+            holder.stay()
+            holder.took |= {
+                int(claim.worker.partition("-")[0])
+                for attempt in holder.paths.trial(number).attempts()
+                if (claim := Claim.read(attempt.claim)) is not None
+            }
     return submission in holder.took
 
 

@@ -76,9 +76,10 @@ def fork(
     Raises:
         UsageError: the search was over by then, had not begun, or a trial has gone on since.
         ConfigError: the config cannot be read.
+        IntegrityError: not all records of the search can be read.
         Unavailable: it cannot be written.
     """
-    every = chain.read(source)
+    every = chain.whole(source)
     lines = every if trials is None else _until(every, trials, source)
     then, now = _folded(lines), _folded(every)
     if not then.started:

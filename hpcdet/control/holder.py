@@ -50,6 +50,16 @@ class Fenced(Exception):
     """The term is over; nothing decided under it may be done any more."""
 
 
+@dataclass
+class Pulse:
+    """To be called while a searcher takes its time; a holder makes it keep the lease."""
+
+    beat: Callable[[], object] = lambda: None
+
+    def __call__(self) -> None:
+        self.beat()
+
+
 @dataclass(frozen=True)
 class Hands:
     """What a holder acts with; tests put their own in.
@@ -59,6 +69,7 @@ class Hands:
         clock: seconds that never go back.
         known: recorded hyperparameters of trials, for ``method`` when it is told everything again.
         sweep: removes checkpoints that nobody keeps once an experiment is over.
+        pulse: what ``method`` calls while it waits for a process of its own.
     """
 
     resolved: Resolved
@@ -69,6 +80,7 @@ class Hands:
     clock: Callable[[], float] = time.monotonic
     known: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     sweep: Callable[[ExperimentPaths], None] | None = None
+    pulse: Pulse = field(default_factory=Pulse)
 
     @classmethod
     def of(cls, paths: ExperimentPaths) -> Hands:
@@ -80,15 +92,17 @@ class Hands:
 
         resolved = config.load(paths.config)
         known: dict[int, Mapping[str, Any]] = {}
-        site = from_resolved(paths.site)
+        site, pulse = from_resolved(paths.site), Pulse()
+        past = history.of(paths)
         return cls(
             resolved,
             site,
             open_scheduler(site),
-            searcher(resolved, paths.code, known, site.lease_ttl_s / 2, history.of(paths)),
+            searcher(resolved, paths.code, known, site.lease_ttl_s / 2, past, pulse),
             submission.build,
             known=known,
             sweep=functools.partial(_sweep, site.python or sys.executable),
+            pulse=pulse,
         )
 
 
@@ -143,8 +157,9 @@ class Holder:
 
     def __post_init__(self) -> None:
         hands = self.hands
-        self.spending = Spending(self.paths, hands.resolved)
+        self.spending = Spending(self.paths, hands.resolved, self.stay)
         self.lease = Lease(self.paths, self.kind, hands.site.lease_ttl_s, hands.clock)
+        hands.pulse.beat = self.lease.verify  # no exception: a searcher's are its failures
         self._chain: Chain | None = None
         self._decided: Decided | None = None
         self._unreadable = False
@@ -224,9 +239,20 @@ class Holder:
         self._unsnapped = len(history)
 
     def ask_again(self) -> None:
-        """Tell a searcher that has failed everything once more: it may have been mended."""
+        """Tell a searcher that has failed everything once more: it may have been mended.
+
+        Raises:
+            Fenced: not all of it can be read; the term was left, and none is taken until it can.
+        """
+        try:
+            lines = chain.whole(self.paths)
+        except IntegrityError as error:
+            self.actions.append(str(error))
+            self._unreadable = True
+            self.close()
+            raise Fenced from error
         self._decided = Decided(self.hands.method)
-        self._take_again(chain.read(self.paths))
+        self._take_again(lines)
         self.settle()
         self.commit()
 
@@ -236,12 +262,16 @@ class Holder:
         actions = (line["action"] for line in lines if line["kind"] == "action")
         known.update({each["trial"]: each["params"] for each in actions if "params" in each})
         for line in lines:
+            self.stay()  # not behind the last: what is owed then is to be recorded first
             self.decided.take(line)
-            self._stay()
         known.clear()
 
-    def _stay(self) -> None:
-        """Keep the lease while a searcher takes its time. Raises Fenced once the term is over."""
+    def stay(self) -> None:
+        """Keep the lease while something takes its time: once for each trial, in a loop over them.
+
+        Raises:
+            Fenced: the term is over.
+        """
         now = self.hands.clock()
         if now >= self._stay_at:
             self._stay_at = now + self.lease.ttl_s / 10
@@ -292,7 +322,7 @@ class Holder:
         self._unsnapped += 1
         self.decided.hear(event)
         self.settle()
-        self._stay()
+        self.stay()
 
     def settle(self) -> None:
         """Record what the searcher wants and a former term did not come to record."""

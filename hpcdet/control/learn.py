@@ -21,6 +21,7 @@ def learn(holder: Holder) -> dict[int, Standing]:
     standings: dict[int, Standing] = {}
     decided = holder.decided
     for number in sorted(decided.open):
+        holder.stay()
         plan = decided.plans[number]
         known = ("record", number) in holder.written
         if not (known or holder.paths.trial(number).record.exists()):

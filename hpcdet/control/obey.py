@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hpcdet.config import changing
@@ -15,13 +15,19 @@ from hpcdet.store.records import Command, Reason
 
 def obey(holder: Holder) -> None:
     """Take the user's commands, in their order."""
+    for seq, command in asked(holder):
+        _obey(holder, seq, command)
+
+
+def asked(holder: Holder) -> Iterator[tuple[int, Command]]:
+    """The user's commands that have not been obeyed, up to one that cannot be read yet."""
     for seq in packed.numbers(holder.paths.commands, ".json"):
         if seq <= holder.decided.commands:
             continue
         command = Command.read(holder.paths.command(seq))
         if command is None:
             return
-        _obey(holder, seq, command)
+        yield seq, command
 
 
 def _obey(holder: Holder, seq: int, command: Command) -> None:
@@ -101,6 +107,7 @@ def _chosen(holder: Holder, command: Command) -> list[Plan]:
 
 
 def _last_reason(holder: Holder, plan: Plan) -> Reason | None:
+    holder.stay()
     ends = holder.facts.ends(holder.paths.trial(plan.number))
     return ends[-1][1].reason if ends else None
 
@@ -115,7 +122,10 @@ def _consequences(
         get another chance with all their restarts, ``rewinds`` (trial, checkpoint, the first
         attempt that goes on from it).
     """
-    made = {p.number: len(trials.claimed(holder.paths.trial(p.number))) for p in chosen}
+    made: dict[int, int] = {}
+    for plan in chosen:
+        holder.stay()
+        made[plan.number] = len(trials.claimed(holder.paths.trial(plan.number)))
     found: dict[str, Any] = {}
     if arguments.get("set"):
         found["trials"] = list(made)

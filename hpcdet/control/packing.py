@@ -40,6 +40,10 @@ OUTCOMES: tuple[Outcome, ...] = ("later", "packed", "nothing to do")
 Fence = Callable[[], None]
 
 
+def _nobody() -> None:
+    """No lease is to be kept meanwhile."""
+
+
 def pack_ended(holder: Holder) -> None:
     """Pack trials that have ended some time ago.
 
@@ -74,17 +78,20 @@ def pack_all(holder: Holder) -> None:
     Raises:
         Fenced: the term ended meanwhile.
     """
-    for number in holder.decided.plans:
-        _tidy(holder, number)
+    holder.packed -= holder.decided.open
+    for number in sorted(holder.decided.plans.keys() - holder.packed):
+        holder.stay()
+        if _tidy(holder, number):
+            holder.packed.add(number)
     with _without_trouble(holder, "workers"):
-        pack_workers(holder.paths, holder.fence)
+        pack_workers(holder.paths, holder.fence, holder.stay)
 
 
 def _tidy(holder: Holder, number: int) -> bool:
     """Pack one trial; False if it should be looked at again."""
     outcome: Outcome = "later"
     with _without_trouble(holder, f"trial {number}"):
-        outcome = pack(holder.paths.trial(number), holder.fence)
+        outcome = pack(holder.paths.trial(number), holder.fence, holder.stay)
     if outcome == "packed":
         holder.actions.append(f"trial {number} packed")
     return outcome != "later"
@@ -101,7 +108,7 @@ def _without_trouble(holder: Holder, what: str) -> Iterator[None]:
         holder.actions.append(f"{what}: not packed: {type(error).__name__}: {error}")
 
 
-def pack(trial: TrialPaths, fence: Fence) -> Outcome:
+def pack(trial: TrialPaths, fence: Fence, stay: Fence = _nobody) -> Outcome:
     """Pack a trial's attempts and controls.
 
     Nothing is touched while an attempt is open. A folder that nobody claimed is left alone. Where
@@ -109,6 +116,7 @@ def pack(trial: TrialPaths, fence: Fence) -> Outcome:
 
     Args:
         fence: asked right before each step that others see; it raises to stop there.
+        stay: asked all the time, for each file; likewise.
 
     Raises:
         OSError: the file system refused something; the next call goes on from there.
@@ -116,22 +124,26 @@ def pack(trial: TrialPaths, fence: Fence) -> Outcome:
     attempts = [one for one in trial.attempts() if Claim.read(one.claim) is not None]
     if any(End.read(one.end) is None for one in attempts):
         return "later"
-    outcomes = [_pack(trial.root, [*(one.root for one in attempts), trial.controls], fence)]
+    outcomes = [_pack(trial.root, [*(one.root for one in attempts), trial.controls], fence, stay)]
     if trial.scratch is not None:
         there = [one.scratch for one in attempts if one.scratch is not None]
-        outcomes.append(_pack(trial.scratch, there, fence))
+        outcomes.append(_pack(trial.scratch, there, fence, stay))
     return next(each for each in OUTCOMES if each in outcomes)
 
 
-def pack_workers(paths: ExperimentPaths, fence: Fence) -> Outcome:
+def pack_workers(paths: ExperimentPaths, fence: Fence, stay: Fence = _nobody) -> Outcome:
     """Pack the folders of workers that left some time ago, in the same way."""
     since = (datetime.now(UTC) - timedelta(seconds=QUIET_S)).isoformat()
-    left = [(one, WorkerEnd.read(one.end)) for one in paths.workers()]
-    gone = [worker.root for worker, end in left if end is not None and end.at < since]
-    return _pack(paths.root, gone, fence)
+    gone: list[Path] = []
+    for worker in paths.workers():
+        stay()
+        end = WorkerEnd.read(worker.end)
+        if end is not None and end.at < since:
+            gone.append(worker.root)
+    return _pack(paths.root, gone, fence, stay)
 
 
-def _pack(home: Path, folders: Sequence[Path], fence: Fence) -> Outcome:
+def _pack(home: Path, folders: Sequence[Path], fence: Fence, stay: Fence) -> Outcome:
     """Pack all files of folders below ``home`` into an archive in it."""
     above = {folder.parent for folder in folders} - {home}
     if not any(folder.is_dir() for folder in (*folders, *above)):
@@ -141,10 +153,11 @@ def _pack(home: Path, folders: Sequence[Path], fence: Fence) -> Outcome:
     fresh = [path for path in found if packed.find(path) is None]
     if sum(path.stat().st_size for path in fresh) > LARGEST:
         return "nothing to do"
-    if fresh and not _archive(home, fresh, fence):
+    if fresh and not _archive(home, fresh, fence, stay):
         return "later"
     fence()
     for path in found:
+        stay()
         path.unlink(missing_ok=True)
     for folder in folders:
         _remove_empty(folder)
@@ -155,7 +168,7 @@ def _pack(home: Path, folders: Sequence[Path], fence: Fence) -> Outcome:
     return "packed"
 
 
-def _archive(home: Path, found: Sequence[Path], fence: Fence) -> bool:
+def _archive(home: Path, found: Sequence[Path], fence: Fence, stay: Fence) -> bool:
     """Write the next archive; False if a file changed meanwhile, or another holder was first."""
     names = (packed.archive(home, number) for number in itertools.count(1))
     target = next(path for path in names if not path.exists())
@@ -167,10 +180,11 @@ def _archive(home: Path, found: Sequence[Path], fence: Fence) -> bool:
                 file, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False
             ) as archive:
                 for path in found:
+                    stay()
                     archive.write(path, path.relative_to(home))
             file.flush()
             os.fsync(file.fileno())
-        if not _agrees(temporary, home, found):
+        if not _agrees(temporary, home, found, stay):
             return False
         fence()
         return files.link_once(temporary, target)
@@ -179,10 +193,11 @@ def _archive(home: Path, found: Sequence[Path], fence: Fence) -> bool:
             os.unlink(temporary)
 
 
-def _agrees(archive: Path, home: Path, found: Sequence[Path]) -> bool:
+def _agrees(archive: Path, home: Path, found: Sequence[Path], stay: Fence) -> bool:
     """Whether an archive, read from the disk, holds what the files hold now."""
     with zipfile.ZipFile(archive) as opened:
         for path in found:
+            stay()
             name = path.relative_to(home).as_posix()
             with opened.open(name) as copy, path.open("rb") as original:
                 same = True

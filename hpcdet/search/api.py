@@ -89,7 +89,8 @@ class Create:
 class Continue:
     """Train a trial that was paused, or reached its target, further, until ``until``.
 
-    As of ``Create``, ``until`` may be None.
+    ``until`` None is as far as was asked for before: one that has been trained that far ends
+    again at once.
     """
 
     trial: int

@@ -11,7 +11,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -21,14 +22,23 @@ from hpcdet.search.sampling import Around, Observation, View
 from hpcdet.space.space import Space
 
 PATIENCE_S = 900.0
+STEP_S = 1.0
+
+
+def still() -> None:
+    """Nothing is to be kept while somebody waits."""
 
 
 @dataclass(frozen=True)
 class Elsewhere(Around):
-    """``sampler`` of the space that ``hyperparameters`` say, asked in another process."""
+    """``sampler`` of the space that ``hyperparameters`` say, asked in another process.
+
+    ``beat``: called every second meanwhile.
+    """
 
     sampler: ModelBased
     hyperparameters: Mapping[str, Any]
+    beat: Callable[[], object] = still
     learns: bool = field(default=True, init=False)
 
     def suggest(self, view: View, number: int) -> dict[str, Any]:
@@ -48,19 +58,9 @@ class Elsewhere(Around):
             "observations": [astuple(o) for o in view.observations(self.sampler.most)],
             "open": view.open(),
         }
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", __name__],
-                input=json.dumps(question),
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE_S,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise HpcdetError(f"{self.name}: no suggestion in {PATIENCE_S:g} s") from error
-        if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        code, answer, errors = self._ask(json.dumps(question))
+        if code:
+            last = errors.strip().splitlines()[-1:] or [f"exit code {code}"]
             if "No module named" in last[0]:
                 raise ConfigError(
                     f"the sampler {self.name!r} lacks a package: {last[0]}",
@@ -68,7 +68,33 @@ class Elsewhere(Around):
                     hint="pip install 'hpcdet[search]' torch, where the searcher runs",
                 )
             raise HpcdetError(f"{self.name}: {last[0]}")
-        return json.loads(done.stdout)  # type: ignore[no-any-return]
+        return json.loads(answer)  # type: ignore[no-any-return]
+
+    def _ask(self, question: str) -> tuple[int, str, str]:
+        """Exit code, output and errors of the process. Raises HpcdetError if it hangs."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        until = time.monotonic() + PATIENCE_S
+        unsaid: str | None = question
+        with process:
+            try:
+                while time.monotonic() < until:
+                    try:
+                        answer, errors = process.communicate(unsaid, STEP_S)
+                    except subprocess.TimeoutExpired:
+                        unsaid = None  # it goes on being written
+                        self.beat()
+                    else:
+                        return process.returncode, answer, errors
+            finally:
+                process.kill()  # which does nothing to one that has ended
+        raise HpcdetError(f"{self.name}: no suggestion in {PATIENCE_S:g} s")
 
 
 @dataclass(frozen=True)

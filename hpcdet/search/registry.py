@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import ConfigError
 from hpcdet.search import asha_promotion, asha_stopping, cohorts, hybrid, model_based, stopping
 from hpcdet.search.api import Limits, Searcher
-from hpcdet.search.elsewhere import Elsewhere
+from hpcdet.search.elsewhere import Elsewhere, still
 from hpcdet.search.explore import Explorer, Perturb
 from hpcdet.search.grid import Points
 from hpcdet.search.halving import Halving
@@ -43,6 +43,7 @@ def searcher(
     known: dict[int, Mapping[str, Any]] | None = None,
     patience_s: float = math.inf,
     history: History | None = None,
+    beat: Callable[[], object] = still,
 ) -> Searcher:
     """The search method that the config names, under its stopping policies.
 
@@ -51,6 +52,7 @@ def searcher(
         patience_s: the most that an answer of a custom searcher may take, whatever the config says.
         known: hyperparameters that are recorded of trials which are about to be made again.
         history: what ``searcher.warm_start`` found when the experiment was made.
+        beat: called every second while a suggestion is made in another process.
 
     Raises:
         ConfigError: there is no such searcher, the search space is wrong, a package is missing, or
@@ -67,7 +69,8 @@ def searcher(
         what = "what the former experiments have shown is not there"
         raise ConfigError(what, where="searcher.warm_start", hint="history.json of the experiment")
     try:
-        method = _method(resolved, code, {} if known is None else known, patience_s, history)
+        known = {} if known is None else known
+        method = _method(resolved, code, known, patience_s, history, beat)
     except SpaceError as error:
         where = f"hyperparameters.{dotted(error.path)}".rstrip(".")
         raise ConfigError(error.what, where=where, hint=error.hint) from error
@@ -97,6 +100,7 @@ def _method(
     known: dict[int, Mapping[str, Any]],
     patience_s: float,
     history: History | None,
+    beat: Callable[[], object],
 ) -> Searcher:
     asked = resolved.searcher
     seed = resolved.reproducibility.experiment_seed
@@ -129,7 +133,7 @@ def _method(
         rule=RULES[asked.rule],
         brackets=asked.brackets,
         divisor=asked.divisor,
-        sampler=_sampler(resolved, space, known, history),
+        sampler=_sampler(resolved, space, known, history, beat),
         seed=seed,
         until=length,
         max_concurrent=concurrent,
@@ -192,6 +196,7 @@ def _sampler(
     space: Space,
     known: dict[int, Mapping[str, Any]],
     history: History | None,
+    beat: Callable[[], object],
 ) -> Sampler:
     """Raises ConfigError where the library of a model is missing."""
     asked, searcher = resolved.searcher.sampler, resolved.searcher
@@ -212,7 +217,9 @@ def _sampler(
         len(searcher.goals.objectives),
         asked.population_size or model_based.population(searcher.max_trials),
     )
-    asked_for: Sampler = Elsewhere(model, resolved.hyperparameters) if name == "gp" else model
+    asked_for: Sampler = model
+    if name == "gp":
+        asked_for = Elsewhere(model, resolved.hyperparameters, beat)
     if history is not None and name != "nsga2":
         asked_for = Informed.by(asked_for, history)
     return Recorded(_warmed(asked_for, resolved, space, history), known)

@@ -355,7 +355,8 @@ class Simulation:
                 self._note("create", number, length=target)
                 self._queue(trial)
             case api.Continue(number, until):
-                self._continue(self._trials[number], until.value if until else self._full)
+                trial = self._trials[number]
+                self._continue(trial, until.value if until else trial.until)
             case api.Pause(number):
                 self._halt(self._trials[number], "pause", action.why)
             case api.Stop(number, why):

@@ -37,10 +37,21 @@ def gap(paths: ExperimentPaths) -> str:
     "" if nothing does: every record that a term has accepted of a former one can be read.
     """
     try:
-        _follow(paths, below=1 << 62)
+        whole(paths)
     except IntegrityError as error:
         return f"{error.where}: {error.what}; {error.hint}"
     return ""
+
+
+def whole(paths: ExperimentPaths) -> list[Line]:
+    """As ``read``, for who decides by them.
+
+    Raises:
+        IntegrityError: a record that a term has accepted of a former one cannot be read.
+    """
+    found = _follow(paths, below=1 << 62)
+    assert found is not None
+    return found.lines
 
 
 def read(paths: ExperimentPaths, lines: Read = journal.read) -> list[Line]:
@@ -160,7 +171,7 @@ def _follow(
         if since is not None and term <= since.term:
             known = since.n
             accepts_it = accepted is None or accepted >= known
-            if term < since.term or not accepts_it or path.stat().st_size < since.offset:
+            if term < since.term or not accepts_it or _size(path) < since.offset:
                 return None
             reached = True
             lines = journal.Reader(path, since.offset, known).read()
@@ -192,3 +203,11 @@ def _follow(
         return None
     lines = [line for part in reversed(parts) for line in part]
     return _Way(lines, newest, newest_n, since)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a journal; one that is missing has none, which is found out without a snapshot."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

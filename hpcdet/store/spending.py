@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -24,12 +25,20 @@ from hpcdet.store.records import Claim, End, Limits, Reservation, WorkerClaim, W
 Key = tuple[int, int]
 
 
+def _nobody() -> None:
+    """No lease is to be kept meanwhile."""
+
+
 @dataclass
 class Spending:
-    """Reader of one experiment's costs. What has ended is read once."""
+    """Reader of one experiment's costs. What has ended is read once.
+
+    ``stay``: called for each trial and worker that is read, to keep what must be kept meanwhile.
+    """
 
     paths: ExperimentPaths
     resolved: Resolved
+    stay: Callable[[], None] = _nobody
     _ended: dict[Key, Stretch] = field(default_factory=dict)
     _left: dict[str, Held] = field(default_factory=dict)
     _reserved: dict[int, Reservation] = field(default_factory=dict)
@@ -135,6 +144,7 @@ class Spending:
     def _stretches(self) -> dict[Key, Stretch]:
         found: dict[Key, Stretch] = {}
         for trial in self.paths.trials():
+            self.stay()
             for attempt in trials.claimed(trial):
                 key = (attempt.trial, attempt.number)
                 stretch = self._ended.get(key) or self._stretch(attempt)
@@ -152,6 +162,7 @@ class Spending:
     def _allocations(self) -> list[Held]:
         found = []
         for worker in self.paths.workers():
+            self.stay()
             held = self._left.get(worker.name) or self._held(worker)
             if held is None:
                 continue
