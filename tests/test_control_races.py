@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdet.control import apply, commands, notify, packing
-from hpcdet.control.controller import advance
+from hpcdet.control.controller import Turn, advance
 from hpcdet.control.facts import Facts
 from hpcdet.control.holder import Holder
 from hpcdet.errors import UsageError
@@ -121,11 +121,19 @@ def test_a_turn_over_many_trials_keeps_the_lease_however_slow_each_file_is(
     commands.ask(world.paths, "pause")
     advance(world.paths, first)
     first.close()
+    turning = False
+
+    def turn() -> Turn:
+        nonlocal turning
+        turning = True
+        found = advance(world.paths, second)
+        turning = False
+        return found
 
     def slow(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            world.clock.now += 0.1 * ttl_s
-            assert not rival.try_acquire()
+            world.clock.now += 0.1 * ttl_s * turning
+            assert not turning or not rival.try_acquire()
             return real(*args, **kwargs)
 
         return call
@@ -139,12 +147,12 @@ def test_a_turn_over_many_trials_keeps_the_lease_however_slow_each_file_is(
     ):
         monkeypatch.setattr(where, name, slow(getattr(where, name)))
     second = world.holder()
-    assert advance(world.paths, second).held
+    assert turn().held
     commands.ask(world.paths, "resume")
-    assert advance(world.paths, second).wanted == 12
+    assert turn().wanted == 12
     for worker in play.start_all():
         play.finish(play.claim(worker))
-    assert advance(world.paths, second).state == "COMPLETED"
+    assert turn().state == "COMPLETED"
     assert max(packed.numbers(world.paths.terms, ".json")) == 2
 
 
@@ -169,7 +177,7 @@ def test_what_is_asked_for_while_it_closes_is_obeyed(
     assert not advance(world.paths, holder).closed
     play.finish(play.claim(worker))
     assert advance(world.paths, holder).state == "COMPLETED"
-    assert told == ["ERROR: user_error: ValueError: x", "COMPLETED: 1 of 1 trials succeeded"]
+    assert [why.partition(":")[0] for why in told] == ["ERROR", "COMPLETED"]
     assert world.paths.times_reopened == 0
 
 
@@ -184,7 +192,7 @@ def test_what_is_asked_for_as_it_is_closed_reopens_it_or_is_refused(
         Closed("COMPLETED", "", 1).write_once(world.paths.closed)
 
     def obey() -> None:
-        assert advance(world.paths, holder).state == "CANCELED"
+        assert [advance(world.paths, holder).closed for _ in range(2)] == [False, True]
 
     meanwhile = close
 

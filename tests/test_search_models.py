@@ -108,18 +108,16 @@ def test_who_waits_for_a_suggestion_is_heard_meanwhile(
     method = registry.searcher(resolved, beat=go.touch)
     state, actions = method.on_event(method.initial(), Start())
     for number in range(1, 9):
-        report = Report(number, Length("batches", 9), {"loss": 0.5})
-        state, _ = method.on_event(state, report)
         assert not go.exists()
-        state, actions = method.on_event(state, SegmentEnd(number, "target"))
+        report = Report(number, Length("batches", 9), {"loss": 0.5})
+        state, actions = method.on_event(state, report)
     assert [a.params for a in actions if isinstance(a, Create)] == [{"x": 0.25}]
     assert json.loads(question.read_text())["number"] == 9
     go.unlink()
     monkeypatch.setattr(elsewhere, "PATIENCE_S", 0.2)
     method = registry.searcher(resolved)
-    state, _ = method.on_event(state, Report(9, Length("batches", 9), {"loss": 0.5}))
     with pytest.raises(HpcdetError, match=r"no suggestion in 0\.2 s"):
-        method.on_event(state, SegmentEnd(9, "target"))
+        method.on_event(state, Report(9, Length("batches", 9), {"loss": 0.5}))
 
 
 def test_a_model_is_better_than_chance_and_forgets_nothing_that_counts() -> None:

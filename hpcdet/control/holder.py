@@ -262,7 +262,8 @@ class Holder:
         actions = (line["action"] for line in lines if line["kind"] == "action")
         known.update({each["trial"]: each["params"] for each in actions if "params" in each})
         for line in lines:
-            self.stay()  # not behind the last: what is owed then is to be recorded first
+            if line["kind"] == "event":  # not behind the last: what is owed then is to be recorded
+                self.stay()
             self.decided.take(line)
         known.clear()
 
