@@ -219,7 +219,7 @@ def test_a_trial_that_was_retried_goes_on_in_a_fork_and_the_lengths_go_along(
     limit = {"constraints": [{"metric": "slow", "upper": 2.0}]}
     searcher = {**SEARCH["searcher"], "metric": "validation_loss", **limit}
     world = searching(tmp_path, searcher=searcher)
-    monkeypatch.setattr(fork.chain, "read", lambda _: lines)
+    monkeypatch.setattr(fork.chain, "whole", lambda _: lines)
     made = fork.fork(world.paths, {})
     monkeypatch.undo()
     there = fork._folded(chain.read(made.paths))
