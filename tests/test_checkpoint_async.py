@@ -23,6 +23,7 @@ from hpcdet.checkpoint import (
     CheckpointFailed,
     Image,
     Saved,
+    image,
     memory,
     output,
     remove,
@@ -456,6 +457,32 @@ def test_without_any_thread_a_save_does_all_itself(
     saved = ranks(2, work)[0]
     assert saved is not None and saved.digest == checkpoint.verify(folder).digest
     assert same(checkpoint.load(folder).shared, WHOLE)
+
+
+def test_large_tensors_are_copied_by_several_threads_whatever_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those whose bytes lie otherwise than they are to lie go another way."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(image, "_LARGE", 1000)
+    monkeypatch.setattr(image, "_MOVE", 3000)
+    monkeypatch.setattr(image, "_CHUNK", 40_000)
+    whole = torch.randn(80, 90, dtype=torch.complex64)
+    shared = {
+        **{str(n): torch.randn(2000 + n) for n in range(9)},
+        "rows": whole,
+        "columns": whole.T,
+        "conjugate": whole.conj(),
+        "negative": whole.conj().imag,
+        "half": torch.randn(777).bfloat16(),
+        "trained": torch.nn.Parameter(torch.randn(3000)),
+        "byte": torch.ones(2001, dtype=torch.bool),
+    }
+    before = threading.active_count()
+    written(tmp_path / "1.g0", shared, Image())
+    assert threading.active_count() == before
+    loaded = checkpoint.load(tmp_path / "1.g0").shared
+    assert all(torch.equal(loaded[name], one) for name, one in shared.items())
 
 
 FAILURES = {

@@ -8,6 +8,7 @@ copying it.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +19,17 @@ import torch
 from hpcdet.checkpoint import memory, tree
 from hpcdet.checkpoint.buffers import POPULATE_WRITE
 from hpcdet.checkpoint.layout import Layout, gaps
+from hpcdet.checkpoint.task import Task
 from hpcdet.checkpoint.tree import Leaf
 
 PAGE = 4096
-_CHUNK = 16 << 20
+_CHUNK = 32 << 20
+_LARGE = 1 << 20
+"""Bytes: tensors from this size on are moved by themselves, smaller ones all at once."""
+_MOVE = 4 << 20
+"""Bytes that one thread moves at once."""
+_MOST_MOVING = 4
+"""Threads that move, if training has as many: few have all that the memory can give."""
 _SPARE = 256 << 20
 _HUGE = 2 << 20
 
@@ -170,13 +178,16 @@ class Image:
         devices.discard(torch.device("cpu"))
         if devices and torch.cuda.is_available():
             self._pin()
+        # the copies of a device wait in this thread's stream
+        helpers = 0 if devices else min(_MOST_MOVING, torch.get_num_threads()) - 1
         for chunk in self._chunks:
             for number, offset in chunk.others:
                 self.put(offset, tree.data(sources[number]))
-            if chunk.tensors:
-                with torch.no_grad():
+            with torch.no_grad():
+                if chunk.tensors:
                     there = [sources[number] for number in chunk.tensors]
                     torch._foreach_copy_(chunk.views, there, non_blocking=True)
+                _move([(view, sources[number]) for number, view in chunk.large], helpers)
             if not devices:
                 filled.advance(chunk.upto)
         for device in devices:
@@ -206,33 +217,76 @@ class _Chunk(NamedTuple):
 
     Attributes:
         upto: everything below this offset is there afterwards.
-        tensors: numbers of the leaves that are tensors.
+        tensors: numbers of the leaves that are tensors, but for large ones.
         views: their places.
+        large: numbers and places of large tensors.
         others: the other leaves and their offsets.
     """
 
     upto: int
     tensors: list[int]
     views: list[torch.Tensor]
+    large: list[tuple[int, torch.Tensor]]
     others: list[tuple[int, int]]
 
 
 def _chunks(plan: Layout, views: Sequence[torch.Tensor]) -> Iterator[_Chunk]:
-    chunk, size = _Chunk(0, [], [], []), 0
+    chunk, size = _Chunk(0, [], [], [], []), 0
     for number in plan.ascending:
         extent = plan.extents[number]
         if not extent.leaf.nbytes:
             continue
         if size >= _CHUNK:
             yield chunk._replace(upto=extent.offset)
-            chunk, size = _Chunk(0, [], [], []), 0
-        if extent.leaf.kind == "tensor":
+            chunk, size = _Chunk(0, [], [], [], []), 0
+        if extent.leaf.kind == "tensor" and extent.leaf.nbytes >= _LARGE:
+            chunk.large.append((number, views[number]))
+        elif extent.leaf.kind == "tensor":
             chunk.tensors.append(number)
             chunk.views.append(views[number])
         else:
             chunk.others.append((number, extent.offset))
         size += extent.leaf.nbytes
     yield chunk._replace(upto=plan.size)
+
+
+def _move(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], helpers: int) -> None:
+    """Copy tensors to their places, some threads together.
+
+    The C library's copy does not first read what it overwrites, as torch's does; nor do threads
+    wait for each other at each tensor, which takes long where others want the cores as well.
+    """
+    moves: list[tuple[int, int, int]] = []
+    for view, source in pairs:
+        if not _is_plain(source, view):
+            view.copy_(source, non_blocking=True)
+            continue
+        to, at, size = view.data_ptr(), source.data_ptr(), view.nbytes
+        moves += ((to + n, at + n, min(_MOVE, size - n)) for n in range(0, size, _MOVE))
+    rest = iter(moves)
+
+    def work() -> None:
+        for to, at, size in rest:
+            ctypes.memmove(to, at, size)
+
+    others: list[Task[None]] = []
+    try:
+        with contextlib.suppress(RuntimeError):  # a limit on threads: fewer do it as well
+            while len(others) < min(helpers, len(moves) - 1):
+                others.append(Task(work, "checkpoint copy"))
+        work()
+    finally:
+        for other in others:
+            other.wait()
+    for other in others:
+        other.result()
+
+
+def _is_plain(source: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether its bytes are those of its place, in this order."""
+    same = source.dtype == view.dtype and source.nbytes == view.nbytes
+    here = source.device.type == "cpu" and source.is_contiguous()
+    return same and here and not source.is_conj() and not source.is_neg()
 
 
 def _cuda() -> Any:
