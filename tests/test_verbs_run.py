@@ -9,13 +9,15 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from hpcdet.checkpoint import save
-from hpcdet.errors import Unavailable
+from hpcdet.cli import preflight
+from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.read import find, views
 from hpcdet.store import journal
 from hpcdet.store.layout import ExperimentPaths
@@ -376,3 +378,16 @@ def test_code_that_fails_its_test_is_never_queued(lab: Lab) -> None:
     error = json.loads(ran.err)["error"]
     assert "no_such_module_anywhere" in error["message"] and "model_def.py" in error["hint"]
     assert list(lab.cli.root.iterdir()) == []
+
+
+@pytest.mark.parametrize("frame", ["", '  File "/tmp/x/code/train.py", line 3, in main\n'])
+def test_the_test_of_the_code_says_what_is_wrong_before_what_to_do(
+    tmp_path: Path, frame: str
+) -> None:
+    error = ConfigError("it is so", where="fit(…)", hint="do otherwise")
+    output = f"Traceback\n{frame}hpcdet.errors.ConfigError: {error}\nhpcdet: the test failed: it"
+    wanted: Any = SimpleNamespace(model_dir=tmp_path)
+    with pytest.raises(ConfigError, match="failed its test: fit") as caught:
+        preflight._judge(wanted, 1, output)
+    assert caught.value.what.endswith("fit(…): it is so")
+    assert "do otherwise" in caught.value.hint and ("train.py" in caught.value.hint) == bool(frame)

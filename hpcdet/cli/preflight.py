@@ -26,6 +26,7 @@ _WALLTIME_S = 600
 _NODE_S = 1800.0
 _OURS = "hpcdet: "
 _ERRORS = "hpcdet.errors."
+_HINT = "hint: "
 
 
 @click.command("test", short_help="Train one batch, validate, save and restore, here and now.")
@@ -141,12 +142,15 @@ def _judge(wanted: Request, code: int, output: str) -> None:
         if ours and not settings().verbose:
             settings().note("\n".join(ours))
         return
-    cause = next((line for line in reversed(said) if not line.startswith(_OURS)), "").strip()
+    told = [line.strip() for line in said if not line.startswith(_OURS)]
+    advice = told.pop().removeprefix(_HINT) if told and told[-1].startswith(_HINT) else ""
+    cause = told[-1] if told else ""
     frames = [line for line in said if line.lstrip().startswith('File "')]
     hint = "\n".join(said[-25:])
     users = [line for line in frames if "/code/" in line or "/hpcdet/" not in line]
-    if cause.startswith(_ERRORS) and not users:
-        cause, hint = cause.partition(": ")[2], ""  # it says all
+    if cause.startswith(_ERRORS):
+        cause = cause.partition(": ")[2]
+        hint = hint if users else advice  # it says all
     raise ConfigError(
         f"the code failed its test: {cause or f'exit {code}'}",
         where=str(wanted.model_dir),
