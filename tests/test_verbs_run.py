@@ -382,8 +382,9 @@ def test_code_that_fails_its_test_is_never_queued(lab: Lab) -> None:
 
 @pytest.mark.parametrize("frame", ["", '  File "/tmp/x/code/train.py", line 3, in main\n'])
 def test_the_test_of_the_code_says_what_is_wrong_before_what_to_do(
-    tmp_path: Path, frame: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frame: str
 ) -> None:
+    monkeypatch.setattr(preflight, "settings", lambda: SimpleNamespace(verbose=False))
     error = ConfigError("it is so", where="fit(…)", hint="do otherwise")
     output = f"Traceback\n{frame}hpcdet.errors.ConfigError: {error}\nhpcdet: the test failed: it"
     wanted: Any = SimpleNamespace(model_dir=tmp_path)
