@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -20,13 +23,14 @@ from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint.retention import Candidate, Policy, keep
 from hpcdet.store.config import resolve
 from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Closed, Control
+from hpcdet.store.records import Best, Closed, Control, number
 from hpcdet.train.clock import Deadline
 from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
 from hpcdet.train.saving import Keeper
 from hpcdet.train.tracking import Tracker
+from hpcdet.units import Length
 from tests.builders import Builder
 
 METRICS = {3: 0.6, 4: 0.5, 5: 0.4, 7: 0.2, 8: 0.3}
@@ -52,11 +56,15 @@ def test_the_truth_table_of_determined(policy: tuple[int, int, int], kept: list[
     assert numbers(Policy(*policy)) == kept
 
 
-def test_larger_may_be_better_and_nan_never_is() -> None:
+def test_larger_may_be_better_and_what_is_not_finite_never_is() -> None:
     assert numbers(Policy(1, 1, 0, smaller_is_better=False)) == [8, 3]
-    with_nan = [*TABLE, Candidate(1, "00000006.g1", float("nan"))]
-    for smaller in (True, False):
-        assert 6 not in numbers(Policy(2, 2, 0, smaller), with_nan)
+    good = Best(1, 0.5, Length("batches", 1))
+    for smaller, metric in itertools.product((True, False), (math.nan, math.inf, -math.inf)):
+        with_it = [*TABLE, Candidate(1, "00000006.g1", metric)]
+        assert 6 not in numbers(Policy(2, 2, 0, smaller), with_it)
+        bad = dataclasses.replace(good, metric=number(metric))
+        assert not bad.beats(None, smaller) and not bad.beats(good, smaller)
+        assert good.beats(bad, smaller), "nor does one that former versions wrote stay"
 
 
 def test_resume_checkpoints_rotate_beside_the_policy() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.control import commands, controller, daemon
+from hpcdet.control import commands, controller, daemon, presence
 from hpcdet.control.holder import Holder
 from hpcdet.errors import StillPending, UsageError
 from hpcdet.jobs import create
@@ -63,11 +64,13 @@ def test_a_daemon_that_stands_by_is_neither_started_again_nor_left_over(
     try:
         assert controller.advance(paths, holder).held
         pid = daemon.start(paths)
-        assert daemon.status(paths)["kind"] == "worker"
+        said = daemon.status(paths)
+        assert (said["kind"], said["held"], said["waits"]) == ("worker", True, pid)
         with pytest.raises(UsageError, match=f"runs already on .* pid {pid}; it stands by"):
             daemon.start(paths)
         assert daemon.stop(paths) is True
         assert os.waitpid(pid, 0) == (pid, 143 << 8)
+        assert daemon.status(paths)["waits"] == 0
         assert daemon.stop(paths) is False
     finally:
         holder.close()
@@ -90,6 +93,24 @@ def test_a_daemon_that_was_killed_is_seen_dead_on_its_own_host(paths: Experiment
     os.waitpid(pid, 0)
     assert daemon.status(paths)["held"] is False
     assert daemon.stop(paths) is False
+
+
+def test_a_process_that_has_the_number_of_a_daemon_is_none(
+    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon.os, "kill", lambda *_: pytest.fail("an innocent one is struck"))
+    host = socket.gethostname()
+    assert lease.Lease(paths, "daemon", 100).try_acquire()
+    beat = lease.beat_path(paths, 1)
+    old = time.time() - daemon.FRESH_S - 1
+    os.utime(beat, (old, old))
+    assert daemon.status(paths)["held"] is False
+    assert daemon.stop(paths) is False
+    presence.Daemon(os.getpid(), 1).write_once(paths.daemon(host))
+    assert presence.here(paths) is None
+    with presence.tell(paths):
+        assert daemon.status(paths)["held"] is True
+    assert not paths.daemon(host).exists()
 
 
 def test_the_loop_ends_with_the_experiment_and_survives_trouble_of_the_disk(

@@ -96,6 +96,32 @@ def test_a_holder_that_died_before_its_first_beat_is_waited_for_and_followed(
     assert one.term == 2
 
 
+def test_terms_long_gone_are_removed_but_what_fences_somebody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "BEHIND", 2)
+    paths, clock = ExperimentPaths(tmp_path), Clock()
+    for number in range(1, 8):
+        holder = Lease(paths, "test", TTL, clock)
+        assert holder.try_acquire() or number == 3
+        if number == 3:  # its predecessor died, or sleeps
+            clock.now += TTL
+            assert holder.try_acquire()
+        assert holder.term == number
+        if number not in (2, 7):
+            holder.release()
+            os.utime(lease.beat_path(paths, number), (0, 0))
+    os.utime(lease.beat_path(paths, 5))
+    assert lease.prune(paths, 7) == 2
+    assert packed.numbers(paths.terms, ".json") == [2, 3, 5, 6, 7]
+    assert packed.numbers(paths.terms, ".beat") == [2, 3, 5, 6, 7]
+    # who is shown an old folder reaches for a number that is free again
+    listings = [[3], packed.numbers(paths.terms, ".json")]
+    monkeypatch.setattr(packed, "numbers", lambda *_: listings.pop(0))
+    late = Lease(paths, "test", TTL, clock)
+    assert not late.try_acquire() and not late.term and not listings
+
+
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), nodes=st.integers(2, 4))
 def test_never_two_holders_on_a_file_system_with_stale_folders(

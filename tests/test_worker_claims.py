@@ -16,8 +16,8 @@ import pytest
 from hpcdet.control import daemon
 from hpcdet.jobs.launch import Allocation
 from hpcdet.site import loading
-from hpcdet.store import config, files, journal, lease, nudges
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
+from hpcdet.store import config, files, journal, lease, nudges, trials
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths
 from hpcdet.store.records import (
     Claim,
     Closed,
@@ -28,7 +28,8 @@ from hpcdet.store.records import (
     WorkerClaim,
     WorkerEnd,
 )
-from hpcdet.worker import again, claims, staging, traces
+from hpcdet.store.trials import Standing
+from hpcdet.worker import again, cancels, claims, judging, outlook, staging, traces
 from hpcdet.worker.allocation import read as read_allocation
 from hpcdet.worker.crank import Crank
 from hpcdet.worker.lane import Lane
@@ -64,6 +65,8 @@ def attempt(
     number = len(paths.trial(1).attempts()) + 1
     found = paths.trial(1).attempt(number)
     Claim(me.name, "here", nodes=["n1"]).write_once(found.claim)
+    with journal.Writer(me.journal) as log:
+        log.append("claimed", trial=1, attempt=number)
     with journal.Writer(found.journal) as log:
         log.append("start")
         log.append("first_step")
@@ -212,6 +215,39 @@ def test_a_full_disk_does_not_part_a_worker_from_its_ranks(
     assert end is not None and end.why == "bad_node"
 
 
+def test_storage_that_is_away_for_a_moment_ends_no_trial(
+    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, refused = files.write_once, set[str]()
+    away = OSError(errno.EIO, "the file server does not answer")
+
+    def write_once(path: Path, data: bytes, *rest: int) -> bool:
+        what = path.name if path.name == "claim.json" else str(path)
+        if what not in refused and path.is_relative_to(paths.root / "trials"):
+            refused.add(what)
+            if path.name == "claim.json":
+                real(path, data, *rest)  # it was made, and nobody has heard of it
+            raise away
+        return real(path, data, *rest)
+
+    def in_force(_: object) -> None:
+        (paths.root / "go").touch()  # a rank goes on only after its worker could not read
+        raise away
+
+    monkeypatch.setattr(files, "write_once", write_once)
+    monkeypatch.setattr(cancels, "in_force", in_force)
+    monkeypatch.setattr(judging, "AGAIN_S", 0.05)
+    code = f"cd {paths.root}; until [ -e go ]; do sleep 0.05; done; echo >> over"
+    with journal.Writer(paths.worker(1, 0, 0).journal) as log:
+        work = at_work(paths, log, rank=code)
+        work.crank.every_s = 0.05
+        assert work.work() == 0
+    reasons = [end.reason for one in paths.trial(1).attempts() if (end := End.read(one.end))]
+    assert reasons == ["released", "launch_failed", "launch_failed"]
+    assert (paths.root / "over").read_text().count("\n") == 2
+    assert {Path(path).name for path in refused} == {"claim.json", "end.json"}
+
+
 @pytest.mark.parametrize(("incarnation", "why", "code"), [(0, "time", 85), (1, "spent", 0)])
 def test_a_worker_whose_task_may_not_return_does_not_count_on_it(
     paths: ExperimentPaths, incarnation: int, why: str, code: int
@@ -274,6 +310,56 @@ def test_a_worker_that_others_believe_lost_takes_nothing_more(paths: ExperimentP
         WorkerEnd("lost", "term 3").write_once(work.me.end)
         assert work.work() == 0
     assert not paths.trial(1).attempts()
+
+
+def test_trials_that_stand_as_before_are_not_read_again(
+    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, read = [0.0], list[int]()
+
+    def standing(trial: TrialPaths) -> Standing:
+        read.append(trial.number)
+        return trials.standing(trial)
+
+    def looked(seconds: float = 5.0) -> list[str]:
+        read.clear()
+        now[0] += seconds
+        seen.begin()
+        return [seen.standing(trial).state for trial in paths.trials()]
+
+    monkeypatch.setattr(outlook, "standing", standing)
+    monkeypatch.setattr(outlook, "A_ROUND", 1)
+    seen = outlook.Outlook(lambda: now[0])
+    wishes = {3: "pause", 4: "stop", 5: "fail"}
+    for number, wish in wishes.items():
+        trial = paths.trial(number)
+        Trial(number, {}, number).write_once(trial.record)
+        Control(wish).write_once(trial.control(1))  # type: ignore[arg-type]
+        os.utime(trial.controls, ns=(0, 0))  # whatever the tick of the clock is
+    one = attempt(paths, worker(paths), progressed=True)
+    os.utime(one.root, ns=(0, 0))
+    while read != [2]:  # what may be claimed is looked at each time
+        assert looked() == ["running", "runnable", "paused", "stopped", "failed"]
+        assert now[0] < 60
+    End("preempted").write_once(one.end)
+    for number in wishes:
+        Control("run", term=1).write_once(paths.trial(number).control(2))
+    assert looked()[:3] == ["runnable"] * 3
+    looked()
+    assert looked() == ["runnable"] * 5, "those that were over come in turns"
+    me = paths.worker(1, 0, 0)
+    told = claims.next_attempt(paths, me, HERE, outlook=seen, heard=lambda: "SIGTERM")
+    assert told is None and not paths.trial(2).attempts()
+    # nor does a worker ask for weeks what is wanted of the trial that it runs
+    wanted = cancels.Cancels(paths, 5.0, lambda: now[0])
+    os.utime(paths.trial(2).controls, ns=(0, 0))
+    for _ in range(3):
+        now[0] += 5.0
+        assert not wanted.has(2)
+    Control("kill", now=True).write_once(paths.trial(2).control(2))
+    assert not wanted.has(2), "it has just looked"
+    now[0] += 5.0
+    assert wanted.has(2)
 
 
 def test_a_task_is_requeued_after_progress_and_a_few_times_without(paths: ExperimentPaths) -> None:

@@ -132,7 +132,7 @@ def _best(candidates: Iterable[Candidate], number: int, policy: Policy) -> list[
     ranked = [
         (sign * c.metric, c)
         for c in candidates
-        if not c.resume and c.metric is not None and not math.isnan(c.metric)
+        if not c.resume and c.metric is not None and math.isfinite(c.metric)
     ]
     return [c for _, c in sorted(ranked, key=lambda pair: (pair[0], _age(pair[1])))[:number]]
 

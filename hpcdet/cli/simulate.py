@@ -26,7 +26,7 @@ from hpcdet.sim.engine import Simulation
 from hpcdet.sim.forecast import Forecast
 from hpcdet.sim.surrogate import Besides, Curves
 from hpcdet.sim.waits import Wait
-from hpcdet.store.config import Resolved
+from hpcdet.store.config import Budget, Resolved
 
 _FULL_TRIAL_S = 3600.0
 _RATE = click.FloatRange(min=0)
@@ -208,6 +208,7 @@ def simulate_command(
         warnings.append(f"{what}: that asks for values of the metric, and these are synthetic")
     if trial_time is None:
         warnings.append("a full trial is taken to train 1 hour; --trial-time says it better")
+    warnings += _beyond(resolved.budget, item)
     if not out.for_people or out.fields:
         out.emit([item], (), warnings=warnings)
         return
@@ -215,6 +216,23 @@ def simulate_command(
         settings().warn(warning)
     _say(item)
     settings().note("nothing was made; learning curves are synthetic")
+
+
+def _beyond(budget: Budget, item: Item) -> list[str]:
+    """Warnings where courses take more than the config's budget, which nothing here knows."""
+    bounds: tuple[tuple[str, float | None, Callable[[float], str]], ...] = (
+        ("slot_hours", budget.slot_hours, lambda hours: f"{hours:.4g} slot hours"),
+        ("end_s", budget.wall_s, words.duration),
+    )
+    said = []
+    for key, bound, tell in bounds:
+        most = item[key]["high"] if item[key] else 0.0
+        if bound is not None and most > bound:
+            said.append(
+                f"courses take up to {tell(most)}, the budget is {tell(bound)}: they train on "
+                "where the search would begin no more trials"
+            )
+    return said
 
 
 def _cluster(resolved: Resolved, expected: dict[str, Any], assumed: dict[str, Any]) -> Cluster:

@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hpcdet.control import controller
+from hpcdet.control import controller, presence
 from hpcdet.control.holder import Holder
 from hpcdet.errors import StillPending, UsageError
+from hpcdet.schedulers import processes
 from hpcdet.store import files, lease, nudges
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Closed
@@ -29,6 +30,8 @@ from hpcdet.store.records import Closed
 STOP_LIMIT_S = 120.0
 VISITS = 4
 """Turns of ``once`` at most."""
+FRESH_S = 300.0
+"""A holder of the lease that lives has beaten since."""
 _SLOWEST_S = 60.0
 
 
@@ -104,15 +107,23 @@ def interval(poll_min_s: float, lease_ttl_s: float) -> float:
     return max(0.2, min(poll_min_s / 4, lease_ttl_s / 10, _SLOWEST_S))
 
 
-def main(paths: ExperimentPaths, holder: Holder | None = None) -> int:
-    """``run``, with a line per action on stdout: what ``start`` puts into ``searcher.log``."""
+def main(
+    paths: ExperimentPaths, holder: Holder | None = None, ready: Callable[[], None] = lambda: None
+) -> int:
+    """``run``, with a line per action on stdout: what ``start`` puts into ``searcher.log``.
+
+    Args:
+        ready: called once others can see that it runs.
+    """
 
     def say(turn: controller.Turn) -> None:
         for action in turn.actions:
             print(files.now(), action, flush=True)
 
     print(files.now(), f"searcher of {paths.id}, pid {os.getpid()}", flush=True)
-    code = run(paths, on_turn=say, holder=holder)
+    with presence.tell(paths):
+        ready()
+        code = run(paths, on_turn=say, holder=holder)
     print(files.now(), f"searcher ends with {code}", flush=True)
     return code
 
@@ -128,15 +139,10 @@ def start(paths: ExperimentPaths) -> int:
         raise UsageError(f"nothing is left to decide: it is {closed.state}", where=paths.id)
     said = status(paths)
     if said["kind"] == "daemon" and said["held"]:
-        raise UsageError(
-            f"a searcher runs already on {said['host']}, pid {said['pid']}", where=paths.id
-        )
-    host, pid = standing_by(paths)
-    if pid:
-        raise UsageError(
-            f"a searcher runs already on {host}, pid {pid}; it stands by while another decides",
-            where=paths.id,
-        )
+        raise _runs_already(paths, said["host"], said["pid"])
+    if said["waits"]:
+        aside = "; it stands by while another decides"
+        raise _runs_already(paths, socket.gethostname(), said["waits"], aside)
     ready, tell = os.pipe()
     with paths.searcher_log.open("ab") as log:
         process = subprocess.Popen(
@@ -164,53 +170,59 @@ def stop(paths: ExperimentPaths) -> bool:
         UsageError: it runs on another host.
         StillPending: it did not end in time.
     """
-    said = status(paths)
-    decides = said["kind"] == "daemon" and said["held"]
-    host, pid = (said["host"], said["pid"]) if decides else standing_by(paths)
-    if not pid:
+    there, said = presence.here(paths), status(paths)
+    pid = there.pid if there is not None else said["pid"]
+    if there is None and (said["kind"] != "daemon" or not said["held"]):
         return False
-    if host != socket.gethostname():
-        raise UsageError("the searcher runs on another host", where=host, hint=f"there: kill {pid}")
+    if there is None and said["host"] != socket.gethostname():
+        raise UsageError(
+            "the searcher runs on another host",
+            where=said["host"],
+            hint=f"there: kill {pid}",
+        )
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     limit = time.monotonic() + STOP_LIMIT_S
-    while _runs(pid) and (status(paths)["held"] if decides else standing_by(paths)[1] == pid):
+    while there.lives if there is not None else status(paths)["held"]:
         if time.monotonic() > limit:
             raise StillPending(f"the searcher does not end, pid {pid}", where=paths.id)
         time.sleep(0.05)
     return True
 
 
-def standing_by(paths: ExperimentPaths) -> tuple[str, int]:
-    """Host and pid of the daemon that was started last and has not ended; pid 0 without one."""
-    with contextlib.suppress(OSError, ValueError):
-        host, pid = paths.searcher_pid.read_text().split()
-        if host != socket.gethostname() or _is_daemon(int(pid), paths):
-            return host, int(pid)
-    return "", 0
-
-
 def status(paths: ExperimentPaths) -> dict[str, Any]:
-    """Who holds the lease: ``term, kind, host, pid, held, age_s``.
+    """Who holds the lease: ``term, kind, host, pid, held, age_s``, and who ``waits`` here.
 
-    ``held`` is false once the term was released; a holder that died silently counts as one
-    until its term expires for somebody else. On its own host a dead process is seen at once.
+    ``held`` is false once the term was released, or has not been heard of for ``FRESH_S``; on its
+    own host a dead process is seen at once. ``waits`` is the process of a daemon on this host
+    while others decide, else 0.
     """
-    newest = lease.last(paths)
+    there, newest = presence.here(paths), lease.last(paths)
+    waits = there.pid if there is not None else 0
     if newest is None:
-        return {"term": 0, "kind": "", "host": "", "pid": 0, "held": False, "age_s": None}
+        nobody = {"term": 0, "kind": "", "host": "", "pid": 0, "held": False, "age_s": None}
+        return {**nobody, "waits": waits}
     term, beat = newest
+    age_s = _age(lease.beat_path(paths, term.number))
+    at_home = term.host == socket.gethostname()
     held = beat is None or not beat.released
-    if held and term.host == socket.gethostname():
-        held = _runs(term.pid)
+    if held and not (at_home and term.pid == waits):
+        # its number may be another process's by now, which must not be struck for it
+        held = (age_s or 0.0) <= FRESH_S
+        held = held and not (at_home and processes.started(term.pid) is None)
     return {
         "term": term.number,
         "kind": term.kind,
         "host": term.host,
         "pid": term.pid,
         "held": held,
-        "age_s": _age(lease.beat_path(paths, term.number)),
+        "age_s": age_s,
+        "waits": 0 if held and at_home and term.pid == waits else waits,
     }
+
+
+def _runs_already(paths: ExperimentPaths, host: str, pid: int, aside: str = "") -> UsageError:
+    return UsageError(f"a searcher runs already on {host}, pid {pid}{aside}", where=paths.id)
 
 
 def _turn(paths: ExperimentPaths, holder: Holder) -> controller.Turn | None:
@@ -253,22 +265,6 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _is_daemon(pid: int, paths: ExperimentPaths) -> bool:
-    """Whether a process of this host is the experiment's daemon: numbers are used again."""
-    said = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return b"hpcdet.control.daemon" in said and os.fsencode(paths.root) in said
-
-
 def _age(path: Path) -> float | None:
     try:
         return round(max(0.0, time.time() - path.stat().st_mtime), 1)
@@ -280,14 +276,12 @@ def _detached(argv: list[str]) -> int:
     """``python -m hpcdet.control.daemon EXP FD``: says ``+`` once it is up."""
     paths, fd = ExperimentPaths(Path(argv[0])), int(argv[1])
     holder = Holder.open(paths, "daemon")  # raises what would make the daemon useless
-    files.replace(paths.searcher_pid, f"{socket.gethostname()} {os.getpid()}\n".encode())
-    os.write(fd, b"+")
-    os.close(fd)
-    try:
-        return main(paths, holder)
-    finally:
-        if standing_by(paths) == (socket.gethostname(), os.getpid()):
-            paths.searcher_pid.unlink(missing_ok=True)
+
+    def ready() -> None:
+        os.write(fd, b"+")
+        os.close(fd)
+
+    return main(paths, holder, ready)
 
 
 if __name__ == "__main__":

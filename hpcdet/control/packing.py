@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpcdet.control.holder import Fenced, Holder
-from hpcdet.store import files, packed
+from hpcdet.store import files, lease, packed
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.records import Claim, End, WorkerEnd
 
@@ -32,7 +32,15 @@ PER_TURN = 20
 LARGEST = 256 * 1024 * 1024
 """Bytes of a trial's files above which they stay as they are: a turn must not take long."""
 
+WORKERS = 200
+"""Workers that have left and are packed together, into one archive: each costs readers a look."""
+
+SELDOM_S = 3600.0
+"""Seconds between two looks at how many workers and terms there are."""
+
 _CHUNK = 1024 * 1024
+
+_SELDOM = ("packing", "seldom")
 
 Outcome = Literal["later", "packed", "nothing to do"]
 OUTCOMES: tuple[Outcome, ...] = ("later", "packed", "nothing to do")
@@ -45,7 +53,7 @@ def _nobody() -> None:
 
 
 def pack_ended(holder: Holder) -> None:
-    """Pack trials that have ended some time ago.
+    """Pack trials that have ended some time ago; seldom also workers, and remove old terms.
 
     What cannot be packed, on a full disk for one, stays as it is and is tried again later.
 
@@ -53,6 +61,9 @@ def pack_ended(holder: Holder) -> None:
         Fenced: the term ended meanwhile.
     """
     now = holder.hands.clock()
+    if now >= holder.written.get(_SELDOM, now):
+        holder.written[_SELDOM] = now + SELDOM_S
+        _tidy_seldom(holder)
     left = PER_TURN
     decided, waiting = holder.decided, holder.to_pack
     holder.packed -= decided.open
@@ -70,6 +81,18 @@ def pack_ended(holder: Holder) -> None:
             holder.packed.add(number)
         else:
             waiting[number] = now
+
+
+def _tidy_seldom(holder: Holder) -> None:
+    """What a search that runs for weeks would otherwise gather."""
+    paths = holder.paths
+    with _without_trouble(holder, "workers"), contextlib.suppress(FileNotFoundError):
+        if len(os.listdir(paths.root / "workers")) > WORKERS:
+            pack_workers(paths, holder.fence, holder.stay, WORKERS)
+    with _without_trouble(holder, "terms"):
+        holder.fence()
+        if gone := lease.prune(paths, holder.lease.term):
+            holder.actions.append(f"{gone} old terms removed")
 
 
 def pack_all(holder: Holder) -> None:
@@ -131,16 +154,25 @@ def pack(trial: TrialPaths, fence: Fence, stay: Fence = _nobody) -> Outcome:
     return next(each for each in OUTCOMES if each in outcomes)
 
 
-def pack_workers(paths: ExperimentPaths, fence: Fence, stay: Fence = _nobody) -> Outcome:
-    """Pack the folders of workers that left some time ago, in the same way."""
+def pack_workers(
+    paths: ExperimentPaths, fence: Fence, stay: Fence = _nobody, number: int = 0
+) -> Outcome:
+    """Pack the folders of workers that left some time ago, in the same way.
+
+    Args:
+        stay: called all the time, to keep the lease.
+        number: of them, the first ones; "later" if there are fewer. 0: all.
+    """
     since = (datetime.now(UTC) - timedelta(seconds=QUIET_S)).isoformat()
     gone: list[Path] = []
     for worker in paths.workers():
         stay()
+        if number and (len(gone) == number or packed.find(worker.claim) is not None):
+            continue
         end = WorkerEnd.read(worker.end)
         if end is not None and end.at < since:
             gone.append(worker.root)
-    return _pack(paths.root, gone, fence, stay)
+    return _pack(paths.root, gone, fence, stay) if len(gone) >= number else "later"
 
 
 def _pack(home: Path, folders: Sequence[Path], fence: Fence, stay: Fence) -> Outcome:

@@ -99,7 +99,7 @@ class Sight:
         if seen.dormant and now - seen.looked < DORMANT_S:
             return True
         seen.looked = now
-        return _looks(seen.folders) == seen.looks
+        return looks(seen.folders) == seen.looks
 
     def _read(self, paths: TrialPaths, now: float) -> Seen:
         standing = trials.standing(paths)
@@ -116,11 +116,11 @@ class Sight:
         )
         if not standing.open_attempt:
             folders = (attempts, *folders)
-        looks = _looks(folders)
-        return Seen(paths, standing, opened, True, self._turn, folders, looks, now, now, now)
+        seen = looks(folders)
+        return Seen(paths, standing, opened, True, self._turn, folders, seen, now, now, now)
 
 
-def _looks(folders: tuple[str, ...]) -> tuple[int, ...]:
+def looks(folders: tuple[str, ...]) -> tuple[int, ...]:
     """The times of folders; opening asks the server, where a look may come from a cache."""
     found = []
     for folder in folders:

@@ -136,7 +136,7 @@ class TrainContext:
                 self.searcher_metric(self.validation[0]),
                 *(finite(one.meta.get("metric")) for one in saved),
             )
-            if metric is not None and not math.isnan(metric)
+            if metric is not None and math.isfinite(metric)
         ]
         better = min if self._session.config.searcher.smaller_is_better else max
         return better(metrics, default=None)

@@ -29,11 +29,13 @@ def searcher_metric(session: Session, metrics: Mapping[str, Any], units: Units) 
 
 
 def beats(session: Session, metric: float | None, best: float | None) -> bool:
-    """Whether a metric is better than the best so far; one that is None or NaN never is."""
-    if metric is None or math.isnan(metric):
+    """Whether a metric is better than the best so far; None, NaN and infinities never are."""
+    if metric is None or not math.isfinite(metric):
         return False
     smaller = session.config.searcher.smaller_is_better
-    return best is None or (metric < best if smaller else metric > best)
+    if best is None or not math.isfinite(best):
+        return True
+    return metric < best if smaller else metric > best
 
 
 def leads(session: Session, metric: float | None) -> bool:

@@ -339,10 +339,9 @@ class ExperimentPaths:
     def searcher_log(self) -> Path:
         return self.root / "searcher.log"
 
-    @property
-    def searcher_pid(self) -> Path:
-        """Host and process of the searcher in the background, also while another one decides."""
-        return self.root / "searcher.pid"
+    def daemon(self, host: str) -> Path:
+        """Which process decides, or waits to, on a login node (``control.presence``)."""
+        return self.root / "searcher" / f"daemon-{host}.json"
 
     @property
     def scratch(self) -> Path:

@@ -4,7 +4,8 @@ A term is a file ``terms/000007.json`` made by exclusive creation: of any number
 that reach for a number, one gets it, whatever their caches show them. Its holder replaces
 ``terms/000007.beat`` while it lives. A term is over when its beat says ``released``, or when
 the beat has not changed for ``ttl_s`` on the clock of whoever watches; then the next number may
-be taken. No clock is compared with another one, nothing is renamed or removed.
+be taken. No clock is compared with another one, nothing is renamed. What is removed of terms long
+gone (``prune``) fences nobody.
 
 A holder that was suspended finds itself fenced in two ways: a higher term is there, or its own
 clock says that it has not beaten for so long that there might be one that it cannot see yet.
@@ -28,6 +29,12 @@ KEEP = 0.75
 """Part of the time to live for which a holder trusts its last beat."""
 BEAT = 0.2
 """Part of the time to live after which a holder that is asked beats again."""
+BEHIND = 100
+"""So many terms stay in any case."""
+OLD_S = 24 * 3600.0
+"""So long a term stays in any case: no cache of a network file system shows a listing as old."""
+AT_ONCE = 200
+"""Terms that are removed in one call at most."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,8 @@ class Lease:
         term = Term(number, self.kind, socket.gethostname(), os.getpid(), files.now())
         if not term.write_once(self.paths.term(number)):
             return False
+        if max(packed.numbers(self.paths.terms, ".json"), default=0) > number:
+            return False  # the first look was at an old listing, of before it was removed
         self.term, self._beaten = number, started
         self._write_beat()
         return True
@@ -159,6 +168,28 @@ class Lease:
 def beat_path(paths: ExperimentPaths, number: int) -> Path:
     """``terms/N.beat``, replaced by the holder of term N."""
     return paths.term(number).with_suffix(".beat")
+
+
+def prune(paths: ExperimentPaths, newest: int) -> int:
+    """Remove the files of terms that nobody can need; how many there were.
+
+    A term's file fences the holder of the one before, unless that has released it. Only the
+    holder of the newest term calls.
+    """
+    names = packed.names(paths.terms)
+    there = {int(stem) for name in names if (stem := name.partition(".")[0]).isdecimal()}
+    before = beat_path(paths, newest).stat().st_mtime - OLD_S
+    gone, fenced = 0, 0
+    for number in sorted(each for each in there if each < newest - BEHIND):
+        path = beat_path(paths, number)
+        beat = Beat.read(path)
+        if beat is None or not beat.released:
+            fenced = number + 1
+        elif number != fenced and path.stat().st_mtime < before and gone < AT_ONCE:
+            paths.term(number).unlink(missing_ok=True)
+            path.unlink()
+            gone += 1
+    return gone
 
 
 def last(paths: ExperimentPaths) -> tuple[Term, Beat | None] | None:

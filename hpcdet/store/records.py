@@ -327,11 +327,11 @@ class Best(Record):
     at: str = ""
 
     def beats(self, other: Best | None, smaller_is_better: bool) -> bool:
-        """Whether it is better than another one; NaN never is."""
+        """Whether it is better than another one; NaN and infinities never are."""
         mine = value(self.metric)
-        if other is None or math.isnan(mine):
-            return not math.isnan(mine)
-        theirs = value(other.metric)
+        theirs = math.nan if other is None else value(other.metric)
+        if not (math.isfinite(mine) and math.isfinite(theirs)):
+            return math.isfinite(mine)
         return mine < theirs if smaller_is_better else mine > theirs
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
 from hpcdet.site.loading import from_resolved
-from hpcdet.store import progress
-from hpcdet.store.layout import ExperimentPaths, WorkerPaths
+from hpcdet.store import journal, progress
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
 from hpcdet.store.records import Closed, WorkerEnd
-from hpcdet.worker import claims
 
 
 def requeue(paths: ExperimentPaths, worker: WorkerPaths, code: int, site: Site) -> bool:
@@ -35,10 +35,19 @@ def requeue(paths: ExperimentPaths, worker: WorkerPaths, code: int, site: Site) 
     idle = 0
     for incarnation in range(worker.incarnation, -1, -1):
         past = paths.worker(worker.submission, worker.index, incarnation)
-        if any(progress.of(attempt).progressed for attempt in claims.attempts_of(paths, past)):
+        if any(progress.of(attempt).progressed for attempt in _noted(paths, past)):
             break
         idle += 1
     return idle <= site.max_restarts_in_place
+
+
+def _noted(paths: ExperimentPaths, worker: WorkerPaths) -> Iterator[AttemptPaths]:
+    """The attempts that a worker ran, newest first, by its own notes.
+
+    Not by the claims of all trials: there may be thousands, and seconds until the scheduler kills.
+    """
+    for line in reversed(journal.Reader(worker.journal).read("claimed")):
+        yield paths.trial(int(line["trial"])).attempt(int(line["attempt"]))
 
 
 def main(argv: list[str]) -> int:

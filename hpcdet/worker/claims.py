@@ -15,7 +15,8 @@ from hpcdet.store.controls import in_force
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths
 from hpcdet.store.records import Claim, End, Reason, Verdict, WorkerClaim, WorkerEnd
 from hpcdet.store.spending import Spending, epoch
-from hpcdet.store.trials import Standing, claimed, reason_of, standing
+from hpcdet.store.trials import Standing, claimed, reason_of
+from hpcdet.worker.outlook import Outlook
 
 
 def take_place(
@@ -100,15 +101,26 @@ def next_attempt(
     allocation: Allocation,
     spending: Spending | None = None,
     fits: Callable[[TrialPaths, Standing], bool] = lambda *_: True,
+    outlook: Outlook | None = None,
+    heard: Callable[[], str] = lambda: "",
 ) -> AttemptPaths | None:
     """Claim an attempt of the lowest trial that may run; None if there is none now.
 
     Args:
         spending: keeps the claim within the experiment's limits; None: there are none.
         fits: whether a trial gets anywhere in what is left of the allocation.
+        outlook: what is known from former calls.
+        heard: says something once there is no time for this any more.
+
+    Raises:
+        OSError: the storage is away; what was claimed all the same is given back by the next call.
     """
+    outlook = outlook or Outlook()
+    outlook.begin()
     for trial in paths.trials():
-        stands = standing(trial)
+        if heard():
+            return None
+        stands = outlook.standing(trial)
         # a control is there before the record: what hides it may hide claims, too
         if not may_take(worker, stands) or in_force(trial) is None or not fits(trial, stands):
             continue
@@ -125,9 +137,13 @@ def next_attempt(
             at=at,
             reserved_slot_s=None if math.isinf(reserved) else reserved,
         )
-        # reading it again finds out an older claim that an archive has, which came into sight late
-        made = claim.write_once(attempt.claim) and Claim.read(attempt.claim) == claim
+        try:
+            # read again: an older claim that an archive has may come into sight late
+            made = claim.write_once(attempt.claim) and Claim.read(attempt.claim) == claim
+            kept = made and (spending is None or spending.keep(attempt, claim))
+        except OSError:
+            outlook.perhaps(attempt, claim)
+            raise
         if made:
-            kept = spending is None or spending.keep(attempt, claim)
             return attempt if kept else None
     return None

@@ -19,19 +19,20 @@ from hpcdet.jobs.launch import Allocation, Launch, launch
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
 from hpcdet.site.loading import from_resolved
-from hpcdet.store import config, files, journal, overrides, progress, scratch
+from hpcdet.store import config, files, journal, overrides, scratch
 from hpcdet.store.config import Resolved
-from hpcdet.store.controls import in_force
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
-from hpcdet.store.records import Closed, End, Reason, Verdict, WorkerEnd
+from hpcdet.store.records import Closed, End, Reason, WorkerEnd
 from hpcdet.store.spending import Spending
-from hpcdet.store.trials import standing
-from hpcdet.worker import again, allowance, claims, ends, staging, traces
+from hpcdet.worker import again, allowance, claims, judging, staging, traces
 from hpcdet.worker import allocation as allocations
+from hpcdet.worker.cancels import EVERY_S, Cancels
 from hpcdet.worker.crank import Crank
 from hpcdet.worker.fitting import Fitting
+from hpcdet.worker.judging import Circumstances
 from hpcdet.worker.lane import Lane
 from hpcdet.worker.notice import Notices
+from hpcdet.worker.outlook import Outlook
 from hpcdet.worker.remaining import Remaining
 from hpcdet.worker.step import RunningStep
 
@@ -70,6 +71,8 @@ class Worker:
         self.lanes = self.experiment.lanes
         self.remaining = Remaining(self.allocation.end_at, self.site.limits.signal_lead_s)
         self.fitting = Fitting(self.experiment, self.remaining, self._note)
+        self.outlook = Outlook()
+        self.cancels = Cancels(self.paths, min(EVERY_S, self.crank.every_s))
         self._judges = ThreadPoolExecutor(self.lanes, "judge")
 
     def work(self) -> int:
@@ -81,7 +84,7 @@ class Worker:
             end_at=self.allocation.end_at,
         )
         for attempt in claims.close_predecessors(self.paths, self.me):
-            self._journal_end(attempt)
+            self._journal_end(attempt, End.read(attempt.end))
         why = self._take_trials()
         if heard := self.notices.heard():
             self._note_notice(heard)
@@ -108,8 +111,8 @@ class Worker:
         return self._something_to_take()
 
     def _something_to_take(self) -> bool:
-        may = any(claims.may_take(self.me, standing(trial)) for trial in self.paths.trials())
-        return may and self.spending.room() >= 1
+        stands = (self.outlook.standing(trial) for trial in self.paths.trials())
+        return any(claims.may_take(self.me, one) for one in stands) and self.spending.room() >= 1
 
     def _take_trials(self) -> str:
         """Take trials until there is a reason to leave; returns it once every lane has ended."""
@@ -152,14 +155,16 @@ class Worker:
         return over_s < longest and claims.is_silent(self.paths, 4 * BEAT_S)
 
     def _reason_to_leave(self) -> str:
-        if Closed.read(self.paths.closed) is not None:
-            return "closed"
-        if WorkerEnd.read(self.me.end) is not None:
-            return "lost"  # so others believe, and have taken over what it had
+        with contextlib.suppress(OSError):  # storage that is away for a moment ends nothing
+            if Closed.read(self.paths.closed) is not None:
+                return "closed"
+            if WorkerEnd.read(self.me.end) is not None:
+                return "lost"  # so others believe, and have taken over what it had
         if self.notices.heard():
             return "signal"
-        if not self._busy and self.spending.room() < 1:
-            return "idle"  # what it holds costs, too
+        with contextlib.suppress(OSError):
+            if not self._busy and self.spending.room() < 1:
+                return "idle"  # what it holds costs, too
         return "" if self.remaining.suffices(self.experiment.worker.min_segment_s) else "time"
 
     def _leave_after(self, reason: Reason, used_up: bool) -> str:
@@ -175,9 +180,17 @@ class Worker:
         """Begin what may run, as long as there is a lane for it."""
         while not self._why and len(self._busy) < self.lanes:
             self.fitting.passed_over.clear()
-            attempt = claims.next_attempt(
-                self.paths, self.me, self.allocation, self.spending, self.fitting.fits
-            )
+            attempt = None
+            with contextlib.suppress(OSError):
+                attempt = claims.next_attempt(
+                    self.paths,
+                    self.me,
+                    self.allocation,
+                    self.spending,
+                    self.fitting.fits,
+                    self.outlook,
+                    self.notices.heard,
+                )
             if attempt is None:
                 if self.fitting.passed_over and not self._busy:
                     self._why = "time"  # a fresh allocation does it better
@@ -187,9 +200,12 @@ class Worker:
 
     def _begin(self, attempt: AttemptPaths, lane: int) -> Lane:
         self._note("claimed", trial=attempt.trial, attempt=attempt.number, lane=lane, sync=True)
-        own = allowance.within(self.allocation, attempt, self.experiment.resources.slots_per_trial)
+        oom_kills, slots = traces.kernel_oom_kills(), self.experiment.resources.slots_per_trial
+        try:
+            own = allowance.within(self.allocation, attempt, slots)
+        except OSError as error:
+            return Lane(lane, attempt, None, oom_kills, f"{attempt.claim}: {error}")
         plan = launch(self.experiment, self.site, self.paths, attempt, own, lane)
-        oom_kills = traces.kernel_oom_kills()
         step = self._start(plan, attempt)
         if isinstance(step, str):
             return Lane(lane, attempt, None, oom_kills, step)
@@ -210,9 +226,10 @@ class Worker:
         try:
             return RunningStep(plan, attempt.launcher_log, self.paths.code)
         except OSError as error:
-            attempt.launcher_log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with attempt.launcher_log.open("a") as log:
-                log.write(f"{plan.argv[0]}: {error}\n")
+            with contextlib.suppress(OSError):
+                attempt.launcher_log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with attempt.launcher_log.open("a") as log:
+                    log.write(f"{plan.argv[0]}: {error}\n")
             return f"{plan.argv[0]}: {error}"
 
     def _ends(self) -> Iterator[tuple[End, bool]]:
@@ -228,7 +245,7 @@ class Worker:
             elif lane.judged is not None and lane.judged.done():
                 self._busy.remove(lane)
                 end = lane.judged.result()
-                self._journal_end(lane.attempt)
+                self._journal_end(lane.attempt, end)
                 self.fitting.learn(lane.attempt)
                 if not self.notices.heard():
                     self.crank.turn(now=True)  # it may be what the searcher has been waiting for
@@ -237,8 +254,7 @@ class Worker:
     def _tell(self) -> None:
         """End the trials that nobody wants any more; tell all when the allocation ends."""
         for lane in self._busy:
-            trial = self.paths.trial(lane.attempt.trial)
-            if lane.at_work and ends.is_unwanted(in_force(trial)):
+            if lane.at_work and self.cancels.has(lane.attempt.trial):
                 lane.end()
         notice = self.notices.heard() or self._told_by
         if not notice and self.remaining.is_last:
@@ -258,50 +274,17 @@ class Worker:
         # as things are when it ends, not when its last checkpoint has been copied
         slurm = self.allocation.slurm
         oom = traces.kernel_oom_kills() > lane.oom_kills
+        self.notices.look()
         noticed = bool(self.notices.heard() or self._told_by or lane.is_used_up)
         early = _SLURM_EARLY_S if slurm else _LOOK_S
         time_up = lane.is_used_up or self.remaining.left_s < self.remaining.lead_s + early
-        stands = attempt.verdict.exists() or allocations.stands(self.allocation)
+        stands = judging.spoke(lane) or allocations.stands(self.allocation)
+        then = Circumstances(noticed, time_up, oom, stands)
         staging.drain(self.paths, self.experiment, attempt, self._left_to_drain)
-        exit_ = lane.step.result() if lane.step else None
-        launcher = traces.tail(attempt.launcher_log) or lane.said
-        first = exit_.rank if exit_ else None
-        if first is None:
-            first = ends.first_failed_rank(launcher)
-        trace = traces.of_attempt(attempt, first, self.paths.code)
-        got = progress.of(attempt)
-        verdict = Verdict.read(attempt.verdict)
-        reason, error = ends.judge(
-            ends.Evidence(
-                verdict=verdict,
-                control=in_force(self.paths.trial(attempt.trial)),
-                exit_code=exit_.code if exit_ else 127,
-                died_of=exit_.died_of if exit_ else "",
-                noticed=noticed,
-                time_up=time_up,
-                stands=stands,
-                oom=oom,
-                first_step=got.first_step,
-                error=trace.error if trace else "",
-                in_user_code=trace.in_user_code if trace else False,
-                launcher=launcher,
-            )
-        )
-        end = End(
-            reason=reason,
-            exit_code=exit_.code if exit_ else None,
-            progressed=got.progressed,
-            first_step=got.first_step,
-            error=error,
-            nodes=list(self.allocation.nodes),
-            closed_by=self.me.name,
-            at=files.now(),
-        )
-        end.write_once(attempt.end)
-        return End.read(attempt.end) or end
+        nodes, left_s = self.allocation.nodes, lambda: self.remaining.left_s
+        return judging.insist(self.paths, lane, then, nodes, self.me.name, left_s)
 
-    def _journal_end(self, attempt: AttemptPaths) -> None:
-        end = End.read(attempt.end)
+    def _journal_end(self, attempt: AttemptPaths, end: End | None) -> None:
         if end is not None:
             self._note(
                 "ended",

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 
@@ -15,6 +16,7 @@ from hpcdet.jobs.launch import Allocation, clean_environment, listener_argv
 from hpcdet.site.models import Launcher
 
 _END_S = 30
+_LOOK_S = 0.5  # the listener's file lies on the file server
 
 
 class Notices:
@@ -28,6 +30,7 @@ class Notices:
         self._heard = ""
         self._listener: subprocess.Popen[bytes] | None = None
         self._file: Path | None = None
+        self._look_at = 0.0
         self._wake, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def install(self) -> Notices:
@@ -58,10 +61,16 @@ class Notices:
 
     def heard(self) -> str:
         """Name of the first notice; "" while there is none."""
+        if time.monotonic() >= self._look_at:
+            self.look()
+        return self._heard
+
+    def look(self) -> None:
+        """Ask the listening step now, without which that is done now and then."""
+        self._look_at = time.monotonic() + _LOOK_S
         if not self._heard and self._file is not None:
             with contextlib.suppress(OSError):
                 self._heard = self._file.read_text()
-        return self._heard
 
     def wait(self, seconds: float) -> None:
         """Sleep until a signal arrives or a child ends, and no longer than this."""

@@ -1,0 +1,73 @@
+"""Which daemon of an experiment lives on this host, whether or not it decides at the moment.
+
+While a worker or another command holds the lease, a daemon waits without a term of its own. So it
+leaves a file of its own, ``searcher/daemon-HOST.json``, with what tells its process from a later
+one of the same number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdet.schedulers import processes
+from hpcdet.store import files
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.record import Record
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Daemon(Record):
+    """``searcher/daemon-HOST.json``.
+
+    Attributes:
+        start: when the process started, in clock ticks since boot.
+        boot: of the machine; another one tells that it is not running any more.
+    """
+
+    pid: int
+    start: int
+    boot: str = ""
+    at: str = ""
+
+    @property
+    def lives(self) -> bool:
+        """Whether it runs, on this host."""
+        return self.boot == _boot() and processes.alive(self.pid, self.start)
+
+
+@contextlib.contextmanager
+def tell(paths: ExperimentPaths) -> Iterator[None]:
+    """Say that this process is the daemon here, as long as it is; the newest has the word.
+
+    On a full disk nobody is told: then the lease says where it runs, once it holds that.
+    """
+    path = paths.daemon(socket.gethostname())
+    pid = os.getpid()
+    mine = Daemon(pid, processes.started(pid) or 0, _boot(), files.now())
+    with contextlib.suppress(OSError):
+        files.replace(path, mine.encode())
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if Daemon.read(path) == mine:
+                path.unlink()
+
+
+def here(paths: ExperimentPaths) -> Daemon | None:
+    """The daemon that lives on this host; None if none has said so."""
+    found = Daemon.read(paths.daemon(socket.gethostname()))
+    return found if found is not None and found.lives else None
+
+
+def _boot() -> str:
+    with contextlib.suppress(OSError):
+        return _BOOT.read_text().strip()
+    return ""

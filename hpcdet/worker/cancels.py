@@ -1,0 +1,49 @@
+"""Which of the trials that run here are to end at once, asked as seldom as people can wait."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from hpcdet.store.controls import in_force
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.worker import ends
+from hpcdet.worker.glance import Glance
+
+EVERY_S = 5.0
+"""Seconds between two looks at a trial: a worker runs for weeks, and there are hundreds."""
+
+
+class Cancels:
+    """As one worker sees them.
+
+    Args:
+        every_s: seconds between two looks at a trial.
+    """
+
+    def __init__(
+        self,
+        paths: ExperimentPaths,
+        every_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._paths = paths
+        self._every_s = every_s
+        self._clock = clock
+        self._seen: dict[int, Glance[bool]] = {}
+        self._look_at: dict[int, float] = {}
+
+    def has(self, number: int) -> bool:
+        """Whether a trial is to end without a save; storage that is away says nothing."""
+        if self._clock() < self._look_at.get(number, 0.0):
+            return False
+        self._look_at[number] = self._clock() + self._every_s
+        if number not in self._seen:
+            trial = self._paths.trial(number)
+            self._seen[number] = Glance(
+                lambda: ends.is_unwanted(in_force(trial)), lambda _: (trial.controls,), self._clock
+            )
+        with contextlib.suppress(OSError):
+            return self._seen[number].look()
+        return False

@@ -1,0 +1,68 @@
+"""What a few folders say, read again only when they look different.
+
+A folder's time changes with every name that comes or goes in it, so that one request to the file
+server tells what would take twenty to read. Two names may come within one tick of a file system's
+clock: what was seen to change is read once more some seconds later; and now and then it is read
+all the same, in case that somebody wrote what nobody should have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from hpcdet.control.sight import AGAIN_S, TICK_S, looks
+
+Value = TypeVar("Value")
+
+
+class Glance(Generic[Value]):
+    """A value that is read from files.
+
+    Args:
+        read: reads it.
+        folders: those in which a name comes or goes whenever a value becomes another one; none:
+            that cannot be said, and it is read each time.
+        clock: real seconds, as the times of files are.
+
+    Attributes:
+        value: as it was read last; absent before the first ``look``.
+    """
+
+    value: Value
+
+    def __init__(
+        self,
+        read: Callable[[], Value],
+        folders: Callable[[Value], tuple[Path, ...]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read = read
+        self._folders = folders
+        self._clock = clock
+        self._watched: tuple[str, ...] = ()
+        self._looks: tuple[int, ...] = ()
+        self._changed = self._read_at = 0.0
+
+    def look(self) -> Value:
+        """The value now.
+
+        Raises:
+            OSError: the storage is away; ``value`` is as before.
+        """
+        if not self._is_as_before():
+            now = self._clock()
+            value = self._read()
+            watched = tuple(map(str, self._folders(value)))
+            seen = looks(watched)
+            if (watched, seen) != (self._watched, self._looks):
+                self._watched, self._looks, self._changed = watched, seen, now
+            self.value, self._read_at = value, now
+        return self.value
+
+    def _is_as_before(self) -> bool:
+        if not self._watched or self._read_at - self._changed < TICK_S:
+            return False
+        return self._clock() - self._read_at < AGAIN_S and looks(self._watched) == self._looks

@@ -1,0 +1,102 @@
+"""Writing why an attempt is over, once its processes have ended."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hpcdet.store import files, progress
+from hpcdet.store.controls import in_force
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import End, Verdict
+from hpcdet.worker import ends, traces
+from hpcdet.worker.lane import Lane
+
+AGAIN_S = 2.0
+"""Seconds after which what the storage refused is tried again."""
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """How things were when the processes of an attempt had ended; see ``ends.Evidence``."""
+
+    noticed: bool
+    time_up: bool
+    oom: bool
+    stands: bool
+
+
+def spoke(lane: Lane) -> bool:
+    """Whether an attempt has said itself why it is over, as far as the storage can be asked."""
+    with contextlib.suppress(OSError):
+        return lane.attempt.verdict.exists()
+    return False
+
+
+def insist(
+    paths: ExperimentPaths,
+    lane: Lane,
+    then: Circumstances,
+    nodes: Sequence[str],
+    closed_by: str,
+    left_s: Callable[[], float],
+) -> End:
+    """``conclude``, again and again while the storage is away or full and there is time.
+
+    Args:
+        left_s: seconds until the allocation ends.
+
+    Raises:
+        OSError: the last one.
+    """
+    while True:
+        try:
+            return conclude(paths, lane, then, nodes, closed_by)
+        except OSError:
+            if left_s() <= 0:
+                raise
+            time.sleep(AGAIN_S)
+
+
+def conclude(
+    paths: ExperimentPaths, lane: Lane, then: Circumstances, nodes: Sequence[str], closed_by: str
+) -> End:
+    """Write the end of an attempt, and return the one that holds."""
+    attempt = lane.attempt
+    exit_ = lane.step.result() if lane.step else None
+    launcher = traces.tail(attempt.launcher_log) or lane.said
+    first = exit_.rank if exit_ else None
+    if first is None:
+        first = ends.first_failed_rank(launcher)
+    trace = traces.of_attempt(attempt, first, paths.code)
+    got = progress.of(attempt)
+    reason, error = ends.judge(
+        ends.Evidence(
+            verdict=Verdict.read(attempt.verdict),
+            control=in_force(paths.trial(attempt.trial)),
+            exit_code=exit_.code if exit_ else 127,
+            died_of=exit_.died_of if exit_ else "",
+            noticed=then.noticed,
+            time_up=then.time_up,
+            stands=then.stands,
+            oom=then.oom,
+            first_step=got.first_step,
+            error=trace.error if trace else "",
+            in_user_code=trace.in_user_code if trace else False,
+            launcher=launcher,
+        )
+    )
+    end = End(
+        reason=reason,
+        exit_code=exit_.code if exit_ else None,
+        progressed=got.progressed,
+        first_step=got.first_step,
+        error=error,
+        nodes=list(nodes),
+        closed_by=closed_by,
+        at=files.now(),
+    )
+    end.write_once(attempt.end)
+    return End.read(attempt.end) or end

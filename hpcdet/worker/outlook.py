@@ -1,0 +1,79 @@
+"""What a worker may take next, without reading every file of every trial for each free place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hpcdet.store import files
+from hpcdet.store.layout import AttemptPaths, TrialPaths
+from hpcdet.store.records import Claim, End
+from hpcdet.store.trials import Standing, standing
+from hpcdet.worker.glance import Glance
+
+A_ROUND = 100
+"""Trials that are over and are looked at in one round: only a user's wish can bring one back."""
+
+_OVER = frozenset(("stopped", "failed", "done"))
+
+
+class Outlook:
+    """How the trials of an experiment stand, as one worker sees them."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[int, Glance[Standing]] = {}
+        self._over: set[int] = set()
+        self._round = 0
+        self._turns = 1
+        self._perhaps: list[tuple[AttemptPaths, Claim]] = []
+
+    def begin(self) -> None:
+        """A new round through the trials; what was perhaps claimed is given back before.
+
+        Raises:
+            OSError: the storage is away; what has to be given back is kept in mind.
+        """
+        while self._perhaps:
+            attempt, claim = self._perhaps[-1]
+            if Claim.read(attempt.claim) == claim:
+                why = "the storage failed while it was claimed"
+                End("released", error=why, closed_by=claim.worker, at=files.now()).write_once(
+                    attempt.end
+                )
+            self._perhaps.pop()
+        self._round += 1
+        self._turns = 1 + len(self._over) // A_ROUND
+
+    def perhaps(self, attempt: AttemptPaths, claim: Claim) -> None:
+        """The storage failed while an attempt was claimed: nobody runs it, if it is claimed."""
+        self._perhaps.append((attempt, claim))
+
+    def standing(self, trial: TrialPaths) -> Standing:
+        """How a trial stands; of one that is over, perhaps as it was some rounds ago.
+
+        Raises:
+            OSError: the storage is away.
+        """
+        number = trial.number
+        if number in self._over and (number + self._round) % self._turns:
+            return self._seen[number].value
+        if number not in self._seen:
+            self._seen[number] = Glance(
+                lambda: standing(trial), lambda stands: _folders(trial, stands), self._clock
+            )
+        stands = self._seen[number].look()
+        (self._over.add if stands.state in _OVER else self._over.discard)(number)
+        return stands
+
+
+def _folders(trial: TrialPaths, stands: Standing) -> tuple[Path, ...]:
+    """Where a file appears when a trial is to stand otherwise."""
+    if stands.state == "runnable":
+        return ()  # claimed by anybody at any time
+    if stands.open_attempt:
+        return (trial.attempt(stands.open_attempt).root,)  # its end; nobody claims another before
+    if stands.state == "paused":
+        return (trial.controls, trial.root)  # or its record has not been seen yet
+    return (trial.controls,)
