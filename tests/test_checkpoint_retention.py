@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from hpcdet import checkpoint
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint.retention import Candidate, Policy, keep
+from hpcdet.store import records
 from hpcdet.store.config import resolve
 from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Best, Closed, Control, number
+from hpcdet.store.records import Best, Closed, Control
 from hpcdet.train.clock import Deadline
 from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place
@@ -62,7 +63,7 @@ def test_larger_may_be_better_and_what_is_not_finite_never_is() -> None:
     for smaller, metric in itertools.product((True, False), (math.nan, math.inf, -math.inf)):
         with_it = [*TABLE, Candidate(1, "00000006.g1", metric)]
         assert 6 not in numbers(Policy(2, 2, 0, smaller), with_it)
-        bad = dataclasses.replace(good, metric=number(metric))
+        bad = dataclasses.replace(good, metric=records.number(metric))
         assert not bad.beats(None, smaller) and not bad.beats(good, smaller)
         assert good.beats(bad, smaller), "nor does one that former versions wrote stay"
 
