@@ -111,6 +111,8 @@ def test_a_worker_gives_an_allocation_back_in_which_nothing_fits(cli: Cli) -> No
     built.worker(0, end="time")
     attempt(built, trial, start_s=600).end("preempted")
     paths = ExperimentPaths(built.paths.root)
+    with journal.Writer(paths.worker(1, 0, 0).journal) as log:
+        log.append("claimed", trial=1, attempt=1)
     now = time.time()
     here = Allocation("job_0", ("n1",), 1, end_at=now + 720.5)
     files.make_folder(paths.worker(1, 0, 1).root)
