@@ -41,6 +41,7 @@ def run(
     on_turn: Callable[[controller.Turn], None] = lambda _: None,
     until: Callable[[], bool] = lambda: False,
     holder: Holder | None = None,
+    ready: Callable[[], None] = lambda: None,
 ) -> int:
     """Turn the crank until the experiment is over; TERM and INT end it and free the lease.
 
@@ -48,6 +49,7 @@ def run(
         on_turn: sees every turn, for progress and logs.
         until: asked between turns; true ends the loop.
         holder: one that is there already.
+        ready: called once signals are heard.
 
     Returns:
         0 if the experiment is over, 130 after INT, 143 after TERM.
@@ -56,6 +58,7 @@ def run(
     pause = interval(holder.hands.site.limits.poll_min_s, holder.hands.site.lease_ttl_s)
     with _signals() as heard:
         try:
+            ready()
             while not heard:
                 turn = _turn(paths, holder)
                 if turn is not None:
@@ -113,7 +116,7 @@ def main(
     """``run``, with a line per action on stdout: what ``start`` puts into ``searcher.log``.
 
     Args:
-        ready: called once others can see that it runs.
+        ready: called once others can see that it runs, and end it.
     """
 
     def say(turn: controller.Turn) -> None:
@@ -122,8 +125,7 @@ def main(
 
     print(files.now(), f"searcher of {paths.id}, pid {os.getpid()}", flush=True)
     with presence.tell(paths):
-        ready()
-        code = run(paths, on_turn=say, holder=holder)
+        code = run(paths, on_turn=say, holder=holder, ready=ready)
     print(files.now(), f"searcher ends with {code}", flush=True)
     return code
 
