@@ -120,7 +120,9 @@ def test_workers_that_left_are_packed_and_nobody_takes_their_place(tmp_path: Pat
     paths, before = built.paths, told(built.paths)
     with journal.Writer(paths.worker(1, 0, 0).journal) as writer:
         writer.append("start", job="123")
-    assert packing.pack_workers(paths, free, number=9) == "later", "an archive for a few is too dear"
+    assert packing.pack_workers(paths, free, number=9) == "later", (
+        "an archive for a few is too dear"
+    )
     assert packing.pack_workers(paths, free) == "packed"
     assert packed.archive(paths.root, 1).exists()
     assert list((paths.root / "workers").iterdir()) == [alive]
