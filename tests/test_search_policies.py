@@ -344,6 +344,26 @@ def test_what_a_trial_inherits_was_trained_once() -> None:
     assert (total(5, 450), total(5, 500)) == (700, 750)  # from an older one, nobody knows which
 
 
+@pytest.mark.parametrize(("begin_at", "total"), [({"batches": 30}, 50), (None, 20)])
+def test_what_all_trials_begin_from_is_known_since_it_is_written_down(
+    begin_at: dict[str, int] | None, total: int
+) -> None:
+    asked = {
+        "name": "random",
+        "metric": "loss",
+        "max_length": {"batches": 90},
+        "max_trials": 2,
+        "begin_from": "old-1/3",
+        "begin_at": begin_at,
+        "stopping": {"total_length": {"length": {"batches": 50}}},
+        "stopping_version": 2,
+    }
+    run = Run(registry.searcher(resolve({"searcher": asked})))
+    assert not any(run.report(*at, 1.0) for at in ((1, 40), (2, 50), (1, 50)))
+    assert bool(run.report(1, 60, 1.0)) is (total == 50)
+    assert run.state["policies"][0]["total"] == total
+
+
 class Copies(Random):
     """Each trial but the first begins from the first."""
 

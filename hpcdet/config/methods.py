@@ -27,6 +27,7 @@ EVERY = (
     "max_concurrent_trials",
     "sampler",
     "begin_from",
+    "begin_at",
     "stopping",
     "stopping_version",
 )

@@ -144,6 +144,8 @@ class Searcher(Section):
     warm_start: WarmStart | None = None
     begin_from: str | None = Field(default=None, min_length=1)
     """A checkpoint that all trials go on from: ID/3 (trial 3's newest), ID/3@400 batches."""
+    begin_at: LengthField | None = None
+    """How far that checkpoint is; filled in when the experiment is made."""
     stopping: Stopping = Stopping()
     stopping_version: Literal[1, 2] = 2
     """By which rules stopping ends things: 2, or 1 as in experiments of former versions, which let

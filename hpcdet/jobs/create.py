@@ -72,6 +72,8 @@ def create(
         Unavailable: the folder cannot be written.
     """
     resolved = loaded.resolved()
+    if begin is not None:
+        resolved = origin.placed(resolved, begin)
     if not model_dir.is_dir():
         raise ConfigError("no such model folder", where=str(model_dir))
     entries = snapshot.scan(model_dir, (skip or root).resolve(), include)

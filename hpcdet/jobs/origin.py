@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from hpcdet.errors import ConfigError, NotFound
 from hpcdet.read import find
 from hpcdet.store import parents
-from hpcdet.store.config import Resolved
+from hpcdet.store.config import Resolved, resolve
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.parents import Donation
 from hpcdet.units import UNITS
@@ -49,6 +50,14 @@ def look(resolved: Resolved, root: Path) -> Donation | None:
         what = f"it has trained for {meta[until.unit]} {until.unit}, and trials train until {until}"
         raise ConfigError(what, where=_KEY, hint="a greater searcher.max_length counts from 0, too")
     return found[-1]
+
+
+def placed(resolved: dict[str, Any], donation: Donation) -> dict[str, Any]:
+    """A resolved config, as plain data, that says how far the checkpoint is."""
+    until = resolve(resolved).searcher.max_length
+    at = donation.length(until.unit if until is not None else "batches")
+    searcher = {**resolved["searcher"], "begin_at": at.encode() if at is not None else None}
+    return {**resolved, "searcher": searcher}
 
 
 def give(donation: Donation, paths: ExperimentPaths) -> None:

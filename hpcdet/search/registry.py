@@ -91,7 +91,8 @@ def searcher(
     watched = None if goals.plain else goals
     limits = Limits(asked.max_trials, asked.max_concurrent_trials, asked.max_length)
     better = asked.smaller_is_better
-    return Supervised(method, chosen, asked.metric, better, slots, watched, limits, rules)
+    at = asked.begin_at
+    return Supervised(method, chosen, asked.metric, better, slots, watched, limits, rules, at)
 
 
 def _method(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpcdet.goals import Goals
@@ -27,7 +27,8 @@ from hpcdet.search.api import (
 from hpcdet.search.endings import Ending, TotalLength
 from hpcdet.search.policies import Policy, Seen, loss
 from hpcdet.search.stopping import NEWEST, WITHOUT_METRIC
-from hpcdet.store.parents import Parent
+from hpcdet.store.parents import ORIGIN, Parent
+from hpcdet.units import Length
 
 _DECIDES = 3
 """Raised when what is decided by the newest rules is."""
@@ -54,6 +55,7 @@ class Supervised:
         goals: objectives and constraints; None where the metric is all.
         limits: how far the search goes by its config; None where nobody will ask for more.
         rules: ``searcher.stopping_version``.
+        begin_at: how far what trials begin from is, where they begin from one checkpoint.
     """
 
     method: Searcher
@@ -64,6 +66,7 @@ class Supervised:
     goals: Goals | None = None
     limits: Limits | None = None
     rules: int = NEWEST
+    begin_at: Length | None = None
 
     @property
     def name(self) -> str:
@@ -228,6 +231,8 @@ class Supervised:
     def _inherit(self, state: State, child: Create) -> None:
         parent = Parent.parse(child.parent)
         unit = child.until.unit if child.until is not None else "batches"
+        if parent == ORIGIN:
+            parent = replace(ORIGIN, length=self.begin_at)
         for (_, policy), own in zip(self.policies, state["policies"], strict=True):
             if isinstance(policy, TotalLength) and parent is not None:
                 policy.inherit(own, child.trial, parent, unit)

@@ -12,7 +12,7 @@ from hpcdet.search.ranking import entry
 from hpcdet.search.sampling import Around, Observation, Sampler, View
 from hpcdet.space.space import Space
 from hpcdet.store.history import History
-from hpcdet.store.parents import Parent
+from hpcdet.store.parents import ORIGIN
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Heirs:
     """A searcher whose trials begin from one checkpoint, where they have no parent of their own."""
 
     method: Searcher
-    parent: str = str(Parent(1, None, "origin"))
+    parent: str = str(ORIGIN)
 
     @property
     def name(self) -> str:

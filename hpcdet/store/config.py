@@ -77,6 +77,8 @@ class Searcher:
     from before there was one (``search.stopping.NEWEST``).
     ``max_time`` counts in the metric ``time_metric``, where there is one, and else is None.
     ``promotion_share`` is None, no limit, in searches from before there was one.
+    ``begin_at``: how far the checkpoint of ``begin_from`` is; None in searches from before it was
+    written down.
     ``first_length``: ``max_length`` as it was submitted, where a user has changed it since.
     ``objectives``: where there are several; ``metric`` is the first of them then.
     """
@@ -107,6 +109,7 @@ class Searcher:
     initial: list[dict[str, Any]] = field(default_factory=list)
     warm_start: WarmStart | None = None
     begin_from: str | None = None
+    begin_at: Length | None = None
     stopping: dict[str, dict[str, Any]] = field(default_factory=dict)
     stopping_version: int = 1
     program: str | list[str] | None = None

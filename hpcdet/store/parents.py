@@ -17,7 +17,7 @@ from hpcdet.errors import IntegrityError
 from hpcdet.store import linking, sealed
 from hpcdet.store.layout import CHECKPOINT_NAME, INHERITED, ExperimentPaths, TrialPaths
 from hpcdet.store.trials import MANIFEST, checkpoints, lineage
-from hpcdet.units import UNITS, Length
+from hpcdet.units import UNITS, Length, Unit
 
 _TEXT = re.compile(rf"(?:(.+)/)?([1-9]\d*)(?:@(\d+) ({'|'.join(UNITS)}))?")
 
@@ -57,6 +57,10 @@ class Parent:
         return there.trial(self.trial)
 
 
+ORIGIN = Parent(1, None, "origin")
+"""What all trials begin from that have no other parent, where the config names a checkpoint."""
+
+
 @dataclass(frozen=True)
 class Donation:
     """A committed checkpoint that a trial may begin from.
@@ -74,6 +78,11 @@ class Donation:
     def step(self) -> int:
         """Batches that had been trained."""
         return int(self.folder.name.partition(".")[0])
+
+    def length(self, unit: Unit) -> Length | None:
+        """How far its trial was; None if it does not say so in this unit."""
+        found = self.manifest["meta"].get(unit)
+        return None if found is None else Length(unit, int(found))
 
 
 def donations(trial: TrialPaths, unit: str) -> list[Donation]:
