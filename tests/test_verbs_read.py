@@ -181,6 +181,28 @@ def test_explain_names_the_cause_and_the_next_command(cli: Cli, swept: Builder) 
     assert refused["evidence"] == ["invalid partition"]
 
 
+def test_explain_gives_a_long_message_once(cli: Cli) -> None:
+    """As the error of an attempt, within the reason to give the trial up, and of the experiment."""
+    error = f"ValueError: {'very ' * 100}bad"
+    why = f"failed 1 times (max_restarts 0): {error}"
+    built = Builder(cli.root / "mnist-1a2b")
+    trial = built.trial()
+    attempt = trial.attempt()
+    attempt.end("user_error", error=error)
+    trial.control("fail", why=why)
+    built.close("ERROR", f"trial 1: {why}")
+    for log in ("", f"Traceback (most recent call last):\n  here\n{error}\n"):
+        attempt.paths.logs.mkdir(exist_ok=True)
+        attempt.paths.log(0).write_text(log)
+        out = " ".join(cli("explain", "mnist").out.split())
+        assert out.count("very bad") == 1 and "failed 1 times (max_restarts 0)" in out
+        assert ("most recent call last" in out) is bool(log)
+    halted = Builder(cli.root / "digits-7f3a")
+    halted.job(error=error)
+    halted.decide("state", state="PAUSED", why=error, by="scheduler")
+    assert cli("explain", "digits").out.count("bad") == 1
+
+
 def test_status_says_once_and_shortly_why_its_trial_failed(cli: Cli) -> None:
     built = Builder(cli.root / "mnist-1a2b")
     trial = built.trial()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import click
 
-from hpcdet.cli import facts, words
+from hpcdet.cli import facts, standing, words
 from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
@@ -86,13 +86,17 @@ def _finding(
 
 def _explain(gathered: gather.Gathered, trial: int) -> Iterator[Finding]:
     item = views.status(gathered)
-    why = f": {text(item['why'])}" if item["why"] else ""
-    yield _finding("state", item["id"], f"{item['state']}{why}")
+    why = text(item["why"])
+    if any(row["why"] and text(row["why"]) in why for row in item["trials"]):
+        why = standing.shortened(why)  # that trial tells all of it
+    yield _finding("state", item["id"], item["state"] + (f": {why}" if item["why"] else ""))
     if item["state"] == "PAUSED":
         next = f"hpcdet resume {item['id']}"
         if key := costs.exhausted(gathered):
             next = f"hpcdet set {item['id']} {key}=MORE"
-        yield _finding("pending", item["id"], "it waits for a person", next)
+        mends = why.startswith("searcher custom: ")
+        where = [f"the program runs in {gathered.paths.code}: mend it there"] if mends else []
+        yield _finding("pending", item["id"], "it waits for a person", next, where)
     yield from _queue(gathered, item)
     for row in item["trials"]:
         if trial in (0, row["trial"]):
@@ -130,7 +134,8 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
         if job["error"]:
             hint = f"hpcdet show {name} --section jobs"
             refused = f"submission {job['number']} was refused"
-            yield _finding("pending", name, refused, hint, [job["error"]])
+            evidence = [job["error"]] if job["error"] not in item["why"] else []
+            yield _finding("pending", name, refused, hint, evidence)
         elif job["hold"] and not job["job"] and not gathered.closed:
             hint = f"sbatch {job['script']}"
             prepared = "it is prepared and waits to be submitted by hand"
@@ -145,8 +150,10 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
         yield _finding("pending", name, item["health_why"], hint)
     if item["health"] == "stalled":
         said = logs.of_jobs(gathered.paths)
-        next = gathered.sentinel.next if gathered.sentinel else f"hpcdet searcher start {name}"
-        yield _finding("pending", name, item["health_why"], next, said)
+        why, next = item["health_why"], f"hpcdet searcher start {name}"
+        if (found := gathered.sentinel) is not None:
+            why, next = found.why, found.next
+        yield _finding("pending", name, why, next, said)
 
 
 def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
@@ -154,14 +161,20 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
     failed = [a for a in attempts if a["reason"] in ("user_error", "oom", "launch_failed")]
     if row["state"] == "ERROR" or failed:
         last = (failed or attempts)[-1:]
-        reason = last[0]["reason"] if last else ""
-        said = f"{row['state']}: {_WORDS.get(reason, reason) or text(row['why'])}"
-        evidence = [row["why"]] if row["why"] else []
-        if last:
-            traces = logs.errors(gathered.paths, row["trial"], last[0]["attempt"])
-            evidence += [line.text for line in traces[0]] if traces else [last[0]["error"]]
+        reason, error = (last[0]["reason"], text(last[0]["error"])) if last else ("", "-")
+        said, why = _WORDS.get(reason, reason), text(row["why"])
+        traces = logs.errors(gathered.paths, row["trial"], last[0]["attempt"]) if last else []
+        evidence = [line.text for line in traces[0]] if traces else []
+        if evidence:
+            why = why.removesuffix(error).rstrip(": ")  # it is its last line
+        elif error not in why:
+            evidence = [error]
+        if not said:
+            said = why
+        elif why not in ("", "-"):
+            evidence.insert(0, why)
         next = _after_failure(gathered, row, reason)
-        yield _finding("failure", row["id"], said, next, [line for line in evidence if line])
+        yield _finding("failure", row["id"], f"{row['state']}: {said}", next, evidence)
     others = [a for a in attempts if a["reason"] in ("preempted", "walltime", "lost", "node_fail")]
     if others:
         lost = sum(_redone(a, b) for a, b in itertools.pairwise(attempts))

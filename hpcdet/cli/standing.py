@@ -68,7 +68,7 @@ def headline(item: dict[str, Any]) -> str:
     done = sum(trial["state"] in follow.ENDED for trial in item["trials"])
     lines = [f"{item['id']}  {item['state']}  {done}/{len(item['trials'])} trials ended"]
     if item["why"]:
-        lines.append(f"  {_shortened(item['why'])}")
+        lines.append(f"  {shortened(item['why'])}")
     if item["stuck"] and "hpcdet " not in item["why"]:
         lines.append(f"  next: hpcdet resume {item['id']}")
     if item["state"] not in follow.ENDED:
@@ -89,13 +89,13 @@ def failures(item: Item) -> list[str]:
     """Why trials failed, but for what the headline says."""
     failed = [one for one in item["trials"] if one["state"] == "ERROR" and one["why"]]
     return [
-        f"trial {one['trial']}: {_shortened(one['why'])}"
+        f"trial {one['trial']}: {shortened(one['why'])}"
         for one in failed
         if text(one["why"]) not in text(item["why"])
     ]
 
 
-def _shortened(why: str) -> str:
+def shortened(why: str) -> str:
     """The beginning of a message that may be long; ``explain`` and JSON have all of it."""
     said = text(why)
     return said if len(said) <= _WHY else f"{said[: _WHY - 2].rstrip()} …"

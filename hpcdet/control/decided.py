@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcdet.control.plans import Plan
+from hpcdet.errors import HpcdetError
 from hpcdet.search import api, codec
 from hpcdet.store import overrides
 from hpcdet.store.journal import Line
@@ -199,7 +200,8 @@ class Decided:
             self.search, actions = self.method.on_event(self.search, event)
             self.owed = list(actions)
         except Exception as error:  # the searcher may be anybody's code
-            self.broken = f"searcher {self.method.name}: {type(error).__name__}: {error}"
+            kind = "" if isinstance(error, HpcdetError) else f"{type(error).__name__}: "
+            self.broken = f"searcher {self.method.name}: {kind}{error}"
 
     def _take_event(self, line: Line) -> None:
         event = codec.decode_event(line["event"])

@@ -145,11 +145,12 @@ class _Process:
         return "it closed its output without an answer"
 
     def said(self) -> str:
-        """The end of what it wrote to stderr, for a message."""
+        """The end of what it wrote to stderr, for a message; of a traceback without the code."""
         size = self.errors.seek(0, os.SEEK_END)
         self.errors.seek(max(0, size - 2000))
         text = self.errors.read().decode(errors="replace").strip()
-        last = " | ".join(line.strip() for line in text.splitlines()[-3:])
+        lines = [line.strip() for line in text.splitlines() if not line.startswith("    ")]
+        last = " | ".join(lines[-3:])
         return f"; it said: {last}" if last else ""
 
     def close(self) -> None:
