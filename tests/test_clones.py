@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import torch
 from hpcdet import checkpoint, pytorch
 from hpcdet.control import commands
 from hpcdet.control.controller import advance
+from hpcdet.control.holder import Holder
 from hpcdet.errors import ConfigError
 from hpcdet.read import lineage
 from hpcdet.read.gather import Gathered
 from hpcdet.search import api
 from hpcdet.store import chain, linking, parents
 from hpcdet.store.config import resolve
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
 from hpcdet.store.records import Trial
 from hpcdet.train import inheriting, joining
 from hpcdet.units import Length
@@ -201,15 +203,23 @@ def test_members_of_a_population_save_where_they_are_compared(
     assert found == {4: "resume", 8: "resume", 12: "kept"}
 
 
-def test_a_child_that_is_canceled_waits_no_longer_for_its_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World.make(tmp_path, Heir())
+def trained(
+    root: Path, method: Heir, steps: Sequence[int]
+) -> tuple[World, Holder, AttemptPaths, list[Path]]:
+    """A search whose trial 1 has checkpoints of these steps, and has just reported after 50."""
+    world = World.make(root, method)
     play, holder = world.play(), world.holder()
     advance(world.paths, holder)
     attempt = play.claim(play.start_all()[0], 1)
-    saved = play.save(attempt, 40)
+    saved = [play.save(attempt, step) for step in steps]
     play.report(attempt, 50)
+    return world, holder, attempt, saved
+
+
+def test_a_child_that_is_canceled_waits_no_longer_for_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, holder, _, [saved] = trained(tmp_path, Heir(), [40])
     read: list[Path] = []
     manifest = linking.manifest
     monkeypatch.setattr(linking, "manifest", lambda at: read.append(at) or manifest(at))
@@ -228,12 +238,7 @@ def test_a_checkpoint_that_vanishes_while_it_is_linked_leaves_the_one_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Removed by retention, here or by another client of NFS; and once there is none left."""
-    world = World.make(tmp_path, Heir())
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    attempt = play.claim(play.start_all()[0], 1)
-    saved = [play.save(attempt, step) for step in (20, 40, 50)]
-    play.report(attempt, 50)
+    world, holder, attempt, saved = trained(tmp_path, Heir(), [20, 40, 50])
     same, seen = linking._same, list[Path]()
 
     def vanishing(source: Path, target: Path) -> None:
@@ -247,7 +252,7 @@ def test_a_checkpoint_that_vanishes_while_it_is_linked_leaves_the_one_before_it(
 
     monkeypatch.setattr(linking, "_same", vanishing)
     later(world, holder, 1)
-    play.end(attempt, "stopped")
+    world.play().end(attempt, "stopped")
     child = world.paths.trial(2)
     while not child.record.exists():
         assert not [*child.checkpoints.glob("*")] and len(seen) < 9
@@ -277,12 +282,7 @@ class Family(Heir):
 def test_an_heir_that_cannot_be_linked_keeps_nothing_from_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World.make(tmp_path, Family())
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    attempt = play.claim(play.start_all()[0], 1)
-    play.save(attempt, 50)
-    play.report(attempt, 50)
+    world, holder, _, _ = trained(tmp_path, Family(), [50])
     said: list[list[str]] = []
 
     def stops() -> list[str]:
@@ -320,13 +320,7 @@ def test_an_heir_that_cannot_be_linked_keeps_nothing_from_the_others(
 def test_a_child_never_begins_beyond_what_was_compared(
     tmp_path: Path, saved: list[int], begins: str, why: str
 ) -> None:
-    world = World.make(tmp_path, Heir())
-    play, holder = world.play(), world.holder()
-    advance(world.paths, holder)
-    attempt = play.claim(play.start_all()[0], 1)
-    for step in saved:
-        play.save(attempt, step)
-    play.report(attempt, 50)
+    world, holder, _, _ = trained(tmp_path, Heir(), saved)
     later(world, holder)
     record = Trial.read(world.paths.trial(2).record)
     assert record is not None and record.origin.get("checkpoint", "") == begins

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from hpcdet.search import api
 from hpcdet.store import records
+from hpcdet.store.record import plain
 from hpcdet.units import Length
 
 EVENTS: dict[str, type[api.Event]] = {
@@ -63,15 +63,9 @@ def _plain(value: Any) -> Any:
     kind = type(value)
     if kind is int or kind is str or value is None:
         return value
-    if kind is float:
-        return value if math.isfinite(value) else records.number(value)
-    if isinstance(value, Length):
-        return value.encode()
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return records.number(value) if isinstance(value, float) else value
+    if kind is float and math.isfinite(value):
+        return value
+    return plain(value, lambda item: records.number(item) if isinstance(item, float) else item)
 
 
 def _fields(kind: type, value: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from hpcdet.search.policies import WORST, Policy, Scope, Seen, State
+from hpcdet.search.policies import WORST, Blank, Policy, Scope, Seen, State
 from hpcdet.store.parents import Parent
 
 
@@ -23,7 +23,7 @@ class Ending(Policy, Protocol):
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(Blank):
     """Ends the search when a trial's metric is as good as ``value``, a loss.
 
     Who wants more trials after that wants them made: it does not end the same search again.
@@ -31,9 +31,6 @@ class Target:
 
     value: float
     scope: Scope = "search"
-
-    def initial(self) -> State:
-        return {}
 
     def judge(self, state: State, seen: Seen) -> str:
         reached = not state and seen.feasible and seen.loss <= self.value

@@ -58,6 +58,13 @@ class Policy(Protocol):
         """Why training ends with this report, or ""."""
 
 
+class Blank:
+    """A policy that remembers nothing before the first report."""
+
+    def initial(self) -> State:
+        return {}
+
+
 def loss(metric: Any, smaller_is_better: bool) -> float:
     """A metric as a loss; ``WORST`` if it is missing, a string, NaN or infinite."""
     value = finite(metric)
@@ -67,7 +74,7 @@ def loss(metric: Any, smaller_is_better: bool) -> float:
 
 
 @dataclass(frozen=True)
-class Patience:
+class Patience(Blank):
     """Ends a trial whose best value is no better than ``reports`` reports before.
 
     Attributes:
@@ -77,9 +84,6 @@ class Patience:
     reports: int
     min_delta: float = 0.0
     scope: Scope = "trial"
-
-    def initial(self) -> State:
-        return {}
 
     def judge(self, state: State, seen: Seen) -> str:
         best, since = state.get(seen.trial, (WORST, 0))
@@ -93,7 +97,7 @@ class Patience:
 
 
 @dataclass(frozen=True)
-class Threshold:
+class Threshold(Blank):
     """Ends a trial whose metric is below ``lower`` or above ``upper`` after ``warmup``.
 
     Attributes:
@@ -106,9 +110,6 @@ class Threshold:
     warmup: int = 0
     finite: bool = True
     scope: Scope = "trial"
-
-    def initial(self) -> State:
-        return {}
 
     def judge(self, state: State, seen: Seen) -> str:
         if seen.length < self.warmup or seen.metric is None:
@@ -162,15 +163,12 @@ class Percentile:
 
 
 @dataclass(frozen=True)
-class Plateau:
+class Plateau(Blank):
     """Ends a trial when its last ``reports`` values have a standard deviation below ``std``."""
 
     reports: int
     std: float
     scope: Scope = "trial"
-
-    def initial(self) -> State:
-        return {}
 
     def judge(self, state: State, seen: Seen) -> str:
         last = [*state.get(seen.trial, ()), seen.loss][-self.reports :]
@@ -232,14 +230,11 @@ class Wilcoxon:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Blank):
     """Ends a trial that has trained for more than so many slot-hours."""
 
     slot_hours: float
     scope: Scope = "trial"
-
-    def initial(self) -> State:
-        return {}
 
     def judge(self, state: State, seen: Seen) -> str:
         spent = seen.slot_seconds / 3600
@@ -247,14 +242,11 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Time:
+class Time(Blank):
     """Ends a trial that has trained for more than so many hours, without waits in the queue."""
 
     hours: float
     scope: Scope = "trial"
-
-    def initial(self) -> State:
-        return {}
 
     def judge(self, state: State, seen: Seen) -> str:
         spent = seen.slot_seconds / seen.slots / 3600
@@ -262,7 +254,7 @@ class Time:
 
 
 @dataclass(frozen=True)
-class NaN:
+class NaN(Blank):
     """Ends a trial whose metric was no finite number in so many reports in a row.
 
     Attributes:
@@ -272,9 +264,6 @@ class NaN:
     reports: int = 1
     absent: bool = False
     scope: Scope = "trial"
-
-    def initial(self) -> State:
-        return {}
 
     def judge(self, state: State, seen: Seen) -> str:
         if seen.metric is None and not self.absent:
@@ -289,7 +278,7 @@ class NaN:
 
 
 @dataclass(frozen=True)
-class Divergence:
+class Divergence(Blank):
     """Ends a trial whose value is far worse than its own best in so many reports in a row.
 
     Far: the distance to the best is more than ``factor`` times the greater of the best's
@@ -304,9 +293,6 @@ class Divergence:
     reports: int = 1
     finite: bool = True
     scope: Scope = "trial"
-
-    def initial(self) -> State:
-        return {}
 
     def judge(self, state: State, seen: Seen) -> str:
         if seen.metric is None:

@@ -7,7 +7,7 @@ another version of hpcdet stays readable.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -21,8 +21,8 @@ class Record:
     """A record with a file of its own."""
 
     def encode(self) -> bytes:
-        plain = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
-        return files.canonical({"schema": 1, **plain}) + b"\n"
+        fields = {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return files.canonical({"schema": 1, **fields}) + b"\n"
 
     @classmethod
     def decode(cls, value: Mapping[str, Any]) -> Self:
@@ -44,12 +44,12 @@ class Record:
         return files.write_once(path, self.encode())
 
 
-def _plain(value: Any) -> Any:
-    """JSON for a value; lengths as ``{"batches": 900}``."""
+def plain(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
+    """JSON for a value; lengths as ``{"batches": 900}``. ``leaf``: for what holds nothing."""
     if isinstance(value, Length):
         return value.encode()
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item, leaf) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+        return [plain(item, leaf) for item in value]
+    return leaf(value)
