@@ -123,6 +123,29 @@ def test_what_looks_wrong_is_asked_about_once(
     assert told.read_text() == len(asks) * "stuck\n" + "end\n"
 
 
+@pytest.mark.parametrize("name", ["single", "random", "async_halving"])
+def test_a_search_that_ends_before_anybody_could_be_asked_says_what_nobody_has_shown(
+    tmp_path: Path, name: str
+) -> None:
+    number = 1 if name == "single" else 2
+    world = search(tmp_path, name=name, max_trials=number)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    attempts = [play.claim(worker) for worker in play.start_all()]
+    for attempt in attempts:
+        report(attempt, 9, {"accuracy": 1, "loss": "NaN"})
+        ends_by_itself(play, attempt, 9)
+    later(world, holder, 1)
+    if name == "async_halving":  # it can tell nobody from another: it asks as soon as all lack it
+        assert holder.decided.asks
+        return
+    unseen = f"no trial of {number} has shown a finite number as 'loss'"
+    why = f"{number} of {number} trials succeeded; {unseen}; the last one reports accuracy, "
+    status = views.status(world.paths)
+    assert (status["state"], status["why"]) == ("COMPLETED", f"{why}loss = NaN")
+    assert status["best"] is None
+
+
 GOOD = """case "$q" in
 *'"kind": "start"'*) say '{"kind": "create"}, {"kind": "create"}';;
 *segment_end*'"trial": 2'*) say '{"kind": "shutdown"}';;
@@ -151,7 +174,10 @@ def trained(world: World, holder: Holder) -> None:
 @pytest.mark.parametrize(
     ("at_an_end", "why"),
     [
-        ("echo oh >&2; exit 3", "ended with exit code 3 without an answer; it said: oh"),
+        (
+            "printf 'oh\\n    raise Oh\\n' >&2; exit 3",
+            "ended with exit code 3 without an answer; it said: oh",
+        ),
         ("sleep 600", "no answer within 1 s"),
         ("echo what", "its answer is not JSON: what"),
         ('printf \'{"state": 1, "act\'; kill -9 $$', "ended by signal SIGKILL without an answer"),

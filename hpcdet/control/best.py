@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 
 from hpcdet.control.holder import Holder
-from hpcdet.search import api
-from hpcdet.store import files
+from hpcdet.goals import finite
+from hpcdet.search import api, doubts
+from hpcdet.store import chain, files
 from hpcdet.store.records import Best, number
 
 _KNOWN, _NEWS = ("best",), ("best", "news")
@@ -27,13 +28,26 @@ def remember(holder: Holder, report: api.Report) -> None:
         standing = searcher.goals.standing(report.metrics, report.length.value)
         if not standing.feasible:
             return
+    if _KNOWN not in holder.written:
+        holder.written[_KNOWN] = Best.read(holder.paths.best)
+    known: Best | None = holder.written[_KNOWN]
     best = Best(report.trial, number(found), report.length)
-    known: Best | None = holder.written.get(_KNOWN)
-    if known is None:
-        known = holder.written[_KNOWN] = Best.read(holder.paths.best)
     if best.beats(known, searcher.smaller_is_better):
         holder.written[_KNOWN] = best
         holder.written[_NEWS] = True
+
+
+def lacking(holder: Holder) -> str:
+    """What to say of a search in which nobody has ever shown the metric; "" of all others."""
+    if holder.written.get(_KNOWN) is not None or Best.read(holder.paths.best) is not None:
+        return ""
+    metric, told = holder.hands.resolved.searcher.metric, None
+    for line in chain.read(holder.paths):
+        if line["kind"] == "event" and line["event"]["kind"] == "report":
+            told = line["event"]["metrics"]
+            if finite(told.get(metric)) is not None:
+                return ""
+    return doubts.unseen(len(holder.decided.plans), metric) + doubts.said(told)
 
 
 def write(holder: Holder) -> None:
