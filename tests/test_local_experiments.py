@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import random
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +26,37 @@ from hpcdet.site import Site
 from hpcdet.store import chain, config, journal, overrides
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.overrides import MAX_LENGTH
-from hpcdet.store.records import End, Intent, Trial, WorkerEnd
+from hpcdet.store.records import End, Intent, Submitted, Trial, WorkerEnd
 from hpcdet.store.trials import standing
+from hpcdet.units import Length
+from tests import calm, dose
 from tests import experiments as x
+
+KILLER = '''
+"""As ``sitecustomize``: kills this process, but none that it starts, at an effect on files."""
+import os
+import signal
+
+left = int(os.environ.pop("KILLED_AT", "0"))
+
+
+def wrapped(name, real):
+    def call(*args, **options):
+        global left
+        left -= 1
+        if left == 0:
+            if name == "write":  # torn
+                real(args[0], bytes(args[1])[: len(args[1]) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **options)
+
+    return call
+
+
+if left:
+    for name in ("link", "replace", "write", "fsync", "mkdir"):
+        setattr(os, name, wrapped(name, getattr(os, name)))
+'''
 
 
 class Lab:
@@ -331,6 +363,7 @@ def test_trials_train_on_from_another_experiment_s_checkpoints(lab: Lab) -> None
     assert x.final_digest(old, 1) == lab.undisturbed(30)
     assert x.ends(new, 1) == ["completed", "completed"]
     away = old.root.rename(old.root.with_name("away"))  # what begins from it has its own files
+    assert config.load(heirs.config).searcher.begin_at == Length("batches", 30)
     x.turn(heirs)
     assert x.run_to_end(heirs).state == "COMPLETED", x.story(heirs)
     rows = lineage.chain(gather(heirs), 2)
@@ -431,3 +464,58 @@ def test_two_objectives_and_a_hard_constraint_on_a_real_cluster(lab: Lab) -> Non
     assert status["best"] == {"trial": full[0], "value": 1 / full[0], "step": 40}
     method = Replay(registry.searcher(config.load(paths.config)), {})
     assert list(method.run(chain.read(paths))) and method.difference is None
+
+
+def searcher(paths: ExperimentPaths, folder: Path, killed_at: int) -> int:
+    """``hpcdet searcher run``, killed at one of its effects on files unless that is 0."""
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    argv = [sys.executable, "-m", "hpcdet", "searcher", "run", str(paths.root)]
+    env = {**os.environ, "PYTHONPATH": path, "KILLED_AT": str(killed_at)}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL) as process:
+        try:
+            return process.wait(x.PATIENCE_S)
+        finally:
+            process.kill()
+
+
+def test_a_searcher_killed_at_any_effect_is_followed_as_if_nothing_had_been(lab: Lab) -> None:
+    draw, kills, deaths = random.Random(f"searcher {dose.SEED}"), max(1, dose.BLOWS * 3 // 20), 0
+    asked = {
+        "name": "async_halving",
+        "max_length": {"batches": 9},
+        "divisor": 3,
+        "num_rungs": 2,
+        "max_trials": 6,
+        "max_concurrent_trials": 2,
+    }
+    values = x.config(9, data={"losses": "scrambled", "every": 3}, searcher=asked)
+    # workers leave all decisions to it
+    site = lab.site(capabilities={"submit_from_compute": False}, lease_ttl_s=1)
+    (lab.folder / "sitecustomize.py").write_text(KILLER)
+    model, jobs = lab.folder / "model", set[str]()
+    model.mkdir(mode=0o700)
+    while deaths < kills:
+        paths = create.create(x.Plain(values, {}), site, model, lab.folder / "root")
+        at = draw.randint(1, 120)
+        while code := searcher(paths, lab.folder, at):
+            assert code == -signal.SIGKILL, x.story(paths)
+            deaths += 1
+            print(f"killed at effect {at}")
+            at = draw.randint(1, 120) if deaths < kills else 0
+        end = x.closed(paths)
+        assert end is not None, x.story(paths)
+        assert (end.state, end.why) == ("COMPLETED", "6 of 6 trials succeeded"), x.story(paths)
+        # what it heard and decided, reasons included, is what it would have undisturbed
+        assert calm.recorded(paths) == calm.undisturbed(paths)
+        for trial in paths.trials():
+            [reason] = set(x.ends(paths, trial.number)) - {"paused"}
+            full = reason == "completed"
+            assert full or reason == "stopped", x.story(paths)
+            if full:
+                assert x.final_digest(paths, trial.number) == lab.undisturbed(9, trial.number)
+        for number in paths.submissions():
+            submitted = Submitted.read(paths.submitted(number))
+            assert submitted is not None
+            jobs |= {submitted.job} - {""}
+    known = {file.parent.name for file in lab.folder.glob("state/jobs/*/job.json")}
+    assert known == jobs, "a job that nobody knows of"
