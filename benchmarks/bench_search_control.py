@@ -106,6 +106,7 @@ def long_search(made: World, trials: int) -> None:
     while holder._unsnapped < due - 1:
         late = api.Report(1, Length("batches", TOP_LENGTH), {"loss": 1.0}, 600.0)
         holder.tell(late)
+    holder.commit()
     holder.close()
 
 
@@ -188,7 +189,7 @@ class Live:
         self.world.clock.now += TURN_S
         self.holder.lease.beat()
         cpu, wall = time.process_time(), time.perf_counter()
-        assert advance(self.world.paths, self.holder).held
+        assert advance(self.world.paths, self.holder, calm=True).held  # as a daemon's
         return time.process_time() - cpu, time.perf_counter() - wall
 
 
@@ -219,7 +220,7 @@ class Metadata:
 
 def turns(folder: Path, trials: int, count: int) -> dict[str, Any]:
     live = Live(folder, trials)
-    live.holder.sight = Sight(live.world.paths, live.world.clock)
+    live.holder.sight = Sight(live.world.paths, live.world.clock, live.holder.facts.grows)
     cpu, wall, reports = [], [], 0
     for _ in range(3):  # what has just begun is looked at twice
         live.train(TURN_S)

@@ -22,6 +22,8 @@ MOST = 1e300
 
 def finite(value: Any) -> float | None:
     """A metric as a number; None if it is missing, no number or not finite."""
+    if type(value) is float:
+        return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -141,9 +143,11 @@ class Goals:
 
     def lacking(self, metrics: Mapping[str, Any], length: int) -> list[str]:
         """The metrics that a report should have and has not."""
-        wanted = [one.metric for one in self.objectives]
-        wanted += [one.metric for one in self.constraints if length >= one.warmup]
-        return [name for name in dict.fromkeys(wanted) if name not in metrics]
+        found = [one.metric for one in self.objectives if one.metric not in metrics]
+        if self.constraints:
+            due = [one.metric for one in self.constraints if length >= one.warmup]
+            found += [name for name in due if name not in metrics]
+        return list(dict.fromkeys(found)) if found else found
 
     def broken(self, metrics: Mapping[str, Any], length: int) -> str:
         """Which hard constraint a report breaks, and by what; "" if none.

@@ -118,10 +118,10 @@ def test_the_loop_ends_with_the_experiment_and_survives_trouble_of_the_disk(
 ) -> None:
     real, troubles = daemon.controller.advance, [OSError(28, "No space left on device")]
 
-    def advance(*args: object) -> object:
+    def advance(*args: object, **options: object) -> object:
         if troubles:
             raise troubles.pop()
-        return real(*args)  # type: ignore[arg-type]
+        return real(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(daemon.controller, "advance", advance)
     commands.ask(paths, "cancel")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hpcdet.control import commands, controller
+from hpcdet.control import sight as sights
 from hpcdet.control.controller import Turn, advance
 from hpcdet.control.facts import Facts
 from hpcdet.control.holder import Fenced, Holder
@@ -154,6 +155,45 @@ def test_what_looks_as_before_is_not_read_again_and_nothing_is_missed(tmp_path: 
     trial.attempt()  # by a worker that had not seen the control yet
     assert [look(15) for _ in range(3)] == [("paused", False)] * 3
     assert look(30) == ("running", True), "what nobody should do is seen within a minute"
+
+
+def test_who_has_just_written_is_looked_at_only_if_there_was_word_of_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, now, looks, heard = Builder(tmp_path / "digits-7f3a"), [0.0], list[str](), list[int]()
+    trial, facts = built.trial(), Facts(built.paths, config.resolve({}))
+    view = Sight(built.paths, lambda: now[0], facts.grows)
+    real = sights._looks
+    monkeypatch.setattr(sights, "_looks", lambda names: looks.extend(names) or real(names))
+
+    def look(*, calm: bool = True) -> tuple[str, bool]:
+        now[0] += 15
+        view.begin(calm=calm)
+        looks.clear()
+        seen = view.trial(1)
+        told, running = max(heard, default=0), seen.standing.open_attempt
+        if running:
+            reports = facts.reports(trial.paths, "batches", told, running, only_running=True)
+            heard.extend(report.length.value for report in reports)
+        return seen.standing.state, bool(looks)
+
+    attempt = trial.attempt()
+    assert [look(), look()] == [("running", True)] * 2
+    attempt.metrics("validation", 10, validation_loss=0.1)
+    assert look() == ("running", False) and heard == [10]
+    attempt.metrics("validation", 20, validation_loss=0.1)
+    assert look(calm=False) == ("running", True) and heard == [10, 20]
+    assert look() == ("running", True), "it is silent"
+    attempt.line("progress", batches=25)
+    attempt.end("lost")  # of which it could not write itself
+    assert [look(), look()] == [("running", False), ("runnable", True)]
+    attempt = trial.attempt()
+    assert [look() for _ in range(2)] == [("running", True)] * 2
+    attempt.metrics("validation", 30, validation_loss=0.1)
+    attempt.line("end", verdict="done", cause="completed")
+    assert look() == ("running", True) and heard == [10, 20, 30]
+    attempt.line("progress", batches=30)
+    assert look() == ("running", True), "it has begun to end"
 
 
 def test_a_report_says_what_its_trial_has_cost_so_far(tmp_path: Path) -> None:
@@ -885,7 +925,7 @@ def test_terms_that_a_full_disk_ends_leave_no_open_files(
 
     world = World.make(tmp_path)
     holder = world.holder()
-    monkeypatch.setattr(journal.Writer, "append", full)
+    monkeypatch.setattr(journal.Writer, "flush", full)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="no space"):
         advance(world.paths, holder)

@@ -28,9 +28,10 @@ def workers(
         since: some of the trials may be taken by tasks of this submission or later ones only.
     """
     each = holder.resolved.lanes
-    there = [_lanes(holder, place) for place in places]
-    if each == 1 and max(there, default=1) == 1:
+    lanes_of = {number: _lanes(holder, number) for number in {one.submission for one in places}}
+    if each == 1 and max(lanes_of.values(), default=1) == 1:
         return trials
+    there = [lanes_of[place.submission] for place in places]
     open_lanes = _open_lanes(holder, standings)
     for index, place in enumerate(places):
         full = place.submission < since or _takes_nothing_more(holder, place)
@@ -63,9 +64,9 @@ def by_slots(resolved: Resolved, side_by_side: int) -> int:
     return max(1, need.max_slots // (need.slots_per_trial * side_by_side))
 
 
-def _lanes(holder: Holder, place: Place) -> int:
-    """How many trials it takes at once: as its submission says."""
-    intent, _ = holder.watch.submission(place.submission)
+def _lanes(holder: Holder, submission: int) -> int:
+    """How many trials each of its tasks takes at once."""
+    intent, _ = holder.watch.submission(submission)
     return lanes.of_intent(holder.hands.resolved, intent) if intent else 1
 
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcdet.control import apply, capacity, charging, closing, fleet, queueing, sentinels
+from hpcdet.control import apply, best, capacity, charging, closing, fleet, queueing, sentinels
 from hpcdet.control.holder import Fenced, Holder
 from hpcdet.control.learn import learn, tell_failures
 from hpcdet.control.notify import notify
@@ -56,8 +56,12 @@ class Turn:
     wanted: int = 0
 
 
-def advance(paths: ExperimentPaths, holder: Holder) -> Turn:
+def advance(paths: ExperimentPaths, holder: Holder, *, calm: bool = False) -> Turn:
     """Turn the crank once, if the lease can be had.
+
+    Args:
+        calm: this holder turns as it does from time to time, not because somebody has left word
+            that something has ended: what seems to go on is not looked at more closely.
 
     Raises:
         OSError: the file system refused something; nothing is lost, turn again.
@@ -70,7 +74,7 @@ def advance(paths: ExperimentPaths, holder: Holder) -> Turn:
         if not holder.begin():
             return Turn(False, actions=tuple(holder.actions))
         try:
-            turn = _turn(holder)
+            turn = _turn(holder, calm)
         except IntegrityError as error:
             turn = Turn(True)
             holder.actions.append(str(error))
@@ -101,8 +105,8 @@ def advance(paths: ExperimentPaths, holder: Holder) -> Turn:
     return turn
 
 
-def _turn(holder: Holder) -> Turn:
-    holder.sight.begin()
+def _turn(holder: Holder, calm: bool) -> Turn:
+    holder.sight.begin(calm=calm)
     obey(holder)
     decided = holder.decided
     if not decided.started:
@@ -121,7 +125,7 @@ def _turn(holder: Holder) -> Turn:
     tell_failures(holder)
     busy = sum(bool(standing.open_attempt) for standing in standings.values())
     if not busy and _is_over(holder, standings):
-        return Turn(True) if _close(holder, seen) else _turn(holder)
+        return Turn(True) if _close(holder, seen) else _turn(holder, calm=False)
     waits_for = queueing.waits_for(holder)
     waiting = _waiting(holder, standings)
     room = holder.spending.room() if waiting else 0
@@ -161,8 +165,8 @@ def _close(holder: Holder, seen: Seen) -> bool:
         state, why = "CANCELED", "canceled by its user"
     elif good:
         state, why = "COMPLETED", f"{good} of {len(decided.plans)} trials succeeded"
-        if decided.shutdown is not None and decided.shutdown.why:
-            why += f"; {decided.shutdown.why}"
+        also = decided.shutdown.why if decided.shutdown is not None else ""
+        why = "; ".join(filter(None, (why, also, best.lacking(holder))))
     else:
         state, why = "ERROR", _first_failure(holder)
     path = holder.paths.closed  # not the next one, if somebody reopens it while this one sleeps

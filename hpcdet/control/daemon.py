@@ -57,10 +57,11 @@ def run(
     holder = holder or Holder.open(paths, kind)
     pause = interval(holder.hands.site.limits.poll_min_s, holder.hands.site.lease_ttl_s)
     with _signals() as heard:
+        calm = False
         try:
             ready()
             while not heard:
-                turn = _turn(paths, holder)
+                turn = _turn(paths, holder, calm)
                 if turn is not None:
                     on_turn(turn)
                     if turn.closed:
@@ -68,7 +69,7 @@ def run(
                 if until():
                     return 0
                 # many daemons of one user shall not ask in step
-                _wait(paths, heard, pause * random.uniform(0.8, 1.2))
+                calm = not _wait(paths, heard, pause * random.uniform(0.8, 1.2))
         finally:
             holder.close()
     return 128 + heard[0]
@@ -227,25 +228,26 @@ def _runs_already(paths: ExperimentPaths, host: str, pid: int, aside: str = "") 
     return UsageError(f"a searcher runs already on {host}, pid {pid}{aside}", where=paths.id)
 
 
-def _turn(paths: ExperimentPaths, holder: Holder) -> controller.Turn | None:
+def _turn(paths: ExperimentPaths, holder: Holder, calm: bool) -> controller.Turn | None:
     """A turn; trouble of the file system is said and waited out."""
     try:
-        return controller.advance(paths, holder)
+        return controller.advance(paths, holder, calm=calm)
     except OSError as error:
         print(files.now(), f"turn failed: {error}", file=sys.stderr, flush=True)
         return None
 
 
-def _wait(paths: ExperimentPaths, heard: list[int], seconds: float) -> None:
-    """Until a signal comes, a worker leaves word, or the time is over."""
+def _wait(paths: ExperimentPaths, heard: list[int], seconds: float) -> bool:
+    """Until a signal comes, a worker leaves word, or the time is over; whether there was word."""
     limit = time.monotonic() + seconds
     look_at = time.monotonic() + nudges.EVERY_S
     while not heard and (left := limit - time.monotonic()) > 0:
         if time.monotonic() >= look_at:
             if nudges.take(paths):
-                return
+                return True
             look_at = time.monotonic() + nudges.EVERY_S
         time.sleep(min(left, 0.2))
+    return False
 
 
 @contextlib.contextmanager

@@ -94,11 +94,26 @@ class Facts:
     _ends: dict[tuple[int, int], End] = field(default_factory=dict)
     _costs: dict[tuple[int, int], _Cost] = field(default_factory=dict)
     _parts: dict[tuple[int, int], Line] = field(default_factory=dict)
+    _unheard: dict[tuple[int, int], list[Line]] = field(default_factory=dict)
     _slots: Slots = field(init=False)
 
     def __post_init__(self) -> None:
         self._slots = Slots(self.paths, self.resolved)
         self._goals = self.resolved.searcher.goals
+
+    def grows(self, trial: TrialPaths, number: int) -> bool:
+        """Whether an attempt has written since it was looked at last, and nothing of its end.
+
+        It is known to run, and to be in no archive. What it has reported is kept for ``reports``.
+        False as well of one that need not be read now.
+        """
+        key, now = (trial.number, number), self.clock()
+        reader, expected = self._readers.get(key), self._expected.get(key)
+        if reader is None or expected is None or reader.ended or expected.far(now):
+            return False
+        before, expected.looked = reader.offset, now
+        self._unheard.setdefault(key, []).extend(reader.read("metrics", loose=True))
+        return reader.offset > before and not reader.ended
 
     def reports(
         self,
@@ -125,32 +140,43 @@ class Facts:
             key = (trial.number, number)
             cost = self._cost(trial, number, running)
             total, before = before, before + cost.whole
-            now, expected = self.clock(), self._expected.setdefault(key, Expected())
-            if (number == running and expected.far(now)) or (only_running and number != running):
+            if only_running and number != running:
                 continue
-            expected.looked = now
-            reader = self._readers.get(key)
-            if reader is None:
-                reader = self._readers[key] = journal.Reader(trial.attempt(number).journal)
-            lines = reader.read("metrics", loose=only_running)
-            for line in self._whole(key, lines, unit, ended=number != running):
+            now, expected = self.clock(), self._expected.get(key)
+            if expected is None:
+                expected = self._expected[key] = Expected()
+            lines = self._unheard.pop(key, None)
+            if lines is None:
+                if number == running and expected.far(now):
+                    continue
+                expected.looked = now
+                lines = self._reader(trial, number).read("metrics", loose=only_running)
+            for line, length in self._whole(key, lines, unit, ended=number != running):
                 at = epoch(line["t"])
                 expected.hear(at, now)
-                length = length_of(line, unit)
                 if length is not None and length.value > told:
                     told = length.value
                     seconds = total + cost.until(at)
                     yield api.Report(trial.number, length, scalars(line["metrics"]), seconds)
 
+    def _reader(self, trial: TrialPaths, number: int) -> journal.Reader:
+        key = (trial.number, number)
+        known = self._readers.get(key)
+        if known is None:
+            known = self._readers[key] = journal.Reader(trial.attempt(number).journal)
+        return known
+
     def _whole(
         self, key: tuple[int, int], lines: list[Line], unit: Unit, *, ended: bool
-    ) -> list[Line]:
-        """Validations, each once all of it is known.
+    ) -> list[tuple[Line, Length | None]]:
+        """Validations and how far the trial was, each once all of it is known.
 
         Code may report several times at one length; what lacks a metric of the searcher's waits
         for the next report at a greater length, or the end, before it is heard as it is.
         """
-        found: list[Line] = []
+        if not lines and not ended:
+            return []
+        found: list[tuple[Line, Length | None]] = []
         part = self._parts.pop(key, None)
         for line in lines:
             if line["group"] != "validation":
@@ -158,15 +184,15 @@ class Facts:
             if part is not None and part["step"] == line["step"]:
                 line = {**line, "metrics": {**part["metrics"], **line["metrics"]}}
             elif part is not None:
-                found.append(part)
+                found.append((part, length_of(part, unit)))
             part = None
             length = length_of(line, unit)
             if not self._goals.lacking(line["metrics"], length.value if length else 0):
-                found.append(line)
+                found.append((line, length))
             else:
                 part = line
         if part is not None and ended:
-            found.append(part)
+            found.append((part, length_of(part, unit)))
         elif part is not None:
             self._parts[key] = part
         return found
@@ -185,8 +211,8 @@ class Facts:
         """Read a trial's journals from their beginning again."""
         for key in [key for key in self._readers if key[0] == trial]:
             del self._readers[key]
-            self._parts.pop(key, None)
-            self._expected.pop(key, None)
+            for known in (self._parts, self._expected, self._unheard):
+                known.pop(key, None)
 
     def ends(self, trial: TrialPaths) -> list[tuple[AttemptPaths, End]]:
         """The attempts of a trial that are over, ascending, without claims that were given back."""
@@ -209,14 +235,15 @@ def length_of(line: journal.Line, unit: Unit) -> Length | None:
     return Length("batches", int(line["step"])) if unit == UNITS[0] else None
 
 
+_NUMBERS = (int, float)
 _SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
 def scalars(metrics: dict[str, Any]) -> dict[str, Any]:
     """The numbers among metrics; NaN and infinities, stored as text, as what they are."""
-    found = {name: _SPECIAL.get(v, v) if isinstance(v, str) else v for name, v in metrics.items()}
-    return {
-        name: value
-        for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    found = {}
+    for name, stored in metrics.items():
+        value = _SPECIAL.get(stored, stored) if isinstance(stored, str) else stored
+        if isinstance(value, _NUMBERS) and not isinstance(value, bool):
+            found[name] = value
+    return found

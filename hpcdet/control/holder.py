@@ -162,6 +162,7 @@ class Holder:
         hands.pulse.beat = self.lease.verify  # no exception: a searcher's are its failures
         self._chain: Chain | None = None
         self._decided: Decided | None = None
+        self._laid: tuple[dict[str, Any], Resolved] | None = None
         self._unreadable = False
         self._stay_at = 0.0
         self._lends_at = self._lent_until = 0.0
@@ -276,6 +277,7 @@ class Holder:
         now = self.hands.clock()
         if now >= self._stay_at:
             self._stay_at = now + self.lease.ttl_s / 10
+            self.commit()  # and others see how far it has come
             if not self.lease.verify():
                 self._forget()
                 raise Fenced
@@ -296,7 +298,10 @@ class Holder:
     @property
     def resolved(self) -> Resolved:
         """The experiment's config with what users have changed of it."""
-        return overrides.lay(self.hands.resolved, self.decided.overrides)
+        changes = self.decided.overrides  # another dict whenever they change
+        if self._laid is None or self._laid[0] is not changes:
+            self._laid = changes, overrides.lay(self.hands.resolved, changes)
+        return self._laid[1]
 
     def fence(self) -> None:
         """Ask right before each side effect. Raises Fenced once the term is over.
@@ -364,7 +369,7 @@ class Holder:
         self.to_pack.clear()
         self.packed.clear()
         self.facts = Facts(self.paths, hands.resolved)
-        self.sight = Sight(self.paths)
+        self.sight = Sight(self.paths, grows=self.facts.grows)
         self.watch = Watch(self.paths, hands.site, hands.scheduler, hands.clock)
 
 

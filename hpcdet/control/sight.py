@@ -1,7 +1,8 @@
 """How all trials stand, without reading every file of every trial in every turn.
 
 A trial is read again when its folders look different: a folder's time changes with every name
-that comes or goes in it. Two names may come within one tick of a file system's clock, so what
+that comes or goes in it. Nobody looks at those of one whose journal grows, unless there was word
+that something has ended. Two names may come within one tick of a file system's clock, so what
 was seen to change is read once more some seconds later; and now and then everything is, in
 case that somebody wrote what nobody should have.
 """
@@ -55,18 +56,32 @@ class Seen:
 class Sight:
     """The trials of one experiment as one holder of the lease sees them.
 
-    ``clock``: real seconds, as the times of files are.
+    Args:
+        clock: real seconds, as the times of files are.
+        grows: whether an attempt that runs has just written, and nothing of its end.
     """
 
-    def __init__(self, paths: ExperimentPaths, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        paths: ExperimentPaths,
+        clock: Callable[[], float] = time.monotonic,
+        grows: Callable[[TrialPaths, int], bool] = lambda *_: False,
+    ) -> None:
         self._paths = paths
         self._clock = clock
+        self._grows = grows
         self._seen: dict[int, Seen] = {}
         self._turn = 0
+        self._calm = False
 
-    def begin(self) -> None:
-        """A new turn: what is asked for is looked at again, once."""
+    def begin(self, *, calm: bool = False) -> None:
+        """A new turn: what is asked for is looked at again, once.
+
+        Args:
+            calm: nobody has left word since the last one that something has ended.
+        """
         self._turn += 1
+        self._calm = calm
 
     def forget(self, number: int) -> None:
         """Something of a trial was just written: read it when it is asked for."""
@@ -97,6 +112,9 @@ class Sight:
         if seen.read - seen.changed < TICK_S or now - seen.read >= again_s:
             return False
         if seen.dormant and now - seen.looked < DORMANT_S:
+            return True
+        running = seen.standing.open_attempt
+        if self._calm and running and self._grows(seen.paths, running):
             return True
         seen.looked = now
         return looks(seen.folders) == seen.looks

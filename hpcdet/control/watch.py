@@ -8,6 +8,7 @@ all while the files say that nothing of ours can be in it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Set
@@ -70,7 +71,7 @@ class Seen:
     places: list[Place]
     gone: list[Gone]
 
-    @property
+    @functools.cached_property
     def live(self) -> list[Place]:
         return [place for place in self.places if place.phase != "over"]
 
@@ -126,6 +127,7 @@ class Watch:
         self._busy: Set[str] = frozenset()
         self._asked_end: dict[str, float] = {}
         self._rows: dict[tuple[str, int], Task] = {}
+        self._steady: dict[tuple[int, int], tuple[Task, Place]] = {}  # as the same answer had it
 
     def look(self, busy: Set[str] = frozenset()) -> Seen:
         """Ask files and, if something may live there and it is time, the scheduler.
@@ -329,6 +331,9 @@ class Watch:
         if job not in self._asked:
             return place("running" if is_open else "pending"), []
         row = self._row(job, index)
+        known = self._steady.get(key)
+        if known is not None and known[0] is row and known[1].worker is worker and is_open:
+            return known[1], []
         said = row.state if row else TaskState.GONE
         if not said.final:
             requeued = (
@@ -343,9 +348,12 @@ class Watch:
                 and self.confirmed((key, worker.name, "requeued"), self._beat(worker))
             ):
                 return place("pending", said), [Gone(worker, "preempted")]
+            found = place("running" if said is TaskState.RUNNING else "pending", said)
             if not requeued:
                 self._trust(key)
-            return place("running" if said is TaskState.RUNNING else "pending", said), []
+                if row is not None:
+                    self._steady[key] = row, found
+            return found, []
         # where no worker ever was, nothing can be lost by believing a plain word at once
         plain = worker is None and said in PLAIN
         beat = self._beat(worker) if worker is not None and is_open else ""

@@ -257,7 +257,7 @@ class Halving:
         """Give every free place to a trial; with nothing left to wait for the search is over."""
         brackets: list[Books] = state["brackets"]
         most = state["concurrent"] or sum(books["concurrent"] for books in brackets)
-        hopeless = places.hopeless(state, self.sampler.constant)
+        hopeless = places.hopeless(state, self.sampler.constant) if state["in_a_row"] else ""
         while state["open"] < most:
             try:
                 turns = book.in_turn(brackets)

@@ -113,7 +113,7 @@ class Chain:
 
     @property
     def point(self) -> Point:
-        """Behind the last record."""
+        """Behind the last record, once all are durable."""
         return Point(self.term, self._writer.n, self._writer.offset)
 
     def append(self, kind: str, **fields: Any) -> Line:
@@ -124,17 +124,18 @@ class Chain:
 
     def note(self, kind: str, **fields: Any) -> Line:
         """Decide, but durably only with the next ``commit``: nothing may be done before that."""
-        n = self._writer.append(kind, **fields)
+        n = self._writer.note(kind, **fields)
         self._pending = True
         return {"n": n, "kind": kind, **fields, "term": self.term}
 
     def commit(self) -> None:
-        """Make what was noted durable, at the price of one ``fsync`` for all of it."""
+        """Make what was noted durable, at the price of one write and ``fsync`` for all of it."""
         if self._pending:
             self._writer.sync()
             self._pending = False
 
     def close(self) -> None:
+        """What was noted since the last ``commit`` was never decided."""
         self._writer.close()
 
 

@@ -21,9 +21,17 @@ from hpcdet.store import files, packed
 Line = dict[str, Any]
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_decode = json.JSONDecoder().decode
 
 _HEAD = 100
 """Bytes within which a line says what kind it is."""
+
+_END = b'"kind":"end"'
+
+_PIECE = 1 << 16
+
+_MOST = 1 << 20
+"""Bytes of records that wait to be written at most."""
 
 
 def encode(n: int, kind: str, fields: dict[str, Any], t: str) -> bytes:
@@ -42,7 +50,7 @@ def decode(raw: bytes) -> Line | None:
     if not mark or tail != b'%08x"}' % zlib.crc32(head):
         return None
     try:
-        line = json.loads(raw.decode())
+        line = _decode(raw.decode())
     except ValueError:
         return None
     return line if isinstance(line, dict) else None
@@ -57,6 +65,7 @@ class Reader:
         n: sequence number of the last accepted line.
         last: where that line begins.
         damaged: a complete line was not what was written; nothing behind it is read.
+        ended: a record of kind ``end`` has been read, or what looks like one.
     """
 
     path: Path
@@ -64,6 +73,7 @@ class Reader:
     n: int = 0
     last: int = 0
     damaged: bool = False
+    ended: bool = False
 
     def read(self, only: str = "", *, loose: bool = False) -> list[Line]:
         """The complete, intact lines that were added since the last call.
@@ -78,13 +88,17 @@ class Reader:
             data = self._loose() if loose else packed.read_bytes(self.path, self.offset)
         except (FileNotFoundError, NotADirectoryError):
             return []
+        self.ended = self.ended or _END in data
         return list(self._accept(data, b'"kind":"%s"' % only.encode() if only else b""))
 
     def _loose(self) -> bytes:
         fd = os.open(self.path, os.O_RDONLY)
         try:
-            new = os.fstat(fd).st_size - self.offset
-            return os.pread(fd, new, self.offset) if new > 0 else b""
+            data = more = os.pread(fd, _PIECE, self.offset)
+            while len(more) == _PIECE:  # rare, but for the first time
+                more = os.pread(fd, _PIECE, self.offset + len(data))
+                data += more
+            return data
         finally:
             os.close(fd)
 
@@ -117,7 +131,12 @@ def read(path: Path) -> list[Line]:
 
 
 class Writer:
-    """The one writer of a journal. Opening it again goes on behind the last intact line."""
+    """The one writer of a journal. Opening it again goes on behind the last intact line.
+
+    Attributes:
+        n: number of the last record, also of one that is only noted.
+        offset: bytes that are written.
+    """
 
     def __init__(self, path: Path) -> None:
         files.make_folder(path.parent)
@@ -128,29 +147,54 @@ class Writer:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT, files.FILE_MODE)
         os.ftruncate(self._fd, reader.offset)
         self.offset = os.lseek(self._fd, reader.offset, os.SEEK_SET)
+        self._noted: list[bytes] = []
+        self._size = 0
 
     def append(self, kind: str, *, sync: bool = False, **fields: Any) -> int:
         """Add a record and return its number; with ``sync``, it is durable on return."""
-        data = encode(self.n + 1, kind, fields, files.now())
-        try:
-            files.write_all(self._fd, data)
-        except OSError:
-            # a full disk may have taken part of the line: take it back, so that the next fits
-            os.ftruncate(self._fd, self.offset)
-            os.lseek(self._fd, self.offset, os.SEEK_SET)
-            raise
-        self.n += 1
-        self.offset += len(data)
+        self.note(kind, **fields)
+        self.flush()
         if sync:
             self.sync()
         return self.n
 
+    def note(self, kind: str, **fields: Any) -> int:
+        """Add a record that is written with the next ``flush`` at the latest: one of many."""
+        data = encode(self.n + 1, kind, fields, files.now())
+        self._noted.append(data)
+        self._size += len(data)
+        self.n += 1
+        if self._size >= _MOST:
+            self.flush()
+        return self.n
+
+    def flush(self) -> None:
+        """Write what was noted. What cannot be written is forgotten, all of it.
+
+        Raises:
+            OSError: the disk is full, or fails.
+        """
+        noted, size = self._noted, self._size
+        if not noted:
+            return
+        self._noted, self._size = [], 0
+        try:
+            files.write_all(self._fd, b"".join(noted))
+        except OSError:
+            # a full disk may have taken part of it: take it back, so that the next fits
+            self.n -= len(noted)
+            os.ftruncate(self._fd, self.offset)
+            os.lseek(self._fd, self.offset, os.SEEK_SET)
+            raise
+        self.offset += size
+
     def sync(self) -> None:
-        """Make everything appended so far durable."""
+        """Make everything added so far durable."""
+        self.flush()
         os.fsync(self._fd)
 
     def close(self) -> None:
-        """Close the file; closing twice is harmless."""
+        """Close the file, without what was only noted; closing twice is harmless."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
