@@ -223,7 +223,8 @@ def test_storage_that_is_away_for_a_moment_ends_no_trial(
 
     def write_once(path: Path, data: bytes, *rest: int) -> bool:
         what = path.name if path.name == "claim.json" else str(path)
-        if what not in refused and path.is_relative_to(paths.root / "trials"):
+        ours = path.is_relative_to(paths.root / "trials") or path == paths.worker(1, 0, 0).end
+        if what not in refused and ours:
             refused.add(what)
             if path.name == "claim.json":
                 real(path, data, *rest)  # it was made, and nobody has heard of it
@@ -246,6 +247,7 @@ def test_storage_that_is_away_for_a_moment_ends_no_trial(
     assert reasons == ["released", "launch_failed", "launch_failed"]
     assert (paths.root / "over").read_text().count("\n") == 2
     assert {Path(path).name for path in refused} == {"claim.json", "end.json"}
+    assert str(work.me.end) in refused and WorkerEnd.read(work.me.end) is not None
 
 
 @pytest.mark.parametrize(("incarnation", "why", "code"), [(0, "time", 85), (1, "spent", 0)])

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hpcdet.store import files, progress
 from hpcdet.store.controls import in_force
@@ -13,6 +14,8 @@ from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import End, Verdict
 from hpcdet.worker import ends, traces
 from hpcdet.worker.lane import Lane
+
+T = TypeVar("T")
 
 AGAIN_S = 2.0
 """Seconds after which what the storage refused is tried again."""
@@ -35,25 +38,18 @@ def spoke(lane: Lane) -> bool:
     return False
 
 
-def insist(
-    paths: ExperimentPaths,
-    lane: Lane,
-    then: Circumstances,
-    nodes: Sequence[str],
-    closed_by: str,
-    left_s: Callable[[], float],
-) -> End:
-    """``conclude``, again and again while the storage is away or full and there is time.
+def insist(action: Callable[[], T], left_s: Callable[[], float]) -> T:
+    """What an action returns; it is done again while the storage is away or full.
 
     Args:
-        left_s: seconds until the allocation ends.
+        left_s: seconds that there are for it.
 
     Raises:
         OSError: the last one.
     """
     while True:
         try:
-            return conclude(paths, lane, then, nodes, closed_by)
+            return action()
         except OSError:
             if left_s() <= 0:
                 raise

@@ -88,17 +88,22 @@ class Worker:
         why = self._take_trials()
         if heard := self.notices.heard():
             self._note_notice(heard)
+        # a task that ended by an error would not come back, and perhaps nobody could send another
+        end = judging.insist(lambda: self._end(why), self._left_to_drain)
+        judging.insist(lambda: end.write_once(self.me.end), self._left_to_drain)
+        self._note("end", why=end.why, sync=True)
+        if end.why != "closed" and not end.returns:
+            # perhaps nobody is left to see that this worker must be replaced
+            self.crank.last_turn()
+        return REQUEUE if end.returns else 0
+
+    def _end(self, why: str) -> WorkerEnd:
+        """Why this worker ends, and whether its task comes back."""
         wanted = why in ("time", "signal") and self._wanted_again()
         returns = wanted and again.requeue(self.paths, self.me, REQUEUE, self.site)
         if wanted and not returns:
             why = "spent"  # the batch script would let it go, and nobody would take its place
-        end = WorkerEnd(why, closed_by=self.me.name, at=files.now(), returns=returns)
-        end.write_once(self.me.end)
-        self._note("end", why=why, sync=True)
-        if why != "closed" and not returns:
-            # perhaps nobody is left to see that this worker must be replaced
-            self.crank.last_turn()
-        return REQUEUE if returns else 0
+        return WorkerEnd(why, closed_by=self.me.name, at=files.now(), returns=returns)
 
     def _wanted_again(self) -> bool:
         """Whether this task should come back: it may, and there will be something to do."""
@@ -152,7 +157,10 @@ class Worker:
         if not self.site.capabilities.nobody_submits:
             return False
         longest = self.site.lease_ttl_s + 4 * self.site.limits.poll_min_s
-        return over_s < longest and claims.is_silent(self.paths, 4 * BEAT_S)
+        try:
+            return over_s < longest and claims.is_silent(self.paths, 4 * BEAT_S)
+        except OSError:
+            return True  # who cannot look does not know; there is an end to it
 
     def _reason_to_leave(self) -> str:
         with contextlib.suppress(OSError):  # storage that is away for a moment ends nothing
@@ -281,8 +289,11 @@ class Worker:
         stands = judging.spoke(lane) or allocations.stands(self.allocation)
         then = Circumstances(noticed, time_up, oom, stands)
         staging.drain(self.paths, self.experiment, attempt, self._left_to_drain)
-        nodes, left_s = self.allocation.nodes, lambda: self.remaining.left_s
-        return judging.insist(self.paths, lane, then, nodes, self.me.name, left_s)
+        nodes, by = self.allocation.nodes, self.me.name
+        return judging.insist(
+            lambda: judging.conclude(self.paths, lane, then, nodes, by),
+            lambda: self.remaining.left_s,
+        )
 
     def _journal_end(self, attempt: AttemptPaths, end: End | None) -> None:
         if end is not None:
