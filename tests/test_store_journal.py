@@ -64,6 +64,16 @@ def test_cut_at_every_byte_it_replays_to_a_prefix_and_can_be_continued(
     assert [line["kind"] for line in journal.read(path)][-1] == "again"
 
 
+def test_what_is_known_to_be_in_no_archive_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = written(path, [("metrics", {"step": step}) for step in range(9)])
+    for piece in (1, 70, path.stat().st_size, 1 << 16):
+        monkeypatch.setattr(journal, "_PIECE", piece)
+        assert journal.Reader(path).read(loose=True) == lines
+
+
 @settings(max_examples=30, deadline=None)
 @given(records=RECORDS, where=st.floats(0, 0.999), bit=st.integers(0, 7))
 def test_a_flipped_bit_ends_what_is_believed(

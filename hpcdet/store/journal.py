@@ -94,11 +94,11 @@ class Reader:
     def _loose(self) -> bytes:
         fd = os.open(self.path, os.O_RDONLY)
         try:
-            data = more = os.pread(fd, _PIECE, self.offset)
-            while len(more) == _PIECE:  # rare, but for the first time
-                more = os.pread(fd, _PIECE, self.offset + len(data))
-                data += more
-            return data
+            data = os.pread(fd, _PIECE, self.offset)
+            if len(data) < _PIECE:
+                return data
+            at = self.offset + _PIECE  # rare, but for the first time
+            return data + os.pread(fd, max(0, os.fstat(fd).st_size - at), at)
         finally:
             os.close(fd)
 
