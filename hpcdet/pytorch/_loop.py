@@ -51,7 +51,6 @@ class Loop:
         self._validator = Validator(trial, context, self._callbacks, self._poll_validation)
         self._saves = Saves(context, self._callbacks, self._tally, self._progress)
         self._saves_at_rungs = self._session.config.searcher.saves_at_rungs
-        self._traces = Traces(self._session, context.profiler)
         self._save_due = False
         self._leave: Cause | None = None
 
@@ -102,6 +101,7 @@ class Loop:
             self._context.learning.step = self._last_step(loaded.manifest)
         for callback in self._callbacks.values():
             callback.on_training_start()
+        self._traces = Traces(self._session, self._context.profiler)
         self._saves.begin_random(loaded)
         if loaded is None:
             self._progress.owed = self._plan.step_zero_validation

@@ -161,10 +161,6 @@ class EverythingTrial(pytorch.PyTorchTrial):
         self.label_sum = context.wrap_reducer(LabelSum(), name="label_sum")
         self.extremes = context.wrap_reducer(extremes, for_training=False)
         self.late = context.wrap_reducer(sum, name="late", for_training=False)
-        context.set_profiler(
-            activities=[torch.profiler.ProfilerActivity.CPU],
-            schedule=torch.profiler.schedule(wait=1, warmup=0, active=1, repeat=1),
-        )
         self.counter, self.old = Counter(), OldFashioned()
         self.models, self.optimizers = context.configure_apex_amp(
             [self.a, self.b], [self.opt_a, self.opt_b], enabled=False
@@ -180,6 +176,10 @@ class EverythingTrial(pytorch.PyTorchTrial):
         }
 
     def build_training_data_loader(self):
+        self.context.set_profiler(
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            schedule=torch.profiler.schedule(wait=1, warmup=0, active=1, repeat=1),
+        )
         return pytorch.DataLoader(Ones(), self.context.get_per_slot_batch_size(), shuffle=True)
 
     def build_validation_data_loader(self):
