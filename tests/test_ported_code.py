@@ -234,7 +234,7 @@ def test_a_loop_says_how_many_epochs_it_has_trained(
         session.rungs = asked.rungs
         monkeypatch.setattr(session, "report", report)
         train.report_validation_metrics(10, {"loss": 1.0, "epochs": torch.tensor(1.0)})
-        train.report_training_metrics(15, {"loss": 1.0, "epochs": math.nan})
+        train.report_training_metrics(15, {"epochs": math.nan, "records": torch.ones(2)})
         for operation in context.searcher.operations():
             train.report_validation_metrics(10 * operation.length, {"loss": 0.5})
             operation.report_completed(0.5)

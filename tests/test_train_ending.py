@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from hpcdet import core
 from hpcdet.checkpoint import reports, shard
 from hpcdet.core import _seen
 from hpcdet.errors import Unavailable, UsageError
@@ -86,6 +87,7 @@ def test_a_complaint_that_no_log_takes_ends_nothing(
     monkeypatch.setattr(shard, "persist", fails)
     tracker.record("metrics", step=1)
     tracker.look_for_nan("training", 1, {"loss": "NaN"})
+    core.Context(session).alert("a word")
     assert not session.keeper.save(1, {"w": torch.ones(3)}, None)
     assert session.fail(ValueError("the code's")) == 1
 

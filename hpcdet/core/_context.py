@@ -114,7 +114,8 @@ class Context:
         if self.session.ranks.chief:
             text = ": ".join(one for one in (title, description) if one)
             self.session.tracker.record("alert", text=text, level=level or "info")
-            print(f"{level or 'info'}: {text}", file=sys.stderr)
+            with contextlib.suppress(OSError):  # as ``saying.say``
+                print(f"{level or 'info'}: {text}", file=sys.stderr, flush=True)
 
     def order(self, size: int, batch: int, *, shuffle: bool = True) -> Order:
         """The global batches of a data set: a function of the trial's seed and the epoch.

@@ -7,7 +7,6 @@ metrics that wait, so that an attempt that goes on from one can tell them.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -131,5 +130,5 @@ def finite(value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except (TypeError, ValueError):
-        return math.nan if value == "NaN" else None
+    except (TypeError, ValueError, RuntimeError):  # the last is torch's, of several elements
+        return None
