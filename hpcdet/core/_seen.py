@@ -38,18 +38,22 @@ def seen_by_all(folder: Path, peers: Peers) -> None:
                 hint="is it on a file system that all nodes share?",
             )
         time.sleep(_LOOK_S)
-        for path in (folder, *folder.rglob("*")):
+        for place, _, _ in os.walk(folder):
             with contextlib.suppress(OSError):  # NFS: asks the server, which forgets no name
-                if path.is_dir():
-                    os.utime(path)
+                os.utime(place)
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """In bytes, by path. A network file system asks its server when a file is opened."""
+    """In bytes, by path. A network file system asks its server when a file is opened.
+
+    A folder that cannot be read has nothing in it, yet: a rank that raised would leave the others
+    waiting for what it sees.
+    """
     found: dict[str, int] = {}
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            if path.is_file():
-                with path.open("rb") as file:
-                    found[str(path.relative_to(folder))] = os.fstat(file.fileno()).st_size
+    for place, _, names in os.walk(folder):
+        for path in (Path(place, name) for name in names):
+            with contextlib.suppress(OSError):
+                if path.is_file():
+                    with path.open("rb") as file:
+                        found[str(path.relative_to(folder))] = os.fstat(file.fileno()).st_size
     return found
