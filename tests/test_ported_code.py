@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -234,7 +235,7 @@ def test_a_loop_says_how_many_epochs_it_has_trained(
         session.rungs = asked.rungs
         monkeypatch.setattr(session, "report", report)
         train.report_validation_metrics(10, {"loss": 1.0, "epochs": torch.tensor(1.0)})
-        train.report_training_metrics(15, {"epochs": math.nan, "records": torch.ones(2)})
+        train.report_training_metrics(15, {"epochs": math.nan, "records": np.ones(2)})
         for operation in context.searcher.operations():
             train.report_validation_metrics(10 * operation.length, {"loss": 0.5})
             operation.report_completed(0.5)

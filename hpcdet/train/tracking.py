@@ -130,5 +130,5 @@ def finite(value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError):  # the last is torch's, of several elements
+    except (TypeError, ValueError):
         return None
