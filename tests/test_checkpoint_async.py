@@ -483,6 +483,13 @@ def test_large_tensors_are_copied_by_several_threads_whatever_they_are(
     assert threading.active_count() == before
     loaded = checkpoint.load(tmp_path / "1.g0").shared
     assert all(torch.equal(loaded[name], one) for name, one in shared.items())
+    place = torch.empty(2000)
+    assert image._is_plain(shared["0"], place)
+    assert not image._is_plain(shared["0"].as_subclass(Other), place)
+
+
+class Other(torch.Tensor):
+    """As one that a collective still fills: its bytes may be nowhere yet."""
 
 
 FAILURES = {

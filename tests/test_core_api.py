@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
@@ -255,7 +256,10 @@ def test_a_script_runs_in_the_interpreter_that_was_named(tmp_path: Path) -> None
     assert f"{other}/bin/python cannot import hpcdet" in verdict.error
     [packages] = (other / "lib").glob("python*/site-packages")
     (packages / "here.pth").write_text("\n".join(path for path in sys.path if path))
-    attempt = ranks.run(trial)
+    (other / "bin" / "python3.99").symlink_to(other / "bin" / "python")
+    config = tmp_path / "EXP" / "experiment.yaml"
+    config.write_text(config.read_text().replace(f"{other}/bin/python", "python3.99"))
+    attempt = ranks.run(trial, PATH=f"{other}/bin:{os.environ['PATH']}")
     verdict = attempt.verdict()
     assert verdict is not None and verdict.verdict == "done", attempt.log()
     [metrics] = [line["metrics"] for line in attempt.lines() if line["kind"] == "metrics"]

@@ -283,9 +283,12 @@ def _move(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], helpers: int) -> N
 
 
 def _is_plain(source: torch.Tensor, view: torch.Tensor) -> bool:
-    """Whether its bytes are those of its place, in this order."""
+    """Whether its bytes are those of its place, in this order.
+
+    Tensors of other classes, as one that a collective still fills, need not say where theirs are.
+    """
     same = source.dtype == view.dtype and source.nbytes == view.nbytes
-    here = source.device.type == "cpu" and source.is_contiguous()
+    here = source.device.type == "cpu" and source.is_contiguous() and type(source) in tree.TENSORS
     return same and here and not source.is_conj() and not source.is_neg()
 
 

@@ -65,7 +65,7 @@ def _become(python: str, place: Place) -> None:
     os.environ[INTERPRETER] = python
     rank = ("-m", "hpcdet.attempt", str(place.experiment.root))
     notice.hold()
-    os.execv(python, (python, *rank, str(place.trial.number), str(place.attempt.number)))
+    os.execvp(python, (python, *rank, str(place.trial.number), str(place.attempt.number)))
 
 
 def _supervise(argv: Sequence[str], place: Place, code: Path) -> int:
