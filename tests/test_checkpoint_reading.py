@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,20 @@ def test_a_read_that_fails_is_an_error_whenever_it_comes(
             continue
         break
     assert sound > 10 and same(loaded.shared, state())
+
+
+def test_a_process_that_ends_reads_without_other_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "00000001.g1"
+    made = save(folder)
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    assert same(checkpoint.load(folder).shared, state())
+    assert checkpoint.verify(folder) == made
 
 
 def test_a_rank_reads_what_it_needs_and_nothing_else(

@@ -77,10 +77,12 @@ def read(
     scratch = Scratch(_PIECE)
     with contextlib.ExitStack() as files, ThreadPoolExecutor(_THREADS, "hpcdet-read") as pool:
         pieces = _pieces(folder, shards, _Wanted(use, into), readers == 1, files, scratch)
+        beside = _has_threads(pool)
         try:
             while True:
                 for piece in itertools.islice(pieces, _AHEAD - len(under_way)):
-                    under_way.append((piece, pool.submit(piece.work) if piece.large else None))
+                    others = beside and piece.large
+                    under_way.append((piece, pool.submit(piece.work) if others else None))
                 if not under_way:
                     return
                 piece, worked = under_way.popleft()
@@ -95,6 +97,16 @@ def read(
             for piece, worked in under_way:
                 if worked is None or worked.cancel():
                     piece.give_up()
+
+
+def _has_threads(pool: ThreadPoolExecutor) -> bool:
+    """Whether others can work: Python gives none to a script that ends, whose last checkpoint is
+    then copied, nor does a limit."""
+    try:
+        pool.submit(int)
+    except RuntimeError:
+        return False
+    return True
 
 
 class _Wanted:
