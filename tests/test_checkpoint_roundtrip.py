@@ -17,12 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import CheckpointFailed, Loaded, Saved, StateError
+from hpcdet.checkpoint import CheckpointFailed, Loaded, Saved, StateError, tree
 from hpcdet.checkpoint.partition import partition
 from hpcdet.checkpoint.tree import Leaf
 from tests.trees import TORCH_TYPES, ranks, same, tensor, trees
 
-FIXTURE = Path(__file__).parent / "recorded" / "checkpoints" / "schema-1" / "00000003.g1"
+RECORDED = Path(__file__).parent / "recorded" / "checkpoints"
+FIXTURE = RECORDED / "schema-1" / "00000003.g1"
+SECOND_DIGEST = "@"
 
 
 def save_by(folder: Path, world: int, shared: Any, private: list[Any]) -> list[Saved]:
@@ -230,3 +232,33 @@ def fixture_state() -> dict[str, Any]:
         "cursor": {"epoch": 1, "samples": 192, "note": b"\x00\xff", "none": None},
         "odd": [True, float("inf"), np.float64(2.5), np.array(["x", "yz"]), torch.empty(0, 3)],
     }
+
+
+def test_the_second_format_is_read_for_ever() -> None:
+    """Rows of two ranks, and files of what did not change, some of which lie in rows, too."""
+    folder = RECORDED / "schema-2" / "00000003.g1"
+    assert {path.name for path in folder.glob("*.h5")} == {
+        *("rank-00000-of-00002.h5", "rank-00000-of-00002.frozen.h5"),
+        *("rank-00001-of-00002.h5", "rank-00001-of-00002.frozen.h5"),
+    }
+    whole = checkpoint.load(folder, rank=1, world=2)
+    assert whole.manifest.schema == 2
+    assert whole.manifest.digest == SECOND_DIGEST == checkpoint.content_digest(folder)
+    assert same(whole.shared, second_state(0, 1)) and same(whole.private, {"rank": 1})
+    for rank in range(3):
+        rows = checkpoint.load(folder, rank, 3, sharded=True).shared
+        for name, wanted in second_state(rank, 3)["model"].items():
+            found = rows["model"][name]
+            assert (found.shape, found.start) == (wanted.shape, wanted.start)
+            assert torch.equal(found.local, wanted.local)
+
+
+def second_state(rank: int, world: int) -> dict[str, Any]:
+    """What a rank has of what the second fixture holds; of one rank, the whole."""
+    body, head = torch.arange(24.0).reshape(6, 4), torch.full((5, 3), 3.0)
+    model: dict[str, Any] = {"body": body, "head": head}
+    if world > 1:
+        for name, one in model.items():
+            first, last = tree.rows(len(one), rank, world)
+            model[name] = checkpoint.Sharded(one[first:last].clone(), tuple(one.shape), first)
+    return {"model": model, "table": torch.arange(64).bfloat16(), "step": 3}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpcdet import core
+from hpcdet import checkpoint, core
 from hpcdet.checkpoint import reports, shard
 from hpcdet.core import _seen
 from hpcdet.errors import Unavailable, UsageError
@@ -25,9 +25,10 @@ from hpcdet.train.background import Background
 from hpcdet.train.clock import Deadline
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
+from hpcdet.train.saving import Keeper
 from hpcdet.train.session import Session, Units
 from hpcdet.train.tracking import Tracker
-from tests import ranks
+from tests import ranks, trees
 
 
 @pytest.mark.parametrize("cause", ["completed", "signal"])
@@ -61,6 +62,44 @@ def test_a_folder_that_rank_0_stored_alone_stays_the_newest(tmp_path: Path) -> N
     assert keeper.take_written() == ["00000001.g1"]
     with pytest.raises(UsageError, match="would be older"):
         keeper.save(1, state, None)
+
+
+class Threads:
+    """Two ranks that talk to each other, as threads."""
+
+    def __init__(self, rank: int, exchange: checkpoint.Exchange) -> None:
+        self.ranks, self.allgather = Ranks(rank=rank, world=2, local_world=2), exchange
+        self.swap = trees.swapping(rank, exchange)
+
+    def broadcast(self, value: Any) -> Any:
+        return self.allgather(value)[0]
+
+
+def test_what_rank_0_stored_alone_counts_for_all(tmp_path: Path) -> None:
+    """Else the others would save a step that is there, and wait for rank 0 for ever."""
+
+    def work(rank: int, exchange: checkpoint.Exchange) -> list[str]:
+        peers: Any = Threads(rank, exchange)
+        place, state = Place.alone(tmp_path), {"w": torch.ones(3)}
+        keeper = Keeper(place, peers, Resolved(), Tracker(None), Deadline(None))
+        names = list[str]()
+        for step in (2, 2, 3):
+            if rank == 0 and not names:
+                assert keeper.save(step, {"files": {}}, None, alone=True)
+            assert keeper.save(step, state, {"rank": rank})
+            names.append(keeper.latest)
+        with pytest.raises(UsageError, match="would be older"):
+            keeper.save(2, state, None)
+        if rank:  # rank 0 would find out by its end
+            with pytest.raises(UsageError, match="rank 1 saves a checkpoint of step 5, rank 0 of"):
+                keeper.save(5, state, None)
+        else:
+            peers.broadcast((4, 3, ""))
+        return names
+
+    expected = ["00000002.g1", "00000002.g1", "00000003.g1"]
+    assert trees.ranks(2, work) == [expected, expected]
+    assert checkpoint.load(tmp_path / "checkpoints" / expected[0]).shared == {"files": {}}
 
 
 class FullDisk:

@@ -26,7 +26,7 @@ from hpcdet.store import journal
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Control, Trial
-from hpcdet.train import fingerprint, loading, notice, rng
+from hpcdet.train import deterministic, fingerprint, loading, notice, rng
 from hpcdet.train.agreement import NOTHING, TOGETHER, Agreement, Orders
 from hpcdet.train.clock import Deadline
 from hpcdet.train.order import Slice
@@ -402,7 +402,9 @@ def test_the_first_step_which_compiles_says_nothing_of_the_others(tmp_path: Path
         assert (deadline.needed_s > 1000) is expected
 
 
-def test_every_generator_is_put_back() -> None:
+def test_every_generator_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.Generator()  # stands for an accelerator's
+
     def draw() -> list[float]:
         return [
             random.random(),
@@ -412,6 +414,7 @@ def test_every_generator_is_put_back() -> None:
             float(own["numpy"].standard_normal()),
             float(torch.rand(1, generator=own["torch"])),
             own["python"].random(),
+            float(torch.rand(1, generator=device)),
         ]
 
     own: dict[str, Any] = {
@@ -421,6 +424,9 @@ def test_every_generator_is_put_back() -> None:
     }
     before = rng.capture_cpu()
     rng.seed_all(3)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", device.get_state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", device.set_state)
     draw()
     state = rng.capture(own)
     first = draw()
@@ -570,6 +576,30 @@ def test_a_trial_canceled_at_once_leaves_without_saving_though_told_to_save(
     with pytest.raises(Left):
         session.poll(Units(2))
     assert journal.read(place.attempt.journal)[-1]["kind"] != "notice"
+
+
+def test_deterministic_sets_the_switches_or_says_who_has_set_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    switches = (
+        (torch.backends.cudnn, "deterministic", True),
+        (torch.backends.cudnn, "benchmark", False),
+        (torch.backends.cudnn, "allow_tf32", False),
+        (torch.backends.cuda.matmul, "allow_tf32", False),
+    )
+    for place, name, wanted in switches:
+        monkeypatch.setattr(place, name, not wanted)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    with pytest.raises(ConfigError, match="CUBLAS_WORKSPACE_CONFIG=:0:0 lets cuBLAS choose"):
+        deterministic.demand()
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    try:
+        deterministic.demand()
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert os.environ.pop("CUBLAS_WORKSPACE_CONFIG") == ":4096:8"
+    assert [getattr(place, name) for place, name, _ in switches] == [True, False, False, False]
 
 
 def test_loaded_modules_are_part_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

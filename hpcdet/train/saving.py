@@ -30,7 +30,7 @@ from hpcdet.train.ranks import Ranks
 from hpcdet.train.saying import say
 from hpcdet.train.staging import Stage
 from hpcdet.train.tracking import Tracker
-from hpcdet.train.underway import Order, UnderWay, is_there
+from hpcdet.train.underway import Order, UnderWay, agreed, is_there
 
 _LOOK_S, _ABANDON_S = 0.2, 60.0
 
@@ -133,9 +133,11 @@ class Keeper:
 
         Raises:
             StateError: the state holds something that cannot be saved.
-            UsageError: this attempt has saved at a later step.
+            UsageError: this attempt has saved at a later step, or ranks save different ones.
         """
         self.drain(together=not alone)
+        if not alone:
+            self._step, self.latest = agreed(self._peers, step, self._step, self.latest)
         if is_there(step, self._step):
             if self._peers.ranks.chief:
                 say(f"{self.latest} is there already, and stays")

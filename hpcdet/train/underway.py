@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from hpcdet.checkpoint import CheckpointFailed, Saved, Saving, StateError
 from hpcdet.errors import UsageError
+from hpcdet.train.peers import Peers
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,21 @@ class Order:
     def without_state(self) -> Order:
         """The same, not keeping alive what was copied."""
         return Order(self.step, self.kept, self.metric, None, None, self.described)
+
+
+def agreed(peers: Peers, step: int, last: int, latest: str) -> tuple[int, str]:
+    """Rank 0's last step and checkpoint: it may have stored some alone; all ranks call together.
+
+    Raises:
+        UsageError: this rank is to save another step than rank 0.
+    """
+    wanted, last, latest = peers.broadcast((step, last, latest))
+    if step != wanted:
+        raise UsageError(
+            f"rank {peers.ranks.rank} saves a checkpoint of step {step}, rank 0 of step {wanted}",
+            hint="all ranks save together, with the same steps_completed",
+        )
+    return last, latest
 
 
 def is_there(step: int, last: int) -> bool:
