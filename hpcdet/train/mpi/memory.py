@@ -139,8 +139,9 @@ def in_host_memory(tensor: torch.Tensor) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> Any:
-    """The tensor's memory, without a copy. mpi4py takes a device's by its array interface."""
-    return tensor if tensor.is_cuda else _plain(tensor).numpy()
+    """The tensor's memory, without a copy. mpi4py takes a device's tensor itself, as bytes: it
+    knows few kinds of numbers, and is told which one it is."""
+    return _plain(tensor) if tensor.is_cuda else _plain(tensor).numpy()
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
