@@ -24,7 +24,7 @@ from tests.trees import TORCH_TYPES, ranks, same, tensor, trees
 
 RECORDED = Path(__file__).parent / "recorded" / "checkpoints"
 FIXTURE = RECORDED / "schema-1" / "00000003.g1"
-SECOND_DIGEST = "@"
+SECOND_DIGEST = "f76bd8d930502ef9712a5493cd0cf69f70b2dbcbdd90ff99009483505d9682e5"
 
 
 def save_by(folder: Path, world: int, shared: Any, private: list[Any]) -> list[Saved]:
