@@ -163,8 +163,8 @@ def test_who_has_just_written_is_looked_at_only_if_there_was_word_of_an_end(
     built, now, looks, heard = Builder(tmp_path / "digits-7f3a"), [0.0], list[str](), list[int]()
     trial, facts = built.trial(), Facts(built.paths, config.resolve({}))
     view = Sight(built.paths, lambda: now[0], facts.grows)
-    real = sights._looks
-    monkeypatch.setattr(sights, "_looks", lambda names: looks.extend(names) or real(names))
+    real = sights.looks
+    monkeypatch.setattr(sights, "looks", lambda names: looks.extend(names) or real(names))
 
     def look(*, calm: bool = True) -> tuple[str, bool]:
         now[0] += 15
