@@ -364,10 +364,13 @@ def supervisor_pids(state: Path) -> list[int]:
 
 
 def strike(pids: list[int], number: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to processes that may be gone already."""
+    """Send a signal to processes that may be gone already; those that it kills are gone then."""
+    begun = {pid: start for pid in pids if (start := processes.started(pid)) is not None}
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+    if number == signal.SIGKILL:  # a process may live for some ms after that
+        until(lambda: not any(processes.alive(*each) for each in begun.items()), every=0.005)
 
 
 def damage(paths: ExperimentPaths, how: str, draw: random.Random, trial: int = 1) -> str:
