@@ -196,6 +196,30 @@ def test_who_has_just_written_is_looked_at_only_if_there_was_word_of_an_end(
     assert look() == ("running", True), "it has begun to end"
 
 
+def test_what_an_attempt_writes_while_a_turn_looks_at_it_is_heard_before_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1))
+    play, holder, [worker] = begun(world)
+    holder.sight = Sight(world.paths, world.clock, holder.facts.grows)
+    attempt = play.claim(worker)
+    play.report(attempt, 50)
+    os.utime(attempt.root, ns=(0, 0))  # whatever the tick of the clock is
+    later(world, holder, 3)
+    real = sights.looks
+
+    def looks(folders: tuple[str, ...]) -> tuple[int, ...]:
+        if End.read(attempt.end) is None:  # its journal was read a moment ago
+            play.finish(attempt)
+        return real(folders)
+
+    monkeypatch.setattr(sights, "looks", looks)
+    world.clock.now += 11
+    assert advance(world.paths, holder, calm=True).closed
+    heard = [(e["kind"], e.get("length", {}).get("batches", 0)) for e in events(world)]
+    assert heard == [("start", 0), ("report", 50), ("report", 100), ("segment_end", 0)]
+
+
 def test_a_report_says_what_its_trial_has_cost_so_far(tmp_path: Path) -> None:
     built = Builder(tmp_path / "digits-7f3a")
     trial, clock = built.trial(), []

@@ -146,11 +146,12 @@ class Facts:
             if expected is None:
                 expected = self._expected[key] = Expected()
             lines = self._unheard.pop(key, None)
-            if lines is None:
-                if number == running and expected.far(now):
-                    continue
+            if lines is None and number == running and expected.far(now):
+                continue
+            if lines is None or number != running:  # it may have written more before it ended
                 expected.looked = now
-                lines = self._reader(trial, number).read("metrics", loose=only_running)
+                more = self._reader(trial, number).read("metrics", loose=only_running)
+                lines = [*(lines or ()), *more]
             for line, length in self._whole(key, lines, unit, ended=number != running):
                 at = epoch(line["t"])
                 expected.hear(at, now)
