@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -245,14 +246,20 @@ class Slow(Waves):
 
 
 def test_a_searcher_that_thinks_for_longer_than_a_term_lasts_keeps_the_lease(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World.make(tmp_path, searcher={"max_concurrent_trials": 6})
     rival = Lease(world.paths, "rival", world.site.lease_ttl_s, world.clock)
 
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
     def taking() -> None:
         for _ in range(3):
             world.clock.now += 0.4 * world.site.lease_ttl_s
+            with monkeypatch.context() as disk:
+                disk.setattr(files, "replace", full)
+                holder.hands.pulse()  # it is tried again
             holder.hands.pulse()  # as one does that waits for a process
             assert not rival.try_acquire()
 

@@ -52,12 +52,17 @@ class Fenced(Exception):
 
 @dataclass
 class Pulse:
-    """To be called while a searcher takes its time; a holder makes it keep the lease."""
+    """To be called while a searcher takes its time; a holder makes it keep the lease.
+
+    Raises nothing of a file system that refuses the beat: what a searcher raises is its failure,
+    and the next call tries again.
+    """
 
     beat: Callable[[], object] = lambda: None
 
     def __call__(self) -> None:
-        self.beat()
+        with contextlib.suppress(OSError):
+            self.beat()
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ class Holder:
         hands = self.hands
         self.spending = Spending(self.paths, hands.resolved, self.stay)
         self.lease = Lease(self.paths, self.kind, hands.site.lease_ttl_s, hands.clock)
-        hands.pulse.beat = self.lease.verify  # no exception: a searcher's are its failures
+        hands.pulse.beat = self.lease.verify  # not Fenced: a searcher's are its failures
         self._chain: Chain | None = None
         self._decided: Decided | None = None
         self._laid: tuple[dict[str, Any], Resolved] | None = None
