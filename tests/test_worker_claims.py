@@ -29,6 +29,7 @@ from hpcdet.store.records import (
     WorkerEnd,
 )
 from hpcdet.store.trials import Standing
+from hpcdet.units import Length
 from hpcdet.worker import again, cancels, claims, judging, outlook, staging, traces
 from hpcdet.worker.allocation import read as read_allocation
 from hpcdet.worker.crank import Crank
@@ -338,17 +339,32 @@ def test_trials_that_stand_as_before_are_not_read_again(
         Trial(number, {}, number).write_once(trial.record)
         Control(wish).write_once(trial.control(1))  # type: ignore[arg-type]
         os.utime(trial.controls, ns=(0, 0))  # whatever the tick of the clock is
-    one = attempt(paths, worker(paths), progressed=True)
+    one, six = attempt(paths, worker(paths), progressed=True), paths.trial(6)
     os.utime(one.root, ns=(0, 0))
+    Trial(6, {}, 6).write_once(six.record)
+    Control("run", Length("batches", 50)).write_once(six.control(1))
+    Claim("0001-0000.0", "here").write_once(six.attempt(1).claim)
+    Verdict("done", "completed", 50, Length("batches", 50)).write_once(six.attempt(1).verdict)
+    End("completed", progressed=True).write_once(six.attempt(1).end)
+    os.utime(six.controls, ns=(0, 0))
     while read != [2]:  # what may be claimed is looked at each time
-        assert looked() == ["running", "runnable", "paused", "stopped", "failed"]
+        assert looked() == ["running", "runnable", "paused", "stopped", "failed", "done"]
         assert now[0] < 60
     End("preempted").write_once(one.end)
+    Control("run", Length("batches", 100), term=1).write_once(six.control(2))
     for number in wishes:
         Control("run", term=1).write_once(paths.trial(number).control(2))
-    assert looked()[:3] == ["runnable"] * 3
+    now_stand = looked()
+    assert [now_stand[number - 1] for number in (1, 2, 3, 6)] == ["runnable"] * 4
+    assert now_stand != ["runnable"] * 6
     looked()
-    assert looked() == ["runnable"] * 5, "those that were over come in turns"
+    assert looked() == ["runnable"] * 6, "those that were over come in turns"
+    for number in (4, 5):
+        Control("stop", term=2).write_once(paths.trial(number).control(3))
+    assert [looked()[3:5] for _ in range(2)] == [["stopped"] * 2] * 2
+    for number in (4, 5):
+        Control("run", term=3).write_once(paths.trial(number).control(4))
+        assert seen.now(paths.trial(number)).state == "runnable", "a last look is at all of them"
     me = paths.worker(1, 0, 0)
     told = claims.next_attempt(paths, me, HERE, outlook=seen, heard=lambda: "SIGTERM")
     assert told is None and not paths.trial(2).attempts()

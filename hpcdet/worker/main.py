@@ -116,7 +116,7 @@ class Worker:
         return self._something_to_take()
 
     def _something_to_take(self) -> bool:
-        stands = (self.outlook.standing(trial) for trial in self.paths.trials())
+        stands = (self.outlook.now(trial) for trial in self.paths.trials())
         return any(claims.may_take(self.me, one) for one in stands) and self.spending.room() >= 1
 
     def _take_trials(self) -> str:

@@ -15,7 +15,8 @@ from hpcdet.worker.glance import Glance
 A_ROUND = 100
 """Trials that are over and are looked at in one round: only a user's wish can bring one back."""
 
-_OVER = frozenset(("stopped", "failed", "done"))
+_OVER = frozenset(("stopped", "failed"))
+"""Not ``done``: a searcher may ask for more of a trial that has come as far as it was asked to."""
 
 
 class Outlook:
@@ -59,6 +60,15 @@ class Outlook:
         number = trial.number
         if number in self._over and (number + self._round) % self._turns:
             return self._seen[number].value
+        return self.now(trial)
+
+    def now(self, trial: TrialPaths) -> Standing:
+        """How a trial stands now, also one that is over.
+
+        Raises:
+            OSError: the storage is away.
+        """
+        number = trial.number
         if number not in self._seen:
             self._seen[number] = Glance(
                 lambda: standing(trial), lambda stands: _folders(trial, stands), self._clock
