@@ -181,6 +181,29 @@ def test_what_is_asked_for_while_it_closes_is_obeyed(
     assert world.paths.times_reopened == 0
 
 
+def test_what_is_asked_for_right_before_it_is_closed_reopens_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World.make(tmp_path, Waves(count=1, width=1), max_restarts=0)
+    play, holder, write = world.play(), world.holder(), Closed.write_once
+
+    def written(record: Closed, path: Path) -> bool:
+        if path.name == "closed.json":  # who asks finds it open, before and after
+            assert commands.ask(world.paths, "retry", reopen=True) == 1
+        return write(record, path)
+
+    monkeypatch.setattr(Closed, "write_once", written)
+    advance(world.paths, holder)
+    [worker] = play.start_all()
+    play.fail(play.claim(worker))
+    assert not advance(world.paths, holder).closed
+    play.finish(play.claim(worker))
+    assert advance(world.paths, holder).closed
+    found = Closed.read(world.paths.root / "closed-2.json")
+    assert found is not None and found.state == "COMPLETED"
+    assert world.paths.times_reopened == 1
+
+
 def test_what_is_asked_for_as_it_is_closed_reopens_it_or_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def ask(
     number = max(packed.numbers(paths.commands, ".json"), default=0) + 1
     while not command.write_once(paths.command(number)):
         number += 1
+    reopening = paths.reopening  # as it is now: who closes it may reopen it for this command
     if not reopens:  # it may have been closed meanwhile, by who has not seen this
         try:
             reopens = _reopens(paths, verb, reopen) and not _is_obeyed(paths, number)
@@ -39,7 +40,7 @@ def ask(
                 paths.command(number).unlink(missing_ok=True)  # not for who reopens it one day
                 raise
     if reopens:  # last: a holder that found it open without the command would close it again
-        Reopened(number, command.user, command.at).write_once(paths.reopening)
+        Reopened(number, command.user, command.at).write_once(reopening)
     return number
 
 

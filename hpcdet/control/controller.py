@@ -23,13 +23,15 @@ from hpcdet.errors import HpcdetError, IntegrityError
 from hpcdet.search import api
 from hpcdet.store import files, nudges
 from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Closed, ExperimentState
+from hpcdet.store.records import Closed, ExperimentState, Reopened
 from hpcdet.store.trials import Standing
 
 __all__ = ["Holder", "Turn", "advance"]
 
 _AIMLESS = "it wants no trial to run, and has not ended the search"
 SUCCESSES = frozenset({"target", "stopped", "user_exit"})
+REOPENING = frozenset({"resume", "retry", "set"})
+"""What an experiment that is over may go on with."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,8 @@ def _close(holder: Holder, seen: Seen) -> bool:
         why = "; ".join(filter(None, (why, also, best.lacking(holder))))
     else:
         state, why = "ERROR", _first_failure(holder)
-    path = holder.paths.closed  # not the next one, if somebody reopens it while this one sleeps
+    # not the next ones, if somebody reopens it while this one sleeps
+    path, reopening = holder.paths.closed, holder.paths.reopening
     if decided.state[0] != state:
         holder.record("state", state=state, why=why)
     fleet.cancel_all(holder, _waiting_jobs(seen))
@@ -182,6 +185,10 @@ def _close(holder: Holder, seen: Seen) -> bool:
         return False
     holder.fence()
     Closed(state, why, holder.lease.term, files.now()).write_once(path)
+    for seq, command in asked(holder):  # by who still found it open
+        if state != "CANCELED" and command.verb in REOPENING:
+            Reopened(seq, command.user, command.at).write_once(reopening)
+            return False
     sentinels.dismiss(holder)
     holder.actions.append(f"closed: {state}")
     _wake_followers(holder)
