@@ -309,6 +309,22 @@ def test_an_heir_that_cannot_be_linked_keeps_nothing_from_the_others(
     holder.close()
 
 
+def test_a_user_may_cancel_a_trial_whose_heir_cannot_be_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, holder, _, _ = trained(tmp_path, Family(), [50])
+
+    def failing(source: Path, _: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(source))
+
+    monkeypatch.setattr(linking, "_same", failing)
+    assert later(world, holder, 1).state == "PAUSED" and control(world, 1).action == "run"
+    commands.ask(world.paths, "cancel", 1)
+    later(world, holder, 1)
+    assert control(world, 1).action == "kill"
+    holder.close()
+
+
 @pytest.mark.parametrize(
     ("saved", "begins", "why"),
     [

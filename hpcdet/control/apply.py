@@ -21,7 +21,7 @@ def apply(holder: Holder) -> None:
     Raises:
         Fenced: the term ended meanwhile.
         IntegrityError: a trial's record is not what was decided, or an heir's checkpoint cannot
-            be linked; all others were written, but that the heir's parent is to end.
+            be linked; all others were written, but that the heir's parent is to stop.
     """
     _write_limits(holder)
     wrong: list[IntegrityError] = []
@@ -34,8 +34,8 @@ def apply(holder: Holder) -> None:
         wanted = holder.decided.control(plan)
         settled = plan.ended and holder.written.get(("control", number), (0, 0))[1] == wanted
         never = holder.decided.canceled and plan.killed and not trial.root.exists()
-        if number in needed and wanted.action not in ("run", "pause"):
-            continue  # ending, it would remove what its heir is to begin from
+        if number in needed and wanted.action == "stop":
+            continue  # stopped, it would remove what its heir is to begin from
         if not (settled or never):
             _write_control(holder, number, trial, wanted)
             try:
