@@ -18,6 +18,7 @@ from hpcdet.errors import StillPending, UsageError
 from hpcdet.jobs import create
 from hpcdet.read import states
 from hpcdet.read.gather import gather
+from hpcdet.site import loading
 from hpcdet.store import files, lease
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Closed
@@ -106,11 +107,26 @@ def test_a_process_that_has_the_number_of_a_daemon_is_none(
     os.utime(beat, (old, old))
     assert daemon.status(paths)["held"] is False
     assert daemon.stop(paths) is False
+    files.replace(paths.site, loading.dump(local_site(lease_ttl_s=2 * daemon.FRESH_S)))
+    assert daemon.status(paths)["held"] is True, "a beat may be so old then"
+    os.utime(beat, (0, 0))
     presence.Daemon(os.getpid(), 1).write_once(paths.daemon(host))
     assert presence.here(paths) is None
     with presence.tell(paths):
         assert daemon.status(paths)["held"] is True
     assert not paths.daemon(host).exists()
+
+
+def test_who_stands_by_is_ended_though_another_host_has_the_lease(
+    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    struck: list[int] = []
+    monkeypatch.setattr(daemon.os, "kill", lambda pid, _: struck.append(pid))
+    monkeypatch.setattr(daemon.presence, "here", lambda _: presence.Daemon(77, 1))
+    lease.Term(1, "daemon", "elsewhere", 7).write_once(paths.term(1))
+    with pytest.raises(UsageError, match="runs on another host"):
+        daemon.stop(paths)
+    assert struck == [77]
 
 
 def test_the_loop_ends_with_the_experiment_and_survives_trouble_of_the_disk(

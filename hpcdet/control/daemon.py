@@ -21,7 +21,7 @@ from typing import Any
 
 from hpcdet.control import controller, presence
 from hpcdet.control.holder import Holder
-from hpcdet.errors import StillPending, UsageError
+from hpcdet.errors import HpcdetError, StillPending, UsageError
 from hpcdet.schedulers import processes
 from hpcdet.store import files, lease, nudges
 from hpcdet.store.layout import ExperimentPaths
@@ -31,7 +31,7 @@ STOP_LIMIT_S = 120.0
 VISITS = 4
 """Turns of ``once`` at most."""
 FRESH_S = 300.0
-"""A holder of the lease that lives has beaten since."""
+"""A holder of the lease that lives has beaten since, unless a term lasts longer."""
 _SLOWEST_S = 60.0
 
 
@@ -170,34 +170,30 @@ def stop(paths: ExperimentPaths) -> bool:
     """End the daemon of this experiment on this host and wait for it; False if there is none.
 
     Raises:
-        UsageError: it runs on another host.
+        UsageError: one runs on another host; if one stood by on this host, it has been ended.
         StillPending: it did not end in time.
     """
-    there, said = presence.here(paths), status(paths)
-    pid = there.pid if there is not None else said["pid"]
-    if there is None and (said["kind"] != "daemon" or not said["held"]):
-        return False
-    if there is None and said["host"] != socket.gethostname():
+    there = presence.here(paths)
+    if there is not None:
+        _end(paths, there.pid, lambda: there.lives)
+    said = status(paths)
+    if said["kind"] != "daemon" or not said["held"]:
+        return there is not None
+    if said["host"] != socket.gethostname():
         raise UsageError(
             "the searcher runs on another host",
             where=said["host"],
-            hint=f"there: kill {pid}",
+            hint=f"there: kill {said['pid']}",
         )
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-    limit = time.monotonic() + STOP_LIMIT_S
-    while there.lives if there is not None else status(paths)["held"]:
-        if time.monotonic() > limit:
-            raise StillPending(f"the searcher does not end, pid {pid}", where=paths.id)
-        time.sleep(0.05)
+    _end(paths, said["pid"], lambda: _holds(status(paths), said["term"]))
     return True
 
 
 def status(paths: ExperimentPaths) -> dict[str, Any]:
     """Who holds the lease: ``term, kind, host, pid, held, age_s``, and who ``waits`` here.
 
-    ``held`` is false once the term was released, or has not been heard of for ``FRESH_S``; on its
-    own host a dead process is seen at once. ``waits`` is the process of a daemon on this host
+    ``held`` is false once the term was released, or has not been heard of for ``FRESH_S``, or as
+    long as the lease lasts if that is more; on its own host a dead process is seen at once. ``waits`` is the process of a daemon on this host
     while others decide, else 0.
     """
     there, newest = presence.here(paths), lease.last(paths)
@@ -211,7 +207,7 @@ def status(paths: ExperimentPaths) -> dict[str, Any]:
     held = beat is None or not beat.released
     if held and not (at_home and term.pid == waits):
         # its number may be another process's by now, which must not be struck for it
-        held = (age_s or 0.0) <= FRESH_S
+        held = (age_s or 0.0) <= FRESH_S or (age_s or 0.0) <= _lease_ttl_s(paths)
         held = held and not (at_home and processes.started(term.pid) is None)
     return {
         "term": term.number,
@@ -222,6 +218,30 @@ def status(paths: ExperimentPaths) -> dict[str, Any]:
         "age_s": age_s,
         "waits": 0 if held and at_home and term.pid == waits else waits,
     }
+
+
+def _lease_ttl_s(paths: ExperimentPaths) -> float:
+    """How long a term lasts without a beat; 0 where the site cannot be read."""
+    from hpcdet.site import from_resolved
+
+    with contextlib.suppress(HpcdetError, OSError):
+        return from_resolved(paths.site).lease_ttl_s
+    return 0.0
+
+
+def _holds(said: dict[str, Any], term: int) -> bool:
+    return bool(said["held"]) and said["term"] == term
+
+
+def _end(paths: ExperimentPaths, pid: int, lives: Callable[[], bool]) -> None:
+    """Have a process of this host end, and wait for it. Raises StillPending."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    limit = time.monotonic() + STOP_LIMIT_S
+    while lives():
+        if time.monotonic() > limit:
+            raise StillPending(f"the searcher does not end, pid {pid}", where=paths.id)
+        time.sleep(0.05)
 
 
 def _runs_already(paths: ExperimentPaths, host: str, pid: int, aside: str = "") -> UsageError:
