@@ -185,7 +185,10 @@ def prune(paths: ExperimentPaths, newest: int) -> int:
         beat = Beat.read(path)
         if beat is None or not beat.released:
             fenced = number + 1
-        elif number != fenced and path.stat().st_mtime < before and gone < AT_ONCE:
+            continue
+        if path.stat().st_mtime >= before or gone == AT_ONCE:
+            break  # those that follow are younger
+        if number != fenced:
             paths.term(number).unlink(missing_ok=True)
             path.unlink()
             gone += 1
