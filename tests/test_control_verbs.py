@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpcdet.checkpoint import manifest as manifests
-from hpcdet.cli import extending
+from hpcdet.cli import asking, extending
 from hpcdet.config import changing
 from hpcdet.control import commands
 from hpcdet.control.controller import advance
+from hpcdet.control.holder import Holder
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.jobs.launch import Allocation
 from hpcdet.read import gather
+from hpcdet.schedulers.base import TaskState
 from hpcdet.search import api, codec, registry
 from hpcdet.store import chain, config, files, overrides
 from hpcdet.store.controls import in_force
@@ -477,6 +480,34 @@ def test_a_search_whose_only_trials_a_policy_has_stopped_is_not_made_longer(
     built.decide("event", event=codec.encode_event(api.SegmentEnd(1, "stopped")))
     with pytest.raises(UsageError, match=f"by {name} makes no others"):
         asked()
+
+
+@pytest.mark.parametrize("holds", [False, True], ids=["", "one had the lease"])
+def test_who_resumes_turns_until_those_that_were_killed_have_been_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holds: bool
+) -> None:
+    """As after a full disk, on which none could write that it left."""
+    world = World.make(tmp_path, Waves(count=2, width=2))
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    for worker in play.start_all():
+        play.claim(worker)
+        files.replace(worker.beat, b"{}")
+        play.vanish(worker, TaskState.FAILED)
+        if holds:  # then the scheduler is not asked for long
+            os.utime(worker.beat, (0, 0))
+    if not holds:
+        holder.close()
+
+    def pause(_: float) -> None:
+        world.clock.now += 11
+
+    monkeypatch.setattr(Holder, "open", lambda _, kind, **__: world.holder(kind))
+    monkeypatch.setattr(asking.follow, "pause", pause)
+    monkeypatch.setattr(asking.time, "monotonic", world.clock)
+    commands.ask(world.paths, "resume")
+    asking.turn_until_somebody_works(world.paths)
+    assert len(world.scheduler.jobs) == 2
 
 
 def test_a_search_that_had_nothing_more_to_do_is_not_reopened_by_a_limit_that_it_had(

@@ -14,6 +14,7 @@ from hpcdet.cli.output import Output
 from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import settings
 from hpcdet.control import commands
+from hpcdet.control.holder import Holder
 from hpcdet.errors import HpcdetError, UsageError
 from hpcdet.read import changes, find, gather, states
 from hpcdet.store import journal, overrides
@@ -143,33 +144,42 @@ def _turn_once(paths: ExperimentPaths) -> None:
 def turn_until_somebody_works(paths: ExperimentPaths) -> None:
     """Turn until a worker lives or a job waits: until then nobody else would turn the crank.
 
-    A job that was just cancelled is believed to be gone only after a second look at the queue.
+    A job that was just cancelled, or a worker that was killed, is believed to be gone only after a
+    second look at the queue; and the lease of one that was killed has to expire before.
     """
     try:
         with Crank(paths, "command") as crank:
-            crank.turn()
-            if _somebody_works(paths):
+            held = crank.turn().held
+            if _somebody_works(crank):
                 return
-            poll_s = crank.holder.hands.site.limits.poll_min_s
-            limit = time.monotonic() + 4 * poll_s + 30
+            site = crank.holder.hands.site
+            patience_s = 4 * site.limits.poll_min_s + 30 + (0 if held else site.lease_ttl_s)
+            limit = time.monotonic() + patience_s
             with busy("waiting until the former jobs have left the queue"):
-                while not _somebody_works(paths) and time.monotonic() < limit:
+                while not _somebody_works(crank) and time.monotonic() < limit:
                     follow.pause(0.2)
                     crank.turn_if_due()
     except (HpcdetError, OSError) as error:
         settings().warn(f"asked, but nothing is done yet: {error}")
 
 
-def _somebody_works(paths: ExperimentPaths) -> bool:
+def _somebody_works(crank: Crank) -> bool:
     """Whether a worker lives or a job waits, or nothing is wanted of any."""
-    gathered = gather.gather(paths)
+    gathered = gather.gather(crank.paths)
     if gathered.closed is not None or states.experiment_state(gathered)[0] == "PAUSED":
         return True
     staying = any(
-        worker.end is None
+        _lives(worker, crank.holder)
         and all(line["kind"] != "notice" for line in journal.read(worker.paths.journal))
         for worker in gathered.workers
     )
     begun = {worker.paths.submission for worker in gathered.workers}
     queued = (job for job in gathered.jobs if job.submitted and job.submitted.job)
     return staying or any(job.number not in begun for job in queued)
+
+
+def _lives(worker: gather.GatheredWorker, holder: Holder) -> bool:
+    """Whether a worker has not left: by the scheduler, or by its beats while others ask that."""
+    if not holder.lease.term:
+        return states.lives(worker)
+    return worker.end is None and worker.paths.name not in holder.watch.suspected

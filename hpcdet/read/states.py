@@ -176,8 +176,12 @@ def _waits_for(gathered: Gathered) -> str:
 
 def leaving(gathered: Gathered) -> bool:
     """Whether a worker that was heard of lately has not written its end yet."""
-    now = time.time()
-    return any(w.end is None and _is_fresh(w.paths.beat, now) for w in gathered.workers)
+    return any(map(lives, gathered.workers))
+
+
+def lives(worker: GatheredWorker) -> bool:
+    """Whether a worker was heard of lately and has not written its end, as far as files know."""
+    return worker.end is None and _is_fresh(worker.paths.beat, time.time())
 
 
 def _last_turn(gathered: Gathered) -> float | None:
