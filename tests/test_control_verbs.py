@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcdet.checkpoint import manifest as manifests
-from hpcdet.cli import asking, extending
+from hpcdet.cli import asking, change, extending
 from hpcdet.config import changing
 from hpcdet.control import commands
 from hpcdet.control.controller import advance
@@ -23,7 +23,7 @@ from hpcdet.search import api, codec, registry
 from hpcdet.store import chain, config, files, overrides
 from hpcdet.store.controls import in_force
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Closed, Control, Intent, Trial
+from hpcdet.store.records import Closed, Command, Control, Intent, Trial
 from hpcdet.store.trials import checkpoints, latest_checkpoint, standing
 from hpcdet.train.clock import Deadline
 from hpcdet.train.place import Place
@@ -522,6 +522,26 @@ def test_a_search_that_had_nothing_more_to_do_is_not_reopened_by_a_limit_that_it
             assert "COMPLETED" in said
     assert not built.paths.reopening.exists()
     cli("set", built.paths.id, f"max_trials={now + 1}", "-n")
+
+
+def test_two_who_ask_for_more_trials_at_once_get_both(
+    cli: Cli,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built, wanted = Builder(cli.root / "digits-7f3a"), extending.wanted
+    now = gather.gather(built.paths).config.searcher.max_trials
+
+    def outrun(*asked: Any) -> dict[str, Any]:
+        found = wanted(*asked)
+        if not built.paths.command(1).exists():
+            built.command("set", **{"searcher.max_trials": now + 1})
+        return found
+
+    monkeypatch.setattr(extending, "wanted", outrun)
+    monkeypatch.setattr(change, "_turn", lambda _: None)
+    cli("set", built.paths.id, "--more-trials", "1")
+    second = Command.read(built.paths.command(2))
+    assert second is not None and second.arguments == {"searcher.max_trials": now + 2}
 
 
 def test_what_nobody_obeyed_before_an_experiment_was_over_may_be_asked_for_again(

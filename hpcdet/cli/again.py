@@ -105,7 +105,8 @@ def resume_command(
             says += _verify(found, gathered, arguments)
         for loss in purged.lines(gathered):
             settings().warn(loss)
-        return Wish(arguments, ", ".join(filter(None, says)), reopens=bool(from_) or goes_on)
+        reopens, counts = bool(from_) or goes_on, bool(more_trials)
+        return Wish(arguments, ", ".join(filter(None, says)), reopens=reopens, counts=counts)
 
     ask_each(out, "resume", ids, dry_run, look)
 

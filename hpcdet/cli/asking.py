@@ -30,12 +30,15 @@ class Wish:
         says: what it means, for people.
         done: it is so already, says this; nothing is asked.
         reopens: an experiment that is over goes on with it.
+        counts: it says what follows from all that was asked before; if something was asked
+            meanwhile, it is looked at again.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
     says: str = ""
     done: str = ""
     reopens: bool = False
+    counts: bool = False
 
 
 Look = Callable[[find.Reference, gather.Gathered], Wish]
@@ -92,14 +95,24 @@ def ask_each(
     asked: dict[ExperimentPaths, list[int]] = {}
 
     def act(found: find.Reference) -> str:
-        wish = look(found, gather.gather(found.paths))
-        says = f": {wish.says}" if wish.says else ""
-        if wish.done:
-            asked.setdefault(found.paths, []).append(found.trial)
-            return wish.done
-        if dry_run:
-            return f"would {verb}{says}"
-        number = commands.ask(found.paths, verb, found.trial, reopen=wish.reopens, **wish.arguments)
+        number = 0
+        while not number:
+            follows = commands.following(found.paths)
+            wish = look(found, gather.gather(found.paths))
+            says = f": {wish.says}" if wish.says else ""
+            if wish.done:
+                asked.setdefault(found.paths, []).append(found.trial)
+                return wish.done
+            if dry_run:
+                return f"would {verb}{says}"
+            number = commands.ask(
+                found.paths,
+                verb,
+                found.trial,
+                reopen=wish.reopens,
+                number=follows if wish.counts else 0,
+                **wish.arguments,
+            )
         asked.setdefault(found.paths, []).append(found.trial)
         if verb in ("resume", "retry"):
             turn_until_somebody_works(found.paths)

@@ -50,16 +50,19 @@ def set_command(
     def act(found: find.Reference) -> str:
         if found.trial:
             raise UsageError("limits are those of a whole experiment", where=str(found))
-        gathered = gather.gather(found.paths)
-        further = extending.wanted(gathered, more_trials, longer)
-        changed = {**wanted, **further}
-        extending.possible(gathered, changed)
-        goes_on = extending.further(gathered, changed)
-        can_run(gathered, changed)
-        said = " ".join(f"{key}={value}" for key, value in changed.items())
-        if dry_run:
-            return f"would set {said}"
-        number = commands.ask(found.paths, "set", reopen=goes_on, **changed)
+        number = 0
+        while not number:
+            follows = commands.following(found.paths) if more_trials else 0
+            gathered = gather.gather(found.paths)
+            further = extending.wanted(gathered, more_trials, longer)
+            changed = {**wanted, **further}
+            extending.possible(gathered, changed)
+            goes_on = extending.further(gathered, changed)
+            can_run(gathered, changed)
+            said = " ".join(f"{key}={value}" for key, value in changed.items())
+            if dry_run:
+                return f"would set {said}"
+            number = commands.ask(found.paths, "set", reopen=goes_on, number=follows, **changed)
         if goes_on and gathered.closed is not None:
             turn_until_somebody_works(found.paths)
         else:

@@ -10,17 +10,30 @@ from hpcdet.store import chain, files, packed
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Closed, Command, Reopened, Verb
 
-__all__ = ["Verb", "ask"]
+__all__ = ["Verb", "ask", "following"]
+
+
+def following(paths: ExperimentPaths) -> int:
+    """The number that the next command is to have."""
+    return max(packed.numbers(paths.commands, ".json"), default=0) + 1
 
 
 def ask(
-    paths: ExperimentPaths, verb: Verb, trial: int = 0, *, reopen: bool = False, **arguments: Any
+    paths: ExperimentPaths,
+    verb: Verb,
+    trial: int = 0,
+    *,
+    reopen: bool = False,
+    number: int = 0,
+    **arguments: Any,
 ) -> int:
     """Ask; returns the command's number. It is obeyed at the next turn of the crank.
 
     Args:
         trial: number of the trial it is about; 0 means the whole experiment.
         reopen: also of an experiment that is over, unless it was canceled; it goes on then.
+        number: that which it has to have, as it says what follows from those before; if another
+            has it by now, nothing is asked, and 0 returned.
         arguments: of ``tag``, ``set``, ``after``, ``follow``, and the ``reason`` of any.
 
     Raises:
@@ -28,8 +41,10 @@ def ask(
     """
     reopens = _reopens(paths, verb, reopen)
     command = Command(verb, trial, arguments, getpass.getuser(), files.now())
-    number = max(packed.numbers(paths.commands, ".json"), default=0) + 1
+    only, number = number, number or following(paths)
     while not command.write_once(paths.command(number)):
+        if only:
+            return 0
         number += 1
     reopening = paths.reopening  # as it is now: who closes it may reopen it for this command
     if not reopens:  # it may have been closed meanwhile, by who has not seen this
