@@ -17,7 +17,7 @@ from hpcdet.control.controller import advance
 from hpcdet.control.holder import Holder
 from hpcdet.errors import ConfigError
 from hpcdet.read import lineage
-from hpcdet.read.gather import Gathered
+from hpcdet.read.gather import Gathered, GatheredTrial
 from hpcdet.search import api
 from hpcdet.store import chain, linking, parents
 from hpcdet.store.config import resolve
@@ -340,6 +340,7 @@ def test_a_child_never_begins_beyond_what_was_compared(
     later(world, holder)
     record = Trial.read(world.paths.trial(2).record)
     assert record is not None and record.origin.get("checkpoint", "") == begins
+    assert GatheredTrial(world.paths.trial(2)).steps == int(begins[:8] or 0)
     [clone] = [line for line in chain.read(world.paths) if line["kind"] == "clone"]
     assert why in clone["why"]
 

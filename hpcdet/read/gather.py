@@ -124,9 +124,13 @@ class GatheredTrial:
 
     @property
     def steps(self) -> int:
-        """Batches trained, as the newest attempt that began says."""
+        """Batches trained, as the newest attempt that began says, or its parent's checkpoint."""
         positions = (attempt.position for attempt in reversed(self.attempts))
-        return next((at for at in positions if at is not None), 0)
+        known = next((at for at in positions if at is not None), None)
+        if known is None:
+            origin = self.record.origin if self.record else {}
+            known = int(origin.get("units", {}).get("batches", 0))
+        return known
 
 
 @dataclass(frozen=True)
