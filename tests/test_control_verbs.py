@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from hpcdet.checkpoint import manifest as manifests
@@ -506,7 +507,8 @@ def test_who_resumes_turns_until_those_that_were_killed_have_been_replaced(
     monkeypatch.setattr(asking.follow, "pause", pause)
     monkeypatch.setattr(asking.time, "monotonic", world.clock)
     commands.ask(world.paths, "resume")
-    asking.turn_until_somebody_works(world.paths)
+    with click.Context(click.Command("resume")):
+        asking.turn_until_somebody_works(world.paths)
     assert len(world.scheduler.jobs) == 2
 
 

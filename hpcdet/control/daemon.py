@@ -193,8 +193,8 @@ def status(paths: ExperimentPaths) -> dict[str, Any]:
     """Who holds the lease: ``term, kind, host, pid, held, age_s``, and who ``waits`` here.
 
     ``held`` is false once the term was released, or has not been heard of for ``FRESH_S``, or as
-    long as the lease lasts if that is more; on its own host a dead process is seen at once. ``waits`` is the process of a daemon on this host
-    while others decide, else 0.
+    long as the lease lasts if that is more; on its own host a dead process is seen at once.
+    ``waits`` is the process of a daemon on this host while others decide, else 0.
     """
     there, newest = presence.here(paths), lease.last(paths)
     waits = there.pid if there is not None else 0
