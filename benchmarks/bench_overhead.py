@@ -18,10 +18,10 @@ as long as it does. Groups are what bounds are made of (``processes.ratio``, 95 
 judged by them; that start-up takes seconds is not counted.
 
 Each makes its checkpoint in the middle of the last block of a group, so that what is written
-beside the training is written in its own time. That block counts as one of ten: as a checkpoint
-every 300 steps of 20 ms. Blocks take more than half a second: what is due every second or two falls
-due while the others train, so short blocks would hold it far oftener than training does. Steps in
-the table are medians. Each rank has one thread.
+beside the training is written in its own time. That block counts as one of ten: of long steps, as
+a checkpoint every 300 steps of 20 ms. Blocks of long steps take more than half a second: what is
+due every second or two falls due while the others train, so short blocks would hold it far oftener
+than training does. Steps in the table are medians. Each rank has one thread.
 
 All have the allocator keep the memory that a step frees, as hpcdet does by itself, with the same
 numbers: else chance decides how many page faults a step has, hundreds or none, and that is more

@@ -26,12 +26,13 @@ from tests.experiments import Plain, config, daemon_pids, local_jobs, local_site
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> Iterator[ExperimentPaths]:
+def paths(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ExperimentPaths]:
     """A paused experiment: what is decided for it needs no worker."""
     model = tmp_path / "model"
     model.mkdir(mode=0o700)
+    site = local_site(**getattr(request, "param", {}))
     with local_jobs(tmp_path / "state"):
-        made = create.create(Plain(config(), {}), local_site(), model, tmp_path / "root")
+        made = create.create(Plain(config(), {}), site, model, tmp_path / "root")
         commands.ask(made, "pause")
         yield made
         strike(daemon_pids(made))
@@ -58,6 +59,7 @@ def test_a_daemon_runs_until_it_is_stopped_and_frees_the_lease(paths: Experiment
     assert states.health(gather(paths))["health"] == "ok"  # paused: nothing is left to do
 
 
+@pytest.mark.parametrize("paths", [{"lease_ttl_s": 600}], indirect=True, ids=["held"])
 def test_a_daemon_that_stands_by_is_neither_started_again_nor_left_over(
     paths: ExperimentPaths,
 ) -> None:

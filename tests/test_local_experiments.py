@@ -490,7 +490,7 @@ def test_a_searcher_killed_at_any_effect_is_followed_as_if_nothing_had_been(lab:
     }
     values = x.config(9, data={"losses": "scrambled", "every": 3}, searcher=asked)
     # workers leave all decisions to it
-    site = lab.site(capabilities={"submit_from_compute": False}, lease_ttl_s=1)
+    site = lab.site(capabilities={"submit_from_compute": False}, lease_ttl_s=5)
     (lab.folder / "sitecustomize.py").write_text(KILLER)
     model, jobs = lab.folder / "model", set[str]()
     model.mkdir(mode=0o700)

@@ -167,6 +167,7 @@ def test_a_full_home_folder_delays_a_job_and_loses_nothing(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if path == job.place(0):  # what held no places has ended
             assert not list(processes.members(leaders[0]))
+            assert not job.waiting.exists()  # newer jobs may go first
         replace(path, data)
 
     monkeypatch.setattr(local_job.files, "replace", full_at_first)
@@ -180,6 +181,14 @@ def test_a_full_home_folder_delays_a_job_and_loses_nothing(
     record = TaskRecord.read(job.task(0))
     assert record is not None and (record.state, record.exit_code) == ("failed", 3)
     assert not job.waiting.exists() and not job.place(0).exists()
+
+
+def test_a_task_that_can_never_start_has_failed_and_holds_up_nobody(jobs: Jobs) -> None:
+    never = jobs.submit("true", 2, output=jobs.folder / "1.sh" / "of a file")
+    assert [task.state for task in jobs.end(never)] == [TaskState.FAILED] * 2
+    folder = JobFolder(jobs.folder / "state" / "jobs" / never.job)
+    until(lambda: not folder.supervised())
+    assert not folder.waiting.exists()
 
 
 def test_processes_are_told_from_others_with_names_of_any_bytes(

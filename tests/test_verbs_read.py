@@ -203,6 +203,26 @@ def test_explain_gives_a_long_message_once(cli: Cli) -> None:
     assert cli("explain", "digits").out.count("bad") == 1
 
 
+def test_explain_shows_the_rank_that_failed_and_prints_nothing_for_no_error(cli: Cli) -> None:
+    built = Builder(cli.root / "mnist-1a2b")
+    trial = built.trial()
+    attempt = trial.attempt()
+    error = "ValueError: bad batch"
+    attempt.end("user_error", error=error)
+    trial.control("fail", why=f"failed 1 times: {error}")
+    lost = "Traceback (most recent call last):\n  here\nRuntimeError: lost a peer\n"
+    attempt.paths.logs.mkdir(exist_ok=True)
+    attempt.paths.log(0).write_text(lost)
+    for its in ("", lost.replace("RuntimeError: lost a peer", error)):
+        attempt.paths.log(1).write_text(its)
+        out = " ".join(cli("explain", "mnist").out.split())
+        assert out.count(error) == 1 and ("lost a peer" in out) is not bool(its)
+    built = Builder(cli.root / "digits-7f3a")
+    built.trial().attempt().end("launch_failed")
+    items = cli("explain", "digits", "-o", "json").items
+    assert [item["evidence"] for item in items if item["kind"] == "failure"] == [[]]
+
+
 def test_status_says_once_and_shortly_why_its_trial_failed(cli: Cli) -> None:
     built = Builder(cli.root / "mnist-1a2b")
     trial = built.trial()
@@ -268,6 +288,15 @@ def test_what_is_decided_of_a_trial_is_in_events_explain_and_the_report(cli: Cli
     tell(api.Report(trial, Length("batches", at), {"validation_loss": value}))
     for trial in (1, 2):
         said(trial, "stop: target: trial 1 reached the target with 0.001")
+
+
+def test_events_of_an_attempt_lists_the_kinds_that_it_has(cli: Cli, swept: Builder) -> None:
+    def kinds(name: str) -> set[str]:
+        said = cli("events", name, "--kind", "nonsense").err
+        return set(said.partition("there are: ")[2].strip().split(", "))
+
+    its = {item["kind"] for item in cli("events", "digits/3.2", "-o", "json").items}
+    assert kinds("digits/3.2") == its < kinds("digits/3")
 
 
 def test_explain_answers_what_is_asked(cli: Cli, swept: Builder) -> None:

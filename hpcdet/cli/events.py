@@ -47,18 +47,18 @@ def events_command(out: Output, id: str, follow_: bool, kind: tuple[str, ...], g
             click.echo(line)
         return
 
-    def look() -> list[dict[str, Any]]:
+    def look(kinds: tuple[str, ...] = kind) -> list[dict[str, Any]]:
         return [
             event
             for event in views.events(found.paths, found.trial)
-            if (not kind or event["kind"] in kind)
+            if (not kinds or event["kind"] in kinds)
             and (not found.attempt or event["attempt"] == found.attempt)
         ]
 
     first = look()
     empty = "nothing has happened yet"
     if kind and not first:
-        there = dict.fromkeys(event["kind"] for event in views.events(found.paths, found.trial))
+        there = dict.fromkeys(event["kind"] for event in look(kinds=()))
         empty = f"no events of kind {', '.join(kind)}; there are: {', '.join(there) or 'none'}"
     out.emit(first, COLUMNS, key="kind", empty=empty)
     if not follow_:

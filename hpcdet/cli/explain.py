@@ -161,14 +161,18 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
     failed = [a for a in attempts if a["reason"] in ("user_error", "oom", "launch_failed")]
     if row["state"] == "ERROR" or failed:
         last = (failed or attempts)[-1:]
-        reason, error = (last[0]["reason"], text(last[0]["error"])) if last else ("", "-")
+        reason, error = (last[0]["reason"], last[0]["error"]) if last else ("", "")
+        error = text(error) if error else ""
         said, why = _WORDS.get(reason, reason), text(row["why"])
         traces = logs.errors(gathered.paths, row["trial"], last[0]["attempt"]) if last else []
-        evidence = [line.text for line in traces[0]] if traces else []
-        if evidence:
+        ranks = [[line.text for line in trace] for trace in traces]
+        # other ranks complain of the one that failed
+        its = [trace for trace in ranks if error in text(" ".join(trace))]
+        evidence = (its or ranks or [[]])[0]
+        if its:
             why = why.removesuffix(error).rstrip(": ")  # it is its last line
         elif error not in why:
-            evidence = [error]
+            evidence.append(error)
         if not said:
             said = why
         elif why not in ("", "-"):

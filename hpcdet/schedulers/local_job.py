@@ -9,6 +9,7 @@ started again with the next restart count, unless it was cancelled.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -33,6 +34,19 @@ from hpcdet.schedulers.local_state import (
 from hpcdet.store import files
 
 REQUEUE = 85
+PASSING = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EDQUOT,
+        errno.EIO,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
+"""What may be over at the next tick; a task that is refused for anything else has failed."""
 _TICK_S = 0.1
 _SELDOM_S = 1.0
 _SELDOMER = 1.3
@@ -84,6 +98,8 @@ class Supervisor:
                 self._tick()
             except OSError as error:
                 self._say(str(error))
+                with contextlib.suppress(OSError):  # newer jobs do not wait for what it meets
+                    self.job.waiting.unlink(missing_ok=True)
             time.sleep(_TICK_S)
         with contextlib.suppress(OSError):
             self.job.waiting.unlink(missing_ok=True)
@@ -139,8 +155,14 @@ class Supervisor:
                 if not fits or somebody_before(self.job):
                     self._wait()
                     return
-                self._start(self.pending[0], free[: self.request.slots])
+                try:
+                    self._start(self.pending[0], free[: self.request.slots])
+                except OSError as error:
+                    if error.errno in PASSING:
+                        raise
+                    self._give_up(self.pending[0], error)
             self._look_soon()
+            self._write_down()
         self.job.waiting.unlink(missing_ok=True)
 
     def _wait(self) -> None:
@@ -199,7 +221,11 @@ class Supervisor:
         limit = time.monotonic() + walltime if walltime else None
         self.running[index] = _Run(index, process, record, limit)
         self.unwritten[index] = record
-        self._write_down()
+
+    def _give_up(self, index: int, error: OSError) -> None:
+        self._say(f"task {index} cannot be started: {error}")
+        self.pending.remove(index)
+        self.unwritten[index] = TaskRecord("failed", self.restarts[index], ended_at=files.now())
 
     def _watch(self, run: _Run) -> None:
         code = run.process.poll()
