@@ -202,6 +202,27 @@ def test_130_and_143_ending_a_follower_leaves_the_job_alone(
     assert not (cli.root / "digits-7f3a" / "commands").exists()
 
 
+def test_143_what_is_half_done_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    undone: list[str] = []
+
+    def half(_: list[str]) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return 0
+        finally:
+            undone.append("all")
+
+    monkeypatch.setattr(main, "run", half)
+    former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main.main([])
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    assert ended.value.code == 143 and undone == ["all"]
+
+
 def test_the_table_of_exit_codes_is_the_errors(cli: Cli) -> None:
     out = cli("help", "exit-codes").out
     codes = [int(line.split()[0]) for line in out.splitlines()]
@@ -257,6 +278,47 @@ def test_the_other_formats(cli: Cli, swept: Builder) -> None:
     assert next(csv.reader(io.StringIO(out))) == ["1", "loss"]
     assert "SUPERSEDED" in cli("metrics", "digits", "-o", "wide").out
     assert "no such field: nothing" in cli("ls", "--fields", "nothing", "-o", "json", code=2).err
+
+
+def test_a_field_that_is_not_there_is_refused_before_anything_is_done(
+    cli: Cli, swept: Builder
+) -> None:
+    for argv in (["tag", "--add", "draft"], ["archive"], ["rm", "-y"], ["ckpt", "rm", "-y"]):
+        said = cli(*argv, "digits", "--fields", "nothing", code=2).err
+        assert "no such field: nothing" in said
+    assert cli("ls", "-o", "json").items[0]["labels"] == []
+    assert cli("ckpt", "ls", "digits").out and not list(cli.root.glob("*.gz"))
+
+
+def test_streams_that_are_closed_full_or_cannot_spell_it(
+    cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Builder(cli.root / "a-1a2b", name="日本")
+    written = io.BytesIO()
+    for stream in (None, io.TextIOWrapper(written, "latin-1")):
+        monkeypatch.setattr(sys, "stdout", stream)
+        main._mend_streams()
+        assert main.run(["ls", "-o", "json"]) == 0
+        if stream is None:
+            sys.stdout.close()
+    assert b'"??"' in written.getvalue()
+    with open("/dev/full", "wb") as full:
+        process = hpcdet("ls", "-o", "json", stdout=full, stderr=subprocess.PIPE)
+        said = process.communicate(timeout=120)[1].decode()
+    assert process.returncode == 5 and said.count("\n") == 1, said
+
+
+def test_a_folder_that_is_gone_or_nobodys_home(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli("status", "~nobody-of-that-name/x", code=3)
+    monkeypatch.setenv("HPCDET_ROOT", "~nobody-of-that-name/x")
+    assert "set HOME" in cli("ls", code=4).err
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert "the folder you are in is gone" in cli("status", "./x", code=5).err
 
 
 def test_csv_is_no_formula_and_tables_move_no_cursor(cli: Cli) -> None:

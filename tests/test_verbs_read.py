@@ -134,8 +134,10 @@ def test_events_as_a_chart(cli: Cli, swept: Builder) -> None:
 def test_status_follows_to_the_end(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     built = Builder(cli.root / "digits-7f3a")
     monkeypatch.setattr(follow, "pause", lambda _: built.close())
-    out = cli("status", "digits", "-w").out
+    out = cli("status", "-w", "digits").out
     assert out.index("PENDING") < out.index("COMPLETED")
+    assert cli("status", "digits", "-w").out == cli("status", "-w", "2", "digits").out
+    cli("status", "digits", "-w", "0.5", code=2)
 
 
 def test_metrics_are_chosen_and_plotted(cli: Cli, swept: Builder) -> None:

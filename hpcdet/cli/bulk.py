@@ -29,6 +29,7 @@ def each(
         PartialSuccess: it worked for some only.
         HpcdetError: that of the first one, if it worked for none.
     """
+    out.expect(("id", "verb", "ok", "what", "error", "dry_run"))
     items: list[dict[str, Any]] = []
     failed: list[HpcdetError] = []
     for text in ids:

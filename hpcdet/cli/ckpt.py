@@ -246,6 +246,7 @@ def rm(out: Output, what: Sequence[str], dry_run: bool) -> None:
     rows: list[dict[str, Any]] = [
         {"path": str(folder), "bytes": _bytes(folder), "removed": False} for folder in folders
     ]
+    out.expect(("path", "bytes", "removed"))
     if not dry_run:
         total = words.size(sum(row["bytes"] for row in rows))
         confirm(f"remove {len(rows)} checkpoints ({total})?")

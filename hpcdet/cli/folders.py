@@ -116,13 +116,14 @@ def move_command(out: Output, id: str, to: Path, dry_run: bool) -> None:
         raise UsageError("there is something already", where=str(target))
     if not target.parent.is_dir():
         raise UsageError("no such folder", where=str(target.parent))
+    what = "would be moved" if dry_run else "moved"
+    item = {"id": target.name, "path": str(target), "dry_run": dry_run, "what": what}
+    out.expect(item)
     if not dry_run:
         with busy(f"moving {paths.id}"):
             _move(paths.root, target)
             scratch.follow(ExperimentPaths(target))
-    item = {"id": target.name, "path": str(target), "dry_run": dry_run}
-    what = "would be moved" if dry_run else "moved"
-    out.emit([{**item, "what": what}], COLUMNS)
+    out.emit([item], COLUMNS)
 
 
 def _move(source: Path, target: Path) -> None:
@@ -168,6 +169,7 @@ def archive_command(out: Output, id: str, target: Path | None, remove: bool, dry
         raise UsageError("there is something already", where=str(file))
     if not file.absolute().parent.is_dir():
         raise UsageError("no such folder", where=str(file.absolute().parent))
+    out.expect(("id", "path", "bytes", "what", "dry_run", "removed"))
     if not dry_run:
         if remove:
             confirm(f"remove {paths.root} after packing it?")

@@ -26,6 +26,9 @@ COLUMNS = (
 )
 
 
+_KEYS = ("id", "of", "events", "ended", "going", "anew", "begins", "path")
+
+
 @click.command("fork", short_help="Go on with a search in a new experiment.")
 @id_argument()
 @click.option(
@@ -71,6 +74,7 @@ def fork_command(
     changes = {**changing.changes(sets), **further}
     extending.possible(gathered, changes, trials)
     can_run(gathered, changes)
+    out.expect(_KEYS)
     made = fork.fork(source, changes, trials, name, dry_run)
     if not dry_run:
         turn_until_somebody_works(made.paths)

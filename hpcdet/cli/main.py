@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import click
@@ -15,7 +18,7 @@ import click
 import hpcdet
 from hpcdet.cli.settings import global_options
 from hpcdet.cli.table_of_verbs import SECTIONS, VERBS
-from hpcdet.errors import HpcdetError
+from hpcdet.errors import ConfigError, HpcdetError
 
 EXAMPLES = """\
 Examples:
@@ -123,21 +126,44 @@ def run(argv: Sequence[str]) -> int:
         click.echo("interrupted", err=True)
         return 130
     except (_ReaderGone, BrokenPipeError):
-        # python must not complain at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_no_more()
         return 0
     except OSError as error:
         what = error.strerror or str(error)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "make room (hpcdet ckpt rm, hpcdet rm), then do it again" if full else ""
-        _say("UNAVAILABLE", what, str(error.filename or ""), hint, as_json)
+        where = str(error.filename or "")
+        if not where and _here_is_gone():
+            what, hint = "the folder you are in is gone", "cd to one that is there"
+        _say("UNAVAILABLE", what, where, hint, as_json)
         _traceback_if_asked(argv)
+        _print_no_more()
         return 5
     except Exception as error:
+        if isinstance(error, RuntimeError) and "home directory" in str(error):  # of pathlib
+            hint = "set HOME, or write the path without ~"
+            _say("CONFIG_INVALID", "there is no such home folder", "", hint, as_json)
+            return ConfigError.exit_code
         what = f"{type(error).__name__}: {error}"
         _say("UNEXPECTED", what, "", "this is a bug; --debug shows where", as_json)
         _traceback_if_asked(argv)
         return 1
+
+
+def _here_is_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def _print_no_more() -> None:
+    """What standard output does not take python must not try again at exit, and complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _wants_json(argv: Sequence[str]) -> bool:
@@ -168,4 +194,24 @@ def _traceback_if_asked(argv: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> Any:
     """The ``hpcdet`` script."""
+    _mend_streams()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _leave)
     sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    """As by Ctrl-C, what was half done is undone and a lease given back."""
+    raise SystemExit(128 + number)
+
+
+def _mend_streams() -> None:
+    """A closed stream leads nowhere; what standard output cannot spell becomes ``?``, and names of
+    files that are no text stay as they are."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        utf8 = sys.stdout.encoding.lower() in ("utf-8", "utf8")
+        sys.stdout.reconfigure(errors="surrogateescape" if utf8 else "replace")

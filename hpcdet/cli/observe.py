@@ -14,6 +14,7 @@ from hpcdet.cli import follow, standing, words
 from hpcdet.cli.ids import id_argument, ids_argument
 from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
+from hpcdet.cli.times import Seconds
 from hpcdet.errors import HpcdetError, Unsuccessful, UsageError
 from hpcdet.read import find, series, views
 from hpcdet.store.layout import ExperimentPaths
@@ -128,24 +129,26 @@ def moment(since: str) -> str:
     "--watch",
     is_flag=False,
     flag_value="5",
-    type=click.FloatRange(min=1),
     metavar="SEC",
     help="Again every SEC seconds (5) until all have ended.",
 )
 @click.option("--exit-status", is_flag=True, help="Exit 6 if one of them ended badly.")
 @output("status")
-def status_command(out: Output, ids: Sequence[str], watch: float | None, exit_status: bool) -> None:
+def status_command(out: Output, ids: Sequence[str], watch: str | None, exit_status: bool) -> None:
     """How experiments stand, from their files alone: the scheduler is not asked.
 
     \b
     Examples: hpcdet status digits-7f3a
               hpcdet status @last -w
     """
-    with contextlib.nullcontext() if watch is None else follow.following():
+    every: float | None = None
+    if watch is not None:
+        every, ids = _watched(watch, ids)
+    with contextlib.nullcontext() if every is None else follow.following():
         items, warnings = _status(ids)
         _print_status(out, items, [*warnings, *_drift(ids, items), *_held(items)])
-        while watch is not None and not all(item["state"] in follow.ENDED for item in items):
-            follow.pause(watch)
+        while every is not None and not all(item["state"] in follow.ENDED for item in items):
+            follow.pause(every)
             items, warnings = _status(ids)
             if settings().live and out.for_people:
                 click.clear()
@@ -153,6 +156,21 @@ def status_command(out: Output, ids: Sequence[str], watch: float | None, exit_st
     bad = [item["id"] for item in items if item["state"] in ("ERROR", "CANCELED")]
     if exit_status and bad:
         raise Unsuccessful("it ended, and not well", where=", ".join(bad))
+
+
+def _watched(watch: str, ids: Sequence[str]) -> tuple[float, Sequence[str]]:
+    """Seconds between two looks, and what to look at; of ``-w ID`` click takes ID for the seconds.
+
+    Raises:
+        UsageError: less than a second.
+    """
+    try:
+        every = Seconds().convert(watch, None, None)
+    except click.BadParameter:
+        return 5.0, (watch, *ids)
+    if every < 1:
+        raise UsageError(f"{watch} is less than a second", where="-w")
+    return every, ids
 
 
 def _held(items: list[Item]) -> list[str]:
@@ -190,8 +208,9 @@ def _readable(view: Callable[[ExperimentPaths], T]) -> tuple[list[T], list[str]]
     for paths in find.experiments(settings().root):
         try:
             items.append(view(paths))
-        except HpcdetError as error:
-            warnings.append(f"{paths.id} is left out: {error.what}")
+        except (HpcdetError, OSError) as error:  # one that cannot be read hides no other one
+            what = error.what if isinstance(error, HpcdetError) else error.strerror
+            warnings.append(f"{paths.id} is left out: {what}")
     return items, warnings
 
 

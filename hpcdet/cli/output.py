@@ -103,6 +103,21 @@ class Output:
                 else:
                     click.echo(self._table(rows, columns), nl=bool(rows) or self.header)
 
+    def expect(self, keys: Iterable[str]) -> None:
+        """What changes something calls this first: exit code 2 means that nothing was done.
+
+        Args:
+            keys: of the items that it will print.
+
+        Raises:
+            UsageError: one of ``--fields`` is none of them.
+        """
+        there = list(keys)
+        unknown = [name for name in self.fields if name not in there]
+        if unknown:
+            hint = "there are: " + ", ".join(there)
+            raise UsageError(f"no such field: {unknown[0]}", where="--fields", hint=hint)
+
     def _envelope(self, rows: list[Item], warnings: Sequence[str]) -> Item:
         return {
             "schema": f"hpcdet.{self.verb}/1",
@@ -114,10 +129,7 @@ class Output:
     def _chosen(self, row: Item) -> Item:
         if not self.fields:
             return row
-        unknown = [name for name in self.fields if name not in row]
-        if unknown:
-            hint = "there are: " + ", ".join(row)
-            raise UsageError(f"no such field: {unknown[0]}", where="--fields", hint=hint)
+        self.expect(row)
         return {name: row[name] for name in self.fields}
 
     def _csv(self, rows: list[Item]) -> None:

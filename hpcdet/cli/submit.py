@@ -34,6 +34,11 @@ COLUMNS = (
     Column("PATH", "path"),
 )
 
+_KEYS = (
+    *("id", "state", "why", "site", "site_reason", "trials", "jobs", "scripts", "argv", "errors"),
+    *("path", "budget"),
+)
+
 
 @click.command("submit", short_help="Make an experiment and queue it.")
 @config_argument()
@@ -140,6 +145,7 @@ def submit_command(
     if dry_run:
         preview.show(out, wanted, warnings, waiting, ask=not offline)
         return
+    out.expect(_KEYS)
     if test:
         rehearse(wanted)
     paths = create.create(
