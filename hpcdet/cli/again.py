@@ -126,10 +126,19 @@ def _may_resume(found: find.Reference, gathered: gather.Gathered, back: bool, fu
         if not back:
             raise wrong_state("resume", found, state, f"hpcdet retry {found}")
     elif state in states.ENDED or state == "STOPPING":
-        hint = "wait until it has stopped" if state == "STOPPING" else ""
-        raise wrong_state("resume", found, state, hint)
+        raise wrong_state("resume", found, state, _instead(found, gathered, state))
     experiment, _ = states.experiment_state(gathered)
     return "PAUSED" if experiment == "PAUSED" and state == "PENDING" else state
+
+
+def _instead(found: find.Reference, gathered: gather.Gathered, state: str) -> str:
+    """What may be done with what is over."""
+    if state == "STOPPING":
+        return "wait until it has stopped"
+    if state == "CANCELED":
+        whole = gathered.closed is not None and gathered.closed.state == "CANCELED"
+        return "submit it again to run it once more" if whole else f"hpcdet retry {found}"
+    return "" if found.trial else "it goes on further with --longer LENGTH or --more-trials N"
 
 
 def _also_paused(found: find.Reference, gathered: gather.Gathered) -> str:
