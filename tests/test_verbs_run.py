@@ -317,7 +317,8 @@ def test_prepare_makes_all_but_the_submission(lab: Lab) -> None:
     assert item["jobs"] == [] and item["state"] == "PENDING" and item["argv"] == [[script]]
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
     assert ran.err == ""
-    assert "submitted by hand" in lab.cli("explain", item["id"]).out
+    said = lab.cli("explain", item["id"]).out
+    assert "submitted by hand" in said and f"  next: {script}\n" in said
 
 
 @pytest.mark.parametrize(

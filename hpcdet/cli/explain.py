@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -137,7 +139,7 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
             evidence = [job["error"]] if job["error"] not in item["why"] else []
             yield _finding("pending", name, refused, hint, evidence)
         elif job["hold"] and not job["job"] and not gathered.closed:
-            hint = f"sbatch {job['script']}"
+            hint = _by_hand(gathered, job["script"])
             prepared = "it is prepared and waits to be submitted by hand"
             yield _finding("pending", name, prepared, hint)
     if item["health"] == "queued":
@@ -154,6 +156,14 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
         if (found := gathered.sentinel) is not None:
             why, next = found.why, found.next
         yield _finding("pending", name, why, next, said)
+
+
+def _by_hand(gathered: gather.Gathered, script: str) -> str:
+    """The command that submits what was prepared."""
+    from hpcdet.jobs import submission
+    from hpcdet.site import from_resolved
+
+    return shlex.join(submission.argv(from_resolved(gathered.paths.site), Path(script)))
 
 
 def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:

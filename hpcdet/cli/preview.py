@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def show(
     count, total = len(item["code"]), words.size(item["code_bytes"])
     click.echo(f"\n# code: {count} files, {total}, from {wanted.model_dir}")
     click.echo(f"\n# script\n{item['script']}")
-    click.echo(f"# command\n{' '.join(item['argv'])}")
+    click.echo(f"# command\n{shlex.join(item['argv'])}")
     if item["verdict"]:
         click.echo(f"\n# the scheduler says\n{item['verdict']}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -238,7 +239,7 @@ def _argv(site: Site, job: dict[str, Any]) -> list[str]:
 def _say_how(item: dict[str, Any]) -> None:
     settings().note("prepared, not submitted; submit it by hand with:")
     for argv in item["argv"]:
-        settings().note("  " + " ".join(argv))
+        settings().note("  " + shlex.join(argv))
 
 
 def _where_to_look(paths: ExperimentPaths, wanted: Request) -> list[str]:
