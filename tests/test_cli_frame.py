@@ -286,7 +286,7 @@ def test_a_field_that_is_not_there_is_refused_before_anything_is_done(
     for argv in (["tag", "--add", "draft"], ["archive"], ["rm", "-y"], ["ckpt", "rm", "-y"]):
         said = cli(*argv, "digits", "--fields", "nothing", code=2).err
         assert "no such field: nothing" in said
-    assert cli("ls", "-o", "json").items[0]["labels"] == []
+    assert cli("ls", "-o", "json").items[0]["labels"] == ["example"]
     assert cli("ckpt", "ls", "digits").out and not list(cli.root.glob("*.gz"))
 
 
@@ -312,13 +312,13 @@ def test_a_folder_that_is_gone_or_nobodys_home(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cli("status", "~nobody-of-that-name/x", code=3)
-    monkeypatch.setenv("HPCDET_ROOT", "~nobody-of-that-name/x")
-    assert "set HOME" in cli("ls", code=4).err
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert "the folder you are in is gone" in cli("status", "./x", code=5).err
+    monkeypatch.setenv("HPCDET_ROOT", "~nobody-of-that-name/x")
+    assert "set HOME" in cli("ls", code=4).err
 
 
 def test_csv_is_no_formula_and_tables_move_no_cursor(cli: Cli) -> None:

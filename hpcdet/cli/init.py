@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
 import textwrap
@@ -62,7 +63,7 @@ def init_command(
                     config.write(chosen)
         click.echo(str(target))
     [first] = (name for name in names if name.endswith(".yaml"))
-    settings().note(f"next: cd {folder} && hpcdet submit {first} --wait")
+    settings().note(f"next: cd {shlex.quote(str(folder))} && hpcdet submit {first} --wait")
 
 
 def _from_script(folder: Path, script: Path, profile: str | None, dry_run: bool) -> None:
@@ -108,7 +109,7 @@ def _from_script(folder: Path, script: Path, profile: str | None, dry_run: bool)
             path.write_text(text)
     for line in found.left:
         settings().warn(f"not translated: {line}")
-    settings().note(f"next: cd {folder} && hpcdet submit {target.name} -n")
+    settings().note(f"next: cd {shlex.quote(str(folder))} && hpcdet submit {target.name} -n")
 
 
 def _site_line(profile: str) -> str:

@@ -19,6 +19,7 @@ from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.parents import Donation
 
 _NAME = 40
+_ELSEWHERE = "make room for it, or say by HPCDET_ROOT where experiments shall be"
 
 
 class Loaded(Protocol):
@@ -88,7 +89,8 @@ def create(
         _fill(paths, resolved, loaded.secrets, site, model_dir, entries, include, purged)
     except OSError as error:
         _undo(paths, purged)
-        raise Unavailable(f"cannot write: {error.strerror}", where=str(paths.root)) from error
+        what = f"cannot write: {error.strerror}"
+        raise Unavailable(what, where=str(paths.root), hint=_ELSEWHERE) from error
     except BaseException:
         _undo(paths, purged)
         raise
@@ -135,7 +137,8 @@ def again(
         files.write_once(paths.config, source.config.read_bytes())
     except OSError as error:
         _undo(paths, purged)
-        raise Unavailable(f"cannot write: {error.strerror}", where=str(paths.root)) from error
+        what = f"cannot write: {error.strerror}"
+        raise Unavailable(what, where=str(paths.root), hint=_ELSEWHERE) from error
     except BaseException:
         _undo(paths, purged)
         raise
@@ -165,9 +168,8 @@ def _new_folder(root: Path, name: str, purged: Path | None) -> Path:
                 return folder
     except OSError as error:
         where = str(error.filename or root)
-        hint = "say by HPCDET_ROOT where experiments shall be"
         what = f"cannot make the experiment's folder: {error.strerror}"
-        raise Unavailable(what, where=where, hint=hint) from error
+        raise Unavailable(what, where=where, hint=_ELSEWHERE) from error
 
 
 def _made_beside(folder: Path, purged: Path) -> bool:
