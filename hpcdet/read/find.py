@@ -173,7 +173,10 @@ def _enclosing(text: str) -> Reference | None:
     """The experiment, trial or attempt that a path lies in, if it is such a path."""
     if not text.startswith((".", "~", "/")) and not text.count("/"):
         return None
-    path = Path(os.path.expanduser(text)).absolute()  # "~nobody" is no error, but nothing
+    try:
+        path = Path(text).expanduser().absolute()
+    except RuntimeError:  # nobody of that name has a home
+        return None
     if not packed.exists(path):
         return None
     for folder in (path, *path.parents):
