@@ -163,6 +163,7 @@ atexit.register(lambda: print(ending.failed(), end=""))
     [
         ("sys.exit(3)", True),
         ("sys.exit('why')", True),
+        ("exit(3)", True),
         ("sys.exit(0)", False),
         ("try: sys.exit(3)\nexcept SystemExit: pass", False),
         ("try: sys.exit(3)\nexcept SystemExit: sys.exit()", False),

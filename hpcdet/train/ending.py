@@ -1,10 +1,11 @@
-"""Whether a script ends by ``sys.exit`` with a code that says it has failed.
+"""Whether a script ends by ``sys.exit`` (or ``exit``) with a code that says it has failed.
 
 Python tells nobody: at its end, exceptions that are no ``SystemExit`` are in ``sys.last_value``.
 """
 
 from __future__ import annotations
 
+import builtins
 import sys
 from typing import NoReturn
 
@@ -25,8 +26,10 @@ def _exit(status: str | int | None = None, /) -> NoReturn:
 
 
 def watch() -> None:
-    """From now on, learn from ``sys.exit`` how the script ends."""
+    """From now on, learn from ``sys.exit``, ``exit`` and ``quit`` how the script ends."""
     sys.exit = _exit
+    for name in ("exit", "quit"):  # which Python makes for people who type them
+        setattr(builtins, name, _exit)
 
 
 def failed() -> bool:
