@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from hpcdet import config
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch import _apart, _blocks, _parallel, _recompute, _sharding, _wrap
+from hpcdet.pytorch import _apart, _blocks, _buffers, _parallel, _recompute, _sharding, _wrap
 from hpcdet.store.config import Fsdp2
 
 
@@ -120,6 +121,30 @@ def test_a_model_may_make_its_buffers_anew() -> None:
         buffers.end(v)
     buffers._put(buffers._after)
     assert model.seen == 1 and len(model.table) == 4
+
+
+def test_caches_that_ranks_have_of_different_shapes_stay_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And what is sent beside them comes where it belongs, whoever has made one anew since."""
+    first, second = [Caching()], [Caching()]
+    kinds = {name: _buffers._kind(one) for name, one in _buffers.named(first).items()}
+    peers = SimpleNamespace(allgather=lambda mine: [kinds, mine])
+    assert _buffers.alike(second, peers).keys() == {"0.seen", "0.table"}  # type: ignore[arg-type]
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(dist, "broadcast", lambda message, src: sent.append(message.clone()))
+    for lengths in ((0, 5), (3, 0), (3, 5), (5, 5)):
+        sent.clear()
+        for [model], length in zip((first, second), lengths, strict=True):
+            model.table = torch.full((length,), 7.0)
+            model.seen.fill_(length)
+        _buffers.from_first(first, kinds, first=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(dist, "broadcast", lambda message, src: message.copy_(sent.pop(0)))
+            _buffers.from_first(second, kinds, first=False)
+        assert second[0].seen == lengths[0] and second[0].table.tolist() == [7.0] * lengths[1]
+    second[0](torch.ones(2))
+    assert _buffers.alike(second, peers).keys() == {"0.seen"}  # type: ignore[arg-type]
 
 
 def test_a_node_without_a_compiler_is_named(

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hpcdet.pytorch import _buffers
 from hpcdet.pytorch._metrics import over_all
@@ -111,9 +109,6 @@ class Buffers:
         self._before = self._copies()
         self._after: list[dict[str, torch.Tensor]] = []
 
-    def _now(self) -> list[torch.Tensor]:
-        return [one for model in self._models for one in model.buffers()]
-
     def begin(self) -> None:
         """A virtual rank's turn begins."""
         self._put(self._before)
@@ -123,21 +118,16 @@ class Buffers:
         if v == 0:
             self._after = self._copies()
 
-    def settle(self, virtual: Virtual) -> None:
-        """All have had their turn; every rank calls."""
+    def settle(self, virtual: Virtual, kinds: Mapping[str, _buffers.Kind]) -> None:
+        """All have had their turn; every rank calls.
+
+        Args:
+            kinds: of the buffers that all ranks have alike.
+        """
         if virtual.ranks.chief:
             self._put(self._after)
-        if virtual.ranks.world == 1:
-            return
-        groups: dict[Group, list[torch.Tensor]] = defaultdict(list)
-        for one in self._now():
-            groups[one.device, one.dtype].append(one)
-        for buffers in groups.values():
-            flat = torch.cat([one.detach().reshape(-1) for one in buffers])
-            dist.broadcast(flat.view(torch.uint8), src=0)
-            pieces = torch.split(flat, [one.numel() for one in buffers])
-            for one, piece in zip(buffers, pieces, strict=True):
-                one.detach().copy_(piece.view_as(one))
+        if virtual.ranks.world > 1:
+            _buffers.from_first(self._models, kinds, first=virtual.ranks.chief)
 
     def _copies(self) -> list[dict[str, torch.Tensor]]:
         return [_buffers.copies(model) for model in self._models]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from hpcdet.errors import ConfigError
+from hpcdet.pytorch import _buffers
 from hpcdet.pytorch._apart import Apart, Buffers, Group, State
 from hpcdet.pytorch._metrics import Tally
 from hpcdet.pytorch._reducers import MetricReducer, Reducer
@@ -61,6 +62,7 @@ class Elastic:
         self._own: dict[str, torch.Tensor] = {}
         self._known: tuple[int, Parameters] = (0, {})
         self._trained: Parameters = {}
+        self._kinds: tuple[int, Mapping[str, _buffers.Kind]] = (0, {})
 
     # -- a step ------------------------------------------------------------------------------
 
@@ -93,7 +95,7 @@ class Elastic:
                 )
             asked = len(self._asked)
         with self._phases.within("communication"):
-            buffers.settle(self.virtual)
+            buffers.settle(self.virtual, self._alike())
             self._give(folds)
         self.common("step", batches)
         for one in self._asked:
@@ -177,6 +179,13 @@ class Elastic:
             }
             self._known = (len(models), {name: one for one, name in named.items()})
         return self._known[1]
+
+    def _alike(self) -> Mapping[str, _buffers.Kind]:
+        """The buffers that all ranks have alike; asked for once, that a step waits for nobody."""
+        models = self._models()
+        if self._kinds[0] != len(models):
+            self._kinds = (len(models), _buffers.alike(models, self._peers))
+        return self._kinds[1]
 
     def _groups(self) -> dict[Group, Parameters]:
         groups: dict[Group, dict[str, torch.nn.Parameter]] = defaultdict(dict)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from hpcdet.checkpoint import Loaded, spread
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch import _gradients, _state
+from hpcdet.pytorch import _buffers, _gradients, _state
 from hpcdet.pytorch._callback import PyTorchCallback
 from hpcdet.pytorch._context import PyTorchTrialContext
 from hpcdet.pytorch._feeds import Feed
@@ -126,9 +126,10 @@ class Saves:
         """Rank 0's buffers are everybody's, as they will be at the next step in any case."""
         if self._session.ranks.world == 1 or self._context.elastic is not None:
             return
-        for model in self._context.plain_models():
-            for buffer in model.buffers():
-                dist.broadcast(buffer, src=0)
+        models = self._context.plain_models()
+        now = _buffers.named(models)
+        for name in _buffers.alike(models, self._session.peers):
+            dist.broadcast(now[name], src=0)
 
     # -- going on ----------------------------------------------------------------------------
 
