@@ -16,8 +16,9 @@ from hpcdet.control import commands
 from hpcdet.control.controller import advance
 from hpcdet.jobs.launch import Allocation
 from hpcdet.schedulers.base import Capabilities, TaskState, Usage
-from hpcdet.store import files, packed
+from hpcdet.store import files, ledger, packed, trials
 from hpcdet.store.budget import Account, Budget, Charge, Held, Stretch, Terms, account
+from hpcdet.store.layout import AttemptPaths, TrialPaths
 from hpcdet.store.records import Charges, Claim, End
 from hpcdet.store.spending import Spending
 from hpcdet.store.trials import standing
@@ -232,6 +233,50 @@ def test_claims_at_the_same_moment_do_not_both_pass(tmp_path: Path) -> None:
     claim = Claim("w", "n", at=files.now(), reserved_slot_s=0.0)
     assert claim.write_once(attempt.claim)
     assert not Spending(world.paths, world.resolved).keep(attempt, claim)
+
+
+def test_a_claim_reads_what_may_have_changed_and_not_every_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = _world(tmp_path, 6, slot_hours=10)
+    advance(world.paths, world.holder())
+    read: list[int] = []
+    real = trials.claimed
+
+    def claimed(trial: TrialPaths) -> list[AttemptPaths]:
+        read.append(trial.number)
+        return real(trial)
+
+    def begin(number: int, kept: bool = True) -> AttemptPaths:
+        attempt = world.paths.trial(number).attempt(1)
+        claim = Claim("0001-0000.0", "n", at=files.now(), reserved_slot_s=60.0)
+        assert claim.write_once(attempt.claim)
+        assert not kept or Spending(world.paths, world.resolved).keep(attempt, claim)
+        return attempt
+
+    def looked() -> tuple[int, list[int]]:
+        read.clear()
+        running = spending.account().running
+        return running, sorted(read)
+
+    monkeypatch.setattr(ledger, "A_ROUND", 6)
+    monkeypatch.setattr(ledger.trials, "claimed", claimed)
+    one = begin(1)
+    spending = Spending(world.paths, world.resolved)
+    assert looked() == (1, [1, 2, 3, 4, 5, 6])
+    monkeypatch.setattr(ledger, "A_ROUND", 2)
+    seen = [looked() for _ in range(6)]
+    assert all(running == 1 and 1 in who and len(who) <= 4 for running, who in seen)
+    assert {number for _, who in seen for number in who} == {1, 2, 3, 4, 5, 6}
+    End("completed", at=files.now()).write_once(one.end)
+    begin(4)  # its reservation tells of it
+    running, who = looked()
+    assert running == 1 and {1, 4} <= {*who}
+    assert not all(1 in looked()[1] for _ in range(3)), "it has ended"
+    begin(5, kept=False)  # as if there had been no limits when it was claimed
+    assert max(looked()[0] for _ in range(3)) == 2
+    states = [standing(trial).state for trial in world.paths.trials()]
+    assert spending.ledger.waiting() == states.count("runnable") > 0
 
 
 def test_a_worker_claims_within_budget_and_limit(tmp_path: Path) -> None:

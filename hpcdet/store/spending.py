@@ -14,15 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from hpcdet.store import files, limits, packed, trials
+from hpcdet.store import files, limits, packed
 from hpcdet.store.budget import Account, Budget, Held, Stretch, Terms, account
 from hpcdet.store.charges import Book
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
+from hpcdet.store.ledger import Key, Ledger
 from hpcdet.store.overrides import Slots
 from hpcdet.store.records import Claim, End, Limits, Reservation, WorkerClaim, WorkerEnd
-
-Key = tuple[int, int]
 
 
 def _nobody() -> None:
@@ -39,15 +38,17 @@ class Spending:
     paths: ExperimentPaths
     resolved: Resolved
     stay: Callable[[], None] = _nobody
-    _ended: dict[Key, Stretch] = field(default_factory=dict)
     _left: dict[str, Held] = field(default_factory=dict)
-    _reserved: dict[int, Reservation] = field(default_factory=dict)
     slots: Slots = field(init=False)
     book: Book = field(init=False)
+    ledger: Ledger = field(init=False)
 
     def __post_init__(self) -> None:
         self.slots = Slots(self.paths, self.resolved)
         self.book = Book(self.paths)
+        self.ledger = Ledger(
+            self.paths, lambda claim, end: stretch(claim, end, self.slots), self.stay
+        )
 
     @property
     def limits(self) -> Limits:
@@ -63,7 +64,8 @@ class Spending:
     def account(self, now: float | None = None) -> Account:
         """How things stand; ``now`` in epoch seconds."""
         now = time.time() if now is None else now
-        return account(self._stretches().values(), self._allocations(), now, self.book.read())
+        found = self.ledger.stretches().values()
+        return account(found, self._allocations(), now, self.book.read())
 
     def room(self) -> float:
         """How many more trials the budget lets begin; infinity without one."""
@@ -92,7 +94,8 @@ class Spending:
         if not terms.budget:
             return math.inf
         left_s = math.inf if end_at is None else end_at - now
-        seconds = terms.grant(account, self._waiting(), left_s, now)
+        waiting = 1 if terms.budget.slot_hours is None else self.ledger.waiting()
+        seconds = terms.grant(account, waiting, left_s, now)
         return seconds * terms.slots if seconds > 0 else None
 
     def keep(self, attempt: AttemptPaths, claim: Claim) -> bool:
@@ -117,22 +120,13 @@ class Spending:
 
     def _account_before(self, number: int, mine: Key, now: float) -> Account | None:
         """How things stood for who took a number; None if somebody before cannot be seen yet."""
-        found = self._stretches()
-        earlier: set[Key] = set()
-        # by their names, not by a listing: that may come from a cache
-        for past in range(1, number):
-            record = self._reserved.get(past) or Reservation.read(self.paths.reservation(past))
-            if record is None:
-                return None
-            self._reserved[past] = record
-            key = (record.trial, record.attempt)
-            earlier.add(key)
-            if key not in found:
-                attempt = self.paths.trial(record.trial).attempt(record.attempt)
-                if Claim.read(attempt.claim) is None:
-                    return None
-                if (late := self._stretch(attempt)) is not None:
-                    found[key] = late
+        if not self.ledger.hear(number - 1):
+            return None
+        found = self.ledger.stretches()
+        before = self.ledger.reserved[: number - 1]
+        earlier = {(record.trial, record.attempt) for record in before}
+        if not all(self.ledger.late(key, found) for key in earlier):
+            return None
         counted = [
             stretch
             for key, stretch in found.items()
@@ -140,24 +134,6 @@ class Spending:
             and (stretch.end is not None or stretch.reserved_slot_s is None or key in earlier)
         ]
         return account(counted, self._allocations(), now, self.book.read())
-
-    def _stretches(self) -> dict[Key, Stretch]:
-        found: dict[Key, Stretch] = {}
-        for trial in self.paths.trials():
-            self.stay()
-            for attempt in trials.claimed(trial):
-                key = (attempt.trial, attempt.number)
-                stretch = self._ended.get(key) or self._stretch(attempt)
-                if stretch is None:
-                    continue
-                found[key] = stretch
-                if stretch.end is not None:
-                    self._ended[key] = stretch
-        return found
-
-    def _stretch(self, attempt: AttemptPaths) -> Stretch | None:
-        claim, end = Claim.read(attempt.claim), End.read(attempt.end)
-        return stretch(claim, end, self.slots)
 
     def _allocations(self) -> list[Held]:
         found = []
@@ -176,9 +152,6 @@ class Spending:
         nodes = claim.nodes if claim else ()
         slots = self.slots.of(worker.name, nodes) * self.resolved.lanes
         return held(worker.name, claim, end, slots)
-
-    def _waiting(self) -> int:
-        return sum(trials.standing(one).state == "runnable" for one in self.paths.trials())
 
 
 def stretch(claim: Claim | None, end: End | None, slots: Slots) -> Stretch | None:
