@@ -114,9 +114,14 @@ def test_a_process_that_has_the_number_of_a_daemon_is_none(
     os.utime(beat, (0, 0))
     presence.Daemon(os.getpid(), 1).write_once(paths.daemon(host))
     assert presence.here(paths) is None
+    presence.Daemon(7, 1, "b", "then").write_once(paths.daemon("login-2.site"))
     with presence.tell(paths):
         assert daemon.status(paths)["held"] is True
     assert not paths.daemon(host).exists()
+    # nobody can tell from here whether that one lives
+    said = daemon.status(paths)
+    assert said["perhaps"] == [{"host": "login-2.site", "pid": 7, "at": "then"}]
+    assert (said["waits"], daemon.stop(paths)) == (0, False)
 
 
 def test_who_stands_by_is_ended_though_another_host_has_the_lease(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcdet.errors import ConfigError
-from hpcdet.search import api
+from hpcdet.search import api, model_based
 from hpcdet.search.api import Action, Create, Report, Searcher, SegmentEnd, Shutdown, Start
-from hpcdet.search.registry import searcher
-from hpcdet.store.config import resolve
+from hpcdet.search.registry import NAMES, searcher
+from hpcdet.store.config import COPYING, MODELLED, resolve
 from hpcdet.store.records import Trial
 from hpcdet.units import Length
 
@@ -191,3 +192,27 @@ def test_what_is_no_searcher_or_no_space_is_a_config_error() -> None:
         make(name="tpe")
     with pytest.raises(ConfigError, match=r"hyperparameters.a.type: there is no type"):
         make({"a": {"type": "what"}}, name="random", max_trials=1)
+
+
+def test_without_optuna_only_models_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("optuna", "scipy", "torch"):
+        monkeypatch.setitem(sys.modules, package, None)
+    model_based.library.cache_clear()
+    step = {"until": {"batches": 9}, "hyperparameters": {"lr": 0.1, "n": 1}}
+    needs: dict[str, dict[str, Any]] = {
+        **{method: {"population_size": 2} for method in COPYING},
+        "schedule": {"schedule": {"steps": [step]}},
+    }
+    for method in sorted({*NAMES} - {"custom"}):
+        asked: dict[str, Any] = {"name": method, "max_trials": 4, **needs.get(method, {})}
+        if method in MODELLED:
+            with pytest.raises(ConfigError, match=r"Optuna(.|\n)*hpcdet\[search\]"):
+                make(**asked)
+            continue
+        run = Run(make(**asked))
+        for trial in range(1, 100):
+            if isinstance(run.actions[-1], Shutdown):
+                break
+            run.give(Report(trial, Length("batches", 9), {"validation_loss": 1 / trial}))
+            run.end(trial)
+        assert isinstance(run.actions[-1], Shutdown) and not run.actions[-1].failed, method

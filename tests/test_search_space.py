@@ -354,6 +354,8 @@ def test_grids_need_counts_and_have_an_end() -> None:
     wide = {"type": "categorical", "vals": list(range(100))}
     with pytest.raises(SpaceError, match="more than"):
         Space({"a": wide, "b": wide, "c": wide}).grid()
+    with pytest.raises(SpaceError, match="every point of the grid is forbidden"):
+        Space({"a": wide, "forbid": ["a >= 0"]}).grid()
 
 
 def test_a_logarithm_of_values_looks_like_a_mistake() -> None:

@@ -258,6 +258,9 @@ def test_plan_and_simulate_count_from_where_trials_begin(
     one = ("--workers", 1, "--seeds", 2, "--trial-time", "9s")
     [course] = cli("simulate", *how, *begins, *one).items
     assert course["end_s"]["median"] == 4 * 3 and course["assumed"]["begin_at"] == 6
+    bound = "searcher.stopping={total_length: {length: {batches: 3}}}"
+    [course] = cli("simulate", *how, *begins, *one, "--set", bound).items
+    assert course["end_s"]["median"] == 3, "what they begin from is not trained again"
     counted = {"name": "asha", "max_trials": 4, "max_time": 9, "time_metric": "seen"}
     file.write_text(json.dumps({"entrypoint": "true", "searcher": counted}))
     said = cli("simulate", *how, *begins, *one)

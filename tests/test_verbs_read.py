@@ -20,10 +20,12 @@ import pytest
 import yaml
 
 from hpcdet.cli import follow
+from hpcdet.control import presence
 from hpcdet.read import find, report
 from hpcdet.read.gather import gather
 from hpcdet.search import api, codec, registry
 from hpcdet.store import config
+from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import WorkerEnd
 from hpcdet.units import Length
 from tests.builders import Builder, sweep
@@ -642,6 +644,11 @@ def test_the_searcher_daemon_is_started_and_stopped(cli: Cli, tmp_path: Path) ->
     argv = ["--site", "local", "--no-test", "--prepare", "-o", "id"]
     name = cli("submit", tmp_path / "work" / "random.yaml", *argv).out.strip()
     assert "no searcher runs" in cli("searcher", "stop", name, code=3).err
+    there = ExperimentPaths(cli.root / name).daemon("login-2")
+    presence.Daemon(7, 1).write_once(there)
+    assert "perhaps one stands by on login-2" in cli("searcher", "stop", name, code=3).err
+    assert "stands by: perhaps pid 7 on login-2" in cli("searcher", "status", name).err
+    there.unlink()
     pid = int(cli("searcher", "start", name).out)
 
     def holder() -> dict[str, Any]:

@@ -122,7 +122,9 @@ def stop(id: str) -> None:
     from hpcdet.control import searcher_job
 
     if not (daemon.stop(paths) or searcher_job.stop(paths)):
-        raise NotFound("no searcher runs", where=paths.id)
+        others = [one["host"] for one in daemon.status(paths)["perhaps"]]
+        hint = f"perhaps one stands by on {', '.join(others)}: stop it there" if others else ""
+        raise NotFound("no searcher runs here", where=paths.id, hint=hint)
     settings().note(f"the searcher of {paths.id} has ended")
 
 
@@ -130,14 +132,19 @@ def stop(id: str) -> None:
 @id_argument()
 @output("searcher.status")
 def status(out: Output, id: str) -> None:
-    """Who decides now.
+    """Who decides now, and which searcher in the background stands by while another decides.
 
     \b
     Example: hpcdet searcher status digits-7f3a
     """
     paths = _paths(id)
     health: dict[str, Any] = states.health(gather.gather(paths))
-    out.emit([{"id": paths.id, **daemon.status(paths), **health}], COLUMNS)
+    said = daemon.status(paths)
+    out.emit([{"id": paths.id, **said, **health}], COLUMNS)
+    waiting = [f"pid {said['waits']} here"] if said["waits"] else []
+    waiting += [f"perhaps pid {one['pid']} on {one['host']}" for one in said["perhaps"]]
+    if waiting:
+        settings().note(f"stands by: {', '.join(waiting)}")
 
 
 @searcher_command.command("replay")

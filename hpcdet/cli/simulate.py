@@ -27,6 +27,7 @@ from hpcdet.sim.forecast import Forecast
 from hpcdet.sim.surrogate import Besides, Curves
 from hpcdet.sim.waits import Wait
 from hpcdet.store.config import Budget, Resolved
+from hpcdet.units import Length
 
 _FULL_TRIAL_S = 3600.0
 _RATE = click.FloatRange(min=0)
@@ -156,7 +157,9 @@ def simulate_command(
     if asked.interval:
         lengths |= {rung.value for rung in asked.rungs}
     kept = stopping.comparable(asked.stopping)
-    unbound = replace(resolved, searcher=replace(asked, constraints=[], stopping=kept))
+    at = Length(unit, begun) if asked.begin_from is not None else None
+    free = replace(asked, constraints=[], stopping=kept, begin_at=at)
+    unbound = replace(resolved, searcher=free)
     courses: list[Course] = []
     with working(f"simulate {seeds} courses") as tell:
         for seed in range(seeds):

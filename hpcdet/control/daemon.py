@@ -190,17 +190,23 @@ def stop(paths: ExperimentPaths) -> bool:
 
 
 def status(paths: ExperimentPaths) -> dict[str, Any]:
-    """Who holds the lease: ``term, kind, host, pid, held, age_s``, and who ``waits`` here.
+    """Who holds the lease: ``term, kind, host, pid, held, age_s``, and who ``waits`` for it.
 
     ``held`` is false once the term was released, or has not been heard of for ``FRESH_S``, or as
     long as the lease lasts if that is more; on its own host a dead process is seen at once.
-    ``waits`` is the process of a daemon on this host while others decide, else 0.
+    ``waits`` is the process of a daemon on this host while others decide, else 0; ``perhaps`` are
+    daemons that began to wait on other hosts, each with ``host``, ``pid`` and ``at``: whether they
+    still live cannot be seen from here.
     """
     there, newest = presence.here(paths), lease.last(paths)
     waits = there.pid if there is not None else 0
+    others = [
+        {"host": host, "pid": one.pid, "at": one.at}
+        for host, one in presence.elsewhere(paths).items()
+    ]
     if newest is None:
         nobody = {"term": 0, "kind": "", "host": "", "pid": 0, "held": False, "age_s": None}
-        return {**nobody, "waits": waits}
+        return {**nobody, "waits": waits, "perhaps": others}
     term, beat = newest
     age_s = _age(lease.beat_path(paths, term.number))
     at_home = term.host == socket.gethostname()
@@ -217,6 +223,9 @@ def status(paths: ExperimentPaths) -> dict[str, Any]:
         "held": held,
         "age_s": age_s,
         "waits": 0 if held and at_home and term.pid == waits else waits,
+        "perhaps": [
+            one for one in others if not held or (one["host"], one["pid"]) != (term.host, term.pid)
+        ],
     }
 
 

@@ -1,4 +1,4 @@
-"""Which daemon of an experiment lives on this host, whether or not it decides at the moment.
+"""Which daemons of an experiment there are, whether or not they decide at the moment.
 
 While a worker or another command holds the lease, a daemon waits without a term of its own. So it
 leaves a file of its own, ``searcher/daemon-HOST.json``, with what tells its process from a later
@@ -65,6 +65,17 @@ def here(paths: ExperimentPaths) -> Daemon | None:
     """The daemon that lives on this host; None if none has said so."""
     found = Daemon.read(paths.daemon(socket.gethostname()))
     return found if found is not None and found.lives else None
+
+
+def elsewhere(paths: ExperimentPaths) -> dict[str, Daemon]:
+    """Those that have said so on other hosts, and perhaps live: from here nobody can tell."""
+    home, host = paths.daemon("*"), socket.gethostname()
+    before, _, after = home.name.partition("*")
+    found = {
+        path.name.removeprefix(before).removesuffix(after): Daemon.read(path)
+        for path in sorted(home.parent.glob(home.name))
+    }
+    return {name: one for name, one in found.items() if one is not None and name != host}
 
 
 def _boot() -> str:
