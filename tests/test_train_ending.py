@@ -152,6 +152,7 @@ def test_work_that_raises_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ENDS = """
 import atexit, sys
+from sys import exit as leave
 from hpcdet.train import ending
 ending.watch()
 atexit.register(lambda: print(ending.failed(), end=""))
@@ -163,7 +164,8 @@ atexit.register(lambda: print(ending.failed(), end=""))
     [
         ("sys.exit(3)", True),
         ("sys.exit('why')", True),
-        ("exit(3)", True),
+        ("leave(3)", True),
+        ("exit(code=3)", True),
         ("sys.exit(0)", False),
         ("try: sys.exit(3)\nexcept SystemExit: pass", False),
         ("try: sys.exit(3)\nexcept SystemExit: sys.exit()", False),

@@ -1,6 +1,7 @@
 """Whether a script ends by ``sys.exit`` (or ``exit``) with a code that says it has failed.
 
 Python tells nobody: at its end, exceptions that are no ``SystemExit`` are in ``sys.last_value``.
+What raises ``SystemExit`` itself is not seen.
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ def _exit(status: str | int | None = None, /) -> NoReturn:
     raise _Exit(status)
 
 
+def _quit(code: str | int | None = None) -> NoReturn:
+    raise _Exit(code)
+
+
 def watch() -> None:
     """From now on, learn from ``sys.exit``, ``exit`` and ``quit`` how the script ends."""
+    script = vars(sys.modules["__main__"])
+    script |= {name: _exit for name, value in script.items() if value is sys.exit}
+    vars(builtins).update(exit=_quit, quit=_quit)  # which Python makes for people who type them
     sys.exit = _exit
-    for name in ("exit", "quit"):  # which Python makes for people who type them
-        setattr(builtins, name, _exit)
 
 
 def failed() -> bool:
