@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcdet import checkpoint, pytorch
+from hpcdet import checkpoint, core, pytorch
 from hpcdet.checkpoint import StateError
 from hpcdet.errors import IntegrityError, Unrecoverable
 from hpcdet.pytorch import _state
@@ -259,6 +259,19 @@ def test_a_state_of_another_model_is_never_tried_again(tmp_path: Path) -> None:
     with pytest.raises(Unrecoverable, match="does not fit this trial's models") as caught:
         alone.train(BitsTrial, tmp_path, 2, {"global_batch_size": 16, "width": 8})
     assert "size mismatch" in str(caught.value) and len(caught.value.what) < 400
+
+
+def test_a_state_of_another_kind_of_training_is_named(tmp_path: Path) -> None:
+    with core.init(checkpoint_storage=tmp_path / "own") as context:
+        context.checkpoint.save({"step": 1}, 1)
+    with pytest.raises(Unrecoverable, match="loop of its own, and this is a PyTorchTrial"):
+        alone.train(BitsTrial, tmp_path / "own", 2)
+    alone.train(BitsTrial, tmp_path / "trial", 1)
+    with core.init(checkpoint_storage=tmp_path / "trial") as context:
+        with pytest.raises(Unrecoverable, match="PyTorchTrial, and this is a loop of its own"):
+            context.checkpoint.latest()
+        with pytest.raises(Unrecoverable, match=r"00000001\.g1"):
+            context.checkpoint.load("00000001.g1")
 
 
 def test_a_device_that_fails_while_a_state_is_put_back_is_tried_again(

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import Manifest, remove
+from hpcdet.checkpoint import Loaded, Manifest, remove
 from hpcdet.core._modes import DownloadMode
 from hpcdet.core._seen import seen_by_all
 from hpcdet.core._train import TrainContext
 from hpcdet.core._virtual import VirtualContext
-from hpcdet.errors import IntegrityError, NotFound, UsageError
+from hpcdet.errors import IntegrityError, NotFound, Unrecoverable, UsageError
 from hpcdet.train import rng
 from hpcdet.train.session import Session, Units
 
@@ -48,8 +48,12 @@ class CheckpointContext:
         Args:
             sharded: give of tensors that were saved as DTensors only the rows that this rank has
                 in such a tensor (``hpcdet.checkpoint.Sharded``), and not the whole.
+
+        Raises:
+            Unrecoverable: it is the state of a ``PyTorchTrial``.
         """
         loaded = self._session.keeper.restore(sharded=sharded)
+        state = None if loaded is None else _state(loaded)
         if loaded is not None:
             self._go_on_from(loaded.manifest)
         self.begin()
@@ -64,7 +68,7 @@ class CheckpointContext:
         else:
             # another number of ranks: new streams, the same ones at each such resume
             self._session.seed(self._session.ranks.rank, self._train.units.batches)
-        return loaded.shared["state"]
+        return state
 
     @property
     def inherited(self) -> bool:
@@ -297,9 +301,10 @@ class CheckpointContext:
         """
         ranks = self._session.ranks
         loaded = checkpoint.load(self._folder(storage_id), ranks.rank, ranks.world)
+        state = _state(loaded)
         if not self._begun and not self._train.units.batches:
             self._go_on_from(loaded.manifest)
-        return loaded.shared["state"]
+        return state
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """What was given as ``metadata``."""
@@ -319,6 +324,21 @@ class CheckpointContext:
 def _units(manifest: Manifest) -> Units:
     known = manifest.meta
     return Units(manifest.step, known.get("records", 0), known.get("epochs", 0))
+
+
+def _state(loaded: Loaded) -> Any:
+    """What a loop of one's own has saved.
+
+    Raises:
+        Unrecoverable: it is the state of a ``PyTorchTrial``.
+    """
+    if "state" not in loaded.shared:
+        raise Unrecoverable(
+            "it holds the state of a PyTorchTrial, and this is a loop of its own",
+            where=loaded.manifest.name,
+            hint="go on with the class that made it, or take its weights: hpcdet.checkpoint.load",
+        )
+    return loaded.shared["state"]
 
 
 def _pack(folder: Path) -> dict[str, Any]:

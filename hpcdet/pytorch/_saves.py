@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hpcdet.checkpoint import Loaded, spread
-from hpcdet.errors import ConfigError
+from hpcdet.errors import ConfigError, Unrecoverable
 from hpcdet.pytorch import _buffers, _gradients, _state
 from hpcdet.pytorch._callback import PyTorchCallback
 from hpcdet.pytorch._context import PyTorchTrialContext
@@ -134,11 +134,22 @@ class Saves:
     # -- going on ----------------------------------------------------------------------------
 
     def restore(self) -> Loaded | None:
-        """The newest checkpoint, if there is any, and how far it is; nothing else is put back."""
+        """The newest checkpoint, if there is any, and how far it is; nothing else is put back.
+
+        Raises:
+            Unrecoverable: a loop of the user's own has saved it.
+        """
         sharded = self._context.sharded
         weights = [] if sharded else [one.state_dict() for one in self._context.plain_models()]
         loaded = self._session.keeper.restore(sharded=sharded, into={"models": weights})
         if loaded is not None:
+            if "progress" not in loaded.shared:
+                raise Unrecoverable(
+                    "it holds the state of a loop of its own, and this is a PyTorchTrial",
+                    where=loaded.manifest.name,
+                    hint="go on with the script that made it, or take its weights in __init__: "
+                    "hpcdet.checkpoint.load",
+                )
             self._progress.decode(loaded.shared["progress"])
             if loaded.manifest.inherited:
                 self._progress.best = self._progress.stop = None  # they were its parent's
