@@ -72,8 +72,9 @@ def populate(memory: Bytes) -> None:
 
     A kernel that knows no such thing finds them one by one, as ever.
     """
-    start = -(-memory.ctypes.data // PAGE) * PAGE
-    length = (memory.ctypes.data + memory.size) // PAGE * PAGE - start
+    address = memory.ctypes.data
+    start = -(-address // PAGE) * PAGE
+    length = (address + memory.size) // PAGE * PAGE - start
     call = _madvise()
     if length >= _WORTH and call is not None:
         call(start, length, POPULATE_WRITE)

@@ -22,6 +22,8 @@ from hpcdet.checkpoint.shard import Shard
 from hpcdet.checkpoint.tree import Leaf, StateError
 from hpcdet.errors import IntegrityError, Unrecoverable
 
+_PRIVATE = ("private", f"{SKELETON}/private")
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -118,7 +120,7 @@ def _apart(leaves: Sequence[Leaf]) -> Iterator[Leaf]:
 
 def _is_in_memory(leaf: Leaf) -> bool:
     source = leaf.source
-    return isinstance(source, torch.Tensor) and source.device.type == "cpu" and leaf.nbytes > 0
+    return isinstance(source, torch.Tensor) and source.is_cpu and leaf.nbytes > 0
 
 
 def _memory(leaf: Leaf) -> tuple[int, int]:
@@ -133,7 +135,7 @@ def _memory(leaf: Leaf) -> tuple[int, int]:
 
 
 def _is_private(name: str) -> bool:
-    return name.startswith(("private", f"{SKELETON}/private"))
+    return name.startswith(_PRIVATE)
 
 
 def _decode(values: dict[str, Any], name: str, parts: Parts) -> Any:

@@ -1,8 +1,9 @@
 """Pieces of a rank's file: read, brought to where their bytes belong, and hashed, by any thread.
 
 Those of a file may be worked on at the same time, in the order in which they lie there or in
-none; only a leaf that is longer than a piece is hashed by one after the other. What they came to
-is looked at in order, by the thread that reads the file.
+none; only a leaf that lies in several pieces is hashed by one after the other. What they came to
+is looked at in order, by the thread that reads the file, which also does what is to be done with
+small leaves: of those Python's own work takes longest, which one thread at a time can do.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from hpcdet.checkpoint.shard import HINT, Shard, begin_digest
 from hpcdet.checkpoint.tree import Leaf, from_bytes
 from hpcdet.errors import IntegrityError
 
+_LARGE = 64 << 10
+"""A leaf of so many bytes is worth another thread."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -28,12 +32,15 @@ class Entry:
 
     Attributes:
         shard: the file it is in.
+        data: its bytes, in new memory.
+        existing: the tensor that was there, and has the bytes now; then there is no ``data``.
     """
 
     shard: Shard
     leaf: Leaf
     digest: str
     data: torch.Tensor | None
+    existing: torch.Tensor | None = None
 
     def value(self) -> Any:
         """The value.
@@ -41,6 +48,8 @@ class Entry:
         Raises:
             IntegrityError: it is of a type that no hpcdet writes.
         """
+        if self.existing is not None:
+            return self.existing
         leaf = self.leaf
         assert self.data is not None, f"only the digest of {leaf.name} was asked for"
         try:
@@ -53,27 +62,24 @@ class Entry:
             ) from None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Range:
     """Bytes of a file that belong together: a leaf, or a hole between leaves (of the frame).
 
     Attributes:
-        target: where its bytes are to go; None for a leaf that is merely checked, and a hole.
-        is_new: nobody has written to the target yet.
+        data: new memory for the bytes; nobody has written to it yet.
+        existing: a tensor that is overwritten with them.
+        target: the bytes of either; None for a leaf that is merely checked, and a hole.
     """
 
     start: int
     end: int
     leaf: Leaf | None = None
     digest: str = ""
-    target: torch.Tensor | None = None
-    is_new: bool = False
+    data: torch.Tensor | None = None
+    existing: torch.Tensor | None = None
+    target: Bytes | None = None
     _hasher: blake3 | None = None
-
-    def place(self, start: int, end: int) -> Bytes:
-        """Where the bytes of this range of the file are to go; there is a target."""
-        assert self.target is not None
-        return self.target.numpy()[start - self.start : end - self.start]
 
     def hash(self, data: Bytes) -> None:
         """Hash its next bytes; it is a leaf."""
@@ -87,7 +93,7 @@ class Range:
         """All of it has been hashed: the leaf, checked."""
         assert self.leaf is not None and self._hasher is not None
         file.check(self._hasher.hexdigest(), self.digest, self.leaf.name)
-        return Entry(file.shard, self.leaf, self.digest, self.target)
+        return Entry(file.shard, self.leaf, self.digest, self.data, self.existing)
 
 
 class Piece:
@@ -125,15 +131,18 @@ class Piece:
         return self.memory.size > SMALL_FILE
 
     def work(self) -> None:
-        """Read it and hash it. Those before it must be worked on, too, or be given up."""
+        """Read it, and do with the larger parts what is to be done; ``entries`` does the rest.
+
+        Those before it must be worked on, too, or be given up.
+        """
         try:
-            self._fill()
+            parts = [part for part in self._parts if self._is_large(part)]
+            found = self._fill(parts)
             if self._before is not None:
                 self._before._hashed.wait()
                 self._before = None
-            for part in self._parts:
-                if part.leaf is not None:
-                    part.hash(self._read(part))
+            for part, data in zip(parts, found, strict=True):
+                part.hash(data)
         finally:
             self._hashed.set()
 
@@ -141,38 +150,50 @@ class Piece:
         """Nobody will work on it: those after it are not to wait."""
         self._hashed.set()
 
-    def _fill(self) -> None:
-        """Read it, to where it is to go at once if that can be any memory."""
-        targets = [part for part in self._parts if part.target is not None]
-        for part in targets:
-            if part.is_new:
-                populate(part.place(*self._range(part)))
-        if not targets or self._file.is_direct(self.start):
+    def _is_large(self, part: Range) -> bool:
+        """Whether a part is a leaf of which more than Python's objects takes time. For others the
+        thread that makes those does all: any other would wait for Python longer than it takes."""
+        start, end = part.start, part.end
+        is_large = end - start >= _LARGE or start < self.start or end > self.end
+        return is_large and part.leaf is not None
+
+    def _fill(self, parts: Sequence[Range]) -> list[Bytes]:
+        """Read it; what was read of these parts, which goes to where it is to go."""
+        found = [self._read(part) for part in parts]
+        targets = [self._target(part) for part in parts]
+        for part, target in zip(parts, targets, strict=True):
+            if part.data is not None and target is not None:
+                populate(target)
+        if self._file.is_direct(self.start):
             self._file.fill(self.start, self.memory)
-            for part in targets:
-                part.place(*self._range(part))[:] = self._read(part)
-            return
-        self._scattered = True
-        memories, at = [], self.start
-        for part in targets:
-            start, end = self._range(part)
-            memories += [self._memory(at, start), part.place(start, end)]
-            at = end
-        memories.append(self._memory(at, self.end))
+            for data, target in zip(found, targets, strict=True):
+                if target is not None:
+                    target[:] = data
+            return found
+        memories, at = [], 0
+        for n, (part, target) in enumerate(zip(parts, targets, strict=True)):
+            if target is not None:
+                start, end = self._within(part)
+                memories += [self.memory[at:start], target]
+                found[n], at = target, end
+        memories.append(self.memory[at:])
         self._file.scatter(self.start, [memory for memory in memories if memory.size])
+        return found
 
-    def _range(self, part: Range) -> tuple[int, int]:
-        """What of a part is in this piece."""
-        return max(part.start, self.start), min(part.end, self.end)
-
-    def _memory(self, start: int, end: int) -> Bytes:
-        return self.memory[start - self.start : end - self.start]
+    def _within(self, part: Range) -> tuple[int, int]:
+        """Where in this piece a part begins and ends, or what of it is here."""
+        return max(part.start, self.start) - self.start, min(part.end, self.end) - self.start
 
     def _read(self, part: Range) -> Bytes:
-        """A part's bytes, as they were read."""
-        if self._scattered and part.target is not None:
-            return part.place(*self._range(part))
-        return self._memory(*self._range(part))
+        """A part's bytes in memory of this piece."""
+        start, end = self._within(part)
+        return self.memory[start:end]
+
+    def _target(self, part: Range) -> Bytes | None:
+        """Where the bytes of a part that are in this piece are to go."""
+        if part.target is None:
+            return None
+        return part.target[max(self.start - part.start, 0) : self.end - part.start]
 
     def entries(self) -> Iterator[Entry]:
         """The leaves that end in it, checked. It has been worked on, and those before it taken."""
@@ -180,6 +201,11 @@ class Piece:
             if part.leaf is None:
                 self._file.frame.update(self._read(part).data)
             elif part.end <= self.end:
+                if not self._is_large(part):
+                    data = self._read(part)
+                    if part.target is not None:
+                        part.target.data[:] = data.data  # so few that Python need not be given up
+                    part.hash(data)
                 yield part.entry(self._file)
         if self.ends:
             self._file.finish()

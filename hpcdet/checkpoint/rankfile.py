@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import json
+import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,6 @@ import numpy as np
 from blake3 import blake3
 
 from hpcdet.checkpoint.buffers import PAGE, Bytes
-from hpcdet.checkpoint.layout import gaps
 from hpcdet.checkpoint.shard import HINT, Shard
 from hpcdet.checkpoint.tree import Leaf, Part
 from hpcdet.errors import IntegrityError
@@ -46,12 +45,18 @@ class Row:
     digest: str = ""
 
 
-def _row(start: int, end: int, found: Any) -> Row:
-    if found is None:
-        return Row(start, end)
-    name, kind, dtype, shape, _, nbytes, *of, digest = found
-    part = Part(tuple(of[0]["shape"]), of[0]["start"]) if of else None
-    return Row(start, end, Leaf(name, kind, dtype, tuple(shape), nbytes, part=part), digest)
+def _rows(places: Iterable[tuple[int, int, Any]]) -> Iterator[Row]:
+    """Leaves, and holes between places, which ascend; a place may be nobody's."""
+    reached = 0
+    for start, end, found in places:
+        if start > reached:
+            yield Row(reached, start)
+        reached = max(reached, end)
+        if found is not None:
+            name, kind, dtype, shape, _, nbytes, *of, digest = found
+            part = Part(tuple(of[0]["shape"]), of[0]["start"]) if of else None
+            leaf = Leaf(name, kind, dtype, tuple(shape), nbytes, part=part)
+            yield Row(start, end, leaf, digest)
 
 
 class RankFile:
@@ -102,16 +107,11 @@ class RankFile:
         """
         table = self.table()
         self._frame_digest = table["frame"]
-        leaves = table["leaves"]
-        taken = [(row[4], row[4] + row[5]) for row in leaves]
-        table_at, length = self.shard.table
-        holes = gaps([*taken, (table_at, table_at + length)], self.shard.bytes)
-        places: list[tuple[int, int, Any]] = [
-            *((*place, row) for place, row in zip(taken, leaves, strict=True)),
-            *((*hole, None) for hole in holes),
-        ]
-        places.sort(key=lambda place: place[:2])
-        return itertools.starmap(_row, places)
+        start, length = self.shard.table
+        places = [(row[4], row[4] + row[5], row) for row in table["leaves"]]
+        places += [(start, start + length, None), (self.shard.bytes, self.shard.bytes, None)]
+        places.sort(key=operator.itemgetter(0, 1))
+        return _rows(places)
 
     def begin(self, direct: bool) -> None:
         """Put the disk to work on the table at once, without anybody waiting for it, if the page

@@ -129,12 +129,15 @@ class _Wanted:
         file.fetch(row for row, _ in first if row.start < FIRST)
         there = self._into()
         for row, use in itertools.chain(first, wanted):
-            leaf, target, is_new = row.leaf, None, False
-            if leaf is not None and use is Use.GIVE:
-                target = _existing(leaf, there.get(leaf.name))
-                if target is None:
-                    target, is_new = torch.empty(leaf.nbytes, dtype=torch.uint8), True
-            yield Range(row.start, row.end, leaf, row.digest, target, is_new)
+            part = Range(row.start, row.end, row.leaf, row.digest)
+            if row.leaf is not None and use is Use.GIVE:
+                part.existing = _existing(row.leaf, there.get(row.leaf.name))
+                if part.existing is not None:
+                    part.target = part.existing.reshape(-1).view(torch.uint8).numpy()
+                else:
+                    part.data = torch.empty(row.leaf.nbytes, dtype=torch.uint8)
+                    part.target = part.data.numpy()
+            yield part
 
     def _wanted(self, file: RankFile) -> Iterator[tuple[Row, Use]]:
         for row in file.rows():
@@ -188,7 +191,7 @@ def _cut(file: RankFile, parts: Iterable[Range], scratch: Scratch) -> Iterator[P
 
 
 def _existing(leaf: Leaf, there: Leaf | None) -> torch.Tensor | None:
-    """The bytes of the tensor that is there, to which those of a leaf go if it fits exactly."""
+    """The tensor that is there, to which the bytes of a leaf go if it fits exactly."""
     if (
         there is not None
         and leaf.nbytes
@@ -196,8 +199,8 @@ def _existing(leaf: Leaf, there: Leaf | None) -> torch.Tensor | None:
         and (there.kind, there.dtype, there.shape) == (leaf.kind, leaf.dtype, leaf.shape)
     ):
         source = there.source
-        if isinstance(source, torch.Tensor) and source.device.type == "cpu":
+        if isinstance(source, torch.Tensor) and source.is_cpu:
             plain = source.is_contiguous() and not source.is_conj() and not source.is_neg()
             if plain:
-                return source.detach().reshape(-1).view(torch.uint8)
+                return source.detach()
     return None
