@@ -302,3 +302,16 @@ def test_tensors_that_overlap_are_read_into_new_memory(tmp_path: Path) -> None:
     assert same(found, saved)
     assert base.data_ptr() not in {found["a"].data_ptr(), found["b"].data_ptr()}
     assert found["c"].data_ptr() == own.data_ptr()
+
+
+def test_what_has_other_values_than_its_bytes_say_is_not_read_into(tmp_path: Path) -> None:
+    saved = {"half": torch.ones(3).bfloat16(), "c": torch.tensor([1 + 2j]), "n": torch.ones(1)}
+    checkpoint.save(tmp_path / "1.g0", saved)
+    conjugate = torch.zeros(1, dtype=torch.complex64).conj()
+    negative = torch.zeros(1, dtype=torch.complex64).conj().imag
+    into = {"half": torch.zeros(3).bfloat16(), "c": conjugate, "n": negative}
+    assert into["c"].is_conj() and into["n"].is_neg() and into["n"].is_contiguous()
+    found = checkpoint.load(tmp_path / "1.g0", into=into).shared
+    assert same(found, saved)
+    there = [name for name in saved if found[name].data_ptr() == into[name].data_ptr()]
+    assert there == ["half"]

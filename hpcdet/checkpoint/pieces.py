@@ -67,7 +67,7 @@ class Range:
     """Bytes of a file that belong together: a leaf, or a hole between leaves (of the frame).
 
     Attributes:
-        data: new memory for the bytes; nobody has written to it yet.
+        data: new memory for its bytes; nobody has written to it yet.
         existing: a tensor that is overwritten with them.
         target: the bytes of either; None for a leaf that is merely checked, and a hole.
     """

@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from hpcdet.checkpoint.buffers import PAGE, Scratch
+from hpcdet.checkpoint.buffers import PAGE, Bytes, Scratch
 from hpcdet.checkpoint.pieces import Entry, Piece, Range
 from hpcdet.checkpoint.rankfile import FIRST, RankFile, Row
 from hpcdet.checkpoint.shard import Shard
@@ -131,12 +132,7 @@ class _Wanted:
         for row, use in itertools.chain(first, wanted):
             part = Range(row.start, row.end, row.leaf, row.digest)
             if row.leaf is not None and use is Use.GIVE:
-                part.existing = _existing(row.leaf, there.get(row.leaf.name))
-                if part.existing is not None:
-                    part.target = part.existing.reshape(-1).view(torch.uint8).numpy()
-                else:
-                    part.data = torch.empty(row.leaf.nbytes, dtype=torch.uint8)
-                    part.target = part.data.numpy()
+                _aim(part, row.leaf, there.get(row.leaf.name))
             yield part
 
     def _wanted(self, file: RankFile) -> Iterator[tuple[Row, Use]]:
@@ -190,17 +186,38 @@ def _cut(file: RankFile, parts: Iterable[Range], scratch: Scratch) -> Iterator[P
             here.append(part)
 
 
-def _existing(leaf: Leaf, there: Leaf | None) -> torch.Tensor | None:
-    """The tensor that is there, to which the bytes of a leaf go if it fits exactly."""
+def _aim(part: Range, leaf: Leaf, there: Leaf | None) -> None:
+    """Find where the bytes of a leaf are to go: into the tensor that is there if it fits exactly.
+
+    Nearly every method of a tensor lets other threads have Python meanwhile, and with thousands of
+    tensors waiting for it again takes longer than all else. So few are called.
+    """
     if (
         there is not None
         and leaf.nbytes
         and not (leaf.part or there.part)
         and (there.kind, there.dtype, there.shape) == (leaf.kind, leaf.dtype, leaf.shape)
+        and isinstance(there.source, torch.Tensor)
+        and there.source.is_cpu
+        and there.source.is_contiguous()
     ):
-        source = there.source
-        if isinstance(source, torch.Tensor) and source.is_cpu:
-            plain = source.is_contiguous() and not source.is_conj() and not source.is_neg()
-            if plain:
-                return source.detach()
-    return None
+        with contextlib.suppress(RuntimeError):  # a conjugate or negative view
+            existing = there.source.data
+            part.target = _bytes(existing)
+            part.existing = existing
+            return
+    part.data = torch.empty(leaf.nbytes, dtype=torch.uint8)
+    part.target = part.data.numpy()
+
+
+def _bytes(tensor: torch.Tensor) -> Bytes:
+    """The bytes of a contiguous tensor in main memory.
+
+    Raises:
+        RuntimeError: it is a conjugate or negative view: its values are others than its bytes say.
+    """
+    try:
+        array = tensor.numpy()
+    except TypeError:  # of a type that numpy does not know
+        array = tensor.reshape(-1).view(torch.uint8).numpy()
+    return array.reshape(-1).view(np.uint8)
