@@ -339,26 +339,28 @@ def test_trials_that_stand_as_before_are_not_read_again(
         Trial(number, {}, number).write_once(trial.record)
         Control(wish).write_once(trial.control(1))  # type: ignore[arg-type]
         os.utime(trial.controls, ns=(0, 0))  # whatever the tick of the clock is
-    one, six = attempt(paths, worker(paths), progressed=True), paths.trial(6)
+    one, done = attempt(paths, worker(paths), progressed=True), [paths.trial(n) for n in (6, 7)]
     os.utime(one.root, ns=(0, 0))
-    Trial(6, {}, 6).write_once(six.record)
-    Control("run", Length("batches", 50)).write_once(six.control(1))
-    Claim("0001-0000.0", "here").write_once(six.attempt(1).claim)
-    Verdict("done", "completed", 50, Length("batches", 50)).write_once(six.attempt(1).verdict)
-    End("completed", progressed=True).write_once(six.attempt(1).end)
-    os.utime(six.controls, ns=(0, 0))
+    for trial in done:
+        Trial(trial.number, {}, trial.number).write_once(trial.record)
+        Control("run", Length("batches", 50)).write_once(trial.control(1))
+        Claim("0001-0000.0", "here").write_once(trial.attempt(1).claim)
+        Verdict("done", "completed", 50, Length("batches", 50)).write_once(trial.attempt(1).verdict)
+        End("completed", progressed=True).write_once(trial.attempt(1).end)
+        os.utime(trial.controls, ns=(0, 0))
     while read != [2]:  # what may be claimed is looked at each time
-        assert looked() == ["running", "runnable", "paused", "stopped", "failed", "done"]
+        assert looked() == ["running", "runnable", "paused", "stopped", "failed", "done", "done"]
         assert now[0] < 60
     End("preempted").write_once(one.end)
-    Control("run", Length("batches", 100), term=1).write_once(six.control(2))
+    for trial in done:  # a searcher wants more of them
+        Control("run", Length("batches", 100), term=1).write_once(trial.control(2))
     for number in wishes:
         Control("run", term=1).write_once(paths.trial(number).control(2))
-    now_stand = looked()
-    assert [now_stand[number - 1] for number in (1, 2, 3, 6)] == ["runnable"] * 4
-    assert now_stand != ["runnable"] * 6
+    stand = looked()
+    assert [stand[number - 1] for number in (1, 2, 3, 6, 7)] == ["runnable"] * 5
+    assert stand != ["runnable"] * 7
     looked()
-    assert looked() == ["runnable"] * 6, "those that were over come in turns"
+    assert looked() == ["runnable"] * 7, "those that were over come in turns"
     for number in (4, 5):
         Control("stop", term=2).write_once(paths.trial(number).control(3))
     assert [looked()[3:5] for _ in range(2)] == [["stopped"] * 2] * 2
