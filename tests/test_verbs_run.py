@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from hpcdet.checkpoint import save
-from hpcdet.cli import preflight
+from hpcdet.cli import asking, preflight
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.read import find, views
 from hpcdet.store import journal
@@ -306,6 +306,16 @@ def test_note_and_limit_are_layers_and_the_id_alone_is_parsable(lab: Lab) -> Non
     ran = lab.cli("submit", lab.config(description="mine"), *argv)
     [shown] = lab.cli("show", ran.out.strip(), "-o", "json").items
     assert shown["config"]["description"] == "mine" and "warning: " in ran.err
+
+
+def test_cancel_ends_what_only_waits_in_the_queue(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "_SEE_OFF_S", 120)
+    argv = ["--site", lab.site, "--no-test", "--hold", "--parsable"]
+    name = lab.cli("submit", lab.config(), *argv).out.strip()
+    assert lab.cli("cancel", name).err == ""
+    assert lab.cli("ls", "-o", "json").items[0]["state"] == "CANCELED"
 
 
 def test_prepare_makes_all_but_the_submission(lab: Lab) -> None:

@@ -20,6 +20,8 @@ from hpcdet.read import changes, find, gather, states
 from hpcdet.store import journal, overrides
 from hpcdet.store.layout import ExperimentPaths
 
+_SEE_OFF_S = 10.0
+
 
 @dataclass(frozen=True)
 class Wish:
@@ -123,6 +125,8 @@ def ask_each(
         return f"asked (command {number}){says}"
 
     each(out, verb, ids, act, dry_run)
+    if verb == "cancel" and not wait:
+        _see_off([paths for paths, numbers in asked.items() if 0 in numbers])
     if not wait or dry_run or not asked:
         return
 
@@ -134,6 +138,34 @@ def ask_each(
     waited = list(asked)
     with follow.following([paths.id for paths in waited]), cranks(waited, "wait") as all_of_them:
         follow.until(waited, done, turn=lambda: _turn_all(all_of_them))
+
+
+def _see_off(experiments: list[ExperimentPaths]) -> None:
+    """Turn for those whose jobs never began: nobody else would close them.
+
+    Where the scheduler is asked seldom, the rest is left to who is told so.
+    """
+    alone = [paths for paths in experiments if _left_alone(paths)]
+    limit = time.monotonic() + _SEE_OFF_S
+    try:
+        with cranks(alone, "command") as all_of_them:
+            while (alone := list(filter(_left_alone, alone))) and time.monotonic() < limit:
+                follow.pause(0.2)
+                _turn_all(all_of_them)
+    except (HpcdetError, OSError) as error:
+        settings().warn(f"asked, but not all is done yet: {error}")
+    for paths in alone:
+        settings().note(
+            f"{paths.id} ends once its jobs have left the queue; to see to that: "
+            f"hpcdet searcher run {paths.id}"
+        )
+
+
+def _left_alone(paths: ExperimentPaths) -> bool:
+    """Whether it is about to end and no worker lives that would close it."""
+    gathered = gather.gather(paths)
+    stopping = states.experiment_state(gathered)[0] == "STOPPING"
+    return stopping and all(worker.end is not None for worker in gathered.workers)
 
 
 def _turn_all(all_of_them: list[Crank]) -> None:

@@ -147,7 +147,9 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
         hint = f"squeue --start -j {','.join(waiting)}" if waiting else f"hpcdet resume {name}"
         if any(job.startswith("local-") for job in waiting):
             hint = f"hpcdet status -w {name}"
-        if states.held(gathered):
+        if item["state"] == "STOPPING":
+            hint = f"hpcdet searcher run {name}"
+        elif states.held(gathered):
             hint = f"hpcdet release {name}"
         yield _finding("pending", name, item["health_why"], hint)
     if item["health"] == "stalled":

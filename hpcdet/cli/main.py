@@ -133,8 +133,8 @@ def run(argv: Sequence[str]) -> int:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "make room (hpcdet ckpt rm, hpcdet rm), then do it again" if full else ""
         where = str(error.filename or "")
-        if not where and _here_is_gone():
-            what, hint = "the folder you are in is gone", "cd to one that is there"
+        if not where.startswith("/") and _here_is_gone():
+            what, where, hint = "the folder you are in is gone", "", "cd to one that is there"
         _say("UNAVAILABLE", what, where, hint, as_json)
         _traceback_if_asked(argv)
         _print_no_more()

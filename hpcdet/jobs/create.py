@@ -77,6 +77,10 @@ def create(
         resolved = origin.placed(resolved, begin)
     if not model_dir.is_dir():
         raise ConfigError("no such model folder", where=str(model_dir))
+    for folder in (model_dir, root):
+        if re.search(r"[\ud800-\udfff]", str(folder.resolve())):  # bytes that are no UTF-8
+            hint = "rename it: records and scripts could not name it"
+            raise ConfigError("a folder with an odd name", where=ascii(str(folder)), hint=hint)
     entries = snapshot.scan(model_dir, (skip or root).resolve(), include)
     purged = None if whole else places.scratch(site, root)
     wanted = slug(name or str(resolved.get("name") or ""))
