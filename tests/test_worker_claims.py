@@ -382,12 +382,27 @@ def test_trials_that_stand_as_before_are_not_read_again(
     assert wanted.has(2)
 
 
-def test_a_task_is_requeued_after_progress_and_a_few_times_without(paths: ExperimentPaths) -> None:
+def test_a_task_is_requeued_after_progress_and_a_few_times_without(
+    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site = x.local_site(max_restarts_in_place=2)
 
     def asks(incarnation: int, code: int = 85) -> bool:
         return again.requeue(paths, paths.worker(1, 0, incarnation), code, site)
 
+    refused = [OSError(errno.EIO, "the file server does not answer")]
+    real = Closed.read
+
+    def read(path: Path) -> Closed | None:
+        if refused:
+            raise refused.pop()
+        return real(path)
+
+    monkeypatch.setattr(again, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(again, "from_resolved", lambda _: site)
+    monkeypatch.setattr(again.Closed, "read", read)
+    place = ("--submission", "1", "--index", "0", "--restart", "0", "--code", "85")
+    assert again.main([str(paths.root), *place]) == 0 and not refused
     assert not asks(0, 0), "it left by itself"
     assert not asks(0, 1), "it failed"
     assert asks(0) and asks(0, 137)

@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcdet.errors import ConfigError
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
 from hpcdet.site.loading import from_resolved
 from hpcdet.store import journal, progress
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
 from hpcdet.store.records import Closed, WorkerEnd
+
+PATIENCE_S = 20.0
+"""Seconds for which storage that is away is asked again; a scheduler often kills after 30."""
+_AGAIN_S = 1.0
 
 
 def requeue(paths: ExperimentPaths, worker: WorkerPaths, code: int, site: Site) -> bool:
@@ -59,7 +65,16 @@ def main(argv: list[str]) -> int:
     given = parser.parse_args(argv)
     paths = ExperimentPaths(given.experiment)
     worker = paths.worker(given.submission, given.index, given.restart)
-    return 0 if requeue(paths, worker, given.code, from_resolved(paths.site)) else 1
+    limit = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return 0 if requeue(paths, worker, given.code, from_resolved(paths.site)) else 1
+        except (OSError, ConfigError) as error:
+            cause = error if isinstance(error, OSError) else error.__cause__
+            away = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+            if not away or time.monotonic() >= limit:
+                raise
+            time.sleep(_AGAIN_S)  # perhaps it has said that it returns, and nobody sends another
 
 
 if __name__ == "__main__":
