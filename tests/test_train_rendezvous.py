@@ -7,12 +7,13 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed import HashStore
 
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.store import files
-from hpcdet.train import lifeline, rendezvous, verdicts
+from hpcdet.train import beside, lifeline, rendezvous, verdicts
 from hpcdet.train.ranks import Ranks
 
 
@@ -84,3 +85,22 @@ def test_code_that_makes_the_process_group_itself_hears_whose_it_is(
     with pytest.raises(ConfigError, match="hpcdet makes the process group"):
         rendezvous.meet(Ranks(0, 2, 0, 2), tmp_path / "rendezvous.json", "gloo")
     rendezvous.meet(Ranks(0, 2, 0, 2), None, "gloo")  # a script alone: it is the launcher's
+
+
+def test_groups_beside_the_training_have_no_thread_that_looks_for_messages() -> None:
+    def looking() -> int:
+        names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+        return sum("gloo_tcp" in name for name in names)
+
+    before = looking()
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        with_one = looking()
+        groups = [beside.new_group() for _ in range(3)]
+        assert looking() == with_one == before + 1
+        for number, group in enumerate(groups):
+            value = torch.tensor([number])
+            dist.all_reduce(value, group=group, async_op=True).wait()
+            assert value.item() == number
+    finally:
+        dist.destroy_process_group()

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hpcdet.checkpoint.wholes import WholesFailed, alone
-from hpcdet.train.lifeline import NEVER
+from hpcdet.train import beside
 from hpcdet.train.ranks import Ranks
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class Peers:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         # of its own, so that nothing here is ever queued behind a gradient
-        self._group = dist.new_group(backend="gloo", timeout=NEVER) if ranks.world > 1 else None
+        self._group = beside.new_group() if ranks.world > 1 else None
         self._swapping: dist.ProcessGroup | None = None
         self._ready = torch.zeros(1, dtype=torch.int32)  # where there is no memory for it any more
 
@@ -62,7 +62,7 @@ class Peers:
     def open_swap(self) -> None:
         """See that ``swap`` can be called. Called by the main thread, as whatever makes groups."""
         if self._swapping is None and self.ranks.world > 1:
-            self._swapping = dist.new_group(backend="gloo", timeout=NEVER)
+            self._swapping = beside.new_group()
 
     def swap(
         self, pieces: Sequence[torch.Tensor] | None, sizes: Sequence[int]
