@@ -154,6 +154,7 @@ def _see_off(experiments: list[ExperimentPaths]) -> None:
                 _turn_all(all_of_them)
     except (HpcdetError, OSError) as error:
         settings().warn(f"asked, but not all is done yet: {error}")
+        return
     for paths in alone:
         settings().note(
             f"{paths.id} ends once its jobs have left the queue; to see to that: "

@@ -14,6 +14,7 @@ from hpcdet.cli import facts, standing, words
 from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
+from hpcdet.errors import HpcdetError
 from hpcdet.read import (
     changes,
     costs,
@@ -161,11 +162,14 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
 
 
 def _by_hand(gathered: gather.Gathered, script: str) -> str:
-    """The command that submits what was prepared."""
+    """The command that submits what was prepared; the script alone where no site can be read."""
     from hpcdet.jobs import submission
     from hpcdet.site import from_resolved
 
-    return shlex.join(submission.argv(from_resolved(gathered.paths.site), Path(script)))
+    try:
+        return shlex.join(submission.argv(from_resolved(gathered.paths.site), Path(script)))
+    except HpcdetError:
+        return script
 
 
 def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:

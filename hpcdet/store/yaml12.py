@@ -90,9 +90,12 @@ def read(path: Path) -> Document:
 def text(path: Path) -> str:
     """What stands in a file that a person wrote. Raises ConfigError: it cannot be read."""
     try:
-        if (size := path.stat().st_size) > LARGEST:
-            raise ConfigError(f"no config is that large ({size} bytes)", where=str(path))
-        return path.read_bytes().decode("utf-8")  # line ends as they are
+        with path.open("rb") as file:
+            found = file.read(LARGEST + 1)  # of a device or a pipe no size is known
+        if len(found) > LARGEST:
+            what = f"no config is that large (more than {LARGEST} bytes)"
+            raise ConfigError(what, where=str(path))
+        return found.decode("utf-8")  # line ends as they are
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"cannot read the file: {reason}", where=str(path)) from error
