@@ -308,3 +308,33 @@ def test_going_on_from_a_checkpoint_by_its_name_is_no_new_beginning(tmp_path: Pa
     ]
     assert [one["name"] for one in second if one["kind"] == "checkpoint"] == ["00000004.g2"]
     assert checkpoint.committed(trial.checkpoints)[-1].prev_root, "the chain goes on"
+
+
+SHARDED = """
+from hpcdet import core
+
+with core.init() as context:
+    rank, checkpoints = context.distributed.rank, context.checkpoint
+    said = {"steps_completed": 3, "of": {"0": "a"}} if rank == 0 else {"of": {"1": "b"}}
+    with checkpoints.store_path(said, shard=True) as (path, name):
+        (path / str(rank)).write_text(f"of {rank}")
+    assert checkpoints.get_metadata(name) == {"steps_completed": 3, "of": {"0": "a", "1": "b"}}
+    with checkpoints.restore_path(name) as path:
+        assert [(path / str(one)).read_text() for one in (0, 1)] == ["of 0", "of 1"]
+        mine, said = (path, {"steps_completed": 4}) if rank else (None, None)
+        checkpoints.upload(mine, said, shard=True)
+    if rank == 0:
+        checkpoints.upload(".", {"steps_completed": 5}, selector=lambda name: False)
+    assert checkpoints.save({"w": 1}, 5) == "00000005.g1"
+    checkpoints.upload(None, {"steps_completed": 6, "by": rank}, shard=True)
+"""
+
+
+def test_ranks_store_one_folder_together(tmp_path: Path) -> None:
+    trial = ranks.experiment(tmp_path / "EXP", code="", entrypoint="python3 script.py", ranks=2)
+    (tmp_path / "EXP" / "code" / "script.py").write_text(SHARDED)
+    attempt = ranks.run(trial, 2)
+    verdict = attempt.verdict()
+    assert verdict is not None and "one rank says 0, and another 1" in verdict.error, attempt.log()
+    made = {one.step: one.world for one in checkpoint.committed(trial.checkpoints)}
+    assert made == {3: 2, 4: 2, 5: 1}

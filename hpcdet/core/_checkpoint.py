@@ -14,6 +14,7 @@ import numpy as np
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import Loaded, Manifest, remove
+from hpcdet.core._metadata import merged
 from hpcdet.core._modes import DownloadMode
 from hpcdet.core._seen import seen_by_all
 from hpcdet.core._train import TrainContext
@@ -179,15 +180,16 @@ class CheckpointContext:
         """A folder to write files into; it becomes a checkpoint at the end of the block.
 
         Args:
-            metadata: must hold ``steps_completed``.
+            metadata: must hold ``steps_completed``; with ``shard``, that of any rank, and what
+                all ranks say is kept together.
             shard: all ranks call this and write into the (same) folder; else only rank 0 does.
 
         Yields:
             The folder and the checkpoint's name.
 
         Raises:
-            UsageError: another rank than 0 calls it without ``shard``, or ``steps_completed``
-                is missing.
+            UsageError: another rank than 0 calls it without ``shard``, ``steps_completed`` is
+                missing, or ranks say different things of the same key.
             Unavailable: the ranks do not see each other's files.
         """
         if not shard and not self._session.ranks.chief:
@@ -197,6 +199,8 @@ class CheckpointContext:
                 hint="call it on rank 0 alone, or on every rank with shard=True",
             )
         metadata = dict(metadata or {})
+        if shard:
+            metadata = merged(self._session.peers.allgather(metadata))
         if STEPS not in metadata:
             raise UsageError(f"{STEPS} is missing in metadata", where="checkpoint.store_path")
         steps = int(metadata[STEPS])
