@@ -337,4 +337,4 @@ def test_ranks_store_one_folder_together(tmp_path: Path) -> None:
     verdict = attempt.verdict()
     assert verdict is not None and "one rank says 0, and another 1" in verdict.error, attempt.log()
     made = {one.step: one.world for one in checkpoint.committed(trial.checkpoints)}
-    assert made == {3: 2, 4: 2, 5: 1}
+    assert made == {4: 2, 5: 1}, "the newest two"
