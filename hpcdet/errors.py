@@ -15,6 +15,8 @@ The number is the exit code of the command line (``hpcdet help exit-codes``).
 
 from __future__ import annotations
 
+import errno
+
 
 class HpcdetError(Exception):
     """Base of every error that hpcdet raises on purpose.
@@ -97,3 +99,14 @@ class IntegrityError(HpcdetError):
 
 class Unrecoverable(IntegrityError):
     """A trial's state cannot be gone on from, and trying again would end alike."""
+
+
+def refused(error: OSError, where: str = "") -> Unavailable:
+    """What the file system refused, for a person.
+
+    Args:
+        where: what it concerns, if the error names no file (writing into an open one does not).
+    """
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    hint = "make room (hpcdet ckpt rm, hpcdet rm), then do it again" if full else ""
+    return Unavailable(error.strerror or str(error), where=str(error.filename or where), hint=hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import math
@@ -94,6 +95,17 @@ def test_5_the_file_system_refuses(cli: Cli, tmp_path: Path) -> None:
         tmp_path / "file" / "root", code=5,
     )  # fmt: skip
     assert "cannot make the experiment's folder" in ran.err
+
+
+def test_5_a_full_disk_says_of_what_and_what_to_do(
+    cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> int:  # as by a write into an open file: it names none
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("hpcdet.control.commands.ask", full)
+    said = cli("tag", "digits", "--add", "paper", code=5).err
+    assert "digits: No space left" in said and "make room" in said
 
 
 def test_6_it_ended_badly(cli: Cli) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcdet.cli.output import Column, Output
 from hpcdet.cli.settings import settings
-from hpcdet.errors import HpcdetError, PartialSuccess, Unavailable
+from hpcdet.errors import HpcdetError, PartialSuccess, refused
 from hpcdet.read import find
 
 COLUMNS = (Column("ID", "id"), Column("OK", "ok"), Column("WHAT", "what", cut=False))
@@ -38,7 +38,7 @@ def each(
             found = find.reference(text, settings().root)
             item |= {"id": str(found), "what": act(found)}
         except (HpcdetError, OSError) as caught:
-            error = caught if isinstance(caught, HpcdetError) else _unavailable(caught)
+            error = caught if isinstance(caught, HpcdetError) else refused(caught, text)
             failed.append(error)
             item |= {"ok": False, "what": error.what, "error": str(error)}
         items.append({**item, "dry_run": dry_run})
@@ -47,7 +47,3 @@ def each(
     out.emit(items, COLUMNS)
     if failed:
         raise PartialSuccess(f"{verb} failed for {len(failed)} of {len(ids)}", hint=str(failed[0]))
-
-
-def _unavailable(error: OSError) -> Unavailable:
-    return Unavailable(error.strerror or str(error), where=str(error.filename or ""))

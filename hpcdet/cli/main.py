@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import io
 import json
@@ -18,7 +17,7 @@ import click
 import hpcdet
 from hpcdet.cli.settings import global_options
 from hpcdet.cli.table_of_verbs import SECTIONS, VERBS
-from hpcdet.errors import ConfigError, HpcdetError
+from hpcdet.errors import ConfigError, HpcdetError, Unavailable, refused
 
 EXAMPLES = """\
 Examples:
@@ -129,13 +128,10 @@ def run(argv: Sequence[str]) -> int:
         _print_no_more()
         return 0
     except OSError as error:
-        what = error.strerror or str(error)
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "make room (hpcdet ckpt rm, hpcdet rm), then do it again" if full else ""
-        where = str(error.filename or "")
-        if not where.startswith("/") and _here_is_gone():
-            what, where, hint = "the folder you are in is gone", "", "cd to one that is there"
-        _say("UNAVAILABLE", what, where, hint, as_json)
+        said = refused(error)
+        if not said.where.startswith("/") and _here_is_gone():
+            said = Unavailable("the folder you are in is gone", hint="cd to one that is there")
+        _say(said.code, said.what, said.where, said.hint, as_json)
         _traceback_if_asked(argv)
         _print_no_more()
         return 5
