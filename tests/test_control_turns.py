@@ -497,7 +497,9 @@ def test_a_requeued_task_frees_its_trial_for_any_worker(tmp_path: Path) -> None:
     play.claim(second, 2)
     play.vanish(first, TaskState.PENDING)
     world.scheduler.jobs["1"].restarts[0] += 1
-    later(world, holder, 2)
+    later(world, holder, 1)
+    assert holder.watch.suspects and not holder.watch.suspected, "its task comes back by itself"
+    later(world, holder, 1)
     assert end_of(killed) == "preempted"
     assert standing(world.paths.trial(1)).state == "runnable"
     assert len(world.scheduler.jobs) == 1  # the task waits in the queue still

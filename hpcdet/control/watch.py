@@ -174,7 +174,7 @@ class Watch:
     @property
     def suspected(self) -> frozenset[str]:
         """Names of the workers whose tasks are over by one answer of the scheduler."""
-        return frozenset(str(key[1]) for key in self._suspicions if isinstance(key[0], tuple))
+        return frozenset(str(key[1]) for key in self._suspicions if key[-1] == "over")
 
     def confirmed(self, key: tuple[object, ...], beat: str = "", *, by_files: bool = False) -> bool:
         """Whether this was suspected before, with the same beat, and in another answer.

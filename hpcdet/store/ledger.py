@@ -54,6 +54,8 @@ class Ledger:
                 continue
             self.stay()
             self._look(trial, found)
+        for one in self.reserved:  # a listing from a cache may have lacked it when there was word
+            self.late((one.trial, one.attempt), found)
         return found
 
     def hear(self, last: int = 0) -> bool:
