@@ -198,7 +198,8 @@ def main(argv: Sequence[str] | None = None) -> Any:
 
 
 def _leave(number: int, _: FrameType | None) -> None:
-    """As by Ctrl-C, what was half done is undone and a lease given back."""
+    """As by Ctrl-C, what was half done is undone and a lease given back; once is enough."""
+    signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 
