@@ -21,28 +21,32 @@ _NAME = "hpcdet_beside"
 def new_group() -> dist.ProcessGroup:
     """A gloo group over all ranks; all of them call this, in their main threads."""
     kind = "gloo"
-    if _gloo() is not None:
+    if _devices() is not None:
         kind = _NAME
         if kind not in dist.Backend.backend_list:
-            dist.Backend.register_backend(kind, _create, extended_api=True, devices=["cpu"])
+            # as gloo: a default group that is bound to an accelerator asks each group for its own
+            where = list(dist.Backend.backend_capability["gloo"])
+            dist.Backend.register_backend(kind, _create, extended_api=True, devices=where)
     made: dist.ProcessGroup = dist.new_group(backend=kind, timeout=NEVER)
     return made
 
 
-def _gloo() -> Any:
-    """What the default group speaks gloo with; None if it does not."""
+def _devices() -> Any:
+    """By what the default group speaks gloo; None if it does not, or if torch does not tell, as
+    the older ones."""
     group = dist.distributed_c10d._get_default_group()
     try:
         found = group._get_backend(torch.device("cpu"))
     except RuntimeError:  # it is for accelerators only
         return None
-    return found if isinstance(found, dist.ProcessGroupGloo) else None
+    is_gloo = isinstance(found, dist.ProcessGroupGloo)
+    return getattr(getattr(found, "options", None), "_devices", None) if is_gloo else None
 
 
 def _create(options: Any, _: Any) -> dist.ProcessGroupGloo:
     """Called by ``dist.new_group``."""
     own = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    own._devices = _gloo().options._devices
+    own._devices = _devices()
     own._threads = 1
     own._timeout = options.timeout
     return dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, own)
