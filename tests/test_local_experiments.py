@@ -431,7 +431,7 @@ def test_a_budget_stops_trials_at_a_checkpoint_and_more_of_it_goes_on(lab: Lab) 
     found = views.status(paths)
     assert "hpcdet set" in found["why"]
     assert [set(x.ends(paths, trial)) for trial in (1, 2)] == [{"walltime"}, {"walltime"}]
-    assert all(trial["steps"] > 0 for trial in found["trials"])
+    assert all(trial["steps"] > 0 for trial in found["trials"]), x.story(paths)
     spent = found["spent"]
     assert 3600 * spent["training_slot_hours"] > 2 and spent["reserved_slot_hours"] == 0
     commands.ask(paths, "set", **{"budget.slot_hours": 1})
