@@ -53,14 +53,15 @@ def test_a_script_alone_goes_on_where_it_was_told_to_leave(tmp_path: Path) -> No
 @pytest.mark.usefixtures("as_script")
 def test_determineds_folders_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with core.init(checkpoint_storage=tmp_path) as context:
-        with context.checkpoint.store_path({"steps_completed": 3, "by": "me"}) as (path, name):
+        said = {"steps_completed": 3, "by": "me", "loss": np.float32(np.nan)}
+        with context.checkpoint.store_path(said) as (path, name):
             (path / "deep").mkdir()
             (path / "deep" / "model.bin").write_bytes(bytes(range(256)))
             (path / "empty").touch()
         with context.checkpoint.restore_path(name) as path:
             assert (path / "deep" / "model.bin").read_bytes() == bytes(range(256))
             assert (path / "empty").read_bytes() == b""
-        assert context.checkpoint.get_metadata(name) == {"steps_completed": 3, "by": "me"}
+        assert context.checkpoint.get_metadata(name) == {**said, "loss": "NaN"}
         with pytest.raises(NotFound, match="no such checkpoint"):
             context.checkpoint.load("00000009.g1")
         with pytest.raises(UsageError, match="steps_completed is missing"):
@@ -316,9 +317,11 @@ from hpcdet import core
 with core.init() as context:
     rank, checkpoints = context.distributed.rank, context.checkpoint
     said = {"steps_completed": 3, "of": {"0": "a"}} if rank == 0 else {"of": {"1": "b"}}
+    said["loss"] = float("nan")
     with checkpoints.store_path(said, shard=True) as (path, name):
         (path / str(rank)).write_text(f"of {rank}")
-    assert checkpoints.get_metadata(name) == {"steps_completed": 3, "of": {"0": "a", "1": "b"}}
+    told = {"steps_completed": 3, "of": {"0": "a", "1": "b"}, "loss": "NaN"}
+    assert checkpoints.get_metadata(name) == told
     with checkpoints.restore_path(name) as path:
         assert [(path / str(one)).read_text() for one in (0, 1)] == ["of 0", "of 1"]
         mine, said = (path, {"steps_completed": 4}) if rank else (None, None)

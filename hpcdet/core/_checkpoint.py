@@ -22,6 +22,7 @@ from hpcdet.core._virtual import VirtualContext
 from hpcdet.errors import IntegrityError, NotFound, Unrecoverable, UsageError
 from hpcdet.train import rng
 from hpcdet.train.session import Session, Units
+from hpcdet.train.tracking import plain
 
 STEPS = "steps_completed"
 Selector = Callable[[str], bool]
@@ -154,7 +155,7 @@ class CheckpointContext:
             own,
             kept=("user",),
             metric=self._train.searcher_metric(steps_completed),
-            meta={"metadata": dict(metadata or {})},
+            meta={"metadata": plain(metadata or {}, "metadata")},
             wait=wait,
             alone=alone,
         )
@@ -198,7 +199,7 @@ class CheckpointContext:
                 where="checkpoint.store_path",
                 hint="call it on rank 0 alone, or on every rank with shard=True",
             )
-        metadata = dict(metadata or {})
+        metadata = plain(metadata or {}, "metadata")
         if shard:
             metadata = merged(self._session.peers.allgather(metadata))
         if STEPS not in metadata:

@@ -99,13 +99,16 @@ class Tracker:
                 self._path = None
 
 
-def plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def plain(metrics: Mapping[str, Any], kind: str = "metric") -> dict[str, Any]:
     """Metrics as JSON: numbers, tensors and arrays of one element as numbers; structure is kept.
+
+    Args:
+        kind: what they are, for people.
 
     Raises:
         TypeError: a value that is none of these, with its name.
     """
-    return {str(name): _plain(value, str(name)) for name, value in metrics.items()}
+    return {str(name): _plain(value, f"{kind} {name}") for name, value in metrics.items()}
 
 
 def _plain(value: Any, name: str) -> Any:
@@ -121,7 +124,7 @@ def _plain(value: Any, name: str) -> Any:
         return [_plain(item, f"{name}[{at}]") for at, item in enumerate(value)]
     if hasattr(value, "tolist"):  # tensors, numpy arrays and scalars
         return _plain(value.tolist(), name)
-    raise TypeError(f"metric {name} is a {type(value).__name__}; report numbers, lists or dicts")
+    raise TypeError(f"{name} is a {type(value).__name__}; report numbers, lists or dicts")
 
 
 def finite(value: Any) -> float | None:
