@@ -188,14 +188,26 @@ def _next(trial: TrialPaths) -> Attempt:
     return attempt
 
 
+AT_ONCE = """
+from hpcdet.train import agreement, notice
+notice.install()
+agreement._INTERVAL_S = 0.0
+import runpy
+runpy.run_module("hpcdet.attempt", run_name="__main__", alter_sys=True)
+"""
+"""Ranks that leave where they are told to: agreed on after each step, whatever the clock says."""
+
+
 def _rank(argv: list[str], environment: Mapping[str, str]) -> None:
     """One rank, in a process of its own: what ``python -m hpcdet.attempt`` does."""
     from hpcdet.attempt import main
-    from hpcdet.train import notice
+    from hpcdet.train import agreement, notice
 
     for name in [name for name in os.environ if name.startswith(("SLURM_", "HPCDET_"))]:
         del os.environ[name]
     os.environ.update(environment)
+    if {"LEAVE", "GATE"} & {name for name in environment if environment[name]}:
+        agreement._INTERVAL_S = 0.0
     # else each worker of a loader would come from a new server that has imported nothing
     multiprocessing.set_start_method("fork", force=True)
     notice.install()
@@ -248,8 +260,9 @@ def by_mpirun(trial: TrialPaths, ranks: int, **environment: str) -> Attempt:
     """One attempt, started by the machine's own MPI."""
     attempt = _next(trial)
     argv = [str(trial.root.parent.parent), str(trial.number), str(attempt.paths.number)]
+    code = ["-c", AT_ONCE] if environment.get("LEAVE") else ["-m", "hpcdet.attempt"]
     done = subprocess.run(
-        [*MPIRUN, "-np", str(ranks), sys.executable, "-m", "hpcdet.attempt", *argv],
+        [*MPIRUN, "-np", str(ranks), sys.executable, *code, *argv],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -154,7 +154,8 @@ def test_a_stop_that_one_rank_asks_for_ends_all_at_the_same_step(tmp_path: Path)
 def test_over_mpi_the_bits_are_those_over_gloo(alone: Result, tmp_path: Path, plan: str) -> None:
     trial = make(tmp_path / "EXP", distributed={"backend": "mpi"})
     for world, leave in PLANS[plan]:
-        ranks.by_mpirun(trial, world, LEAVE=leave)
+        verdict = ranks.by_mpirun(trial, world, LEAVE=leave).verdict()
+        assert verdict is not None and verdict.verdict == ("resume" if leave else "done")
     same_bits(ranks.result(trial), alone)
 
 

@@ -155,7 +155,7 @@ def test_each_part_that_a_rank_has_for_itself_is_needed(tmp_path: Path) -> None:
     settings = {"hparams": {**HPARAMS, "own_accumulation": 4}, "optimizations": powersgd}
     trial = make(tmp_path / "EXP", world=2, until=16, **settings)
     # two steps were not compressed, the third was; the gradients of the fourth wait
-    left = ranks.run(trial, 2, LEAVE="train:12", PACE="0.03").verdict()
+    left = ranks.run(trial, 2, LEAVE="train:12").verdict()
     assert left is not None and left.verdict == "resume" and left.batches > 12, left
 
     def ended(name: str, leave_out: Callable[[dict[str, Any]], None] | None, *whose: int) -> Result:

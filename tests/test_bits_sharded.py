@@ -120,7 +120,8 @@ def test_over_mpi_a_sharded_trial_has_the_bits_of_one_over_gloo(tmp_path: Path) 
     gloo = sharded(tmp_path / "GLOO", **short)
     assert ranks.run(gloo, 2).verdict() is not None
     trial = sharded(tmp_path / "MPI", distributed={**FSDP, "backend": "mpi"}, **short)
-    ranks.by_mpirun(trial, 2, LEAVE="train:4")
+    left = ranks.by_mpirun(trial, 2, LEAVE="train:4").verdict()
+    assert left is not None and left.verdict == "resume"
     ranks.by_mpirun(trial, 2)
     same_bits(ranks.result(trial), ranks.result(gloo))
 
