@@ -23,6 +23,7 @@ from hpcdet.store.records import Charges, Claim, End
 from hpcdet.store.spending import Spending
 from hpcdet.store.trials import standing
 from hpcdet.worker import claims
+from hpcdet.worker.allowance import within
 from tests.paper import Waves, World
 from tests.test_control_turns import later
 
@@ -197,18 +198,25 @@ def _world(folder: Path, trials: int, **budget: float) -> World:
     return World.make(folder, Waves(trials, trials), searcher=search, budget=budget)
 
 
-def test_claims_at_the_same_moment_do_not_both_pass(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limited", ["cost", "number"])
+def test_claims_at_the_same_moment_do_not_both_pass(tmp_path: Path, limited: str) -> None:
     """Eight at once that see nothing of each other before they claim, and room for three."""
-    world = _world(tmp_path, 8, slot_hours=1000 / 3600)
-    advance(world.paths, world.holder())
+    world = _world(tmp_path, 8, **({"slot_hours": 1000 / 3600} if limited == "cost" else {}))
+    holder = world.holder()
+    advance(world.paths, holder)
+    reserved: float | None = 300.0
+    if limited == "number":
+        commands.ask(world.paths, "set", max_concurrent_trials=3)
+        advance(world.paths, holder)
+        reserved = Spending(world.paths, world.resolved).admit(None, time.time())
     barrier = threading.Barrier(8)
     kept: list[int] = []
 
     def work(number: int) -> None:
         attempt = world.paths.trial(number).attempt(1)
-        claim = Claim(f"0001-{number:04d}.0", "n", at=files.now(), reserved_slot_s=300.0)
-        barrier.wait(60)
+        claim = Claim(f"0001-{number:04d}.0", "n", at=files.now(), reserved_slot_s=reserved)
         assert claim.write_once(attempt.claim)
+        barrier.wait(60)
         if Spending(world.paths, world.resolved).keep(attempt, claim):
             kept.append(number)
 
@@ -239,7 +247,8 @@ def test_a_claim_reads_what_may_have_changed_and_not_every_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = _world(tmp_path, 6, slot_hours=10)
-    advance(world.paths, world.holder())
+    holder = world.holder()
+    advance(world.paths, holder)
     read, hidden = list[int](), set[int]()
     real = trials.claimed
 
@@ -280,6 +289,10 @@ def test_a_claim_reads_what_may_have_changed_and_not_every_trial(
     hidden.add(2)
     begin(2)
     assert [looked()[0] for _ in range(4)] == [3] * 4, "a listing may come from a cache"
+    begin(6, kept=False)
+    commands.ask(world.paths, "set", max_concurrent_trials=5)
+    advance(world.paths, holder)
+    assert looked() == (4, [1, 2, 3, 4, 5, 6]), "before, perhaps nobody took numbers"
 
 
 def test_a_worker_claims_within_budget_and_limit(tmp_path: Path) -> None:
@@ -301,6 +314,10 @@ def test_a_worker_claims_within_budget_and_limit(tmp_path: Path) -> None:
     assert two is not None and two.trial == 2
     second = Claim.read(two.claim)
     assert second is not None and second.reserved_slot_s is None
+    commands.ask(world.paths, "set", max_concurrent_trials=3)
+    advance(world.paths, holder)
+    three = claims.next_attempt(world.paths, workers[2], here, spending)
+    assert three is not None and within(here, three, 1) is here
 
 
 def test_a_budget_that_is_used_up_pauses_until_it_is_raised(tmp_path: Path) -> None:

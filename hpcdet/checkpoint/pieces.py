@@ -121,7 +121,6 @@ class Piece:
         self.ends = False
         self._hashed = threading.Event()
         self._before = before
-        self._scattered = False  # it was read to where it belongs, not to its own memory
         self._file = file
         self._parts = parts
 

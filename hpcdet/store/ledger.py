@@ -58,6 +58,10 @@ class Ledger:
             self.late((one.trial, one.attempt), found)
         return found
 
+    def doubt(self) -> None:
+        """Somebody may have claimed any trial without a word: look at all of them again."""
+        self._quiet.clear()
+
     def hear(self, last: int = 0) -> bool:
         """Read the reservations that are new; False if one up to ``last`` cannot be seen.
 

@@ -97,7 +97,8 @@ class Claim(Record):
     """``claim.json`` of an attempt: the worker that runs it.
 
     ``worker`` is the name of the worker's folder (``0001-0003.0``). ``reserved_slot_s``: what the
-    attempt may cost at most, in slot-seconds from ``at``; None without a budget.
+    attempt may cost at most, in slot-seconds from ``at``; None without limits, 0 if it is only
+    limited how many run at once.
     """
 
     worker: str

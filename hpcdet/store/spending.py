@@ -39,6 +39,7 @@ class Spending:
     resolved: Resolved
     stay: Callable[[], None] = _nobody
     _left: dict[str, Held] = field(default_factory=dict)
+    _under: Limits | None = None
     slots: Slots = field(init=False)
     book: Book = field(init=False)
     ledger: Ledger = field(init=False)
@@ -64,7 +65,7 @@ class Spending:
     def account(self, now: float | None = None) -> Account:
         """How things stand; ``now`` in epoch seconds."""
         now = time.time() if now is None else now
-        found = self.ledger.stretches().values()
+        found = self._stretches().values()
         return account(found, self._allocations(), now, self.book.read())
 
     def room(self) -> float:
@@ -77,7 +78,7 @@ class Spending:
     def admit(self, end_at: float | None, now: float) -> float | None:
         """What one more claim would reserve, in slot-seconds; infinity without any bound.
 
-        None: nothing may begin now.
+        None: nothing may begin now. 0: it is only limited how many run at once.
 
         Args:
             end_at: when the allocation ends, epoch seconds; None: it does not.
@@ -92,7 +93,7 @@ class Spending:
         if most and account.running >= most:
             return None
         if not terms.budget:
-            return math.inf
+            return 0.0
         left_s = math.inf if end_at is None else end_at - now
         waiting = 1 if terms.budget.slot_hours is None else self.ledger.waiting()
         seconds = terms.grant(account, waiting, left_s, now)
@@ -122,7 +123,7 @@ class Spending:
         """How things stood for who took a number; None if somebody before cannot be seen yet."""
         if not self.ledger.hear(number - 1):
             return None
-        found = self.ledger.stretches()
+        found = self._stretches()
         before = self.ledger.reserved[: number - 1]
         earlier = {(record.trial, record.attempt) for record in before}
         if not all(self.ledger.late(key, found) for key in earlier):
@@ -134,6 +135,12 @@ class Spending:
             and (stretch.end is not None or stretch.reserved_slot_s is None or key in earlier)
         ]
         return account(counted, self._allocations(), now, self.book.read())
+
+    def _stretches(self) -> dict[Key, Stretch]:
+        if (under := self.limits) != self._under:
+            self._under = under
+            self.ledger.doubt()  # perhaps there was none before, and claims had no numbers
+        return self.ledger.stretches()
 
     def _allocations(self) -> list[Held]:
         found = []

@@ -13,7 +13,7 @@ from hpcdet.store.spending import epoch
 def within(allocation: Allocation, attempt: AttemptPaths, slots: int) -> Allocation:
     """The allocation as the attempt has it: with its own end, where that comes sooner."""
     claim = Claim.read(attempt.claim)
-    if claim is None or claim.reserved_slot_s is None:
+    if claim is None or not claim.reserved_slot_s:
         return allocation
     end = epoch(claim.at) + claim.reserved_slot_s / slots
     if allocation.end_at is not None and allocation.end_at <= end:
