@@ -93,6 +93,10 @@ def test_a_plan_says_trials_lengths_and_cost(tmp_path: Path) -> None:
     assert adaptive["cost"]["slot_hours"] == pytest.approx(units / 300)
     assert config.plan(loaded.typed(), unit_s=2)["cost"]["run_s"] == max(600, 2 * units / 4)
 
+    sets = ["searcher.name=bayesian", "searcher.sampler={name: gp}"]
+    bayesian = config.plan(config.load(digits / "random.yaml", sets).typed())
+    assert (bayesian["rule"], bayesian["sampler"]) == (None, "gp")  # nobody is compared at a rung
+
     file = tmp_path / "command.yaml"
     file.write_text("entrypoint: ./train.sh\n")
     unknown = config.plan(config.load(file).typed())

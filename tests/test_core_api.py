@@ -93,6 +93,19 @@ def test_a_forged_folder_writes_nothing_outside_of_it(tmp_path: Path, name: str)
 
 
 @pytest.mark.usefixtures("as_script")
+def test_a_step_that_is_validated_after_it_was_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with core.init(checkpoint_storage=tmp_path) as context:
+        context.train.report_validation_metrics(1, {"loss": 1.0})
+        context.checkpoint.save({}, 1)
+        assert "saved before" not in capsys.readouterr().err
+        context.checkpoint.save({}, 2)
+        context.train.report_validation_metrics(2, {"loss": 1.0})
+    assert "step 2 was saved before it was validated" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("as_script")
 def test_contexts_alone(tmp_path: Path) -> None:
     assert det.get_cluster_info() is None
     with core.init(checkpoint_storage=tmp_path) as context:

@@ -239,5 +239,6 @@ def test_what_was_decided_of_trials_is_said_with_its_reason(tmp_path: Path) -> N
     ):
         built.decide("action", action=action)
     decided = timeline.decided(gather(built.paths))
-    assert decided == {1: "pause: rung 1 of 3: rank 2 of 2", 2: "an heir of trial 1"}
+    late = "; it had come to its end before it heard"
+    assert decided == {1: f"pause: rung 1 of 3: rank 2 of 2{late}", 2: "an heir of trial 1"}
     assert "pause: rung 1 of 3: rank 2 of 2" in Text(render(built)).text

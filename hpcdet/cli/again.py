@@ -96,7 +96,7 @@ def resume_command(
         if wanted:
             can_run(gathered, wanted)
             arguments["set"] = wanted
-            says += [f"{key}={value}" for key, value in wanted.items()]
+            says += changes.assigned(wanted)
         if from_:
             number = found.trial or _only_trial(found, gathered)
             arguments |= {"from": origins.checkpoint(gathered, number, from_), "from_trial": number}

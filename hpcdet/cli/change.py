@@ -16,7 +16,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.config import changing
 from hpcdet.control import commands
 from hpcdet.errors import HpcdetError, UsageError
-from hpcdet.read import find, gather
+from hpcdet.read import changes, find, gather
 from hpcdet.store.layout import ExperimentPaths
 
 
@@ -59,7 +59,7 @@ def set_command(
             extending.possible(gathered, changed)
             goes_on = extending.further(gathered, changed)
             can_run(gathered, changed)
-            said = " ".join(f"{key}={value}" for key, value in changed.items())
+            said = " ".join(changes.assigned(changed))
             if dry_run:
                 return f"would set {said}"
             number = commands.ask(found.paths, "set", reopen=goes_on, number=follows, **changed)

@@ -23,7 +23,11 @@ from hpcdet.site import Site, places
 from hpcdet.store import files
 from hpcdet.store.config import Resolved, Resources
 
-COLUMNS = (Column("", "level"), Column("WHAT", "what"), Column("HINT", "hint"))
+COLUMNS = (
+    Column("", "level"),
+    Column("WHAT", "what", fold=True),
+    Column("HINT", "hint", fold=True),
+)
 BOTH = (Column("CHECK", "check"), Column("HERE", "here"), Column("NODE", "node"))
 
 WALLTIME_S = 300

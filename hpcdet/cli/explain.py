@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -66,12 +67,23 @@ def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
     if not out.for_people or out.fields:
         out.emit(findings, COLUMNS, key="about")
         return
-    for finding in findings:
-        click.echo(facts.folded(f"{finding['about']}: {finding['finding']}", "  "))
+    for finding, others in _alike(findings):
+        more = f" (and {others} more trials likewise)" if others else ""
+        click.echo(facts.folded(f"{finding['about']}: {finding['finding']}{more}", "  "))
         for line in finding["evidence"]:
             click.echo(f"    {line}")
         if finding["next"]:
             click.echo(f"  next: {finding['next']}")
+
+
+def _alike(findings: list[Finding]) -> Iterator[tuple[Finding, int]]:
+    """For people: the first of the slow trials that one advice is for, and how many others."""
+    slow = Counter(finding["next"] for finding in findings if finding["kind"] == "slow")
+    for finding in findings:
+        if finding["kind"] != "slow":
+            yield finding, 0
+        elif count := slow.pop(finding["next"], 0):
+            yield finding, count - 1
 
 
 def _finding(
@@ -152,7 +164,11 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
             hint = f"hpcdet searcher run {name}"
         elif states.held(gathered):
             hint = f"hpcdet release {name}"
-        yield _finding("pending", name, item["health_why"], hint)
+        shared = []
+        if any(job.startswith("local-") for job in waiting):
+            shared = ["all experiments share this machine's slots: one per accelerator or core,"]
+            shared += ["or as many as the site file's 'slots' says"]
+        yield _finding("pending", name, item["health_why"], hint, shared)
     if item["health"] == "stalled":
         said = logs.of_jobs(gathered.paths)
         why, next = item["health_why"], f"hpcdet searcher start {name}"

@@ -53,7 +53,7 @@ class LazyGroup(click.Group):
             import difflib
 
             near = difflib.get_close_matches(args[0], VERBS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else " See: hpcdet --help"
+            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise click.UsageError(f"No such verb: {args[0]!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 

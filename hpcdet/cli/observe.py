@@ -279,14 +279,14 @@ CHANGES = (
 )
 
 ALLOCATIONS = (
-    Column("WORKER", "worker"),
+    Column("WORKER", "worker", cut=False),
     Column("JOB", "job"),
-    Column("SLOTS", "slots", right=True),
+    Column("SLOTS", "slots", wide=True, right=True),
     Column("START", words.time_of("start"), cut=False),
-    Column("END", words.time_of("end"), cut=False),
-    Column("SLOT HOURS", "slot_hours", right=True),
+    Column("END", words.time_of("end"), wide=True, cut=False),
+    Column("SLOT HOURS", "slot_hours", right=True, cut=False),
     Column("OVERHEAD", "overhead_slot_hours", right=True),
-    Column("COUNTED", "counted_slot_hours", right=True),
+    Column("COUNTED", "counted_slot_hours", wide=True, right=True),
     Column("CHARGED", "charged_slot_hours", right=True),
 )
 

@@ -16,7 +16,8 @@ def facts(item: Item) -> Facts:
     unit = item["unit"]
     rule = f", rule {item['rule']}" if item["rule"] else ""
     yield "id", text(item["id"])
-    yield "searcher", f"{item['searcher']}{rule}"
+    sampler = f", sampler {item['sampler']}" if item["sampler"] else ""
+    yield "searcher", f"{item['searcher']}{rule}{sampler}"
     yield "metric", text(item["metric"])
     if len(item["objectives"]) > 1:
         yield "objectives", ", ".join(map(text, item["objectives"]))

@@ -47,10 +47,14 @@ class _Lines:
 
     def update(self, items: list[Item]) -> None:
         for item in items:
-            self._say(item["id"], (item["state"], item["why"]), _experiment(item))
+            said = (item["id"], (item["state"], item["why"]), _experiment(item))
+            if item["state"] not in ENDED:
+                self._say(*said)
             for trial in item["trials"]:
                 news = (trial["state"], trial["best"], trial["attempts"])
                 self._say(trial["id"], news, f"{trial['id']}  {_trial(trial)}")
+            if item["state"] in ENDED:  # its end is the last that is said of it
+                self._say(*said)
 
     def _say(self, key: str, news: Any, line: str) -> None:
         if self.said.get(key) != news:

@@ -32,7 +32,8 @@ def report_command(ids: Sequence[str], out: Path | None) -> None:
 
     found = references(ids)
     if out is not None and len(found) > 1:
-        raise UsageError("one file cannot hold several experiments", where="-o")
+        hint = "without -o each is written into its own folder"
+        raise UsageError("one file cannot hold several experiments", where="-o", hint=hint)
     for reference in found:
         with busy(f"writing the report of {reference.paths.id}"):
             settle(reference.paths)

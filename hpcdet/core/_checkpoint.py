@@ -154,7 +154,7 @@ class CheckpointContext:
             shared,
             own,
             kept=("user",),
-            metric=self._train.searcher_metric(steps_completed),
+            metric=self._train.saved(steps_completed),
             meta={"metadata": plain(metadata or {}, "metadata")},
             wait=wait,
             alone=alone,

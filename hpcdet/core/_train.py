@@ -11,6 +11,7 @@ from typing import Any
 
 from hpcdet.store import journal
 from hpcdet.store.records import value
+from hpcdet.train.saying import say
 from hpcdet.train.session import Session, Units
 from hpcdet.train.tracking import finite, plain
 from hpcdet.train.verdicts import InvalidHP
@@ -38,6 +39,7 @@ class TrainContext:
         self.units = Units()
         self.validation: tuple[int, Mapping[str, Any]] = (-1, {})
         self._metadata: dict[str, Any] | None = None
+        self._unseen: int | None = None  # the last step that was saved before it was validated
 
     def report_training_metrics(
         self,
@@ -67,6 +69,11 @@ class TrainContext:
         if group == "validation":
             self.validation = (steps_completed, dict(metrics))
         self._session.report(group, self.units, metrics)
+        late = group == "validation" and steps_completed == self._unseen
+        if late and self._session.ranks.chief:
+            self._unseen = None
+            what = f"step {steps_completed} was saved before it was validated"
+            say(f"{what}: its checkpoint is not among the best; report, then save")
 
     def report_progress(self, progress: float) -> None:
         """Fraction done, 0 to 1."""
@@ -159,6 +166,12 @@ class TrainContext:
             at, metrics = self.validation
             if at == self.units.batches:
                 self._session.report("validation", self.units, metrics)
+
+    def saved(self, step: int) -> float | None:
+        """A checkpoint of this step is made; the searcher's metric that it is to have."""
+        metric = self.searcher_metric(step)
+        self._unseen = step if self.validation[0] != step else None
+        return metric
 
     def searcher_metric(self, step: int) -> float | None:
         """As of ``worth``, if the trial was validated at this very step."""

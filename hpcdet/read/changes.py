@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from hpcdet.read.gather import Gathered
@@ -46,6 +48,14 @@ def effective(gathered: Gathered, *, pending: bool = True) -> Resolved:
     """The config with these changes laid over it."""
     found = changes(gathered, pending=pending)
     return overrides.lay(gathered.config, {c["key"]: c["value"] for c in found})
+
+
+def assigned(changed: Mapping[str, Any]) -> list[str]:
+    """``key=value`` of each, the value as a config would have it: ``{batches: 32}``, ``null``."""
+    return [
+        f"{key}={value if isinstance(value, str) else json.dumps(value).replace(chr(34), '')}"
+        for key, value in changed.items()
+    ]
 
 
 def refusals(gathered: Gathered) -> dict[int, str]:

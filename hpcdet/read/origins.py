@@ -55,7 +55,8 @@ def best(rows: list[dict[str, Any]], gathered: Gathered, where: str) -> dict[str
     values = [(series.number(row["metric"]), row) for row in rows]
     ordered = [(value, row) for value, row in values if value is not None]
     if not ordered:
-        hint = "name one by its step: hpcdet ckpt ls shows them"
-        raise NotFound(f"no checkpoint with a value of {searcher.metric}", where=where, hint=hint)
+        what = f"no checkpoint of a step that had reported {searcher.metric} when it was saved"
+        hint = "report validation metrics before saving; hpcdet ckpt ls shows what there is"
+        raise NotFound(what, where=where, hint=hint)
     pick = min if searcher.smaller_is_better else max
     return pick(ordered, key=lambda pair: pair[0])[1]

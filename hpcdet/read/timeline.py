@@ -170,6 +170,7 @@ def decided(gathered: Gathered) -> dict[int, str]:
     """Where the searcher gave a reason: what it decided last of a trial, or why it is an heir."""
     found: dict[int, str] = {}
     made: dict[int, str] = {}
+    done = {one.number for one in gathered.trials if one.standing.state == "done"}
     for line in gathered.decisions:
         action = line["action"] if line["kind"] == "action" else {}
         trial = action.get("trial", 0)
@@ -177,6 +178,8 @@ def decided(gathered: Gathered) -> dict[int, str]:
             made[trial] = found[trial] = action.get("why", "") if action.get("parent") else ""
         elif trial:
             found[trial] = _action_text(action) if action.get("why") else made.get(trial, "")
+            if found[trial] and action["kind"] in ("pause", "stop") and trial in done:
+                found[trial] += "; it had come to its end before it heard"
     return {trial: text for trial, text in found.items() if text}
 
 
@@ -219,4 +222,4 @@ def _said(command: Command) -> Iterator[str]:
     if given.get("reasons"):
         yield f"what ended by {' or '.join(given['reasons'])}"
     asked = given if command.verb == "set" else given.get("set", {})
-    yield from (f"{key}={value}" for key, value in asked.items())
+    yield from changes.assigned(asked)
