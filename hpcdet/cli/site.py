@@ -14,7 +14,11 @@ from hpcdet.errors import ConfigError
 from hpcdet.jobs import checks
 from hpcdet.site import loading
 
-FINDINGS = (Column("", "level"), Column("WHAT", "what"), Column("HINT", "hint"))
+FINDINGS = (
+    Column("", "level"),
+    Column("WHAT", "what", fold=True),
+    Column("HINT", "hint", fold=True),
+)
 
 
 @click.group("site", short_help="Show, detect and check sites (what is known of a cluster).")
@@ -75,7 +79,12 @@ def detect(out: Output) -> None:
     """
     chosen = settings().site()
     item = {"id": chosen.name, "reason": chosen.reason, "path": chosen.source}
-    out.emit([item], (Column("SITE", "id"), Column("BECAUSE", "reason"), Column("FILE", "path")))
+    columns = (
+        Column("SITE", "id", cut=False),
+        Column("BECAUSE", "reason", fold=True),
+        Column("FILE", "path", fold=True),
+    )
+    out.emit([item], columns)
 
 
 @site_command.command("check")
