@@ -21,6 +21,7 @@ from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.read import find, views
 from hpcdet.store import journal
 from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.records import WorkerClaim
 from hpcdet.store.trials import checkpoints
 from tests import experiments as x
 from tests.builders import Builder
@@ -313,9 +314,13 @@ def test_cancel_ends_what_only_waits_in_the_queue(
 ) -> None:
     monkeypatch.setattr(asking, "_SEE_OFF_S", 120)
     argv = ["--site", lab.site, "--no-test", "--hold", "--parsable"]
-    name = lab.cli("submit", lab.config(), *argv).out.strip()
-    assert lab.cli("cancel", name).err == ""
-    assert lab.cli("ls", "-o", "json").items[0]["state"] == "CANCELED"
+    for died in (False, True):
+        name = lab.cli("submit", lab.config(), *argv).out.strip()
+        if died:  # and nobody has seen it yet
+            worker = find.experiment(name, lab.cli.root).worker(1, 0, 0)
+            assert WorkerClaim("local-1-gone", "here", 1).write_once(worker.claim)
+        assert lab.cli("cancel", name).err == ""
+        assert lab.cli("status", name, "-o", "json").items[0]["state"] == "CANCELED"
 
 
 def test_prepare_makes_all_but_the_submission(lab: Lab) -> None:

@@ -166,7 +166,7 @@ def _left_alone(paths: ExperimentPaths) -> bool:
     """Whether it is about to end and no worker lives that would close it."""
     gathered = gather.gather(paths)
     stopping = states.experiment_state(gathered)[0] == "STOPPING"
-    return stopping and all(worker.end is not None for worker in gathered.workers)
+    return stopping and not any(map(states.lives, gathered.workers))
 
 
 def _turn_all(all_of_them: list[Crank]) -> None:
