@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from hpcdet.store.records import (
     Closed,
     Control,
     End,
+    Stuck,
     Trial,
     Verdict,
     WorkerClaim,
@@ -30,11 +32,20 @@ from hpcdet.store.records import (
 )
 from hpcdet.store.trials import Standing
 from hpcdet.units import Length
-from hpcdet.worker import again, cancels, claims, judging, outlook, staging, traces
+from hpcdet.worker import (
+    again,
+    cancels,
+    claims,
+    outlook,
+    patience,
+    sentinel,
+    staging,
+    traces,
+)
 from hpcdet.worker.allocation import read as read_allocation
 from hpcdet.worker.crank import Crank
 from hpcdet.worker.lane import Lane
-from hpcdet.worker.main import Worker
+from hpcdet.worker.main import Worker, run
 from hpcdet.worker.notice import Notices
 from tests import experiments as x
 
@@ -238,7 +249,7 @@ def test_storage_that_is_away_for_a_moment_ends_no_trial(
 
     monkeypatch.setattr(files, "write_once", write_once)
     monkeypatch.setattr(cancels, "in_force", in_force)
-    monkeypatch.setattr(judging, "AGAIN_S", 0.05)
+    monkeypatch.setattr(patience, "AGAIN_S", 0.05)
     code = f"cd {paths.root}; until [ -e go ]; do sleep 0.05; done; echo >> over"
     with journal.Writer(paths.worker(1, 0, 0).journal) as log:
         work = at_work(paths, log, rank=code)
@@ -249,6 +260,76 @@ def test_storage_that_is_away_for_a_moment_ends_no_trial(
     assert (paths.root / "over").read_text().count("\n") == 2
     assert {Path(path).name for path in refused} == {"claim.json", "end.json"}
     assert str(work.me.end) in refused and WorkerEnd.read(work.me.end) is not None
+
+
+class Once:
+    """Storage that refuses the first call of each kind."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(patience, "AGAIN_S", 0.0)
+        self.refused: list[str] = []
+        self._monkeypatch = monkeypatch
+
+    def refuses(
+        self, owner: object, name: str, of: Callable[[Path], bool], *, done: bool = False
+    ) -> None:
+        """Refuse a function for these paths, once each; ``done``: it has been done all the same."""
+        real = getattr(owner, name)
+
+        def call(path: Path, *rest: Any) -> Any:
+            what = f"{name} {path}"
+            if not of(path) or what in self.refused:
+                return real(path, *rest)
+            self.refused.append(what)
+            if done:
+                real(path, *rest)
+            raise OSError(errno.EIO, "the file server does not answer")
+
+        self._monkeypatch.setattr(owner, name, call)
+
+
+def test_a_sentinel_tells_though_the_storage_is_away_for_a_moment(
+    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, once = paths.root / "heard", Once(monkeypatch)
+    hook = {"command": f'echo "$HPCDET_EVENT" >>{heard}', "on": ["stuck"]}
+    files.write_once(paths.site, loading.dump(x.local_site()))
+    files.write_once(paths.config, config.dump(x.config(notify=hook)))
+    once.refuses(Path, "read_bytes", lambda path: path in (paths.site, paths.config))
+    once.refuses(files, "write_once", lambda path: path == paths.stuck(1), done=True)
+    told = sentinel._tell(paths, 1, "all tasks have ended")
+    assert Stuck.read(paths.stuck(1)) == told
+    assert heard.read_text() == "stuck\n"
+    Closed("COMPLETED").write_once(paths.closed)
+    assert sentinel.watch(paths, 1) is None
+    assert len(once.refused) == 3
+
+
+def test_storage_that_is_away_while_a_worker_starts_ends_no_task(
+    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that failed would not come back, and perhaps nobody could send another."""
+    site = x.local_site(capabilities={"submit_from_compute": False})
+    files.write_once(paths.site, loading.dump(site))
+    files.write_once(paths.config, config.dump(x.config()))
+    digest = config.digest(paths.config)
+    open_attempt = attempt(paths, worker(paths), progressed=True)
+    Closed("CANCELED").write_once(paths.closed)
+    me, once = paths.worker(1, 0, 1), Once(monkeypatch)
+    once.refuses(Path, "exists", lambda path: path == paths.site)
+    once.refuses(config, "digest", lambda _: True)
+    once.refuses(Path, "read_bytes", lambda path: path in (paths.site, paths.config))
+    once.refuses(files, "write_once", lambda path: path == me.claim, done=True)
+    once.refuses(journal, "Reader", lambda path: path == me.journal)
+    once.refuses(End, "read", lambda path: path == open_attempt.end)
+    monkeypatch.setattr(Notices, "install", lambda deaf: deaf)
+    monkeypatch.setattr(Notices, "close", lambda _: None)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("HPCDET_RESTART_COUNT", "1")
+    assert run(str(paths.root), 1, 0, digest) == 0
+    assert len(once.refused) == 7
+    ends = End.read(open_attempt.end), WorkerEnd.read(me.end)
+    assert [ends[0] and ends[0].reason, ends[1] and ends[1].why] == ["lost", "closed"]
 
 
 @pytest.mark.parametrize(("incarnation", "why", "code"), [(0, "time", 85), (1, "spent", 0)])
@@ -264,7 +345,7 @@ def test_a_worker_whose_task_may_not_return_does_not_count_on_it(
     assert end is not None and end.why == why
 
 
-def test_an_end_is_told_to_whoever_decides(tmp_path: Path) -> None:
+def test_an_end_is_told_to_whoever_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its turns are seconds apart; a place stays empty until it has decided what comes next."""
     paths = ExperimentPaths(tmp_path / "test-0001")
     files.make_folder(paths.root)
@@ -280,7 +361,10 @@ def test_an_end_is_told_to_whoever_decides(tmp_path: Path) -> None:
         daemon._wait(paths, [], 3600.0)
         assert not nudges.take(paths), "it was heard"
         Closed("COMPLETED").write_once(paths.closed)
-        assert crank.turned() and crank.decides
+        once = Once(monkeypatch)
+        once.refuses(lease, "last", lambda _: True)
+        crank.last_turn()
+        assert crank.decides and once.refused
         nudges.give(paths, "0001-0001.0")
         made = crank.turns
         crank.turn()

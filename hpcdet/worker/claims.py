@@ -17,12 +17,24 @@ from hpcdet.store.records import Claim, End, Reason, Verdict, WorkerClaim, Worke
 from hpcdet.store.spending import Spending, epoch
 from hpcdet.store.trials import Standing, claimed, reason_of
 from hpcdet.worker.outlook import Outlook
+from hpcdet.worker.patience import insist
 
 
 def take_place(
-    paths: ExperimentPaths, submission: int, index: int, allocation: Allocation
+    paths: ExperimentPaths,
+    submission: int,
+    index: int,
+    allocation: Allocation,
+    left_s: Callable[[], float] = lambda: 0.0,
 ) -> WorkerPaths | None:
-    """Become worker ``N-I.R``; None if somebody has been it: the same script was run twice."""
+    """Become worker ``N-I.R``; None if somebody has been it: the same script was run twice.
+
+    Args:
+        left_s: seconds for which storage that is away is asked again.
+
+    Raises:
+        OSError: the storage is away.
+    """
     worker = paths.worker(submission, index, allocation.restart)
     claim = WorkerClaim(
         job=allocation.job,
@@ -33,8 +45,13 @@ def take_place(
         end_at=f"{allocation.end_at:.0f}" if allocation.end_at is not None else "",
         at=files.now(),
     )
-    made = claim.write_once(worker.claim) and WorkerClaim.read(worker.claim) == claim
-    return worker if made else None
+
+    def holds() -> WorkerClaim | None:
+        claim.write_once(worker.claim)
+        return WorkerClaim.read(worker.claim)
+
+    # read, not believed: one that failed may have made it, and an archive may have an older one
+    return worker if insist(holds, left_s) == claim else None
 
 
 def close_predecessors(paths: ExperimentPaths, worker: WorkerPaths) -> list[AttemptPaths]:

@@ -16,6 +16,7 @@ from hpcdet.site import Site
 from hpcdet.store import journal, lease, nudges
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.worker.notice import Notices
+from hpcdet.worker.patience import insist, within
 
 _LOCAL_S = 1.0
 _LOOK_S = 10.0
@@ -129,11 +130,12 @@ class Crank:
         """
         if not self._allowed:
             return
-        before = lease.last(self._paths)
-        limit = time.monotonic() + self._ttl_s + self.every_s
-        while not self.turned() and time.monotonic() < limit and not self._notices.heard():
-            if lease.last(self._paths) != before:
-                return
+        left_s = within(self._ttl_s + self.every_s, self._notices.heard)
+        before = insist(lambda: lease.last(self._paths), left_s)
+        while not self.turned() and left_s() > 0:
+            with contextlib.suppress(OSError):  # who cannot look does not know
+                if lease.last(self._paths) != before:
+                    return
             self._notices.wait(self.every_s)
 
     def close(self) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from hpcdet.store import files, progress
 from hpcdet.store.controls import in_force
@@ -14,11 +12,6 @@ from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import End, Verdict
 from hpcdet.worker import ends, traces
 from hpcdet.worker.lane import Lane
-
-T = TypeVar("T")
-
-AGAIN_S = 2.0
-"""Seconds after which what the storage refused is tried again."""
 
 
 @dataclass(frozen=True)
@@ -36,24 +29,6 @@ def spoke(lane: Lane) -> bool:
     with contextlib.suppress(OSError):
         return lane.attempt.verdict.exists()
     return False
-
-
-def insist(action: Callable[[], T], left_s: Callable[[], float]) -> T:
-    """What an action returns; it is done again while the storage is away or full.
-
-    Args:
-        left_s: seconds that there are for it.
-
-    Raises:
-        OSError: the last one.
-    """
-    while True:
-        try:
-            return action()
-        except OSError:
-            if left_s() <= 0:
-                raise
-            time.sleep(AGAIN_S)
 
 
 def conclude(

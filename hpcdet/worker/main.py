@@ -33,11 +33,10 @@ from hpcdet.worker.judging import Circumstances
 from hpcdet.worker.lane import Lane
 from hpcdet.worker.notice import Notices
 from hpcdet.worker.outlook import Outlook
+from hpcdet.worker.patience import START_S, insist, within
 from hpcdet.worker.remaining import Remaining
 from hpcdet.worker.step import RunningStep
 
-APPEAR_S = 180
-"""How long a new experiment's files may take to reach a node over the shared file system."""
 BEAT_S = 15
 _LOOK_S = 0.5
 _SOON_S = 1.0
@@ -83,14 +82,15 @@ class Worker:
             nodes=list(self.allocation.nodes),
             end_at=self.allocation.end_at,
         )
-        for attempt in claims.close_predecessors(self.paths, self.me):
+        left_s = within(START_S, self.notices.heard)
+        for attempt in insist(lambda: claims.close_predecessors(self.paths, self.me), left_s):
             self._journal_end(attempt, End.read(attempt.end))
         why = self._take_trials()
         if heard := self.notices.heard():
             self._note_notice(heard)
         # a task that ended by an error would not come back, and perhaps nobody could send another
-        end = judging.insist(lambda: self._end(why), self._left_to_drain)
-        judging.insist(lambda: end.write_once(self.me.end), self._left_to_drain)
+        end = insist(lambda: self._end(why), self._left_to_drain)
+        insist(lambda: end.write_once(self.me.end), self._left_to_drain)
         self._note("end", why=end.why, sync=True)
         if end.why != "closed" and not end.returns:
             # perhaps nobody is left to see that this worker must be replaced
@@ -290,7 +290,7 @@ class Worker:
         then = Circumstances(noticed, time_up, oom, stands)
         staging.drain(self.paths, self.experiment, attempt, self._left_to_drain)
         nodes, by = self.allocation.nodes, self.me.name
-        return judging.insist(
+        return insist(
             lambda: judging.conclude(self.paths, lane, then, nodes, by),
             lambda: self.remaining.left_s,
         )
@@ -339,20 +339,21 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
     paths = ExperimentPaths(Path(exp).absolute())
     if not _appeared(paths, digest, notices):
         print(
-            f"{paths.root}: no experiment with digest {digest[:12]} after {APPEAR_S} s",
+            f"{paths.root}: no experiment with digest {digest[:12]} after {START_S:g} s",
             file=sys.stderr,
         )
         return 1
-    experiment = overrides.of_submission(paths, submission)
-    site = from_resolved(paths.site)
+    left_s = within(START_S, notices.heard)
+    experiment = insist(lambda: overrides.of_submission(paths, submission), left_s)
+    site = insist(lambda: from_resolved(paths.site), left_s)
     allocation = allocations.read(walltime_s=experiment.resources.walltime_s)
-    me = claims.take_place(paths, submission, index, allocation)
+    me = claims.take_place(paths, submission, index, allocation, left_s)
     if me is None:
         return 0
     need = experiment.resources.granted(len(allocation.nodes))
     experiment = dataclasses.replace(experiment, resources=need)
     launcher = site.view(experiment.resources.resource_pool).launcher
-    with journal.Writer(me.journal) as log:
+    with insist(lambda: journal.Writer(me.journal), left_s) as log:
         crank = Crank(paths, site, log, notices)
         try:
             notices.listen(allocation, launcher, me.root / "heard")
@@ -363,11 +364,12 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
 
 
 def _appeared(paths: ExperimentPaths, digest: str, notices: Notices) -> bool:
-    limit = time.monotonic() + APPEAR_S
+    limit = time.monotonic() + START_S
     while True:
-        there = paths.site.exists() and paths.config.exists()
-        if there and (not digest or config.digest(paths.config) == digest):
-            return True
+        with contextlib.suppress(OSError):
+            there = paths.site.exists() and paths.config.exists()
+            if there and (not digest or config.digest(paths.config) == digest):
+                return True
         if time.monotonic() > limit or notices.heard():
             return False
         notices.wait(_LOOK_S)

@@ -19,6 +19,7 @@ from hpcdet.control.notify import run_hook
 from hpcdet.store import files, overrides
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Stuck
+from hpcdet.worker.patience import START_S, insist, within
 
 _LOOK_S = 10.0
 
@@ -29,7 +30,7 @@ def watch(paths: ExperimentPaths, submission: int) -> Stuck | None:
     A dead worker may hold the lease until it expires, and is believed dead only after two
     different answers of the scheduler: the wait is as long as both together.
     """
-    holder = Holder.open(paths, "sentinel", submits=False)
+    holder = insist(lambda: Holder.open(paths, "sentinel", submits=False), within(START_S))
     limits, ttl_s = holder.hands.site.limits, holder.hands.site.lease_ttl_s
     every_s = min(_LOOK_S, max(1.0, limits.poll_min_s))
     until = time.monotonic() + ttl_s + 4 * limits.poll_min_s + 6 * every_s
@@ -72,10 +73,16 @@ def _why(turn: Turn) -> str:
 
 def _tell(paths: ExperimentPaths, submission: int, why: str) -> Stuck:
     record = Stuck(why, f"hpcdet resume {paths.id}", files.now())
-    wishes = overrides.of_submission(paths, submission).notify
     print(f"{why}; next: {record.next}")
+
+    def first() -> Stuck | None:
+        record.write_once(paths.stuck(submission))
+        return Stuck.read(paths.stuck(submission))
+
+    left_s = within(START_S)
+    wishes = insist(lambda: overrides.of_submission(paths, submission), left_s).notify
     # the record says by its being made that nobody has been told before
-    if record.write_once(paths.stuck(submission)) and wishes.command and "stuck" in wishes.on:
+    if insist(first, left_s) == record and wishes.command and "stuck" in wishes.on:
         try:
             code = run_hook(paths, wishes.command, "stuck", f"{why}; next: {record.next}")
             print(f"hook for stuck: exit {code}")

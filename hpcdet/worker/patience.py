@@ -1,0 +1,43 @@
+"""Storage that is away for a moment ends nothing: what it has refused is tried again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from hpcdet.errors import HpcdetError
+
+T = TypeVar("T")
+
+AGAIN_S = 2.0
+"""Seconds after which what the storage refused is tried again."""
+
+START_S = 180.0
+"""Seconds that a task waits at its start: one that failed is lost, if nobody sends another."""
+
+
+def insist(action: Callable[[], T], left_s: Callable[[], float]) -> T:
+    """What an action returns; it is done again while the storage is away or full.
+
+    Args:
+        left_s: seconds that there are for it.
+
+    Raises:
+        OSError: the last one.
+        HpcdetError: the last one, if it was raised from an OSError; any other one at once.
+    """
+    while True:
+        try:
+            return action()
+        except (OSError, HpcdetError) as error:
+            refused = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
+            if not refused or left_s() <= 0:
+                raise
+            time.sleep(AGAIN_S)
+
+
+def within(seconds: float, heard: Callable[[], str] = str) -> Callable[[], float]:
+    """What is left of so many seconds from now; nothing once a notice is heard."""
+    limit = time.monotonic() + seconds
+    return lambda: 0.0 if heard() else limit - time.monotonic()
