@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -106,13 +107,14 @@ def test_an_impossible_rank_is_said() -> None:
         Ranks.from_environment({"RANK": "4", "WORLD_SIZE": "4"})
 
 
-def test_notices_are_remembered_and_others_ignored() -> None:
+def test_notices_are_remembered_and_others_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     notice.install()
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert notice.heard() == ""
+    assert (notice.heard(), notice.heard_at()) == ("", None)
+    monkeypatch.setattr(notice, "time", SimpleNamespace(time=iter((5.0, 6.0)).__next__))
     os.kill(os.getpid(), signal.SIGUSR2)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert notice.heard() == "SIGUSR2"
+    assert (notice.heard(), notice.heard_at()) == ("SIGUSR2", 5.0)
 
 
 def test_held_notices_are_heard_by_the_next_program() -> None:
@@ -337,8 +339,8 @@ def test_after_a_term_the_end_is_as_near_as_schedulers_have_it(end: float | None
     deadline.learn_save(15.0)
     deadline.hear("SIGUSR2")  # which is sent in time before an end that is known
     assert deadline.fits(2)
-    deadline.hear("SIGTERM")
     now[0] = 4.0
+    deadline.hear("SIGTERM", 0.0)  # ranks agree on it some steps later
     deadline.hear("SIGTERM")
     assert deadline.fits(1)
     assert not deadline.fits(2)

@@ -44,10 +44,14 @@ class Deadline:
         grace_s = float(env.get("HPCDET_GRACE") or _GRACE_S)
         return Deadline(float(text) if text else None, grace_s=grace_s)
 
-    def hear(self, signal: str) -> None:
-        """A notice came. After a TERM a scheduler kills, as a rule, whatever time was left."""
+    def hear(self, signal: str, at: float | None = None) -> None:
+        """A notice came. After a TERM a scheduler kills, as a rule, whatever time was left.
+
+        Args:
+            at: when it came, epoch seconds; None: now.
+        """
         if signal == "SIGTERM" and self._killed_at is None:
-            self._killed_at = self._wall() + self._grace_s
+            self._killed_at = (self._wall() if at is None else at) + self._grace_s
 
     def learn_save(self, seconds: float) -> None:
         """A checkpoint took so long; the slowest is remembered."""

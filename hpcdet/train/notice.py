@@ -8,16 +8,17 @@ torch is imported, which takes seconds: this module imports nothing that is slow
 from __future__ import annotations
 
 import signal
+import time
 from types import FrameType
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR2)
 _IGNORED = (signal.SIGUSR1, signal.SIGCONT)
 
-_heard: list[int] = []
+_heard: list[tuple[int, float]] = []
 
 
 def _hear(number: int, _frame: FrameType | None) -> None:
-    _heard.append(number)
+    _heard.append((number, time.time()))
 
 
 def install() -> None:
@@ -33,7 +34,7 @@ def hold() -> None:
     """Block notices; they stay pending over ``exec`` until the new program calls ``install``."""
     signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
     if _heard:  # before, or by another thread: hand it on
-        signal.raise_signal(signal.Signals(_heard[0]))
+        signal.raise_signal(signal.Signals(_heard[0][0]))
 
 
 def ignore() -> None:
@@ -44,7 +45,12 @@ def ignore() -> None:
 
 def heard() -> str:
     """Name of the first notice that came, or "" while none did."""
-    return signal.Signals(_heard[0]).name if _heard else ""
+    return signal.Signals(_heard[0][0]).name if _heard else ""
+
+
+def heard_at() -> float | None:
+    """When that came, epoch seconds: ranks agree on it some steps later."""
+    return _heard[0][1] if _heard else None
 
 
 def forget() -> None:

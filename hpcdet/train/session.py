@@ -253,7 +253,7 @@ class Session:
     def _notice(self, why: Cause) -> None:
         if not self._noticed:
             self._noticed = True
-            self._deadline.hear(notice.heard())
+            self._deadline.hear(notice.heard(), notice.heard_at())
             self.tracker.record("notice", signal=notice.heard() or why)
 
     def _mine(self) -> Orders:
