@@ -499,7 +499,11 @@ def test_a_task_is_requeued_after_progress_and_a_few_times_without(
     assert not asks(3)
     attempt(paths, worker(paths, 4), progressed=True, ended=True)
     assert asks(4)
-    WorkerEnd("idle").write_once(paths.worker(1, 0, 4).end)
+    end = paths.worker(1, 0, 4).end
+    WorkerEnd("signal", returns=True).write_once(end)
+    assert asks(4, 137), "it had said that it would come back"
+    end.unlink()
+    WorkerEnd("idle").write_once(end)
     assert not asks(4, 137), "it had said goodbye"
     Closed("COMPLETED").write_once(paths.closed)
     assert not asks(4)

@@ -1,9 +1,9 @@
 """``python -m hpcdet.worker.again EXP --submission N --index I --restart R --code RC``.
 
 Asked by the batch script after its worker: exit 0 means "requeue this task". That is so if the
-worker asked for it (85) or was killed, while the experiment is open, unless the task has come
-back too often in a row without getting anywhere. A Python that cannot even start says no by
-failing: such a task would come back for ever.
+worker asked for it (85), or was killed and had not said goodbye, while the experiment is open,
+unless the task has come back too often in a row without getting anywhere. A Python that cannot
+even start says no by failing: such a task would come back for ever.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def requeue(paths: ExperimentPaths, worker: WorkerPaths, code: int, site: Site) 
     """
     if Closed.read(paths.closed) is not None:
         return False
-    killed = code > 128 and WorkerEnd.read(worker.end) is None
+    end = WorkerEnd.read(worker.end)
+    killed = code > 128 and (end is None or end.returns)  # by then it may have said so itself
     if code != REQUEUE and not killed:
         return False
     idle = 0

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -76,6 +77,13 @@ class Worker:
 
     def work(self) -> int:
         """Take trials until nothing is left or time is up."""
+        try:
+            return self._work()
+        except OSError:  # nobody knows why it ends, as of one that was killed: its script asks
+            traceback.print_exc()
+            return REQUEUE if self.site.capabilities.requeue == "user" else 1
+
+    def _work(self) -> int:
         self._note(
             "start",
             job=self.allocation.job,
@@ -94,7 +102,8 @@ class Worker:
         self._note("end", why=end.why, sync=True)
         if end.why != "closed" and not end.returns:
             # perhaps nobody is left to see that this worker must be replaced
-            self.crank.last_turn()
+            with contextlib.suppress(OSError):  # it has said why it ends, and does not come back
+                self.crank.last_turn()
         return REQUEUE if end.returns else 0
 
     def _end(self, why: str) -> WorkerEnd:
@@ -291,8 +300,7 @@ class Worker:
         staging.drain(self.paths, self.experiment, attempt, self._left_to_drain)
         nodes, by = self.allocation.nodes, self.me.name
         return insist(
-            lambda: judging.conclude(self.paths, lane, then, nodes, by),
-            lambda: self.remaining.left_s,
+            lambda: judging.conclude(self.paths, lane, then, nodes, by), self._left_to_drain
         )
 
     def _journal_end(self, attempt: AttemptPaths, end: End | None) -> None:
