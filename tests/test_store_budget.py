@@ -235,12 +235,23 @@ def test_claims_at_the_same_moment_do_not_both_pass(tmp_path: Path, limited: str
             ("running", 0) if number in kept else ("runnable", 0)
         )
     assert packed.numbers(world.paths.reservation(0).parent, ".json") == list(range(1, 9))
-    # one that cannot see who was before it gives way
-    attempt = world.paths.trial(kept[0]).attempt(2)
+    # one that cannot see who was before it gives way, unless nobody ever will
+    trial = world.paths.trial(kept[0])
+    End("completed", at=files.now()).write_once(trial.attempt(1).end)
+
+    def again() -> bool:
+        attempt = trial.attempt(1 + len(trial.attempts()))
+        claim = Claim("w", "n", at=files.now(), reserved_slot_s=0.0)
+        assert claim.write_once(attempt.claim)
+        return Spending(world.paths, world.resolved).keep(attempt, claim)
+
+    spoilt = next(one for one in world.paths.trials() if one.number not in kept)
+    spoilt.attempt(1).claim.unlink()
+    assert not again()
+    packed.archive(spoilt.root, 1).write_bytes(b"{")
+    assert again()
     world.paths.reservation(2).write_bytes(b"{")
-    claim = Claim("w", "n", at=files.now(), reserved_slot_s=0.0)
-    assert claim.write_once(attempt.claim)
-    assert not Spending(world.paths, world.resolved).keep(attempt, claim)
+    assert not again()
 
 
 def test_a_claim_reads_what_may_have_changed_and_not_every_trial(

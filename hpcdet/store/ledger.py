@@ -79,12 +79,16 @@ class Ledger:
         return True
 
     def late(self, key: Key, found: dict[Key, Stretch]) -> bool:
-        """Add an attempt that has a reservation, and that no listing shows; False if unseen."""
+        """Add an attempt that has a reservation, and that no listing shows; False if unseen.
+
+        One in an archive that is damaged has ended, and nobody will ever know at what cost.
+        """
         if key in found or key in self._ended:
             return True
-        attempt = self.paths.trial(key[0]).attempt(key[1])
+        trial = self.paths.trial(key[0])
+        attempt = trial.attempt(key[1])
         if (claim := Claim.read(attempt.claim)) is None:
-            return False
+            return packed.damaged(trial.root)
         self._take(attempt, claim, found)
         return True
 
