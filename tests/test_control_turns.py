@@ -486,6 +486,7 @@ def test_why_it_ended_is_the_schedulers_truth(tmp_path: Path, said: TaskState, r
     play.vanish(worker, said)
     later(world, holder, 2)
     assert end_of(attempt) == reason
+    assert not holder.watch.suspects, "another look would tell no more"
 
 
 def test_a_requeued_task_frees_its_trial_for_any_worker(tmp_path: Path) -> None:

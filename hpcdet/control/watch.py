@@ -355,7 +355,7 @@ class Watch:
                 return place("pending", said), [Gone(worker, "preempted")]
             found = place("running" if said is TaskState.RUNNING else "pending", said)
             if not requeued:
-                self._trust(key)
+                self._forget(key)
                 if row is not None:
                     self._steady[key] = row, found
             return found, []
@@ -365,6 +365,7 @@ class Watch:
         if not plain and not self.confirmed((key, worker.name if worker else "", "over"), beat):
             return place("running" if is_open else "pending", said), []
         self._over.add(key)
+        self._forget(key)
         gone = [Gone(worker, self._reason(said))] if worker is not None and is_open else []
         return place("over", said), gone
 
@@ -377,7 +378,8 @@ class Watch:
             return "preempted"
         return _REASONS.get(said, "lost")
 
-    def _trust(self, key: tuple[int, int]) -> None:
+    def _forget(self, key: tuple[int, int]) -> None:
+        """Nothing is suspected of a place any more: it lives, or it is over for good."""
         for suspicion in [one for one in self._suspicions if one[0] == key]:
             del self._suspicions[suspicion]
 
