@@ -29,6 +29,7 @@ from hpcdet.errors import (
     Unsuccessful,
     UsageError,
 )
+from hpcdet.read import changes
 from hpcdet.store.budget import Charge
 from hpcdet.store.charges import Book
 from hpcdet.store.records import Claim, End, WorkerEnd
@@ -608,3 +609,14 @@ def test_the_spare_tasks_of_a_site_are_in_the_script_that_is_shown(
     shown = ("submit", work / "random.yaml", "--site", site, "-n", "--offline")
     assert "#SBATCH --array=0-4%2\n" in cli(*shown).out
     assert "#SBATCH --array=0-7%2\n" in cli(*shown, "--set", "worker.spares=6").out
+
+
+def test_a_tree_of_hyperparameters_in_one_line() -> None:
+    blocks = [{"name": "residual", "expansion": 2}, {"name": "pooling", "kind": "max"}]
+    tree = {"blocks": blocks, "head": {"name": "linear"}, "sizes": [1, 2], "lr": 0.123456789}
+    said = "blocks=residual(expansion=2), pooling(kind=max) head=linear sizes=1,2 lr=0.12346"
+    assert output.text(tree) == said
+    assert changes.assigned({"searcher.max_length": {"batches": 32}, "budget.wall_s": None}) == [
+        "searcher.max_length={batches: 32}",
+        "budget.wall_s=null",
+    ]

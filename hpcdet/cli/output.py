@@ -21,6 +21,7 @@ import click
 
 from hpcdet.cli.settings import settings
 from hpcdet.errors import UsageError
+from hpcdet.read.shapes import shape
 from hpcdet.store import files
 from hpcdet.store.records import number
 
@@ -206,9 +207,10 @@ def text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.5g}"
     if isinstance(value, list | tuple):
-        return ",".join(text(each) for each in value) or "-"
+        trees = any(isinstance(each, dict) for each in value)
+        return shape(value, text) if trees else ",".join(text(each) for each in value) or "-"
     if isinstance(value, dict):
-        return " ".join(f"{key}={text(each)}" for key, each in value.items()) or "-"
+        return " ".join(f"{key}={shape(each, text)}" for key, each in value.items()) or "-"
     # a name that somebody chose must not move the cursor of somebody else's terminal
     return "".join(c if c.isprintable() else "?" for c in " ".join(str(value).split()))
 

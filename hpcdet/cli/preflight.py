@@ -18,6 +18,7 @@ from hpcdet.cli.times import Seconds
 from hpcdet.errors import ConfigError, StillPending
 from hpcdet.jobs import create, errand
 from hpcdet.search import api, registry
+from hpcdet.search.program import ProgramError
 from hpcdet.store import config, files, history
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Trial
@@ -161,7 +162,11 @@ def _judge(wanted: Request, code: int, output: str) -> None:
 def _first_trial(paths: ExperimentPaths) -> Trial:
     resolved = config.load(paths.config)
     searcher = registry.searcher(resolved, paths.code, history=history.of(paths))
-    _, actions = searcher.on_event(searcher.initial(), api.Start())
+    try:
+        _, actions = searcher.on_event(searcher.initial(), api.Start())
+    except ProgramError as error:
+        hint = "one line of JSON answers each line: docs/search.md, 'A searcher of your own'"
+        raise ConfigError(error.what, where="searcher.program", hint=hint) from error
     created = next((action for action in actions if isinstance(action, api.Create)), None)
     if created is None:
         raise ConfigError("the searcher makes no trial at its start", where="searcher")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcdet.errors import ConfigError
+from hpcdet.errors import ConfigError, NotFound
 from hpcdet.read import find
 from hpcdet.search import api, codec, ranking
 from hpcdet.space.errors import SpaceError, dotted
@@ -42,7 +42,7 @@ def collect(resolved: Resolved, root: Path) -> History | None:
     left_out: dict[str, Counter[str]] = {}
     found: list[Past] = []
     for name in wanted.experiments:
-        paths = find.experiment(name, root)
+        paths = _found(name, root)
         if paths.id in left_out:
             continue
         left_out[paths.id] = Counter()
@@ -59,6 +59,14 @@ def collect(resolved: Resolved, root: Path) -> History | None:
         hint = "take in spaces and lengths that they share, or leave searcher.warm_start out"
         raise ConfigError(what, where="searcher.warm_start", hint=hint)
     return History(sources, found)
+
+
+def _found(name: str, root: Path) -> ExperimentPaths:
+    try:
+        return find.experiment(name, root)
+    except NotFound as error:
+        where = "searcher.warm_start.experiments"
+        raise NotFound(f"{name}: {error.what}", where=where, hint=error.hint) from error
 
 
 def _rank(past: Past) -> tuple[int, list[Any], str]:

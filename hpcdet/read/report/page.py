@@ -18,6 +18,7 @@ from hpcdet.read.report.scale import bytes_text, duration, number, slot_time
 from hpcdet.read.report.spans import KINDS, WELL, Span, spans, totals
 from hpcdet.read.report.steps import steps
 from hpcdet.read.report.uses import uses
+from hpcdet.read.shapes import shape
 
 ROWS = 1000
 """Rows that a table may have; what is more is said and left out."""
@@ -80,7 +81,7 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
         "attempts": [_attempt_row(row) for row in attempts[:ROWS]],
         "attempts_left_out": max(0, len(attempts) - ROWS),
         "varied": varied,
-        "constant": {n: hyperparameters[0][n] for n in names if n not in varied},
+        "constant": {n: shape(hyperparameters[0][n], number) for n in names if n not in varied},
         "trials": _trials(status, varied, found)[:ROWS],
         "trials_left_out": max(0, len(status["trials"]) - ROWS),
         "verdicts": verdicts[:ROWS],
@@ -199,7 +200,7 @@ def _trials(
                 "attempts": row["attempts"],
                 "failures": row["failures"],
                 "used": slot_time(used[row["trial"]]),
-                "varied": [number(hyperparameters.get(name)) for name in varied],
+                "varied": [shape(hyperparameters.get(name), number) for name in varied],
                 "is_best": bool(status["best"]) and status["best"]["trial"] == row["trial"],
             }
         )
