@@ -14,7 +14,7 @@ import pytest
 from hpcdet import config
 from hpcdet.config.models import Searcher
 from hpcdet.control.replay import Replay
-from hpcdet.errors import ConfigError
+from hpcdet.errors import ConfigError, NotFound
 from hpcdet.jobs import origin, past
 from hpcdet.read import find
 from hpcdet.search import api, codec, registry
@@ -139,6 +139,9 @@ def test_history_is_what_fits_and_is_frozen(tmp_path: Path) -> None:
     new = searched(tmp_path, "new-1", wanted, near)
     assert [created(new)[n] for n in (1, 2)] == [trial.params for trial in found.trials[:2]]
     (tmp_path / "old-1").rename(tmp_path / "gone")
+    with pytest.raises(NotFound) as caught:
+        past.collect(resolve(wanted), tmp_path)
+    assert caught.value.where == "searcher.warm_start.experiments"
     again = Replay(registry.searcher(resolve(wanted), history=history.of(new)), {})
     assert len(list(again.run(chain.read(new)))) == len(chain.read(new))
     assert again.difference is None and not again.failed

@@ -111,6 +111,8 @@ def _explain(gathered: gather.Gathered, trial: int) -> Iterator[Finding]:
             next = f"hpcdet set {item['id']} {key}=MORE"
         mends = why.startswith("searcher custom: ")
         where = [f"the program runs in {gathered.paths.code}: mend it there"] if mends else []
+        if "has shown a finite number" in why:
+            where = ["if searcher.metric is misspelt: hpcdet cancel it, and submit it anew"]
         yield _finding("pending", item["id"], "it waits for a person", next, where)
     yield from _queue(gathered, item)
     for row in item["trials"]:
