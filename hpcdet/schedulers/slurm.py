@@ -43,8 +43,11 @@ def for_site(site: Site) -> SlurmScheduler:
     return SlurmScheduler(site)
 
 
-def run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def run(argv: Sequence[str], times: str = "%s") -> subprocess.CompletedProcess[str]:
     """Run a command of Slurm, without what this process inherited from another job.
+
+    Args:
+        times: how it prints them (``SLURM_TIME_FORMAT``): seconds, which need no time zone.
 
     Raises:
         Unavailable: it is not there, or does not end in time.
@@ -52,7 +55,7 @@ def run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
     environ = {
         **scrubbed(os.environ),
         "LC_ALL": "C",
-        "SLURM_TIME_FORMAT": "%s",
+        "SLURM_TIME_FORMAT": times,
         "SLURM_BITSTR_LEN": "0",  # else the list of a long array's tasks is cut off
     }
     try:
@@ -231,7 +234,7 @@ class SlurmScheduler:
         Raises:
             SubmissionRefused: as ``submit`` would.
         """
-        done = run(["sbatch", "--test-only", str(submission.script)])
+        done = run(["sbatch", "--test-only", str(submission.script)], "standard")  # for people
         if done.returncode != 0:
             raise SubmissionRefused(slurm_text.refusal(done.stderr))
         return done.stderr.replace("sbatch: ", "").strip()
