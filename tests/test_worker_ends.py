@@ -160,6 +160,13 @@ def test_failures_of_code_are_told_from_failures_of_the_place(
     assert error == expected[1] if expected and expected[1] else error
 
 
+def test_why_a_launch_failed_is_said_by_words_not_by_rules() -> None:
+    rule = "-" * 74
+    boxed = f"noise\n{rule}\nmpirun has detected an attempt to run as root.\n\nMore.\n{rule}\n"
+    assert judge(seen(launcher=boxed))[1] == "mpirun has detected an attempt to run as root."
+    assert judge(seen(launcher=f"{rule}\nbox\n{rule}\nfirst\nlast\n"))[1] == "last"
+
+
 def test_the_first_failing_rank_is_found_in_what_launchers_say() -> None:
     assert first_failed_rank(MPI_CRASHED) == 2
     assert first_failed_rank("  Process name: [prterun-n1-4242@1,3]\n  Exit code:    1\n") == 3

@@ -27,6 +27,7 @@ _LOADER_KILLED = re.compile(
 )
 _KILLED = re.compile(r"srun: error: \S+ tasks? \S+: Killed")
 _DIED_OF = {128 + n: n.name for n in (Signals.SIGKILL, Signals.SIGTERM, Signals.SIGUSR2)}
+_RULE = re.compile(r"(?m)^-{5,}\s*$")
 _EXITED = re.compile(r"srun: error: \S+ tasks? (\d+)\S*: Exited with exit code")
 # What Open MPI's mpirun (up to 4: orterun, from 5: prterun) says of the rank that failed first; by
 # the time it says so it has ended all others.
@@ -198,5 +199,8 @@ def first_failed_rank(launcher: str) -> int | None:
 
 
 def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "the ranks ended without a word before their first step"
+    """The last line; of a message between two rules, as Open MPI writes them, its first one."""
+    said = [part.strip() for part in _RULE.split(text) if part.strip()]
+    if not said:
+        return "the ranks ended without a word before their first step"
+    return said[-1].splitlines()[0 if text.rstrip().endswith("----") else -1]
