@@ -150,14 +150,11 @@ class _Indexed:
         self._data = data
         self._order = order
         self._context = context
+        self.epoch_records = order.epoch_records
 
     @property
     def batch(self) -> int | None:
         return self._order.batch if isinstance(self._order, Order) else None
-
-    @property
-    def epoch_records(self) -> int:
-        return self._order.epoch_records
 
     def batches(self, records: int) -> Iterator[Batch]:
         context = self._context
@@ -183,10 +180,7 @@ class _Counted:
         self._length = length
         self._share = batch
         self.batch = batch * world
-
-    @property
-    def epoch_records(self) -> int:
-        return self._length * self.batch if self._length else sys.maxsize
+        self.epoch_records = length * self.batch if length else sys.maxsize
 
     def _numbered(self, batches: Iterator[TorchData], records: int) -> Iterator[Batch]:
         for number, batch in enumerate(batches, records // self.batch):

@@ -99,9 +99,8 @@ class Learning:
         self.steps_now = (step.batches + 1) % self.aggregation == 0
         for model in models:
             if isinstance(model, Parallel):
-                model.require_backward_grad_sync = self.steps_now
-                model.require_forward_param_sync = True
-            elif _sharding.is_sharded(model):
+                model.exchange(gradients=self.steps_now)
+            elif self._waits and _sharding.is_sharded(model):
                 _sharding.sync_buffers(model)
 
     def current(self) -> Step:

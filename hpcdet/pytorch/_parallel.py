@@ -47,6 +47,14 @@ class Parallel(DistributedDataParallel):
             self._settled = True
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
+    def exchange(self, *, gradients: bool) -> None:
+        """With the next pass buffers travel, and gradients if so; a module's attributes are set
+        only where they change, since it looks for parameters in whatever it is given."""
+        if self.require_backward_grad_sync != gradients:
+            self.require_backward_grad_sync = gradients
+        if not self.require_forward_param_sync:
+            self.require_forward_param_sync = True
+
     def _sync_buffers(self) -> None:
         with self.phases.within("communication"):
             super()._sync_buffers()  # type: ignore[no-untyped-call]

@@ -90,14 +90,14 @@ class Python:
 class Torch:
     """torch's generator of the CPU."""
 
-    def mark(self) -> bytes:
-        return torch.default_generator.get_state().numpy().tobytes()
+    def mark(self) -> torch.Tensor:
+        return torch.default_generator.get_state()
 
-    def moved(self, mark: bytes) -> bool:
-        return self.mark() != mark
+    def moved(self, mark: torch.Tensor) -> bool:
+        return not torch.equal(self.mark(), mark)
 
-    def restore(self, mark: bytes) -> None:
-        torch.default_generator.set_state(torch.frombuffer(bytearray(mark), dtype=torch.uint8))
+    def restore(self, mark: torch.Tensor) -> None:
+        torch.default_generator.set_state(mark)
 
     def seed(self, number: int) -> None:
         # torch.manual_seed would ask for accelerators as well: 100 times slower

@@ -100,11 +100,12 @@ class Order:
 
     def shares(self, records: int, ranks: Sequence[int], world: int) -> Iterator[Slice]:
         """The shares of several ranks, one after the other for each global batch, without end."""
-        epoch, start = divmod(records, self.epoch_records)
+        length = self.epoch_records
+        epoch, start = divmod(records, length)
         while True:
             order = np.asarray(self.epoch_order(epoch), dtype=np.int64)
-            while start < self.epoch_records:
-                stop = min(start + self.batch, self.epoch_records)
+            while start < length:
+                stop = min(start + self.batch, length)
                 whole = order[start:stop]
                 for rank in ranks:
                     mine = share(whole, rank, world)
@@ -113,7 +114,7 @@ class Order:
                         records=len(whole),
                         indices=mine if len(mine) else whole[:1],
                         weight=len(mine),
-                        last=stop == self.epoch_records,
+                        last=stop == length,
                     )
                 start = stop
             epoch, start = epoch + 1, 0
