@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hpcdet.cli import words
+from hpcdet.cli import facts, words
 from hpcdet.cli.ids import ids_argument, references
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.settings import settings
@@ -121,5 +121,6 @@ def _lines(item: Item) -> list[str]:
     lines = []
     for one in item["suggestions"]:
         what = f"{one['key']}: {one['value']}" if one["key"] else one["value"]
-        lines.append(f"{item['id']}: {one['why']}{f'; try {what}' if what else ''}")
+        said = f"{item['id']}: {one['why']}{f'; try {what}' if what else ''}"
+        lines.append(facts.folded(said, "  "))
     return lines
