@@ -90,14 +90,15 @@ class Python:
 class Torch:
     """torch's generator of the CPU."""
 
-    def mark(self) -> torch.Tensor:
-        return torch.default_generator.get_state()
+    def mark(self) -> bytes:
+        state = torch.default_generator.get_state()
+        return ctypes.string_at(state.data_ptr(), state.nbytes)
 
-    def moved(self, mark: torch.Tensor) -> bool:
-        return not torch.equal(self.mark(), mark)
+    def moved(self, mark: bytes) -> bool:
+        return self.mark() != mark
 
-    def restore(self, mark: torch.Tensor) -> None:
-        torch.default_generator.set_state(mark)
+    def restore(self, mark: bytes) -> None:
+        torch.default_generator.set_state(torch.frombuffer(bytearray(mark), dtype=torch.uint8))
 
     def seed(self, number: int) -> None:
         # torch.manual_seed would ask for accelerators as well: 100 times slower
