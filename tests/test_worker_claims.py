@@ -345,6 +345,22 @@ def test_a_worker_whose_task_may_not_return_does_not_count_on_it(
     assert end is not None and end.why == why
 
 
+@pytest.mark.parametrize(("requeue", "code"), [("user", 85), ("none", 1)])
+def test_a_worker_that_cannot_say_why_it_ends_is_as_one_that_was_killed(
+    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch, requeue: str, code: int
+) -> None:
+    def away(*_: object) -> None:
+        raise OSError(errno.EIO, "the file server does not answer")
+
+    monkeypatch.setattr(WorkerEnd, "write_once", away)
+    with journal.Writer(paths.worker(1, 0, 0).journal) as log:
+        work = at_work(paths, log, Allocation("job_0", ("n1",), 0, end_at=0.0))
+        alone = {"submit_from_compute": False, "requeue": requeue}
+        work.site = x.local_site(capabilities=alone)
+        assert work.work() == code
+    assert WorkerEnd.read(work.me.end) is None
+
+
 def test_an_end_is_told_to_whoever_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its turns are seconds apart; a place stays empty until it has decided what comes next."""
     paths = ExperimentPaths(tmp_path / "test-0001")

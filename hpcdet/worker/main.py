@@ -341,7 +341,8 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
     """Be the worker of one array task; returns the exit code of the process.
 
     0: left by itself, or there was nothing to be. 85: the trial goes on in this task, requeued.
-    1: the experiment did not appear.
+    1: the experiment did not appear; or the storage was away to the end, where no task requeues
+    itself.
     """
     notices = Notices().install()
     paths = ExperimentPaths(Path(exp).absolute())
