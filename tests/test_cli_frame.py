@@ -616,6 +616,7 @@ def test_a_tree_of_hyperparameters_in_one_line() -> None:
     tree = {"blocks": blocks, "head": {"name": "linear"}, "sizes": [1, 2], "lr": 0.123456789}
     said = "blocks=residual(expansion=2), pooling(kind=max) head=linear sizes=1,2 lr=0.12346"
     assert output.text(tree) == said
+    assert output.text({"block": {"name": "a\x1b[2J", "size": 1}}) == "block=a?[2J(size=1)"
     assert changes.assigned({"searcher.max_length": {"batches": 32}, "budget.wall_s": None}) == [
         "searcher.max_length={batches: 32}",
         "budget.wall_s=null",

@@ -94,8 +94,9 @@ def test_a_plan_says_trials_lengths_and_cost(tmp_path: Path) -> None:
     assert config.plan(loaded.typed(), unit_s=2)["cost"]["run_s"] == max(600, 2 * units / 4)
 
     sets = ["searcher.name=bayesian", "searcher.sampler={name: gp}"]
-    bayesian = config.plan(config.load(digits / "random.yaml", sets).typed())
-    assert (bayesian["rule"], bayesian["sampler"]) == (None, "gp")  # nobody is compared at a rung
+    for said, sampler in ((sets, "gp"), (sets[:1], "tpe"), ([], None)):
+        whole = config.plan(config.load(digits / "random.yaml", said).typed())
+        assert (whole["rule"], whole["sampler"]) == (None, sampler)  # nobody is compared at a rung
 
     file = tmp_path / "command.yaml"
     file.write_text("entrypoint: ./train.sh\n")

@@ -238,7 +238,11 @@ def test_what_was_decided_of_trials_is_said_with_its_reason(tmp_path: Path) -> N
         {"kind": "continue", "trial": 3, "until": {"batches": 100}},
     ):
         built.decide("action", action=action)
+    built.trial().attempt().end("stopped")
+    heard = len(gather(built.paths).trials)
+    built.decide("action", action={"kind": "stop", "trial": heard, "why": "rung 1 of 3"})
     decided = timeline.decided(gather(built.paths))
     late = "; it had come to its end before it heard"
-    assert decided == {1: f"pause: rung 1 of 3: rank 2 of 2{late}", 2: "an heir of trial 1"}
+    first = f"pause: rung 1 of 3: rank 2 of 2{late}"
+    assert decided == {1: first, 2: "an heir of trial 1", heard: "stop: rung 1 of 3"}
     assert "pause: rung 1 of 3: rank 2 of 2" in Text(render(built)).text

@@ -68,7 +68,8 @@ def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
         out.emit(findings, COLUMNS, key="about")
         return
     for finding, others in _alike(findings):
-        more = f" (and {others} more trials likewise)" if others else ""
+        many = "trials" if others > 1 else "trial"
+        more = f" (and {others} more {many} likewise)" if others else ""
         click.echo(facts.folded(f"{finding['about']}: {finding['finding']}{more}", "  "))
         for line in finding["evidence"]:
             click.echo(f"    {line}")
@@ -160,14 +161,13 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
     if item["health"] == "queued":
         waiting = [job["job"] for job in views.jobs(gathered) if job["job"]]
         hint = f"squeue --start -j {','.join(waiting)}" if waiting else f"hpcdet resume {name}"
-        if any(job.startswith("local-") for job in waiting):
-            hint = f"hpcdet status -w {name}"
+        shared = []
         if item["state"] == "STOPPING":
             hint = f"hpcdet searcher run {name}"
         elif states.held(gathered):
             hint = f"hpcdet release {name}"
-        shared = []
-        if any(job.startswith("local-") for job in waiting):
+        elif any(job.startswith("local-") for job in waiting):
+            hint = f"hpcdet status -w {name}"
             shared = ["all experiments share this machine's slots: one per accelerator or core,"]
             shared += ["or as many as the site file's 'slots' says"]
         yield _finding("pending", name, item["health_why"], hint, shared)

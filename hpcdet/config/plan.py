@@ -6,7 +6,7 @@ from typing import Any
 
 from hpcdet.rungs import Bracket
 from hpcdet.store import inodes
-from hpcdet.store.config import Resolved
+from hpcdet.store.config import MODELLED, Resolved
 
 _EXPERIMENT_INODES = 40  # folders, config, site, provenance, decisions, the first submission
 _WORKER_INODES = 6
@@ -72,7 +72,7 @@ def plan(
         "trials": trials,
         "concurrent_trials": open_at_once,
         "rule": searcher.rule if any(len(one.rungs) > 1 for one in searcher.brackets) else None,
-        "sampler": searcher.sampler.name,
+        "sampler": searcher.sampler.name or MODELLED.get(searcher.name),
         "population": _population(resolved),
         "unit": searcher.time_metric or (length.unit if length else None),
         "units": units,

@@ -170,7 +170,8 @@ def decided(gathered: Gathered) -> dict[int, str]:
     """Where the searcher gave a reason: what it decided last of a trial, or why it is an heir."""
     found: dict[int, str] = {}
     made: dict[int, str] = {}
-    done = {one.number for one in gathered.trials if one.standing.state == "done"}
+    ended = {one.number: one.standing for one in gathered.trials if one.standing.state == "done"}
+    deaf = {n for n, one in ended.items() if one.last_end and one.last_end.reason == "completed"}
     for line in gathered.decisions:
         action = line["action"] if line["kind"] == "action" else {}
         trial = action.get("trial", 0)
@@ -178,7 +179,7 @@ def decided(gathered: Gathered) -> dict[int, str]:
             made[trial] = found[trial] = action.get("why", "") if action.get("parent") else ""
         elif trial:
             found[trial] = _action_text(action) if action.get("why") else made.get(trial, "")
-            if found[trial] and action["kind"] in ("pause", "stop") and trial in done:
+            if found[trial] and action["kind"] in ("pause", "stop") and trial in deaf:
                 found[trial] += "; it had come to its end before it heard"
     return {trial: text for trial, text in found.items() if text}
 

@@ -81,7 +81,9 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
         "attempts": [_attempt_row(row) for row in attempts[:ROWS]],
         "attempts_left_out": max(0, len(attempts) - ROWS),
         "varied": varied,
-        "constant": {n: shape(hyperparameters[0][n], number) for n in names if n not in varied},
+        "constant": {
+            n: shape(hyperparameters[0].get(n), number) or "-" for n in names if n not in varied
+        },
         "trials": _trials(status, varied, found)[:ROWS],
         "trials_left_out": max(0, len(status["trials"]) - ROWS),
         "verdicts": verdicts[:ROWS],
