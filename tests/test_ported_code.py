@@ -241,3 +241,29 @@ def test_a_loop_says_how_many_epochs_it_has_trained(
             operation.report_completed(0.5)
             operation.report_completed(0.5)
     assert told == [(10, 1), (15, 1), (20, 1), (20, 2)]
+
+
+def test_a_rung_that_was_left_before_its_validation_comes_again(tmp_path: Path) -> None:
+    """A loop that looks whether to leave after each step, and validates after the last of them."""
+    asked = Searcher("asha", max_length=Length("batches", 90), max_trials=9, divisor=3, num_rungs=3)
+
+    def left(validate: bool, step: int) -> list[int]:
+        """The operations of an attempt, which then leaves with the state of a step."""
+        with core.init(checkpoint_storage=tmp_path) as context:
+            session = context.session
+            session.config = dataclasses.replace(session.config, searcher=asked)
+            session.rungs = asked.rungs
+            context.checkpoint.latest()
+            if validate:
+                context.train.report_validation_metrics(step, {"validation_loss": 1.0})
+            found = [operation.length for operation in context.searcher.operations()]
+            context.checkpoint.save({}, step)
+            return found
+
+    assert left(False, 10) == [10, 30]
+    assert left(False, 10) == [10, 30]  # owed
+    assert left(True, 10) == [10, 30]  # still, by the checkpoint: all ranks see the same
+    assert left(False, 20) == [30]
+    assert left(False, 31) == [30]
+    assert left(True, 31) == [30]  # owed, not exactly there
+    assert left(False, 40) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import tempfile
@@ -155,7 +156,10 @@ class CheckpointContext:
             own,
             kept=("user",),
             metric=self._train.saved(steps_completed),
-            meta={"metadata": plain(metadata or {}, "metadata")},
+            meta={
+                "metadata": plain(metadata or {}, "metadata"),
+                "validated": dataclasses.asdict(self._train.validated),
+            },
             wait=wait,
             alone=alone,
         )
@@ -169,7 +173,10 @@ class CheckpointContext:
 
     def _go_on_from(self, manifest: Manifest) -> None:
         self._loaded = manifest
-        self._train.units = _units(manifest)
+        units, known = _units(manifest), manifest.meta.get("validated")
+        # a parent's validation is not this trial's, which is not to begin with one nonetheless
+        there = Units(**known) if known and not manifest.inherited else units
+        self._train.go_on(units, there)
         self._session.keeper.begin_from(manifest)
 
     # -- Determined's folders ----------------------------------------------------------------

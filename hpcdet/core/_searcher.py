@@ -71,14 +71,23 @@ class SearcherContext:
     ) -> Iterator[SearcherOperation]:
         """Train until each of these in turn, and report a validation there.
 
-        The rungs that the trial has not reached, then its end; none where no length is known.
-        The arguments change nothing.
+        The rungs that the trial has not reached, then its end; none where no length is known. A
+        rung that it had reached when an earlier attempt left, without a validation since, comes
+        once more: nothing is to be trained up to there. The arguments change nothing.
         """
+        owed = self._owed()
         for rung in self.rungs[:-1]:
-            if not self._train.units.reached(rung):
+            if rung == owed or not self._train.units.reached(rung):
                 yield SearcherOperation(self._session, self._train, rung)
         if self._session.until is not None:
             yield SearcherOperation(self._session, self._train, self._session.until)
+
+    def _owed(self) -> Length | None:
+        """By the checkpoint alone, so that all ranks agree, whichever of them report; once."""
+        units, validated = self._train.restored
+        self._train.restored = units, units
+        behind = [rung for rung in self.rungs[:-1] if units.reached(rung)]
+        return behind[-1] if behind and not validated.reached(behind[-1]) else None
 
     def get_configured_units(self) -> Unit | None:
         """The unit of the length, if one is known."""

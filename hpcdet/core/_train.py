@@ -32,12 +32,16 @@ class TrainContext:
     Attributes:
         units: how far the trial is, as far as it has said.
         validation: step and metrics of the last validation.
+        validated: how far the trial was then; earlier attempts count.
+        restored: how far it was, and was validated, at the checkpoint that it goes on from.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.units = Units()
         self.validation: tuple[int, Mapping[str, Any]] = (-1, {})
+        self.validated = Units()
+        self.restored = Units(), Units()
         self._metadata: dict[str, Any] | None = None
         self._unseen: int | None = None  # the last step that was saved before it was validated
 
@@ -68,6 +72,7 @@ class TrainContext:
         self.advance(steps_completed, metrics)
         if group == "validation":
             self.validation = (steps_completed, dict(metrics))
+            self.validated = self.units
         self._session.report(group, self.units, metrics)
         late = group == "validation" and steps_completed == self._unseen
         if late and self._session.ranks.chief:
@@ -165,7 +170,12 @@ class TrainContext:
             self.units = dataclasses.replace(self.units, **{length.unit: length.value})
             at, metrics = self.validation
             if at == self.units.batches:
+                self.validated = self.units
                 self._session.report("validation", self.units, metrics)
+
+    def go_on(self, units: Units, validated: Units) -> None:
+        """From a checkpoint: how far the trial was there, and at its last validation."""
+        self.units, self.validated = self.restored = units, validated
 
     def saved(self, step: int) -> float | None:
         """A checkpoint of this step is made; the searcher's metric that it is to have."""
