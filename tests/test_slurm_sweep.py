@@ -112,8 +112,9 @@ def _decided(run: Run, kind: str) -> list[dict[str, object]]:
 
 
 def _running(run: Run) -> list[int]:
-    trials = [trial.number for trial in run.paths.trials() if trial.attempts()]
-    return [number for number in trials if not run.reasons(number)[-1]]
+    begun = [trial.number for trial in run.paths.trials() if trial.attempts()]
+    claimed = [n for n in begun if run.paths.trial(n).attempts()[-1].claim.exists()]
+    return [number for number in claimed if not run.reasons(number)[-1]]
 
 
 def test_an_adaptive_search_survives_its_daemon_a_worker_and_a_preemption(lab: Lab) -> None:
