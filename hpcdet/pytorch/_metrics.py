@@ -107,8 +107,6 @@ def _number(name: str, value: Any, kind: Reducer) -> torch.Tensor | float:
     if isinstance(value, float):
         return value
     if isinstance(value, torch.Tensor):
-        if value.is_cpu and value.numel() == 1:
-            return float(value.item())
         tensor = value.detach()
     else:
         try:

@@ -91,8 +91,7 @@ class Torch:
     """torch's generator of the CPU."""
 
     def mark(self) -> bytes:
-        state = torch.default_generator.get_state()
-        return ctypes.string_at(state.data_ptr(), state.nbytes)
+        return torch.default_generator.get_state().numpy().tobytes()
 
     def moved(self, mark: bytes) -> bool:
         return self.mark() != mark
