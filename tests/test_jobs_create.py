@@ -20,8 +20,8 @@ from hpcdet.config.plan import plan
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs import checks, create, provenance, render, snapshot, submission
 from hpcdet.read import find
-from hpcdet.site import Site, trust
-from hpcdet.store import config
+from hpcdet.site import Site
+from hpcdet.store import config, trust
 from hpcdet.store.config import Distributed, Resolved, Resources, Worker
 from hpcdet.store.config import Searcher as SearcherConfig
 from hpcdet.store.layout import ExperimentPaths

@@ -16,8 +16,8 @@ from hpcdet.cli.settings import settings
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import checks, lanes, origin, past, snapshot
 from hpcdet.jobs.environment import fold_defaults
-from hpcdet.site import Site, trust
-from hpcdet.store import yaml12
+from hpcdet.site import Site
+from hpcdet.store import trust, yaml12
 from hpcdet.store.config import Resolved, resolve
 from hpcdet.store.history import History
 from hpcdet.store.parents import Donation

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs import environment, origin, provenance, snapshot
 from hpcdet.jobs.render import search_path
-from hpcdet.site import Site, from_resolved, loading, places, trust
-from hpcdet.store import config, files, linking, scratch
+from hpcdet.site import Site, from_resolved, loading, places
+from hpcdet.store import config, files, linking, scratch, trust
 from hpcdet.store.history import History
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.parents import Donation

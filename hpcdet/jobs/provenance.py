@@ -6,7 +6,6 @@ import getpass
 import os
 import platform
 import socket
-import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from importlib import metadata
@@ -14,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import hpcdet
-from hpcdet.jobs import environment, secrets
+from hpcdet.jobs import environment, repository, secrets
+from hpcdet.jobs.repository import Repository
 from hpcdet.store import files
 
 MAX_DIFF = 1024**2
-_GIT_S = 20
+_DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all")
 
 
 def collect(
@@ -60,61 +60,61 @@ def packages() -> dict[str, str]:
 def git(folder: Path, code: Collection[str] = ()) -> dict[str, Any] | None:
     """Commit, remote and what is not committed of a folder; None if it is in no repository.
 
+    Nothing that the repository's configuration names is run (``jobs.repository``). Of one that
+    belongs to another user the commit alone is recorded.
+
     Args:
         code: paths of the snapshot; those of them that differ from the commit, or that it has
             not at all, are ``uncommitted``.
     """
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return None
+    with repository.opened(folder) as found:
+        if found is None or (commit := found.git(folder, "rev-parse", "HEAD")) is None:
+            return None
+        diff, note = _diff(found, folder)
+        return {
+            "commit": commit.strip(),
+            "remote": secrets.without_login(found.remote),
+            "dirty": bool(diff or note) and not found.owner,
+            "diff": secrets.without_login(diff),
+            "diff_note": note,
+            "uncommitted": _uncommitted(found, folder, code),
+        }
+
+
+def _diff(found: Repository, folder: Path) -> tuple[str, str]:
+    """What is not committed of a folder, or a note on why it is not recorded."""
+    if found.owner:
+        return "", f"not looked at: the repository belongs to {found.owner}"
     # what is left out of the snapshot as a secret stays out of the record, too
     secret = (f":(exclude,glob)**/{name}" for name in secrets.NAMES)
-    diff = _git(folder, "diff", "--no-ext-diff", "--no-textconv", "HEAD", "--", ".", *secret) or ""
-    note = ""
+    diff = found.git(folder, *_DIFF, "HEAD", "--", ".", *secret)
+    if diff is None:
+        return "", "left out: git failed"
     if kind := secrets.found(diff.encode()):
-        diff, note = "", f"left out: it holds {kind}"
-    elif len(diff) > MAX_DIFF:
-        diff, note = "", f"left out: it has {len(diff)} characters"
-    remote = _git(folder, "remote", "get-url", "origin")
-    return {
-        "commit": commit.strip(),
-        "remote": secrets.without_login(remote.strip()) if remote else "",
-        "dirty": bool(diff or note),
-        "diff": secrets.without_login(diff),
-        "diff_note": note,
-        "uncommitted": uncommitted(folder, code),
-    }
+        return "", f"left out: it holds {kind}"
+    if len(diff) > MAX_DIFF:
+        return "", f"left out: it has {len(diff)} characters"
+    return diff, ""
 
 
 def uncommitted(folder: Path, code: Collection[str]) -> list[str]:
     """Which files of a snapshot of the folder are in no commit as they are, and which it lacks.
 
-    Empty where git knows nothing of the folder.
+    Empty where git knows nothing of the folder, or its repository belongs to another user.
     """
-    tracked = _names(folder, "ls-files", "-z")
+    with repository.opened(folder) as found:
+        return [] if found is None else _uncommitted(found, folder, code)
+
+
+def _uncommitted(found: Repository, folder: Path, code: Collection[str]) -> list[str]:
+    tracked = set() if found.owner else _names(found, folder, "ls-files", "-z")
     if not tracked:
         return []
-    changed = _names(folder, "diff", "--name-only", "-z", "--relative", "HEAD", "--", ".")
+    listing = (*_DIFF, "--name-only", "-z", "--relative", "HEAD", "--", ".")
+    changed = _names(found, folder, *listing)
     new = {path for path in code if path not in tracked}
     return sorted(new | {path for path in changed if path in code or not (folder / path).exists()})
 
 
-def _names(folder: Path, *arguments: str) -> set[str]:
-    return {name for name in (_git(folder, *arguments) or "").split("\0") if name}
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    """What git prints, or None where it fails, is missing, or takes too long."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
-            capture_output=True,
-            env={**environ, "GIT_TERMINAL_PROMPT": "0"},
-            stdin=subprocess.DEVNULL,
-            timeout=_GIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+def _names(found: Repository, folder: Path, *arguments: str) -> set[str]:
+    return {name for name in (found.git(folder, *arguments) or "").split("\0") if name}

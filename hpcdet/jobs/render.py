@@ -23,9 +23,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from hpcdet import shipped
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import environment, options
-from hpcdet.site import PartitionView, Site, trust
+from hpcdet.site import PartitionView, Site
 from hpcdet.site.loading import folders as template_folders
-from hpcdet.store import config, files
+from hpcdet.store import config, files, trust
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Intent

@@ -14,8 +14,7 @@ import pathspec
 
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import secrets
-from hpcdet.site import trust
-from hpcdet.store import files
+from hpcdet.store import files, trust
 
 IGNORE_FILES = (".detignore", ".hpcdetignore")
 IGNORED = (

@@ -13,10 +13,11 @@ from pydantic import BaseModel, ValidationError
 
 from hpcdet import shipped
 from hpcdet.errors import ConfigError, NotFound
-from hpcdet.site import text, trust
+from hpcdet.site import text
 from hpcdet.site.detection import Host, recognise
 from hpcdet.site.models import Detection, Site
 from hpcdet.site.text import Layer
+from hpcdet.store import trust
 from hpcdet.store.yaml12 import KeyPath
 
 SUFFIX = ".yaml"

@@ -11,6 +11,11 @@ from pathlib import Path
 from hpcdet.errors import ConfigError
 
 
+def is_trusted(uid: int) -> bool:
+    """Whether what belongs to a user may run: the user's own, root's, and who owns hpcdet."""
+    return uid in {0, os.getuid(), Path(__file__).stat().st_uid}
+
+
 def refuse_writable_by_others(path: Path, what: str) -> None:
     """Refuse a file or folder that somebody else may change.
 
@@ -23,9 +28,9 @@ def refuse_writable_by_others(path: Path, what: str) -> None:
     """
     path = path.resolve()
     status = path.stat()
-    if status.st_uid not in {0, os.getuid(), Path(__file__).stat().st_uid}:
+    if not is_trusted(status.st_uid):
         raise ConfigError(
-            f"the {what} belongs to {_user(status.st_uid)}",
+            f"the {what} belongs to {user(status.st_uid)}",
             where=str(path),
             hint="use a copy of your own",
         )
@@ -66,7 +71,8 @@ def _private(gid: int, uid: int) -> bool:
     )
 
 
-def _user(uid: int) -> str:
+def user(uid: int) -> str:
+    """The name of a user, for messages."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
