@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from hpcdet.store import files
 from tests.cluster.slurm import SlurmCluster
+
+if TYPE_CHECKING:
+    from tests.slurm_runs import Lab
 
 
 def write_site(folder: Path, cluster: SlurmCluster, **changes: Any) -> Path:
@@ -50,4 +53,28 @@ def write_site(folder: Path, cluster: SlurmCluster, **changes: Any) -> Path:
         site[key] = {**known, **value} if merged and isinstance(known, dict) else value
     path = folder / f"{site['name']}.yaml"
     files.replace(path, yaml.safe_dump(site, sort_keys=False).encode())  # others may read it
+    return path
+
+
+def newcomer(lab: Lab, **changes: Any) -> Path:
+    """The shipped ``generic-slurm``, only more impatient: what it leaves open stays open.
+
+    Args:
+        changes: keys of the site to replace.
+    """
+    site = {
+        "schema": 1,
+        "name": "newcomer",
+        "extends": "generic-slurm",
+        "env": {
+            "PATH": lab.cluster.environment()["PATH"],
+            "HPCDET_CACHE": str(lab.folder / "cache"),
+            "OMP_NUM_THREADS": "1",
+        },
+        "limits": {"poll_min_s": 1},
+        "lease_ttl_s": 10,
+        **changes,
+    }
+    path = lab.folder / "newcomer.yaml"
+    files.replace(path, yaml.safe_dump(site, sort_keys=False).encode())
     return path

@@ -66,7 +66,7 @@ def test_a_chain_of_files_merges_and_every_value_has_its_origin(folders: dict[st
     assert mine.origins["limits.max_array"] == f"{folders['user'] / 'mine.yaml'}:2"
     assert mine.origins["limits.poll_min_s"] == f"{folders['site'] / 'delta.yaml'}:4"
     assert mine.origins["scheduler"].endswith("generic-slurm.yaml:15")
-    assert "limits.max_submit" not in mine.origins  # the built-in default
+    assert "limits.signal_lead_s" not in mine.origins  # the built-in default
 
     view = mine.view()
     assert view.directives == {"account": "me", "qos": None, "partition": "gpuA100"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import checks, lanes, origin, past, snapshot
 from hpcdet.jobs.environment import fold_defaults
+from hpcdet.schedulers import facts
 from hpcdet.site import Site
 from hpcdet.store import trust, yaml12
 from hpcdet.store.config import Resolved, resolve
@@ -138,9 +139,17 @@ def _named(config_file: Path) -> str | None:
 
 
 def request(
-    config_file: Path, model_dir: Path | None, sets: Sequence[str], site_name: str | None
+    config_file: Path,
+    model_dir: Path | None,
+    sets: Sequence[str],
+    site_name: str | None,
+    ask: bool | None = None,
 ) -> Request:
     """Read and check a config at its site.
+
+    Args:
+        ask: what the site file leaves open: the cluster, or if False nobody, which is said. None:
+            it does not matter here.
 
     Raises:
         ConfigError: the config, the site or the model folder is wrong.
@@ -157,4 +166,10 @@ def request(
     loaded = config.load(config_file, sets=sets, site=chosen, template=template)
     for file in filter(None, (config_file, template)):
         trust.refuse_writable_by_others(file, "config")
-    return Request(lanes.settled(loaded, chosen), chosen, folder)
+    wanted = Request(lanes.settled(loaded, chosen), chosen, folder)
+    if ask is None:
+        return wanted
+    settled, assumed = facts.resolved(chosen, wanted.resolved.resources.resource_pool, ask=ask)
+    if assumed:
+        settings().note(f"site {chosen.name}: {assumed}")
+    return replace(wanted, site=settled)

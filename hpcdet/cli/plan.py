@@ -59,7 +59,7 @@ def plan_command(
     \b
     Example: hpcdet plan random.yaml --trial-time 2h --queue-wait 30m
     """
-    wanted = request(config_file, model_dir, sets, site_name)
+    wanted = request(config_file, model_dir, sets, site_name, ask=True)
     resolved, site = wanted.resolved, wanted.site
     size = _bytes(checkpoint_size) if checkpoint_size else room.former(wanted.root, resolved.name)
     by, unit_s = _pace(wanted.root, resolved, trial_time)

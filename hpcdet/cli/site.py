@@ -12,13 +12,22 @@ from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import checks
-from hpcdet.site import loading
+from hpcdet.schedulers import facts
+from hpcdet.site import Site, loading
 
 FINDINGS = (
     Column("", "level"),
     Column("WHAT", "what", fold=True),
     Column("HINT", "hint", fold=True),
 )
+
+
+def _resolved(site: Site, *, ask: bool = True, fresh: bool = False) -> Site:
+    """The site with what its cluster says; what has to be assumed is noted."""
+    found, assumed = facts.resolved(site, ask=ask, fresh=fresh)
+    if assumed:
+        settings().note(f"site {site.name}: {assumed}")
+    return found
 
 
 @click.group("site", short_help="Show, detect and check sites (what is known of a cluster).")
@@ -46,14 +55,19 @@ def ls(out: Output) -> None:
 @site_command.command("show")
 @click.argument("name", required=False)
 @click.option("--origin", is_flag=True, help="Where each value comes from.")
+@click.option(
+    "--offline", is_flag=True, help="Do not ask the cluster for what the file leaves open."
+)
 @output("site.show")
-def show(out: Output, name: str | None, origin: bool) -> None:
+def show(out: Output, name: str | None, origin: bool, offline: bool) -> None:
     """A site with all it extends; without NAME the one that would be used here.
+
+    What the file leaves open (null) is what the cluster said, at most a day ago.
 
     \b
     Example: hpcdet site show generic-slurm --origin
     """
-    chosen = settings().site(name)
+    chosen = _resolved(settings().site(name), ask=not offline)
     leaves = [
         {"id": key, "value": value, "origin": chosen.origins.get(key, "default")}
         for key, value in loading.walk(chosen.plain())
@@ -72,12 +86,12 @@ def show(out: Output, name: str | None, origin: bool) -> None:
 @site_command.command("detect")
 @output("site.detect")
 def detect(out: Output) -> None:
-    """Which site fits this host, and why.
+    """Which site fits this host, and why; and ask its cluster again for what the file leaves open.
 
     \b
     Example: hpcdet site detect
     """
-    chosen = settings().site()
+    chosen = _resolved(settings().site(), fresh=True)
     item = {"id": chosen.name, "reason": chosen.reason, "path": chosen.source}
     columns = (
         Column("SITE", "id", cut=False),
@@ -96,7 +110,7 @@ def check(out: Output, name: str | None) -> None:
     \b
     Example: hpcdet site check generic-slurm
     """
-    chosen = settings().site(name)
+    chosen = _resolved(settings().site(name))
     findings = checks.site_findings(chosen)
     out.emit([asdict(finding) for finding in findings], FINDINGS, key="what")
     wrong = [finding for finding in findings if finding.level == "error"]

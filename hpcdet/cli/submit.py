@@ -116,11 +116,13 @@ def submit_command(
     names = [f"name={name!r}"] if name else []
     limits = [] if max_parallel is None else [f"searcher.max_concurrent_trials={max_parallel}"]
     flags = [*sets, *names, *labels, *limits]
-    wanted = request(config_file, model_dir, flags, site_name)
+    wanted = request(config_file, model_dir, flags, site_name, ask=not offline)
     described = bool(wanted.resolved.description)
     if note and not described:
         text = json.dumps(note, ensure_ascii=False)
-        wanted = request(config_file, model_dir, [*flags, f"description={text}"], site_name)
+        wanted = request(
+            config_file, model_dir, [*flags, f"description={text}"], site_name, not offline
+        )
     wanted = replace(wanted, include=tuple(include))
     if offline:
         warnings = list(wanted.loaded.warnings)

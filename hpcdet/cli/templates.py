@@ -106,4 +106,4 @@ def render(
     \b
     Example: hpcdet templates render random.yaml --site generic-slurm
     """
-    click.echo(preview.script(request(config_file, model_dir, sets, site_name)), nl=False)
+    click.echo(preview.script(request(config_file, model_dir, sets, site_name, ask=True)), nl=False)

@@ -240,19 +240,22 @@ class SlurmScheduler:
         return done.stderr.replace("sbatch: ", "").strip()
 
     def capabilities(self) -> Capabilities:
-        """See ``base.Scheduler``. The narrower of what the cluster and the site file say.
+        """See ``base.Scheduler``. A site that was resolved at submission has asked already.
 
-        The site's word alone counts while the cluster does not answer: scripts can be prepared.
+        Of another one the narrower counts of what the cluster and the site file say, and the
+        site's word alone while the cluster does not answer: scripts can be prepared.
         """
         can, limits = self.site.capabilities, self.site.limits
-        try:
-            accounting, widest = self._accounting(), self._config.get("MaxArraySize", "")
-        except Unavailable:
-            accounting, widest = bool(can.accounting), ""
+        accounting, widest = bool(can.accounting), ""
+        if can.accounting is None:
+            with contextlib.suppress(Unavailable):
+                accounting, widest = self._accounting(), self._config.get("MaxArraySize", "")
         return Capabilities(
             requeue=can.requeue == "user",
             accounting=accounting,
-            max_array_tasks=min(limits.max_array, int(widest) if widest.isdecimal() else 1001),
+            max_array_tasks=min(
+                limits.max_array, int(widest) if widest.isdecimal() else limits.max_array
+            ),
             max_submit=limits.max_submit,
         )
 

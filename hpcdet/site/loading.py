@@ -15,7 +15,7 @@ from hpcdet import shipped
 from hpcdet.errors import ConfigError, NotFound
 from hpcdet.site import text
 from hpcdet.site.detection import Host, recognise
-from hpcdet.site.models import Detection, Site
+from hpcdet.site.models import ASKED, Detection, Site
 from hpcdet.site.text import Layer
 from hpcdet.store import trust
 from hpcdet.store.yaml12 import KeyPath
@@ -249,9 +249,17 @@ def _build(layers: list[Layer], reason: str) -> Site:
     except ValidationError as error:
         raise _explain(error, origins, own) from error
     site._origins = {".".join(key): layer.where(key) for key, layer in origins.items()}
+    if site.scheduler == "slurm":
+        site._open = frozenset(key for key in ASKED if _said(merged, key) is None)
     site._source = str(own.path)
     site._reason = reason
     return site
+
+
+def _said(values: Mapping[str, Any], key: str) -> Any:
+    """The value of ``a.b``; None where nothing is said."""
+    part, _, name = key.partition(".")
+    return (values.get(part) or {}).get(name)
 
 
 def _explain(error: ValidationError, origins: Mapping[KeyPath, Layer], own: Layer) -> ConfigError:

@@ -20,6 +20,23 @@ def _text(value: Any) -> Any:
 Text = Annotated[str, BeforeValidator(_text)]
 
 
+def _until_asked(careful: Any) -> BeforeValidator:
+    """Null in a site file: the value is ``careful`` until the cluster has been asked."""
+    return BeforeValidator(lambda value: careful if value is None else value)
+
+
+ASKED = (
+    "capabilities.accounting",
+    "capabilities.requeue",
+    "capabilities.submit_from_compute",
+    "limits.max_array",
+    "limits.max_submit",
+    "limits.kill_wait_s",
+)
+"""Keys that the cluster is asked for where the site file has null or nothing
+(``schedulers.facts``)."""
+
+
 class Model(BaseModel):
     """A part of a site file: frozen, and without room for misspelt keys."""
 
@@ -60,11 +77,14 @@ class Capabilities(Model):
     accounting: bool | None = Field(
         default=None, description="sacct works; null: ask the scheduler"
     )
-    requeue: Literal["user", "none"] = Field(
+    requeue: Annotated[Literal["user", "none"], _until_asked("none")] = Field(
         default="none",
-        description="user: a job may requeue itself; none: a new job is submitted instead",
+        description="user: a job may requeue itself; none: a new job is submitted instead; "
+        "null: ask the scheduler",
     )
-    submit_from_compute: bool = Field(default=True, description="sbatch works inside a job")
+    submit_from_compute: Annotated[bool, _until_asked(True)] = Field(
+        default=True, description="sbatch works inside a job; null: ask the scheduler"
+    )
     login_daemon: Literal["allowed", "forbidden"] = Field(
         default="allowed", description="whether a long-lived searcher may run on a login node"
     )
@@ -82,8 +102,14 @@ class Capabilities(Model):
 class Limits(Model):
     """Bounds that the scheduler or its operators set."""
 
-    max_array: int = Field(default=1001, ge=1, description="widest job array")
-    max_submit: int | None = Field(default=None, ge=1, description="jobs of one user in the queue")
+    max_array: Annotated[int, _until_asked(1001)] = Field(
+        default=1001, ge=1, description="widest job array; null: ask the scheduler"
+    )
+    max_submit: int | None = Field(
+        default=None,
+        ge=1,
+        description="jobs of one user in the queue; null: ask the scheduler, which may have none",
+    )
     poll_min_s: float = Field(
         default=60, ge=0, description="least time between two queries of a user"
     )
@@ -93,7 +119,11 @@ class Limits(Model):
         description="most time between them while nothing changes; null: ten times the least, "
         "at most 600",
     )
-    kill_wait_s: float = Field(default=30, ge=0, description="seconds from TERM to KILL (KillWait)")
+    kill_wait_s: Annotated[float, _until_asked(30.0)] = Field(
+        default=30,
+        ge=0,
+        description="seconds from TERM to KILL (KillWait); null: ask the scheduler",
+    )
     signal_lead_s: int = Field(
         default=120, ge=0, le=65535, description="warning before the time limit"
     )
@@ -213,6 +243,7 @@ class Site(Model):
     )
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+    _open: frozenset[str] = PrivateAttr(default=frozenset())
     _source: str = PrivateAttr(default="")
     _reason: str = PrivateAttr(default="")
     _fallback: bool = PrivateAttr(default=False)
@@ -224,6 +255,11 @@ class Site(Model):
         Values that are not in it are the built-in defaults.
         """
         return self._origins
+
+    @property
+    def open(self) -> frozenset[str]:
+        """Those of ``ASKED`` that no site file says; a resolved site has none."""
+        return self._open
 
     @property
     def source(self) -> str:
@@ -263,6 +299,12 @@ class Site(Model):
         """A copy with other values, and where those come from."""
         copy = self.model_copy(update=values)
         copy._origins = {**self._origins, **origins}
+        return copy
+
+    def settled(self, values: dict[str, Any], origins: dict[str, str]) -> Site:
+        """A copy in which nothing is left open (``open``)."""
+        copy = self.changed(values, origins)
+        copy._open = frozenset()
         return copy
 
     def plain(self) -> dict[str, Any]:

@@ -1,0 +1,208 @@
+"""What a site file leaves open, asked of the cluster once and kept for a day.
+
+``scontrol show config``, ``scontrol show partition`` and ``sacctmgr show assoc`` are run on the
+login node; what they say lies in ``facts-KEY.json`` of the user's cache folder, one file for each
+cluster as this host sees it. The answers go into the resolved site, so that nodes never ask.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pwd
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hpcdet.errors import Unavailable
+from hpcdet.schedulers import slurm_text
+from hpcdet.schedulers.polling import cache_folder
+from hpcdet.site import Site
+from hpcdet.site.detection import parse_config
+from hpcdet.store import files
+
+GOOD_FOR_S = 86400.0
+_CONFIG = ("ClusterName", "JobRequeue", "MaxArraySize", "KillWait", "AccountingStorageType")
+_ASSOCIATION = ("Account", "Partition", "MaxSubmit")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a cluster has said of itself.
+
+    Attributes:
+        at: when, epoch seconds.
+        config: the keys of ``scontrol show config`` that are used here.
+        partitions: name to ``AllocNodes``, the hosts that may submit to it; the default one also
+            under "".
+        associations: of this user: ``Account``, ``Partition``, ``MaxSubmit``; empty without
+            accounting.
+    """
+
+    at: float
+    config: dict[str, str] = field(default_factory=dict)
+    partitions: dict[str, str] = field(default_factory=dict)
+    associations: list[dict[str, str]] = field(default_factory=list)
+
+
+def resolved(
+    site: Site, pool: str | None = None, *, ask: bool = True, fresh: bool = False
+) -> tuple[Site, str]:
+    """The site with what its file leaves open, and why some of that is assumed; "" if nothing is.
+
+    Args:
+        pool: the partition of the experiment; None: the default one.
+        ask: False: neither the cluster nor what it has said before; careful values are assumed.
+        fresh: ask again, whatever is known.
+    """
+    if not site.open:
+        return site, ""
+    known, why = _facts(fresh) if ask else (None, "it was not asked")
+    answers = dict(_answers(known, site, pool)) if known is not None else {}
+    values: dict[str, Any] = {}
+    for part in ("capabilities", "limits"):
+        told = {
+            key.partition(".")[2]: value
+            for key, (value, _) in answers.items()
+            if key.startswith(part)
+        }
+        values[part] = getattr(site, part).model_copy(update=told)
+    assumed = site.open - answers.keys()
+    day = datetime.fromtimestamp(known.at, UTC).date() if known is not None else ""
+    origins = {key: f"asked on {day}: {source}" for key, (_, source) in answers.items()}
+    origins |= dict.fromkeys(assumed, f"assumed: {why or 'the cluster does not say'}")
+    found = site.settled(values, origins)
+    if known is None:
+        return found, f"{why}: careful values are assumed for {', '.join(sorted(assumed))}"
+    return found, ""
+
+
+def _answers(known: Facts, site: Site, pool: str | None) -> Iterator[tuple[str, tuple[Any, str]]]:
+    """Key to value and source of each open key that the cluster has an answer for."""
+    for key, (name, read) in _OF_CONFIG.items():
+        if key in site.open and (said := known.config.get(name)) is not None:
+            value = read(said)
+            if value is not None:
+                yield key, (value, f"{name}={said}")
+    view = site.view(pool)
+    partition = view.directives.get("partition") or ""
+    key = "capabilities.submit_from_compute"
+    nodes = known.partitions.get(str(partition))
+    if key in site.open and nodes is not None:
+        where = f"partition {partition}" if partition else "the default partition"
+        yield key, (nodes == "ALL", f"AllocNodes={nodes} of {where}")
+    key = "limits.max_submit"
+    if key in site.open and known.associations:
+        most = _most(known, view.directives.get("account"), str(partition))
+        yield key, (most, f"MaxSubmit={most or 'none'} of the association")
+
+
+def _most(known: Facts, account: Any, partition: str) -> int | None:
+    """Jobs that this user may have; the widest of the associations that may be meant.
+
+    Too wide is refused, and fewer are submitted then; too narrow would never be noticed.
+    """
+    meant = [
+        one
+        for one in known.associations
+        if (account is None or one["Account"] == account)
+        and (not one["Partition"] or not partition or one["Partition"] == partition)
+    ]
+    limits = [int(one["MaxSubmit"]) if one["MaxSubmit"].isdecimal() else None for one in meant]
+    numbers = [limit for limit in limits if limit]
+    return max(numbers) if numbers and len(numbers) == len(limits) else None
+
+
+def _count(said: str) -> int | None:
+    return int(said) if said.isdecimal() else None
+
+
+def _seconds(said: str) -> float | None:
+    word = said.partition(" ")[0]  # "30 sec"
+    return float(word) if word.isdecimal() else None
+
+
+_OF_CONFIG: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    # where it is 0 a user's --requeue would be taken, but the operators do not want it
+    "capabilities.requeue": ("JobRequeue", lambda said: "user" if said == "1" else "none"),
+    "capabilities.accounting": ("AccountingStorageType", lambda said: said.endswith("slurmdbd")),
+    "limits.max_array": ("MaxArraySize", _count),
+    "limits.kill_wait_s": ("KillWait", _seconds),
+}
+
+
+def _facts(fresh: bool) -> tuple[Facts | None, str]:
+    """What is known of the cluster of this host, asked for now if that is old."""
+    scontrol = shutil.which("scontrol")
+    if scontrol is None:
+        return None, "there is no scontrol on PATH"
+    try:
+        path = _path(scontrol)
+        before = _read(path)
+        if before is not None and not fresh and 0 <= time.time() - before.at < GOOD_FOR_S:
+            return before, ""
+        try:
+            now = ask()
+        except Unavailable as error:
+            return before, "" if before else f"the cluster did not answer ({error.what})"
+        files.replace(path, files.canonical(dataclasses.asdict(now)))
+        return now, ""
+    except (OSError, Unavailable) as error:
+        return None, f"the user's cache folder cannot be used ({error})"
+
+
+def _path(scontrol: str) -> Path:
+    seen = (socket.getfqdn(), scontrol, os.environ.get("SLURM_CONF", ""))
+    return cache_folder() / f"facts-{hashlib.sha256(repr(seen).encode()).hexdigest()[:16]}.json"
+
+
+def _read(path: Path) -> Facts | None:
+    try:
+        return Facts(**(files.read_json(path) or {}))
+    except (OSError, TypeError, ValueError):
+        return None  # of another version, or damaged: ask anew
+
+
+def ask() -> Facts:
+    """Ask the cluster. Raises Unavailable where ``scontrol`` gives no answer."""
+    config = parse_config(_said("scontrol", "show", "config"))
+    partitions: dict[str, str] = {}
+    for row in _said("scontrol", "--oneliner", "show", "partition").splitlines():
+        words = dict(word.partition("=")[::2] for word in row.split())
+        if name := words.get("PartitionName"):
+            partitions[name] = words.get("AllocNodes", "ALL")
+            if words.get("Default") == "YES":
+                partitions[""] = partitions[name]
+    known = {name: config[name] for name in _CONFIG if name in config}
+    found: list[dict[str, str]] = []
+    if known.get("AccountingStorageType", "").endswith("slurmdbd"):
+        user = pwd.getpwuid(os.getuid()).pw_name
+        mine = [f"user={user}", f"cluster={known.get('ClusterName', '')}"]
+        form = f"format={','.join(_ASSOCIATION)}"
+        try:
+            said = _said("sacctmgr", "--noheader", "--parsable2", "show", "assoc", *mine, form)
+        except Unavailable:
+            said = ""  # sites hide it, or the database is away: refusals tell then
+        rows = (row.split("|") for row in said.splitlines())
+        found = [
+            dict(zip(_ASSOCIATION, row, strict=True))
+            for row in rows
+            if len(row) == len(_ASSOCIATION)
+        ]
+    return Facts(time.time(), known, partitions, found)
+
+
+def _said(*argv: str) -> str:
+    from hpcdet.schedulers.slurm import run  # late: most verbs find an answer in the file
+
+    done = run(argv)
+    if done.returncode != 0:
+        why = slurm_text.message(done.stderr) or f"exit code {done.returncode}"
+        raise Unavailable(f"{' '.join(argv[:3])}: {why}")
+    return done.stdout
