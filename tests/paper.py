@@ -14,6 +14,7 @@ from typing import Any
 
 from hpcdet.control.holder import Hands, Holder
 from hpcdet.errors import Unavailable
+from hpcdet.schedulers import slurm_waits
 from hpcdet.schedulers.base import (
     Capabilities,
     Job,
@@ -92,7 +93,7 @@ class PaperScheduler:
         found = {job.job: self.jobs[job.job] for job in jobs if job.job in self.jobs}
         self.answer = {
             number: [
-                Task(number, index, state, self.reasons.get(number, ""), job.restarts[index])
+                self._task(number, index, state, job.restarts[index])
                 for index, state in enumerate(job.states)
             ]
             for number, job in found.items()
@@ -133,6 +134,10 @@ class PaperScheduler:
             for index, state in enumerate(job.states)
             if not state.final
         ]
+
+    def _task(self, job: str, index: int, state: TaskState, restarts: int) -> Task:
+        reason = self.reasons.get(job, "")
+        return Task(job, index, state, reason, restarts, wait=slurm_waits.wait(reason))
 
     def _answer(self) -> None:
         if self.down:

@@ -43,6 +43,16 @@ _WORDS = {
     "walltime": "the allocation's time was over",
 }
 
+_WAITS = {
+    "held": "its owner holds it: scontrol release, or hpcdet release",
+    "launch": "the scheduler holds it after a failed launch: whoever decides next replaces it",
+    "never": "it cannot start as it is: whoever decides next takes it out and says what helps",
+    "limit": "it passes when others of its user, account or QOS have ended",
+    "outage": "it passes when the partition or node is back: sinfo -R says why it is down",
+    "begin_time": "it passes by itself: a requeued task waits two minutes",
+}
+"""What a kind of waiting means (``schedulers.base.Wait``)."""
+
 
 @click.command("explain", short_help="Why it is pending, slow or failed, and what to do.")
 @id_argument()
@@ -170,6 +180,7 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
             hint = f"hpcdet status -w {name}"
             shared = ["all experiments share this machine's slots: one per accelerator or core,"]
             shared += ["or as many as the site file's 'slots' says"]
+        shared += [_WAITS[wait["kind"]] for wait in item["waits"] if wait["kind"] in _WAITS]
         yield _finding("pending", name, item["health_why"], hint, shared)
     if item["health"] == "stalled":
         said = logs.of_jobs(gathered.paths)

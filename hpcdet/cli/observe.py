@@ -146,7 +146,7 @@ def status_command(out: Output, ids: Sequence[str], watch: str | None, exit_stat
         every, ids = _watched(watch, ids)
     with contextlib.nullcontext() if every is None else follow.following():
         items, warnings = _status(ids)
-        _print_status(out, items, [*warnings, *_drift(ids, items), *_held(items)])
+        _print_status(out, items, [*warnings, *_drift(ids, items), *_said(items)])
         while every is not None and not all(item["state"] in follow.ENDED for item in items):
             follow.pause(every)
             items, warnings = _status(ids)
@@ -173,9 +173,16 @@ def _watched(watch: str, ids: Sequence[str]) -> tuple[float, Sequence[str]]:
     return every, ids
 
 
-def _held(items: list[Item]) -> list[str]:
-    """Experiments whose paused trials hold more than their configs want."""
-    return [
+def _said(items: list[Item]) -> list[str]:
+    """Jobs that wait too long for a node, and paused trials that hold more than is wanted."""
+    waits = [
+        f"{item['id']} waits for the cluster since {wait['since']}: {wait['reason']}; "
+        "sinfo -R says which nodes are down and why"
+        for item in items
+        for wait in item["waits"]
+        if wait["long"] and item["health"] == "queued"
+    ]
+    return waits + [
         f"{item['id']}: checkpoints of paused trials hold {words.size(item['paused_bytes'])}, more "
         f"than checkpoint_storage.max_paused_bytes ({words.size(item['max_paused_bytes'])}); "
         f"hpcdet resume {item['id']}, or cancel what will not go on"

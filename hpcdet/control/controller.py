@@ -11,7 +11,17 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcdet.control import apply, best, capacity, charging, closing, fleet, queueing, sentinels
+from hpcdet.control import (
+    apply,
+    best,
+    capacity,
+    charging,
+    closing,
+    fleet,
+    queueing,
+    sentinels,
+    stuck,
+)
 from hpcdet.control.holder import Fenced, Holder
 from hpcdet.control.learn import learn, tell_failures
 from hpcdet.control.notify import notify
@@ -119,6 +129,7 @@ def _turn(holder: Holder, calm: bool) -> Turn:
     seen = holder.watch.look(closing.busy(holder))
     holder.lease.blind = holder.watch.blind
     holder.lease.waiting = sum(place.phase == "pending" for place in seen.places)
+    stuck.tell(holder)
     closing.close_gone(holder, seen.gone)
     charging.charge(holder, seen.places)
     standings = learn(holder)
@@ -136,6 +147,7 @@ def _turn(holder: Holder, calm: bool) -> Turn:
     within = waiting[: int(min(room, len(waiting)))]
     wanted = 0 if waits_for else _provide(holder, seen, standings, within, busy)
     queueing.tend(holder, seen)
+    stuck.mend(holder, seen)
     pack_ended(holder)
     sentinels.post(holder, seen)
     holder.snapshot()

@@ -56,6 +56,8 @@ class Decided:
         recent: those that ended last.
         touched: those of which something else may be wanted than their files say.
         submissions: the number of the last one of the experiment that this is a fork of.
+        unlaunched: tasks that the scheduler held instead of starting them (``submission``,
+            ``run``, ``nodes``, ``why``), the last ones.
     """
 
     method: api.Searcher
@@ -87,6 +89,7 @@ class Decided:
     recent: list[int] = field(default_factory=list)
     touched: set[int] = field(default_factory=set)
     submissions: int = 0
+    unlaunched: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.search = self.method.initial()
@@ -353,6 +356,10 @@ class Decided:
 
     def _take_held(self, line: Line) -> None:
         self.holds[line["job"]] = line["on"]
+
+    def _take_unlaunched(self, line: Line) -> None:
+        keys = ("submission", "run", "nodes", "why")
+        self.unlaunched = [*self.unlaunched[1 - RECENT :], {key: line[key] for key in keys}]
 
     def _take_state(self, line: Line) -> None:
         self.state = (line["state"], line.get("why", ""))

@@ -11,7 +11,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from hpcdet.control import capacity, ends
+from hpcdet.control import capacity, ends, fruitless
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Place, Seen
 from hpcdet.errors import HpcdetError, Unavailable
@@ -20,14 +20,11 @@ from hpcdet.schedulers.base import PerHost, Prunes, Refusal, SubmissionRefused, 
 from hpcdet.site.models import Site
 from hpcdet.store import files, overrides
 from hpcdet.store.config import Resolved
-from hpcdet.store.records import Claim, End, Intent, Submitted, WorkerClaim, WorkerEnd
+from hpcdet.store.records import End, Intent, Submitted, WorkerClaim, WorkerEnd
 
 RETRY_S = 60.0
 """Least time before a scheduler that took no job is asked again, where polling is allowed so
 seldom; otherwise its polling interval."""
-
-FRUITLESS = 5
-"""Submissions in a row of which no worker took a trial, until a person is asked."""
 
 
 def provide(holder: Holder, seen: Seen, wanted: int) -> None:
@@ -51,8 +48,8 @@ def provide(holder: Holder, seen: Seen, wanted: int) -> None:
         return
     if holder.hands.clock() < holder.throttled_until or holder.decided.halted:
         return
-    if live < wanted and (why := _fruitless(holder, seen)):
-        _halt(holder, why)
+    if live < wanted and (why := fruitless.why(holder, seen)):
+        halt(holder, why)
         return
     try:
         for intent in pending:
@@ -290,7 +287,7 @@ def _refused(holder: Holder, intent: Intent, refusal: Refusal) -> int:
         _give_up(holder, intent, f"too wide for now: {refusal.message}")
         return 0
     _give_up(holder, intent, refusal.message)
-    _halt(holder, refusal.message)
+    halt(holder, refusal.message)
     raise _Later(refusal.message)
 
 
@@ -301,7 +298,8 @@ def _give_up(holder: Holder, intent: Intent, why: str) -> None:
     holder.actions.append(f"submission {intent.number} given up: {why}")
 
 
-def _halt(holder: Holder, why: str) -> None:
+def halt(holder: Holder, why: str) -> None:
+    """Submit nothing more until somebody resumes the experiment, and say why."""
     holder.record("state", state="PAUSED", why=why, by="scheduler")
     holder.actions.append(f"paused: {why}")
 
@@ -346,47 +344,5 @@ def _excluded(holder: Holder) -> list[str]:
         end, claim = WorkerEnd.read(worker.end), WorkerClaim.read(worker.claim)
         if end is not None and end.why == "bad_node" and claim is not None:
             bad.update(claim.nodes)
+    bad.update(fruitless.nodes(decided))
     return sorted(bad.union(holder.resolved.resources.exclude_nodes))
-
-
-def _fruitless(holder: Holder, seen: Seen) -> str:
-    """Why nothing more shall be submitted: worker after worker ended without taking a trial."""
-    by_submission: dict[int, list[Place]] = {}
-    for place in seen.places:
-        by_submission.setdefault(place.submission, []).append(place)
-    count = 0
-    for number in sorted(by_submission, reverse=True):
-        if number <= holder.decided.resumed_after:
-            break
-        if all(_came_to_nothing(place) for place in by_submission[number]):
-            if _took(holder, number):
-                break
-            count += 1
-        elif number in holder.took:
-            break
-    if count < FRUITLESS:
-        return ""
-    return (
-        f"{count} submissions in a row ended before a worker took a trial; "
-        "see the workers' logs, repair the cause, then resume"
-    )
-
-
-def _took(holder: Holder, submission: int) -> bool:
-    """Whether a worker of a submission has ever claimed a trial."""
-    if submission not in holder.took:
-        for number in holder.decided.plans:
-            holder.stay()
-            holder.took |= {
-                int(claim.worker.partition("-")[0])
-                for attempt in holder.paths.trial(number).attempts()
-                if (claim := Claim.read(attempt.claim)) is not None
-            }
-    return submission in holder.took
-
-
-def _came_to_nothing(place: Place) -> bool:
-    if place.phase != "over" or place.said is TaskState.CANCELED:
-        return False
-    end = WorkerEnd.read(place.worker.end) if place.worker else None
-    return end is None or end.why not in ("idle", "closed", "signal", "bad_node")

@@ -11,14 +11,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcdet.control import fleet
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Seen
 from hpcdet.errors import Unavailable
 from hpcdet.store import packed
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Closed, Command
-
-IN_VAIN = "DependencyNeverSatisfied"
 
 
 def waits_for(holder: Holder) -> str:
@@ -36,7 +35,7 @@ def waits_for(holder: Holder) -> str:
             return paths.id
         if closed is None or closed.state != "COMPLETED":
             end = f"ended as {closed.state}" if closed else "is not there any more"
-            _halt(holder, f"{paths.id} {end}; it was to begin after that one's good end")
+            fleet.halt(holder, f"{paths.id} {end}; it was to begin after that one's good end")
             return ""
     return ""
 
@@ -49,6 +48,7 @@ def tend(holder: Holder, seen: Seen) -> None:
     """
     decided, scheduler = holder.decided, holder.hands.scheduler
     jobs = {place.job: place.submission for place in seen.live if place.phase == "pending"}
+    in_vain = {row.job for row in holder.watch.waiting() if row.wait.kind == "in_vain"}
     try:
         for job, number in jobs.items():
             intent, _ = holder.watch.submission(number)
@@ -59,11 +59,11 @@ def tend(holder: Holder, seen: Seen) -> None:
                 scheduler.hold(job, decided.held)
                 holder.record("held", job=job, on=decided.held)
                 holder.actions.append(f"{'hold' if decided.held else 'release'} job {job}")
-            if IN_VAIN in holder.watch.reasons(job) and not decided.halted:
+            if job in in_vain and not decided.halted:
                 holder.fence()
                 scheduler.cancel(job)
                 waited = ", ".join(intent.after)
-                _halt(holder, f"job {waited} did not end well; it was to begin after that")
+                fleet.halt(holder, f"job {waited} did not end well; it was to begin after that")
     except Unavailable as error:
         holder.actions.append(f"scheduler asked again later: {error.what}")
 
@@ -80,8 +80,3 @@ def followers(paths: ExperimentPaths) -> Iterator[ExperimentPaths]:
             follower = ExperimentPaths(Path(folder))
             if follower.config.exists() and not follower.closed.exists():
                 yield follower
-
-
-def _halt(holder: Holder, why: str) -> None:
-    holder.record("state", state="PAUSED", why=why, by="scheduler")
-    holder.actions.append(f"paused: {why}")

@@ -301,9 +301,21 @@ class Watch:
         """The machine that alone can do something about a job; "" if it is this one, or any."""
         return self._scheduler.elsewhere(job) if isinstance(self._scheduler, PerHost) else ""
 
-    def reasons(self, job: str) -> frozenset[str]:
-        """The scheduler's own words for why tasks of a job wait."""
-        return frozenset(row.reason for row in self._answers.get(job, []))
+    def waiting(self) -> list[Task]:
+        """What waits in the queue by the scheduler's last answer."""
+        rows = (row for rows in self._answers.values() for row in rows)
+        return [row for row in rows if row.state is TaskState.PENDING]
+
+    def stuck(self) -> list[Task]:
+        """What waits and will not start by itself, by two answers that follow each other."""
+        found = {
+            ("waits", row.job, row.index, row.reason): row
+            for row in self.waiting()
+            if row.wait.kind in ("launch", "never")
+        }
+        for key in [key for key in self._suspicions if key[0] == "waits" and key not in found]:
+            del self._suspicions[key]
+        return [row for key, row in found.items() if self.confirmed(key)]
 
     def _hasten(self) -> None:
         """Requeued tasks need not wait the two minutes that Slurm lets them; asked once each."""
@@ -311,7 +323,8 @@ class Watch:
             return
         for row in (row for rows in self._answers.values() for row in rows):
             wait = (row.job, row.index, row.restarts)
-            if row.reason == "BeginTime" and row.restarts and wait not in self._hastened:
+            begins = row.wait.kind == "begin_time"
+            if begins and row.restarts and wait not in self._hastened:
                 self._hastened.add(wait)
                 with contextlib.suppress(Unavailable):
                     self._scheduler.hasten(row.job, row.index)

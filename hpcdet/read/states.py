@@ -118,10 +118,11 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
     submitted = {j.number for j in gathered.jobs if j.submitted and j.submitted.job}
     seen = {w.paths.submission for w in gathered.workers}
     if submitted - seen:
-        why = "jobs wait in the queue"
+        why = "jobs wait in the queue" + _reasons(gathered)
         return {"health": "queued", "last_turn_s": age, "why": why}
     if waiting := _waiting(gathered):
         why = f"{waiting} task{'s' if waiting > 1 else ''} should wait in the queue"
+        why += _reasons(gathered)
         return {"health": "queued", "last_turn_s": age, "why": why}
     if other := _waits_for(gathered):
         why = f"begins when {other} has ended well"
@@ -150,6 +151,20 @@ def _waiting(gathered: Gathered) -> int:
         return returning
     started = sum(w.claim is not None and w.claim.at > beat.at for w in gathered.workers)
     return max(returning, beat.waiting - started)
+
+
+def waits(gathered: Gathered) -> list[dict[str, Any]]:
+    """Why tasks wait in the queue, as the last holder heard it (``store.lease.Lease.waits``)."""
+    told = lease.last(gathered.paths)
+    return told[1].waits if told is not None and told[1] is not None else []
+
+
+def _reasons(gathered: Gathered) -> str:
+    told = waits(gathered)
+    if not told:
+        return ""
+    parts = (f"{one['reason'] or 'no reason given'} since {one['since']}" for one in told)
+    return f" ({'; '.join(parts)})"
 
 
 def held(gathered: Gathered) -> bool:

@@ -61,12 +61,13 @@ def status(source: Source) -> View:
     """An experiment at a glance.
 
     Returns:
-        ``id, name, state, why, stuck`` (paused by trouble), ``health, health_why, last_turn_s,
-        searcher, metric, best {trial, value, step} or None (with constraints, a feasible one),
-        objectives, compared_at, front, nearest`` (``standings``), ``max_length, max_trials,
-        created, workers, labels, path, spent`` (``costs.spent``), ``purged`` (what a purge of
-        scratch took, for people), ``not_finite`` (a ``{trial, group, step, names}`` for each trial
-        whose newest attempt reported NaN or infinity: since when) and ``trials`` (see there).
+        ``id, name, state, why, stuck`` (paused by trouble), ``health, health_why, last_turn_s``,
+        ``waits`` (``states.waits``), ``searcher, metric, best {trial, value, step} or None (with
+        constraints, a feasible one), objectives, compared_at, front, nearest`` (``standings``),
+        ``max_length, max_trials, created, workers, labels, path, spent`` (``costs.spent``),
+        ``purged`` (what a purge of scratch took, for people), ``not_finite`` (a
+        ``{trial, group, step, names}`` for each trial whose newest attempt reported NaN or
+        infinity: since when) and ``trials`` (see there).
     """
     gathered = gather(source)
     state, why = states.experiment_state(gathered)
@@ -85,6 +86,7 @@ def status(source: Source) -> View:
         "health": keepers["health"],
         "health_why": keepers["why"],
         "last_turn_s": keepers["last_turn_s"],
+        "waits": states.waits(gathered),
         "searcher": searcher.name,
         "metric": searcher.metric,
         "smaller_is_better": searcher.smaller_is_better,

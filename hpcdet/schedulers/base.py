@@ -6,7 +6,9 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
+
+WaitKind = Literal["held", "launch", "in_vain", "never", "limit", "outage", "begin_time", "other"]
 
 
 class TaskState(enum.Enum):
@@ -30,12 +32,30 @@ class TaskState(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Wait:
+    """Why a task waits, in words of no particular scheduler.
+
+    Attributes:
+        kind: ``held``: by its owner. ``launch``: by the scheduler or an administrator, mostly
+            because its launch failed; a new job may start elsewhere. ``in_vain``: for a job that
+            did not end well. ``never``: it does not start as it is. ``limit``: until others of
+            its owner have ended. ``outage``: until the partition or the node is back.
+            ``begin_time``: until a time. ``other``: its turn has not come.
+        repair: what a person can do about ``launch`` and ``never``.
+    """
+
+    kind: WaitKind = "other"
+    repair: str = ""
+
+
+@dataclass(frozen=True)
 class Task:
     """One array task as the scheduler sees it.
 
     Attributes:
         index: array index; -1 stands for "all tasks not yet split off" of a pending array.
         reason: the scheduler's own word for why (``Priority``, ``BeginTime``, …).
+        wait: what that means, for a task that waits.
         restarts: times it was requeued.
         count: how many tasks this row stands for (pending arrays are one row).
     """
@@ -50,6 +70,7 @@ class Task:
     end: str = ""
     exit_code: int | None = None
     count: int = 1
+    wait: Wait = Wait()
 
 
 @dataclass(frozen=True)
@@ -189,6 +210,17 @@ class Hastens(Protocol):
 
     def hasten(self, job: str, index: int) -> None:
         """Let a requeued task start as soon as there is room. Raises Unavailable."""
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A backend that knows where a task that waits again has been."""
+
+    def launched_on(self, job: str, index: int) -> tuple[str, ...]:
+        """The nodes of its last run; none where the scheduler keeps no record of it.
+
+        Raises Unavailable.
+        """
 
 
 @runtime_checkable

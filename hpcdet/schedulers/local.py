@@ -29,6 +29,7 @@ from hpcdet.schedulers.base import (
     SubmissionRefused,
     Task,
     TaskState,
+    Wait,
 )
 from hpcdet.schedulers.local_state import (
     JobFolder,
@@ -269,6 +270,7 @@ class LocalScheduler:
             index=index,
             state=state,
             reason=_why_pending(folder) if state is TaskState.PENDING else "",
+            wait=Wait("held") if folder.hold.exists() else Wait(),
             restarts=task.restarts,
             nodes=(socket.gethostname(),) if task.started_at else (),
             start=task.started_at,

@@ -216,6 +216,15 @@ class SlurmScheduler:
             )
         self._expect_change()
 
+    def launched_on(self, job: str, index: int) -> tuple[str, ...]:
+        """See ``base.Remembers``. Only accounting tells, once a task has been requeued."""
+        if not self._accounting():
+            return ()
+        one = job if index < 0 else f"{job}_{index}"
+        rows = self._ask(["sacct", "-X", "-D", "-n", "-P", "-j", one, "-o", "NodeList"])
+        nodes = [line for line in rows.splitlines() if line and line != "None assigned"]
+        return slurm_text.hosts(nodes[-1]) if nodes else ()
+
     def throttle(self, job: str, running: int) -> None:
         """See ``base.Scheduler``."""
         self._update(job, f"ArrayTaskThrottle={running}")

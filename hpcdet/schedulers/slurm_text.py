@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from hpcdet.schedulers.base import Refusal, Task, TaskState, Usage
+from hpcdet.schedulers import slurm_waits
+from hpcdet.schedulers.base import Refusal, Task, TaskState, Usage, Wait
 
 SQUEUE_FIELDS = (
     "ArrayJobID", "ArrayTaskID", "State", "Reason", "RestartCnt", "SubmitTime", "StartTime",
@@ -130,6 +131,7 @@ def _squeue_rows(line: str) -> Iterator[Row]:
         end=_iso(end),
         exit_code=os.waitstatus_to_exitcode(code & 0xFFFF) if known.final else None,
         count=len(members),
+        wait=slurm_waits.wait(reason) if known is TaskState.PENDING else Wait(),
     )
     yield from _rows(task, _epoch(submit), members)
 

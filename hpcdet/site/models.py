@@ -124,6 +124,11 @@ class Limits(Model):
         ge=0,
         description="seconds from TERM to KILL (KillWait); null: ask the scheduler",
     )
+    waits_warn_s: float = Field(
+        default=3600,
+        gt=0,
+        description="a job that waits longer for a node or partition that is down is warned of",
+    )
     signal_lead_s: int = Field(
         default=120, ge=0, le=65535, description="warning before the time limit"
     )

@@ -18,8 +18,9 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hpcdet.store import files, packed
 from hpcdet.store.layout import ExperimentPaths
@@ -57,6 +58,7 @@ class Beat(Record):
     blind: str = ""
     at: str = ""
     waiting: int = 0
+    waits: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Lease:
@@ -70,6 +72,8 @@ class Lease:
         after: a free number above this one is taken; for a folder with files of other terms.
         blind: why the holder cannot ask the scheduler, "" if it can; told with every beat.
         waiting: tasks that the scheduler keeps in its queue, as last seen; told likewise.
+        waits: why they wait: the scheduler's ``reason``, its ``kind`` (``schedulers.base.Wait``),
+            how many ``tasks``, ``since`` when, and whether that is too ``long``; told likewise.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Lease:
         self.after = 0
         self.blind = ""
         self.waiting = 0
+        self.waits: list[dict[str, Any]] = []
         self._clock = clock
         self._beaten = 0.0
         self._seen: tuple[int, str] = (0, "")
@@ -160,7 +165,8 @@ class Lease:
 
     def _write_beat(self, *, released: bool = False) -> None:
         started = self._clock()
-        beat = Beat(secrets.token_hex(8), released, self.blind, files.now(), self.waiting)
+        nonce, now = secrets.token_hex(8), files.now()
+        beat = Beat(nonce, released, self.blind, now, self.waiting, self.waits)
         files.replace(beat_path(self.paths, self.term), beat.encode())
         self._beaten = started
 
@@ -193,6 +199,12 @@ def prune(paths: ExperimentPaths, newest: int) -> int:
             path.unlink()
             gone += 1
     return gone
+
+
+def before(paths: ExperimentPaths, term: int) -> Beat | None:
+    """The last beat of the term before one, if there is any."""
+    former = [number for number in packed.numbers(paths.terms, ".json") if number < term]
+    return Beat.read(beat_path(paths, max(former))) if former else None
 
 
 def last(paths: ExperimentPaths) -> tuple[Term, Beat | None] | None:

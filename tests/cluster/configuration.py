@@ -21,6 +21,7 @@ class Options:
         max_array: MaxArraySize.
         max_submit: jobs that the user may have at once; needs accounting.
         kill_wait_s: seconds from TERM to KILL.
+        prolog: a Prolog that fails where ``fail.NODE`` lies in the cluster's folder.
     """
 
     grace_s: int = 0
@@ -29,6 +30,7 @@ class Options:
     max_array: int = 1001
     max_submit: int | None = None
     kill_wait_s: int = 6
+    prolog: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ def slurm_conf(root: Path, name: str, host: str, ports: Ports, options: Options)
         "JobAcctGatherType=jobacct_gather/linux",
         "JobAcctGatherFrequency=task=30",
     ]
+    if options.prolog:
+        lines += [f"Prolog={root}/prolog"]
     if options.send_user_signal:
         lines += ["SlurmctldParameters=preempt_send_user_signal"]
     if options.accounting:

@@ -137,6 +137,9 @@ class SlurmCluster:
         database = self.root / "slurmdbd.conf"
         database.write_text(slurmdbd_conf(self.root, host, self._ports))
         database.chmod(0o600)
+        prolog = self.root / "prolog"
+        prolog.write_text(f"#!/bin/sh\ntest ! -e {self.root}/fail.$SLURMD_NODENAME\n")
+        prolog.chmod(0o755)
         state = {
             "ports": dataclasses.asdict(self._ports),
             "options": dataclasses.asdict(self.options),
@@ -226,6 +229,11 @@ class SlurmCluster:
         daemon = self._daemons[f"slurmd.{node}"]
         daemon.kill()
         daemon.wait()
+
+    def launches_fail(self, node: str, on: bool = True) -> None:
+        """Let the Prolog of a node fail, and so each launch (``Options.prolog``)."""
+        mark = self.root / f"fail.{node}"
+        mark.touch() if on else mark.unlink(missing_ok=True)
 
     def _wait_idle(self) -> None:
         def idle() -> bool:

@@ -1,0 +1,87 @@
+"""Submissions that come to nothing, and when it is time to ask a person instead of trying again.
+
+A worker may end before it takes a trial; a launch may fail, after which Slurm holds the task; a
+job may ask for what it can never get.
+"""
+
+from __future__ import annotations
+
+from hpcdet.control.decided import Decided
+from hpcdet.control.holder import Holder
+from hpcdet.control.watch import Place, Seen
+from hpcdet.schedulers.base import TaskState
+from hpcdet.store.records import Claim, WorkerEnd
+
+WORKERS = 5
+"""Submissions in a row of which no worker took a trial, until a person is asked."""
+LAUNCHES = 3
+"""Submissions in a row of which the scheduler held a task instead of starting it, likewise."""
+
+
+def why(holder: Holder, seen: Seen) -> str:
+    """Why nothing more shall be submitted until somebody has looked; "" to go on."""
+    return _launches(holder) or _workers(holder, seen)
+
+
+def nodes(decided: Decided) -> set[str]:
+    """Nodes of the last launches that failed."""
+    return {node for one in decided.unlaunched[-LAUNCHES:] for node in one["nodes"]}
+
+
+def _launches(holder: Holder) -> str:
+    failed = {one["submission"]: one for one in holder.decided.unlaunched}
+    row = []
+    for number in sorted(holder.paths.submissions(), reverse=True):
+        if number <= holder.decided.resumed_after or number not in failed or _took(holder, number):
+            break
+        row.append(failed[number])
+    if len(row) < LAUNCHES:
+        return ""
+    where = sorted({node for one in row for node in one["nodes"]})
+    on = f" on {', '.join(where)}" if where else ""
+    return (
+        f"{len(row)} submissions in a row were held instead of started{on} ({row[0]['why']}): "
+        "ask the cluster's administrators, then resume"
+    )
+
+
+def _workers(holder: Holder, seen: Seen) -> str:
+    by_submission: dict[int, list[Place]] = {}
+    for place in seen.places:
+        by_submission.setdefault(place.submission, []).append(place)
+    count = 0
+    for number in sorted(by_submission, reverse=True):
+        if number <= holder.decided.resumed_after:
+            break
+        if all(_came_to_nothing(place) for place in by_submission[number]):
+            if _took(holder, number):
+                break
+            count += 1
+        elif number in holder.took:
+            break
+    if count < WORKERS:
+        return ""
+    return (
+        f"{count} submissions in a row ended before a worker took a trial; "
+        "see the workers' logs, repair the cause, then resume"
+    )
+
+
+def _took(holder: Holder, submission: int) -> bool:
+    """Whether a worker of a submission has ever claimed a trial."""
+    if submission not in holder.took:
+        for number in holder.decided.plans:
+            holder.stay()
+            holder.took |= {
+                int(claim.worker.partition("-")[0])
+                for attempt in holder.paths.trial(number).attempts()
+                if (claim := Claim.read(attempt.claim)) is not None
+            }
+    return submission in holder.took
+
+
+def _came_to_nothing(place: Place) -> bool:
+    if place.phase != "over" or place.said is TaskState.CANCELED:
+        return False
+    end = WorkerEnd.read(place.worker.end) if place.worker else None
+    return end is None or end.why not in ("idle", "closed", "signal", "bad_node")

@@ -1,0 +1,120 @@
+"""Jobs that wait: what the scheduler says of them, and those that will never start by themselves.
+
+A task that the scheduler holds after a launch that failed is canceled, and another one submitted
+without its node. A job that cannot start as it is goes, and its user is told what repairs it.
+What its owner holds is left alone, and all else passes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from hpcdet.control import fleet
+from hpcdet.control.holder import Holder
+from hpcdet.control.watch import Seen
+from hpcdet.errors import Unavailable
+from hpcdet.schedulers.base import Prunes, Remembers, Task, WaitKind
+from hpcdet.store import files, lease
+
+REASONS = 8
+"""So many different reasons for waiting are told at most."""
+
+
+def tell(holder: Holder) -> None:
+    """Say with the next beats why tasks wait, the most frequent reason first."""
+    now, most_s = files.now(), holder.hands.site.limits.waits_warn_s
+    counts: Counter[tuple[str, WaitKind]] = Counter()
+    for row in holder.watch.waiting():
+        counts[row.reason.partition(",")[0], row.wait.kind] += row.count
+    since = _since(holder) if counts else {}
+    holder.lease.waits = [
+        {
+            "reason": reason,
+            "kind": kind,
+            "tasks": tasks,
+            "since": (begun := since.get(reason, now)),
+            "long": kind == "outage" and _seconds(begun, now) > most_s,
+        }
+        for (reason, kind), tasks in counts.most_common(REASONS)
+    ]
+
+
+def mend(holder: Holder, seen: Seen) -> None:
+    """Take out of the queue what will not start by itself.
+
+    Raises:
+        Fenced: the term ended meanwhile.
+    """
+    numbers = {place.job: place.submission for place in seen.live}
+    try:
+        for row in holder.watch.stuck():
+            key = ("stuck", row.job, row.index, row.restarts)
+            if key in holder.written or row.job not in numbers or _is_held(holder, row.job):
+                continue
+            if row.wait.kind == "launch":
+                _launch_failed(holder, row, numbers[row.job])
+            elif not holder.decided.halted:
+                holder.fence()
+                _cancel(holder, row)
+                fleet.halt(holder, f"job {row.job} cannot start ({row.reason}): {row.wait.repair}")
+            holder.written[key] = True
+    except Unavailable as error:
+        fleet.later(holder, error.what)
+
+
+def _launch_failed(holder: Holder, row: Task, submission: int) -> None:
+    scheduler = holder.hands.scheduler
+    nodes: tuple[str, ...] = ()
+    if row.restarts and isinstance(scheduler, Remembers):
+        nodes = scheduler.launched_on(row.job, row.index)
+    run = [row.job, row.index, row.restarts]
+    if all(run != one["run"] for one in holder.decided.unlaunched):
+        holder.record(
+            "unlaunched", run=run, submission=submission, nodes=list(nodes), why=row.reason
+        )
+    holder.fence()
+    _cancel(holder, row)
+    on = f" on {', '.join(nodes)}" if nodes else ""
+    holder.actions.append(f"cancel {_name(row)}: {row.reason}{on}")
+
+
+def _cancel(holder: Holder, row: Task) -> None:
+    """Cancel what the row stands for: one task, or those of an array that were never started."""
+    scheduler = holder.hands.scheduler
+    if row.index >= 0:
+        scheduler.cancel(row.job, row.index)
+    elif isinstance(scheduler, Prunes):
+        scheduler.prune(row.job)
+    else:
+        scheduler.cancel(row.job)
+
+
+def _name(row: Task) -> str:
+    return f"job {row.job}" if row.index < 0 else f"task {row.job}_{row.index}"
+
+
+def _is_held(holder: Holder, job: str) -> bool:
+    """Whether its user has asked for that; an administrator who does shows as one in Slurm."""
+    return holder.decided.held or holder.decided.holds.get(job, False)
+
+
+def _since(holder: Holder) -> dict[str, str]:
+    """When each reason was seen first, by this holder or the one before it."""
+    known = list(holder.lease.waits)
+    if not known and (before := lease.before(holder.paths, holder.lease.term)) is not None:
+        known = before.waits
+    return dict(_dated(known))
+
+
+def _dated(waits: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    for one in waits:
+        if isinstance(one.get("reason"), str) and isinstance(one.get("since"), str):
+            yield one["reason"], one["since"]
+
+
+def _seconds(since: str, until: str) -> float:
+    begun, ended = (datetime.fromisoformat(text) for text in (since, until))
+    return (ended - begun).total_seconds()

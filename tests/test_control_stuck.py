@@ -1,0 +1,209 @@
+"""Jobs that will never start by themselves: replaced, or given to a person; others are left."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcdet.control import commands, fruitless
+from hpcdet.control.controller import Turn, advance
+from hpcdet.control.holder import Holder
+from hpcdet.read import gather, states
+from hpcdet.schedulers import slurm_text, slurm_waits
+from hpcdet.schedulers.base import TaskState
+from hpcdet.store import lease
+from hpcdet.store.records import Intent
+from tests.paper import PaperScheduler, Waves, World
+
+HELD = "launch failed requeued held"
+
+
+class Remembering(PaperScheduler):
+    """A scheduler with accounting."""
+
+    def launched_on(self, job: str, index: int) -> tuple[str, ...]:
+        return ("n7",)
+
+
+def make(tmp_path: Path, **settings: object) -> World:
+    world = World.make(tmp_path, Waves(count=1, width=1), **settings)
+    world.scheduler = Remembering()
+    return world
+
+
+def turns(world: World, holder: Holder, number: int) -> Turn:
+    """So many turns, each with another answer of the scheduler."""
+    for _ in range(number):
+        world.clock.now += 11
+        holder.lease.beat()
+        turn = advance(world.paths, holder)
+    return turn
+
+
+def fail_to_launch(world: World, job: str) -> None:
+    """As Slurm does it: requeued, and held."""
+    world.scheduler.reasons[job] = HELD
+    world.scheduler.jobs[job].restarts[0] = 1
+
+
+def test_every_reason_that_slurm_names_has_its_class() -> None:
+    def kinds(*reasons: str) -> set[str]:
+        return {slurm_waits.wait(reason).kind for reason in reasons}
+
+    assert kinds(HELD, HELD.replace(" ", "_"), "JobHeldAdmin", "JobHoldMaxRequeue") == {"launch"}
+    never = (
+        *("BadConstraints", "PartitionTimeLimit", "PartitionNodeLimit", "InvalidAccount"),
+        *("QOSMaxWallDurationPerJobLimit", "AssocMaxWallDurationPerJobLimit", "InvalidQOS"),
+        *(
+            "QOSMaxCpuPerJobLimit",
+            "QOSMinGRES",
+            "QOSMaxNodePerJobLimit",
+            "AssocMaxCpuMinutesPerJobLimit",
+        ),
+    )
+    assert kinds(*never) == {"never"}
+    assert all(slurm_waits.wait(reason).repair for reason in (HELD, *never))
+    passing = ("AssocMaxJobsLimit", "QOSMaxJobsPerUserLimit", "AssocGrpCpuLimit", "QOSGrpNodeLimit")
+    assert kinds(*passing, "JobArrayTaskLimit") == {"limit"}
+    assert kinds("Priority", "Resources", "Licenses", "Reservation", "None", "") == {"other"}
+    outage = "ReqNodeNotAvail, UnavailableNodes:n1", "PartitionDown", "PartitionInactive"
+    down = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority"
+    assert kinds(*outage, down) == {"outage"}
+    assert kinds("JobHeldUser", "job requeued in held state") == {"held"}
+    assert kinds("BeginTime") == {"begin_time"}
+    assert kinds("DependencyNeverSatisfied") == {"in_vain"}
+
+
+def test_reasons_are_read_as_squeue_prints_them() -> None:
+    """Recorded from Slurm 22.05: an array whose first task could not be launched."""
+    rows = slurm_text.squeue(
+        "11|1|PENDING|ReqNodeNotAvail, UnavailableNodes:n1|0|1763835387|N/A|N/A|0||\n"
+        "11|0|PENDING|launch failed requeued held|1|1763835387|N/A|N/A|0||\n"
+        "3|N/A|RUNNING|None|0|1763835387|N/A|N/A|0|n1|\n"
+    )
+    assert [(row.task.state, row.task.wait.kind) for row in rows] == [
+        (TaskState.PENDING, "outage"),
+        (TaskState.PENDING, "launch"),
+        (TaskState.RUNNING, "other"),
+    ]
+
+
+def test_a_task_held_after_a_failed_launch_is_replaced_without_its_node(tmp_path: Path) -> None:
+    world = make(tmp_path)
+    holder = world.holder()
+    advance(world.paths, holder)
+    fail_to_launch(world, "1")
+    turns(world, holder, 1)
+    assert world.scheduler.live == [("1", 0)]  # one answer is none
+    turns(world, holder, 3)
+    assert world.scheduler.live == [("2", 0)]
+    intent = Intent.read(world.paths.intent(2))
+    assert intent is not None and intent.exclude == ["n7"]
+
+
+def test_three_launches_that_fail_in_a_row_are_a_matter_for_a_person(tmp_path: Path) -> None:
+    world = make(tmp_path)
+    holder = world.holder()
+    advance(world.paths, holder)
+    for job in range(1, fruitless.LAUNCHES + 1):
+        fail_to_launch(world, str(job))
+        turns(world, holder, 4)
+        if job == 2:  # another process takes over, and counts on
+            holder.close()
+            holder = world.holder()
+    assert len(world.scheduler.jobs) == fruitless.LAUNCHES and not world.scheduler.live
+    state, why = states.experiment_state(gather.gather(world.paths))
+    assert state == "PAUSED" and HELD in why and "n7" in why and "administrators" in why
+    commands.ask(world.paths, "resume")
+    turns(world, holder, 2)
+    assert world.scheduler.live == [(str(fruitless.LAUNCHES + 1), 0)]
+
+
+def test_a_launch_that_fails_now_and_then_is_no_matter_for_anybody(tmp_path: Path) -> None:
+    world = make(tmp_path)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    for job in range(1, 2 * fruitless.LAUNCHES, 2):
+        fail_to_launch(world, str(job))
+        turns(world, holder, 4)
+        worker = play.start(str(job + 1))
+        attempt = play.claim(worker)
+        play.report(attempt, 10 * job)
+        play.end(attempt, "node_fail", progressed=True, first_step=True)
+        play.vanish(worker, TaskState.NODE_FAIL)
+        turns(world, holder, 4)
+    assert states.experiment_state(gather.gather(world.paths))[0] == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    ("reason", "repair"),
+    [
+        ("PartitionTimeLimit", "resources.walltime_s"),
+        ("PartitionNodeLimit", "resources.nodes"),
+        ("QOSMaxWallDurationPerJobLimit", "resources.walltime_s"),
+        ("AssocMaxWallDurationPerJobLimit", "resources.walltime_s"),
+        ("BadConstraints", "resources.memory_per_slot"),
+        ("InvalidAccount", "--account"),
+        ("InvalidQOS", "--qos"),
+    ],
+)
+def test_what_cannot_start_as_it_is_leaves_the_queue_and_its_user_hears_why(
+    tmp_path: Path, reason: str, repair: str
+) -> None:
+    world = make(tmp_path)
+    holder = world.holder()
+    advance(world.paths, holder)
+    world.scheduler.reasons["1"] = reason
+    turns(world, holder, 1)
+    assert states.experiment_state(gather.gather(world.paths))[0] == "PENDING"
+    turns(world, holder, 3)
+    assert not world.scheduler.live
+    state, why = states.experiment_state(gather.gather(world.paths))
+    assert state == "PAUSED" and f"job 1 cannot start ({reason})" in why and repair in why
+    commands.ask(world.paths, "resume")
+    turns(world, holder, 2)
+    assert world.scheduler.live == [("2", 0)]
+
+
+def test_what_its_owner_holds_is_left_alone_whatever_slurm_calls_it(tmp_path: Path) -> None:
+    world = make(tmp_path)
+    holder = world.holder()
+    advance(world.paths, holder)
+    world.scheduler.reasons["1"] = "JobHeldUser"
+    turns(world, holder, 4)
+    assert world.scheduler.live == [("1", 0)]
+    commands.ask(world.paths, "hold")
+    # root holds as an administrator does
+    world.scheduler.reasons["1"] = "JobHeldAdmin"
+    turns(world, holder, 4)
+    assert world.scheduler.live == [("1", 0)]
+    assert len(world.scheduler.jobs) == 1
+
+
+def test_why_tasks_wait_and_since_when_is_told_by_one_holder_to_the_next(tmp_path: Path) -> None:
+    world = make(tmp_path, site={"limits": {"poll_min_s": 10, "waits_warn_s": 60}})
+    holder = world.holder()
+    advance(world.paths, holder)
+    world.scheduler.reasons["1"] = "Priority"
+    turns(world, holder, 4)
+    assert world.scheduler.live == [("1", 0)]
+    world.scheduler.reasons["1"] = "ReqNodeNotAvail, UnavailableNodes:n1"
+    turns(world, holder, 2)  # what one turn sees is told by the next beat
+    [wait] = states.waits(gather.gather(world.paths))
+    assert (wait["reason"], wait["kind"], wait["tasks"], wait["long"]) == (
+        *("ReqNodeNotAvail", "outage", 1, False),
+    )
+    health = states.health(gather.gather(world.paths), now=4e9)
+    assert health["health"] == "queued"
+    assert f"ReqNodeNotAvail since {wait['since']}" in health["why"]
+    # as a former holder saw it an hour ago
+    before, term = dict(wait, since="2026-01-01T00:00:00Z"), holder.lease.term
+    holder.close()
+    path = lease.beat_path(world.paths, term)
+    os.unlink(path)
+    lease.Beat("x", released=True, waits=[before]).write_once(path)
+    turns(world, world.holder(), 2)
+    [wait] = states.waits(gather.gather(world.paths))
+    assert wait["since"] == "2026-01-01T00:00:00Z" and wait["long"]

@@ -1,0 +1,54 @@
+"""Jobs that a real Slurm holds or never starts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hpcdet.store.records import Intent
+from tests import experiments
+from tests.experiments import until
+from tests.slurm_runs import Lab, hpcdet, undisturbed
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-b")]
+
+
+def test_a_launch_that_fails_costs_its_node_and_nothing_else(lab_b: Lab) -> None:
+    """The Prolog of a node fails: Slurm drains it, requeues the task and holds it for ever."""
+    cluster = lab_b.cluster
+    cluster.reconfigure(dataclasses.replace(cluster.options, prolog=True))
+    run = lab_b.submit(experiments.config(60), pace=0.1, site={"python": lab_b.fake})
+    run.until_attempts(1)
+    bad = run.claim().nodes[0]
+    cluster.launches_fail(bad)
+    try:
+        cluster.check("scontrol", "requeue", run.task())
+        held = "launch_failed_requeued_held"
+        until(lambda: any(job["Reason"] == held for job in run.jobs()), run.story)
+        run.crank()
+        run.until_attempts(2)
+    finally:
+        cluster.launches_fail(bad, on=False)
+    run.faster()
+    run.wait()
+    assert run.digest() == undisturbed(60)
+    assert run.claim().nodes != [bad], run.story()
+    assert not [job for job in run.jobs() if job["JobState"] == "PENDING"]
+
+
+def test_a_time_limit_above_the_partitions_is_told_and_can_be_repaired(lab_b: Lab) -> None:
+    """``short`` allows five minutes; Slurm takes the job, and never starts it."""
+    values = experiments.config(20, resources={"resource_pool": "short", "walltime_s": 3600})
+    run = lab_b.submit_fakes(values)
+    run.crank()
+    until(lambda: "PartitionTimeLimit" in hpcdet("status", run.paths.id).stdout, run.story)
+    said = hpcdet("explain", run.paths.id).stdout
+    assert "resources.walltime_s" in said and f"hpcdet resume {run.paths.id}" in said, said
+    assert not [job for job in run.jobs() if job["JobState"] == "PENDING"], run.story()
+    mended = hpcdet("resume", run.paths.id, "--set", "resources.walltime_s=240")
+    assert mended.returncode == 0, mended.stderr
+    run.wait()
+    assert run.digest() == undisturbed(20)
+    first, *_, last = (Intent.read(run.paths.intent(n)) for n in run.paths.submissions())
+    assert first is not None and last is not None and last.number > first.number
