@@ -37,6 +37,9 @@ chaos: packages setup  ## a campaign of random blows: make chaos KILLS=200 SEED=
 	HPCDET_CHAOS=$(or $(KILLS),200) HPCDET_CHAOS_SEED=$(or $(SEED),1) HPCDET_CHAOS_KINDS="$(KINDS)" \
 		$(PY) -m pytest -m chaos -s tests/test_chaos.py tests/test_chaos_slurm.py
 
+searches: setup  ## every rule of halving against its definition: make searches SEARCHES=2000
+	HPCDET_SEARCHES=$(or $(SEARCHES),2000) $(PY) -m pytest tests/test_search_by_definition.py
+
 bench-cli: setup  ## start-up times of the command line
 	$(PY) benchmarks/bench_cli.py
 

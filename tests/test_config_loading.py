@@ -74,7 +74,7 @@ def test_readers_know_every_key_with_the_default_that_writers_give_it(tmp_path: 
     derived = {"entrypoint", "name", "searcher.max_trials", "resources.slots_per_node"}
     derived |= {"reproducibility.experiment_seed", "schema", "raw", "first_length"}
     # absent from older files, for which they mean another thing
-    later = {"searcher.promotion_share", "searcher.stopping_version"}
+    later = {"searcher.promotion_share", "searcher.stopping_version", "searcher.rule_version"}
 
     def compare(model: Any, record: Any, above: str) -> None:
         names = {field.name for field in fields(record)}

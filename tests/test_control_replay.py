@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,8 @@ from hpcdet.store.layout import ExperimentPaths
 from hpcdet.units import Length
 from tests.commands import Cli
 from tests.paper import Promotion, World
+
+RULE_4 = Path(__file__).parent / "recorded" / "searches" / "rule-4.jsonl"
 
 
 def searched(world: World, after: Callable[[Holder], None] = lambda _: None) -> None:
@@ -174,6 +177,19 @@ def test_the_first_decision_that_would_be_another_is_told(tmp_path: Path) -> Non
     assert difference is not None and difference.recorded is not None
     assert difference.recorded["kind"] == "continue" and difference.wanted is None
     assert str(difference).endswith("decided again it is nothing")
+
+
+def test_a_search_goes_on_by_the_rules_of_the_version_that_began_it() -> None:
+    """Recorded by version 4: trial 2 was stopped and had trained to its end, and is continued."""
+    raw, *lines = map(json.loads, RULE_4.read_text().splitlines())
+    again = Replay(registry.searcher(config.resolve(raw)), {})
+    assert len(list(again.run(lines))) == len(lines) and not again.failed
+    assert (again.decisions, again.difference) == (13, None)
+    raw["searcher"]["rule_version"] = 5
+    newer = Replay(registry.searcher(config.resolve(raw)), {})
+    list(newer.run(lines))
+    assert newer.difference is not None and newer.difference.recorded is not None
+    assert newer.difference.recorded["kind"] == "continue" and newer.difference.wanted is None
 
 
 LOSS = [{"loss": math.nan}, {}, {}]

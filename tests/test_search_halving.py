@@ -105,7 +105,8 @@ SPACE = {"lr": {"type": "loguniform", "low": 1e-4, "high": 1.0}}
 
 
 def make(name: str = "async_halving", top: int = 9, **asked: Any) -> Searcher:
-    settings = {"metric": "loss", "max_length": {"batches": top}, "divisor": 3, **asked}
+    settings = {"metric": "loss", "max_length": {"batches": top}, "divisor": 3, "rule_version": 5}
+    settings |= asked
     config = {"hyperparameters": SPACE, "searcher": {"name": name, **settings}}
     return searcher(resolve(config | {"reproducibility": {"experiment_seed": 1}}))
 
@@ -163,6 +164,28 @@ def test_stopping_is_determineds_rule() -> None:
     assert [run.end(trial, "stopped") for trial in (1, 2, 4, 7, 8)] == [""] * 5
     assert run.end(9, "user_exit") == ""  # before any rung: not replaced when all were made
     assert run.end(10, "failed") == "shutdown"
+
+
+def test_who_was_stopped_for_good_does_not_go_on_though_it_has_trained_to_its_end() -> None:
+    asked = {"rule": "stopping", "num_rungs": 2, "max_trials": 3, "max_concurrent_trials": 3}
+
+    def told(version: int) -> Run:
+        run = Run(make(**asked, rule_version=version))
+        assert run.report(1, 3, 0.1) == ""
+        assert run.report(2, 3, 0.5) == "stop 2" and run.report(3, 3, 0.4) == "stop 3"
+        return run
+
+    run = told(5)
+    assert run.report(2, 9, 0.01) == ""  # it had not heard yet: that it was stopped stands
+    assert [run.end(2, "target"), run.end(1, "failed")] == ["", ""]
+    assert run.end(3, "stopped") == "shutdown"  # nobody is left to be trained in full
+    former = told(4)  # as experiments go on that began with it
+    assert [former.end(2, "target"), former.end(1, "failed")] == ["", "continue 2"]
+    # whoever was at the top when the search was made longer waits there, and no one else
+    run = told(5)
+    assert run.report(1, 9, 0.1) == ""
+    assert said(run.tell(Limits(3, 3, Length("batches", 30)))) == ""
+    assert [run.end(2, "target"), run.end(1, "target")] == ["", "continue 1"]
 
 
 def test_hybrid_goes_on_in_place_and_promotes_what_was_paused() -> None:

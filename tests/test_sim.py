@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcdet.search import api
-from hpcdet.search.registry import searcher
+from hpcdet.search.registry import RULES, searcher
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course
 from hpcdet.sim.engine import Simulation
@@ -21,6 +22,7 @@ from hpcdet.sim.waits import Wait
 from hpcdet.store.config import resolve
 from hpcdet.units import Length
 from tests.commands import Cli, cli  # noqa: F401
+from tests.compared import compared
 
 
 def random_search(trials: int, length: int, concurrent: int = 0) -> api.Searcher:
@@ -263,6 +265,36 @@ def test_rules_of_ours_on_a_bad_cluster(rule: str) -> None:
     assert course.over and not course.stalled
     assert course.created == 60 and course.preempted and course.failures
     assert course.at[4] > course.at[16] > course.at[64] > 0
+
+
+@pytest.mark.parametrize("directive_s", [0.0, 30.0])
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_where_trials_come_to_their_end_before_they_hear(
+    rule: str, directive_s: float
+) -> None:
+    """Decisions that take longer than a rung: trials that are told to leave end by themselves."""
+    ends: set[str] = set()
+    for seed in range(40):
+        method = compared(rule, "async_halving", random.Random(seed))
+        rungs = method.defined.brackets[0].rungs
+        visible = Wait("exp", 20)
+        cluster = Cluster(
+            3, visible=visible, poll_s=60, directive_s=directive_s, fail_per_h=9, save_s=1
+        )
+        simulation = Simulation(
+            method,
+            cluster,
+            Curves(seed, rungs[-1]),
+            rungs,
+            seed=seed,
+            metric="loss",
+            time_metric="seen" if method.defined.timed else "",
+            smaller_is_better=method.sign > 0,
+        )
+        course = simulation.run()
+        assert course.over and not course.stalled
+        ends |= {event.reason for event in method.told if isinstance(event, api.SegmentEnd)}
+    assert "target" in ends
 
 
 CONFIG = """

@@ -30,6 +30,7 @@ EVERY = (
     "begin_at",
     "stopping",
     "stopping_version",
+    "rule_version",
 )
 """Keys that mean something to each method, or whose values are checked by what they say."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from hpcdet.goals import EVER, Goals, Objective
@@ -36,7 +36,7 @@ from hpcdet.search.api import (
     State,
     Stop,
 )
-from hpcdet.search.books import DONE, ENDED, FULL, LEAVING, OPEN, PAUSED, Books
+from hpcdet.search.books import DONE, ENDED, FULL, LEAVING, OPEN, PAUSED, STOPPED, Books
 from hpcdet.search.places import Promotion
 from hpcdet.search.rule import Cut, Rule
 from hpcdet.search.sampling import Sampler
@@ -60,6 +60,10 @@ class Halving:
         promotion_share: while new trials are to be made, a paused one is promoted only if fewer
             than this share of those that may go on from its rung have; None: in any case.
         goals: constraints and several objectives, where there are any; None: the metric alone.
+        version: ``searcher.rule_version``. By 4 a trial that was stopped at the last rung but one
+            goes on after all where it has trained to its end before it heard; one that is promoted
+            and had ended before its next rung counts as one that went on; and whom cohorts and
+            ``promotion_share`` let go on comes first even when no new trial is to be made.
     """
 
     name: str
@@ -75,7 +79,7 @@ class Halving:
     time_metric: str = ""
     promotion_share: float | None = None
     goals: Goals | None = None
-    version: int = field(default=4, init=False)
+    version: int = 5
 
     def initial(self) -> State:
         """Lists below ``bracket`` have one item for each trial; ``late``: reports while paused.
@@ -185,7 +189,7 @@ class Halving:
                 continue
             why = f"{self._place(state, trial)}: rank {rank + 1} of {len(scores)}"
             if verdict == "stop":
-                self._leave(state, trial)
+                self._leave(state, trial, STOPPED if self.version > 4 else LEAVING)
                 actions.append(Stop(trial, f"{why}, the best {max(cut, 1)} go on"))
                 return
             ranking.insert(waiting, new)
@@ -201,8 +205,8 @@ class Halving:
         """What lies above the highest rung, which a trial has just reported."""
         return "nothing"
 
-    def _leave(self, state: State, trial: int) -> None:
-        state["status"][trial - 1] = LEAVING
+    def _leave(self, state: State, trial: int, status: str = LEAVING) -> None:
+        state["status"][trial - 1] = status
         state["open"] -= 1
         state["leaving"] += 1
 
@@ -226,9 +230,9 @@ class Halving:
             if not good and not traceless:
                 worst = self._order.entry(None, trial)
                 self._order.insert(books["scores"][rung], books["waiting"][rung], worst)
-        elif status == LEAVING:
+        elif status in (LEAVING, STOPPED):
             state["leaving"] -= 1
-            if end.reason == "target" and rung == len(books["rungs"]) - 1:
+            if status == LEAVING and end.reason == "target" and rung == len(books["rungs"]) - 1:
                 changes.rest(state, books, rung - 1, trial)
                 return
         else:
@@ -238,7 +242,7 @@ class Halving:
         for below in range(rung if traceless else 0):
             self._order.remove(books["scores"][below], books["waiting"][below], trial)
         # an open or paused trial is stopped by a policy only: then nobody takes its turn
-        by_policy = end.reason == "stopped" and status != LEAVING
+        by_policy = end.reason == "stopped" and status not in (LEAVING, STOPPED)
         if not by_policy and not (good and rung == len(books["rungs"])):
             for below in range(rung if status == OPEN else rung - 1):
                 books["on"][below] -= 1
@@ -287,8 +291,10 @@ class Halving:
         """
         books: Books = state["brackets"][number]
         order = self._order
-        found = places.promotable(books, self._cut.due, order)
-        if found is None and not hopeless and places.is_open(books):
+        new = not hopeless and places.is_open(books)
+        due = self._cut.due if new or self.version < 5 else self._cut.share
+        found = places.promotable(books, due, order)
+        if found is None and new:
             self._create(state, number, actions)
             return True
         found = found or places.promotable(books, self._cut.share, order)
@@ -345,11 +351,14 @@ class Halving:
             case book.PAUSED:
                 state["status"][trial - 1] = FULL
                 return
-            case book.LEAVING:
+            case book.LEAVING | book.STOPPED:
                 state["leaving"] -= 1
             case book.OPEN:
                 state["open"] -= 1
-                books["next"][state["rung"][trial - 1]] -= 1
+                rung = state["rung"][trial - 1]
+                books["next"][rung] -= 1
+                for below in range(rung if self.version > 4 else 0):
+                    books["on"][below] -= 1
                 actions += doubts.short(state, books, trial, self._unit)
         self._close(state, trial, good=True)
 

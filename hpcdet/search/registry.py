@@ -143,6 +143,7 @@ def _method(
         time_metric=asked.time_metric or "",
         promotion_share=asked.promotion_share if asked.rule == "hybrid" else None,
         goals=None if asked.goals.plain else asked.goals,
+        version=asked.rule_version,
     )
 
 

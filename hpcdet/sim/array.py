@@ -90,16 +90,14 @@ class JobArray:
         """An idle worker, which is not idle any more."""
         return self._workers[heapq.heappop(self._idle)] if self._idle else None
 
-    def wake(self, worker: Worker) -> None:
-        """It is not idle any more."""
-        self._idle.remove(worker.number)
-        heapq.heapify(self._idle)
-
     def leave(self, worker: Worker, now: float) -> Worker | None:
         """Its allocation ends; the worker that the throttle lets run instead, if any."""
         self.allocated_s += now - worker.began
         worker.state, worker.trial, worker.going = "out", 0, False
         worker.life += 1
+        if worker.number in self._idle:
+            self._idle.remove(worker.number)
+            heapq.heapify(self._idle)
         self._out.append(worker.number)
         self._granted -= 1
         return self._workers[self._eligible.popleft()] if self._eligible else None

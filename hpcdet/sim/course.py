@@ -60,9 +60,11 @@ class Course:
     facts: int = 0
     moments: list[Moment] = field(default_factory=list)
 
-    def learn(self, at_s: float, trial: int, length: int, loss: float) -> None:
-        """A trial has reported at a length for the first time."""
+    def learn(self, at_s: float, trial: int, length: int, loss: float, whole: float | None) -> None:
+        """A trial has reported at a length for the first time; ``whole``: its worth in full."""
         self.at[length] += 1
+        if whole is not None:
+            self.finished.append((at_s, trial, whole))
         if not self.best or loss < self.best[-1][2]:
             self.best.append((at_s, trial, loss))
 

@@ -27,8 +27,6 @@ from hpcdet.sim.surrogate import Workload
 from hpcdet.store.parents import Parent
 from hpcdet.units import Length, Unit
 
-_FOREVER_S = 100 * 365 * 86400.0
-
 
 @dataclass
 class Simulation:
@@ -56,7 +54,7 @@ class Simulation:
     metric: str = "validation_loss"
     smaller_is_better: bool = True
     time_metric: str = ""
-    horizon_s: float = _FOREVER_S
+    horizon_s: float = math.inf
     slots: int = 1
     begun: int = 0
     besides: Callable[[int, int], Mapping[str, float]] | None = None
@@ -166,7 +164,6 @@ class Simulation:
     def _on_idle(self, number: int, life: int) -> None:
         worker = self._array[number]
         if self._array.has_idled(worker, life, self.now):
-            self._array.wake(worker)
             self._leave(worker)
 
     def _leave(self, worker: Worker) -> None:
@@ -183,7 +180,6 @@ class Simulation:
         if worker.life != life:
             return
         if worker.state == "idle":
-            self._array.wake(worker)
             self._leave(worker)
             return
         trial = self._trials[worker.trial]
@@ -224,8 +220,8 @@ class Simulation:
         """Train on until the next report or, if that is sooner, the target."""
         place = trial.aim(self.lengths)
         slow = 1.0
-        if self.cluster.stragglers:
-            slow += self.cluster.stragglers * abs(self._luck.of(trial.number, place))
+        if spread := self.cluster.stragglers:
+            slow += spread * abs(self._luck.of(trial.number, place))
         seconds = self.workload.seconds(trial.number, trial.at, trial.goal) * slow
         trial.rate = seconds / max(1, trial.goal - trial.at)
         trial.version += 1
@@ -248,14 +244,18 @@ class Simulation:
             self._report(trial)
         if trial.at < trial.until:
             self._at_rungs.append((trial, version))
-            return
+        else:
+            self._finish(trial)
+
+    def _finish(self, trial: Trial) -> None:
+        """It has come to its target, whatever is asked of it meanwhile."""
         worker = self._array[trial.worker]
         trial.saved, trial.state, trial.worker = trial.at, "ended", -1
         trial.version += 1
         self._open -= 1
         what = "finish" if trial.at >= self._full else "target"
-        self._note(what, number, worker.number, trial.at)
-        self._hear(trial, api.SegmentEnd(number, "target"))
+        self._note(what, trial.number, worker.number, trial.at)
+        self._hear(trial, api.SegmentEnd(trial.number, "target"))
         self._free(worker)
 
     def _report(self, trial: Trial) -> None:
@@ -274,16 +274,20 @@ class Simulation:
         if length <= trial.reported:
             return
         trial.reported, self._quiet = length, 0
-        self.course.learn(self.now, number, length, loss)
-        if length == self._full:
-            self.course.finished.append((self.now, number, self.workload.final(number)))
+        whole = self.workload.final(number) if length == self._full else None
+        self.course.learn(self.now, number, length, loss, whole)
         if self.cluster.repeats and self._rng.random() < self.cluster.repeats:
             later = float(self._rng.exponential(60.0 + self.cluster.poll_s))
             self._push(self.now + later, "repeat", report)
 
     def _depart(self, trial: Trial, why: str) -> None:
-        """A running trial saves its state and leaves its worker."""
+        """A running trial saves its state and leaves its worker; one at a rung reports first."""
         self._train(trial)
+        if trial.reported < trial.at and trial.at in self._named:
+            self._report(trial)
+        if trial.at >= trial.until:
+            self._finish(trial)
+            return
         trial.leave(trial.at)
         self._note(trial.wanted if trial.wanted != "run" else "wait", trial.number, why=why)
         if self.cluster.save_s:
@@ -298,8 +302,7 @@ class Simulation:
             return
         trial.version += 1
         trial.saved = trial.at = trial.leaves_with
-        worker = trial.worker
-        trial.worker = -1
+        worker, trial.worker = trial.worker, -1
         if trial.wanted == "run":
             self._queue(trial)
         else:
@@ -355,8 +358,7 @@ class Simulation:
                 self._note("create", number, length=target)
                 self._queue(trial)
             case api.Continue(number, until):
-                trial = self._trials[number]
-                self._continue(trial, until.value if until else trial.until)
+                self._continue(self._trials[number], until)
             case api.Pause(number):
                 self._halt(self._trials[number], "pause", action.why)
             case api.Stop(number, why):
@@ -367,13 +369,13 @@ class Simulation:
             case api.Ask(why):
                 self._note("ask", why=why)  # whoever is asked says yes at once
 
-    def _continue(self, trial: Trial, until: int) -> None:
-        if trial.wanted in ("stop", "lost"):
+    def _continue(self, trial: Trial, until: Length | None) -> None:
+        if trial.wanted == "lost":
             return
-        trial.until, trial.wanted = until, "run"
+        trial.until, trial.wanted = until.value if until else trial.until, "run"
         if trial.state in ("paused", "ended"):
             self._open += 1
-            self._note("continue", trial.number, length=until)
+            self._note("continue", trial.number, length=trial.until)
             self._queue(trial)
 
     def _halt(self, trial: Trial, wanted: Literal["pause", "stop"], why: str) -> None:
@@ -385,12 +387,11 @@ class Simulation:
                 self._push(self.now + self.cluster.directive_s, "obey", trial.number)
             else:
                 self._on_obey(trial.number, 0)
-        elif trial.state == "runnable":
-            self._runnable.remove(trial.number)
-            heapq.heapify(self._runnable)
-            self._open -= 1
-            self._park(trial)
-        elif trial.state == "paused":
+        elif trial.state in ("runnable", "paused"):
+            if trial.state == "runnable":
+                self._runnable.remove(trial.number)
+                heapq.heapify(self._runnable)
+                self._open -= 1
             self._park(trial)
 
     def _on_obey(self, number: int, version: int) -> None:

@@ -76,7 +76,8 @@ class Searcher:
     ``stopping``: policies by their names, each with its keys; ``stopping_version`` is 1 in searches
     from before there was one (``search.stopping.NEWEST``).
     ``max_time`` counts in the metric ``time_metric``, where there is one, and else is None.
-    ``promotion_share`` is None, no limit, in searches from before there was one.
+    ``promotion_share`` is None, no limit, in searches from before there was one, and
+    ``rule_version`` 4 (``search.halving``).
     ``begin_at``: how far the checkpoint of ``begin_from`` is; None in searches from before it was
     written down.
     ``first_length``: ``max_length`` as it was submitted, where a user has changed it since.
@@ -93,6 +94,7 @@ class Searcher:
     time_metric: str | None = None
     rule: Literal["hybrid", "stopping", "promotion", "cohorts"] = "hybrid"
     promotion_share: float | None = None
+    rule_version: int = 4
     divisor: float = 4
     num_rungs: int | None = None
     max_rungs: int = 5
