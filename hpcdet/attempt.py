@@ -33,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--test", action="store_true", help="one batch, in a copy that is removed")
     given = parser.parse_args(argv)
     sys.dont_write_bytecode = True  # the code snapshot stays as it is
+    os.umask(0o077)  # launchers that start ranks on other nodes forget that of the script
     if given.test:
         from hpcdet.pytorch.rehearsal import rehearse
 

@@ -120,7 +120,7 @@ def test_hostile_names_are_words_and_never_commands(tmp_path: Path, name: str) -
     )
     done = bash(text, SLURM_ARRAY_JOB_ID="7", SLURM_ARRAY_TASK_ID="3", SLURM_JOB_ID="9")
     assert (done.returncode, done.stderr) == (0, "")
-    words = ["-m", "hpcdet.worker", str(root), "--submission", "1", "--digest", "", "--index", "3"]
+    words = ["-Pm", "hpcdet.worker", str(root), "--submission", "1", "--digest", "", "--index", "3"]
     assert told.read_text().splitlines() == [*words, name]
     assert not (tmp_path / "gotcha").exists()
 
@@ -153,7 +153,7 @@ def test_a_task_requeues_itself_only_if_told_to_and_never_the_whole_array(tmp_pa
 
     assert bash(text, CODE="85", SLURM_RESTART_COUNT="2", **job).returncode == 85
     assert told.read_text().splitlines() == [
-        f"-m hpcdet.worker.again {paths.root} --submission 1 --index 3 --restart 2 --code 85",
+        f"-Pm hpcdet.worker.again {paths.root} --submission 1 --index 3 --restart 2 --code 85",
         "scontrol requeue Incomplete 7_3",
     ]
     told.unlink()

@@ -55,7 +55,7 @@ def test_a_job_is_small_follows_the_one_before_and_is_submitted_once(chain: Chai
         *("partition=small", "nodes=1", "cpus-per-task=1", "no-requeue"),
     }
     assert not any(option.startswith(("gres", "exclusive")) for option in options), options
-    command = "/opt/python -m hpcdet.control.searcher_job"
+    command = "/opt/python -Pm hpcdet.control.searcher_job"
     assert f"{command} {chain.paths.root} --number 2" in text
     # whoever died before it could note the id finds the job by its tag
     chain.place.submitted(2).unlink()

@@ -46,7 +46,7 @@ def planned(
     return launch(config.resolve(values), site, paths, attempt, allocation, lane or 0)
 
 
-RANK = "/opt/python -m hpcdet.attempt /scratch/exp-0001 7 2"
+RANK = "/opt/python -Pm hpcdet.attempt /scratch/exp-0001 7 2"
 
 
 def test_srun_gets_all_it_must_not_guess(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_other_launchers() -> None:
     assert mpirun.endswith(f"--mca btl self,tcp {RANK}")
     assert "SRUN_EXPORT_ENV" not in planned({"kind": "mpirun"}).environment
     daemons = planned({"kind": "mpirun"}, slurm=True).environment
-    assert daemons["OMPI_MCA_orte_launch_agent"] == "/opt/python -m hpcdet.worker.remote orted"
+    assert daemons["OMPI_MCA_orte_launch_agent"] == "/opt/python -Pm hpcdet.worker.remote orted"
     assert (daemons["SRUN_EXPORT_ENV"], daemons["SLURM_CPU_BIND"]) == ("ALL", "none")
     local = planned({"kind": "local"}, nodes=1, slots_per_node=4)
     assert shlex.join(local.argv) == RANK

@@ -111,7 +111,7 @@ def _node(site: Site, partition: str | None, place: Path, timeout: float) -> Ite
     nonce = secrets.token_hex(8)
     files.write_once(place / "seen", nonce.encode())
     resources = Resources(walltime_s=WALLTIME_S, resource_pool=partition)
-    argv = [site.python or sys.executable, "-m", "hpcdet.jobs.machine", str(place), nonce]
+    argv = [site.python or sys.executable, "-Pm", "hpcdet.jobs.machine", str(place), nonce]
     more = [partition] if partition else []
     answer, said = errand.run(place, site, Resolved(resources=resources), [*argv, *more], timeout)
     yield Finding("ok", f"a job ran on {answer.host}", check="job", where="node")

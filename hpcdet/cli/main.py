@@ -191,6 +191,7 @@ def _traceback_if_asked(argv: Sequence[str]) -> None:
 def main(argv: Sequence[str] | None = None) -> Any:
     """The ``hpcdet`` script."""
     _mend_streams()
+    os.umask(0o077)  # what is made is the user's alone, and so what jobs make
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _leave)

@@ -130,7 +130,7 @@ def _rehearsal(wanted: Request, folder: Path) -> list[str]:
     first = _first_trial(paths)
     files.make_folder(paths.trial(1).root)
     first.write_once(paths.trial(1).record)
-    return ["-m", "hpcdet.attempt", "--test", str(paths.root)]
+    return ["-Pm", "hpcdet.attempt", "--test", str(paths.root)]
 
 
 def _judge(wanted: Request, code: int, output: str) -> None:

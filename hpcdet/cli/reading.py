@@ -72,7 +72,7 @@ def _kind(code: int) -> Callable[..., HpcdetError]:
 
 def _process(arguments: Sequence[str], heard: Callable[[Row], None]) -> str:
     """Run it; returns what it printed on stderr."""
-    argv = [sys.executable, "-m", "hpcdet.checkpoint", *arguments]
+    argv = [sys.executable, "-Pm", "hpcdet.checkpoint", *arguments]
     with (
         tempfile.TemporaryFile("w+") as said,
         subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=said, text=True) as process,

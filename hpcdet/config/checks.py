@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +12,9 @@ from hpcdet.config.stopping import Stopping
 from hpcdet.space.errors import SpaceError
 from hpcdet.space.space import Space
 from hpcdet.store.config import COPYING, HALVING, MODELLED, WHOLE, resolve
+from hpcdet.store.secrets import is_secret
 from hpcdet.units import Length
 
-_SECRET = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY)(?:$|_)", re.I)
 _COMPILE = {"backend": str, "dynamic": bool, "fullgraph": bool, "mode": str}
 
 _DYNAMIC = "bits depend on which shapes an attempt has seen: another one after an interruption"
@@ -45,9 +44,13 @@ def warnings(config: Config) -> Iterator[Problem]:
     for path, text in doubts:
         yield Problem(spaces.key(path), text)
     for name in config.environment.environment_variables:
-        if _SECRET.search(name):
+        if is_secret(name):
             what = "stands in the batch script, which the scheduler keeps; see data.secrets"
             yield Problem(f"environment.environment_variables.{name}", what)
+    for name, value in config.data.items():
+        if is_secret(name) and isinstance(value, str):
+            what = "stands in the experiment's config and in each copy of it; see data.secrets"
+            yield Problem(f"data.{name}", what)
     yield from _ladders(config)
     yield from _ends_early(config.searcher)
     for key in ("min_validation_period", "min_checkpoint_period"):

@@ -1,16 +1,26 @@
 """``data.secrets``: references stay in the config, literals leave it.
 
 ``{env: NAME}`` and ``{file: PATH}`` are resolved on the node (``store.secrets``). Anything else
-is taken out and goes to a file of its own, mode 0600; ``{stored: NAME}`` takes its place.
+is taken out and goes to a file of its own, mode 0600; ``{stored: NAME}`` takes its place, in copies
+of the file as well.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
+import yaml
+
 from hpcdet.config.problems import Problem
+from hpcdet.errors import ConfigError
+from hpcdet.store import yaml12
 
 _FORMS = ("env", "file")
+_REFERENCES = (*_FORMS, "stored")
+_ANCHOR = re.compile(r"&\S+\s+")
 
 
 def separate(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[Problem]]:
@@ -41,3 +51,60 @@ def separate(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list
             references[name] = {"stored": name}
             literals[name] = value
     return {**data, "secrets": references}, literals, problems
+
+
+def redacted(contents: bytes) -> bytes:
+    """The contents of a config file with references for its literals; any other file as it is."""
+    spans = {
+        (node.start_mark.index, node.end_mark.index): name
+        for name, node in _secrets(contents)
+        if not _is_reference(node)
+    }
+    if not spans:
+        return contents
+    text = contents.decode()
+    for (start, end), name in sorted(spans.items(), reverse=True):
+        value = text[start:end]
+        anchor = _ANCHOR.match(value)
+        # a block ends where the next key begins: what is between belongs to that
+        rest = value[len(value.rstrip()) :]
+        reference = f"{anchor[0] if anchor else ''}{{stored: {json.dumps(name)}}}"
+        text = f"{text[:start]}{reference}{rest}{text[end:]}"
+    return text.encode()
+
+
+def holds(contents: bytes) -> bool:
+    """Whether it is a config file with secrets, or with references to some."""
+    return next(_secrets(contents), None) is not None
+
+
+def _secrets(contents: bytes) -> Iterator[tuple[str, yaml.Node]]:
+    """Name and value of each of ``data.secrets`` in what may be a config."""
+    if len(contents) > yaml12.LARGEST or not (b"secrets" in contents and b"data" in contents):
+        return
+    try:
+        nodes = [yaml12.node(contents.decode())]
+    except (UnicodeDecodeError, ConfigError):
+        return
+    for key in ("data", "secrets"):
+        nodes = [value for node in nodes for name, value in _pairs(node) if name == key]
+    for node in nodes:
+        yield from _pairs(node)
+
+
+def _pairs(node: yaml.Node, above: tuple[yaml.Node, ...] = ()) -> Iterator[tuple[str, yaml.Node]]:
+    """The keys and values of a mapping, with those that it merges (``<<``)."""
+    if not isinstance(node, yaml.MappingNode) or node in above:
+        return
+    for name, value in node.value:
+        if name.value == "<<":
+            merged = value.value if isinstance(value, yaml.SequenceNode) else [value]
+            for other in merged:
+                yield from _pairs(other, (*above, node))
+        else:
+            yield str(name.value), value
+
+
+def _is_reference(node: yaml.Node) -> bool:
+    names = [name for name, _ in _pairs(node)]
+    return len(names) == 1 and names[0] in _REFERENCES

@@ -147,9 +147,9 @@ def start(paths: ExperimentPaths) -> int:
         aside = "; it stands by while another decides"
         raise _runs_already(paths, socket.gethostname(), said["waits"], aside)
     ready, tell = os.pipe()
-    with paths.searcher_log.open("ab") as log:
+    with files.append_log(paths.searcher_log) as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "hpcdet.control.daemon", str(paths.root), str(tell)],
+            [sys.executable, "-Pm", "hpcdet.control.daemon", str(paths.root), str(tell)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -113,7 +113,7 @@ class Hands:
 
 def _sweep(python: str, paths: ExperimentPaths) -> None:
     """In a process of its own: checkpoints belong to the tower with torch. Best effort."""
-    command = [python, "-m", "hpcdet.checkpoint", "sweep", str(paths.root)]
+    command = [python, "-Pm", "hpcdet.checkpoint", "sweep", str(paths.root)]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
             command,

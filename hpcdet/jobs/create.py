@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets as random
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpcdet.errors import ConfigError, Unavailable
-from hpcdet.jobs import environment, origin, provenance, snapshot
+from hpcdet.jobs import environment, origin, provenance, secrets, snapshot
 from hpcdet.jobs.render import search_path
 from hpcdet.site import Site, from_resolved, loading, places
 from hpcdet.store import config, files, linking, scratch, trust
@@ -202,8 +203,16 @@ def _fill(
     trust.refuse_writable_by_others(paths.root, "experiment")
     if purged is not None:
         trust.refuse_writable_by_others(purged / paths.id, "experiment's folder on scratch")
-    code = snapshot.copy(entries, paths.code)
-    record = provenance.collect(model_dir, code, search_path(site), include)
+    code = snapshot.copy(entries, paths.code, literal)
+    private = snapshot.with_secrets(entries)
+    record = provenance.collect(model_dir, code, search_path(site), include, private)
+    for path, value in (
+        (paths.provenance, record),
+        (paths.site, site.plain()),
+        (paths.config, resolved),
+    ):
+        text = json.dumps(value, ensure_ascii=False, default=str)
+        secrets.refuse_literal(text.encode(), literal, path.name)
     files.write_once(paths.provenance, files.canonical(record) + b"\n")
     if purged is not None:
         scratch.link(paths, purged / paths.id)

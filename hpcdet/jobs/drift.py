@@ -21,15 +21,14 @@ def code_differs(paths: ExperimentPaths) -> list[str]:
     then, folder = record.get("code", {}), Path(record.get("model_dir", ""))
     more = [path for path in map(Path, record.get("include", [])) if path.exists()]
     try:
-        now = {
-            entry.path: snapshot.digest(entry)
-            for entry in snapshot.scan(folder, paths.root.parent, more)
-        }
+        now = {entry.path: entry for entry in snapshot.scan(folder, paths.root.parent, more)}
+        both = now.keys() & then.keys()
+        changed = [path for path in both if not snapshot.is_same(now[path], then[path])]
     except (ConfigError, OSError):
         return []
     said = {
         **dict.fromkeys(now.keys() - then.keys(), "added"),
         **dict.fromkeys(then.keys() - now.keys(), "removed"),
-        **{path: "changed" for path in now.keys() & then.keys() if now[path] != then[path]},
+        **dict.fromkeys(changed, "changed"),
     }
     return [f"{path} ({how})" for path, how in sorted(said.items())]

@@ -100,7 +100,7 @@ def run(
     capabilities = site.capabilities.model_copy(update={"requeue": "none"})
     once = site.changed({"capabilities": capabilities}, {})
     python = experiment.environment.python or site.python or sys.executable
-    command = [python, "-m", "hpcdet.jobs.errand", str(place), *argv]
+    command = [python, "-Pm", "hpcdet.jobs.errand", str(place), *argv]
     text = render.render(experiment, once, intent, paths, command=command)
     files.write_once(paths.site, loading.dump(once))
     script = paths.script(1)

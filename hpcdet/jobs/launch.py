@@ -81,7 +81,7 @@ def launch(
     """
     python = experiment.environment.python or site.python or sys.executable
     place = (str(paths.root), str(attempt.trial), str(attempt.number))
-    rank = (python, "-m", "hpcdet.attempt", *place)
+    rank = (python, "-Pm", "hpcdet.attempt", *place)
     given = clean_environment(os.environ)
     given.update(experiment.environment.environment_variables)
     given["HPCDET_BACKEND"] = experiment.distributed.backend
@@ -200,7 +200,7 @@ def _for_daemons(python: str, allocation: Allocation) -> dict[str, str]:
     """What Open MPI needs to start its daemons on the other nodes of a Slurm job, by ``srun``."""
     if not allocation.slurm:
         return {}
-    daemon = f"{python} -m hpcdet.worker.remote"
+    daemon = f"{python} -Pm hpcdet.worker.remote"
     return {
         "OMPI_MCA_orte_launch_agent": f"{daemon} orted",
         "PRTE_MCA_prte_launch_agent": f"{daemon} prted",

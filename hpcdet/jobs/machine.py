@@ -140,7 +140,7 @@ def launcher(chosen: Launcher) -> Iterator[Finding]:
         yield Finding("ok", "ranks are processes of the worker", check="launcher")
         return
     options = {"srun": ["--mpi=none", "--ntasks=1", "--input=none"], "mpirun": ["-np", "1"]}
-    argv = [chosen.kind, *options[chosen.kind], *chosen.args, sys.executable, "-c", _HOST]
+    argv = [chosen.kind, *options[chosen.kind], *chosen.args, sys.executable, "-Pc", _HOST]
     code, said = _run(argv)
     if code:
         hint = "launcher in the site file: kind and args"
@@ -150,7 +150,7 @@ def launcher(chosen: Launcher) -> Iterator[Finding]:
 
 
 def _python(code: str, *arguments: str) -> tuple[int, str]:
-    return _run([sys.executable, "-c", code, *arguments])
+    return _run([sys.executable, "-Pc", code, *arguments])
 
 
 def _run(argv: list[str]) -> tuple[int, str]:

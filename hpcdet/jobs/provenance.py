@@ -22,7 +22,11 @@ _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all")
 
 
 def collect(
-    model_dir: Path, code: dict[str, str], templates: list[Path], include: Sequence[Path] = ()
+    model_dir: Path,
+    code: dict[str, str],
+    templates: list[Path],
+    include: Sequence[Path] = (),
+    private: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What is recorded of an experiment when it is made.
 
@@ -30,6 +34,7 @@ def collect(
         code: path to SHA-256 of each file in the snapshot.
         templates: folders where the scripts of all its jobs come from.
         include: what is in the snapshot besides the model folder.
+        private: paths of the snapshot of which no difference is recorded.
     """
     return {
         "schema": 1,
@@ -47,7 +52,7 @@ def collect(
         "model_dir": str(model_dir.resolve()),
         "include": [str(path.expanduser().resolve()) for path in include],
         "code": code,
-        "git": git(model_dir, code),
+        "git": git(model_dir, code, private),
     }
 
 
@@ -57,7 +62,9 @@ def packages() -> dict[str, str]:
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
-def git(folder: Path, code: Collection[str] = ()) -> dict[str, Any] | None:
+def git(
+    folder: Path, code: Collection[str] = (), private: Sequence[str] = ()
+) -> dict[str, Any] | None:
     """Commit, remote and what is not committed of a folder; None if it is in no repository.
 
     Nothing that the repository's configuration names is run (``jobs.repository``). Of one that
@@ -66,11 +73,12 @@ def git(folder: Path, code: Collection[str] = ()) -> dict[str, Any] | None:
     Args:
         code: paths of the snapshot; those of them that differ from the commit, or that it has
             not at all, are ``uncommitted``.
+        private: files of the folder whose differences are left out of ``diff``.
     """
     with repository.opened(folder) as found:
         if found is None or (commit := found.git(folder, "rev-parse", "HEAD")) is None:
             return None
-        diff, note = _diff(found, folder)
+        diff, note = _diff(found, folder, private)
         return {
             "commit": commit.strip(),
             "remote": secrets.without_login(found.remote),
@@ -81,19 +89,23 @@ def git(folder: Path, code: Collection[str] = ()) -> dict[str, Any] | None:
         }
 
 
-def _diff(found: Repository, folder: Path) -> tuple[str, str]:
+def _diff(found: Repository, folder: Path, private: Sequence[str]) -> tuple[str, str]:
     """What is not committed of a folder, or a note on why it is not recorded."""
     if found.owner:
         return "", f"not looked at: the repository belongs to {found.owner}"
     # what is left out of the snapshot as a secret stays out of the record, too
-    secret = (f":(exclude,glob)**/{name}" for name in secrets.NAMES)
-    diff = found.git(folder, *_DIFF, "HEAD", "--", ".", *secret)
+    secret = [f":(exclude,glob)**/{name}" for name in secrets.NAMES]
+    some = [f":(exclude,literal){path}" for path in private]
+    diff = found.git(folder, *_DIFF, "HEAD", "--", ".", *secret, *some)
     if diff is None:
         return "", "left out: git failed"
     if kind := secrets.found(diff.encode()):
         return "", f"left out: it holds {kind}"
     if len(diff) > MAX_DIFF:
         return "", f"left out: it has {len(diff)} characters"
+    named = [f":(literal){path}" for path in private]
+    if named and found.git(folder, *_DIFF, "--name-only", "HEAD", "--", *named):
+        return diff, "without that of files with secrets"
     return diff, ""
 
 

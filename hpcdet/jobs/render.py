@@ -201,9 +201,9 @@ def variables(
             **experiment.environment.environment_variables,
         },
         "python": python,
-        "worker": [python, "-m", "hpcdet.worker", *place, "--digest", digest],
-        "sentinel": [python, "-m", "hpcdet.worker.sentinel", *place],
-        "again": [python, "-m", "hpcdet.worker.again", *place],
+        "worker": [python, "-Pm", "hpcdet.worker", *place, "--digest", digest],
+        "sentinel": [python, "-Pm", "hpcdet.worker.sentinel", *place],
+        "again": [python, "-Pm", "hpcdet.worker.again", *place],
     }
 
 

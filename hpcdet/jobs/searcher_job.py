@@ -39,7 +39,7 @@ def build(paths: ExperimentPaths, intent: Intent, experiment: Resolved, site: Si
     """
     where = place(paths)
     python = experiment.environment.python or site.python or sys.executable
-    command = [python, "-m", "hpcdet.control.searcher_job", str(paths.root)]
+    command = [python, "-Pm", "hpcdet.control.searcher_job", str(paths.root)]
     text = render.render(
         _small(experiment, intent, site),
         _site(site),

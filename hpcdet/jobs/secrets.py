@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from hpcdet.errors import ConfigError
 
@@ -24,6 +26,8 @@ CONTENTS = (
 )
 SCANNED_BYTES = 1024**2
 """Files above this are data, and not looked into."""
+_FINDABLE = 8
+"""Characters that a secret must have to be looked for: shorter ones are found by chance."""
 URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -55,6 +59,30 @@ def refuse(path: Path, name: str) -> None:
             hint=f"leave it out by the line /{name} in .hpcdetignore; "
             "jobs get secrets by data.secrets",
         )
+
+
+def refuse_literal(contents: bytes, literal: Mapping[str, Any], where: str) -> None:
+    """Refuse contents that hold one of ``data.secrets``, which belong into no file but one.
+
+    Raises:
+        ConfigError: with the name of the secret, not the secret.
+    """
+    for name, value in literal.items():
+        if any(text.encode() in contents for text in _texts(value)):
+            raise ConfigError(
+                f"it holds the secret data.secrets.{name} in another place, too",
+                where=where,
+                hint="take it out there, or give the secret as {env: NAME} or {file: PATH}",
+            )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a secret that are long enough to be found by."""
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
+    elif isinstance(value, str) and len(value) >= _FINDABLE:
+        yield value
 
 
 def without_login(url: str) -> str:

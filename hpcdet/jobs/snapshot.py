@@ -6,12 +6,15 @@ import hashlib
 import itertools
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any
 
 import pathspec
 
+from hpcdet.config.secrets import holds, redacted
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import secrets
 from hpcdet.store import files, trust
@@ -176,14 +179,21 @@ def _entry(path: Path, relative: str, folder: Path) -> Entry | None:
     return Entry(relative, path, status.st_size)
 
 
-def copy(entries: list[Entry], into: Path) -> dict[str, str]:
+def copy(
+    entries: list[Entry], into: Path, literal: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, str]:
     """Copy the entries below a folder, for the owner alone; links stay links.
+
+    Literal ``data.secrets`` of configs are left out: references take their place.
+
+    Args:
+        literal: secrets by name, of which no copy may hold any.
 
     Returns:
         For each path the SHA-256 of its contents (of the target's name, for a link).
 
     Raises:
-        ConfigError: a file cannot be read.
+        ConfigError: a file cannot be read, or holds a secret.
     """
     files.make_folder(into)
     digests: dict[str, str] = {}
@@ -194,7 +204,9 @@ def copy(entries: list[Entry], into: Path) -> dict[str, str]:
             target.symlink_to(entry.link)
         else:
             executable = entry.source.stat().st_mode & stat.S_IXUSR
-            _write(target, _read(entry), 0o700 if executable else 0o600)
+            contents = redacted(_read(entry))
+            secrets.refuse_literal(contents, literal, str(entry.source))
+            _write(target, contents, 0o700 if executable else 0o600)
         digests[entry.path] = digest(replace(entry, source=target))
     return digests
 
@@ -218,5 +230,19 @@ def _read(entry: Entry) -> bytes:
 
 
 def digest(entry: Entry) -> str:
-    """SHA-256 of a file's contents, or of where a link points, as hex."""
-    return hashlib.sha256(entry.link.encode() if entry.link else _read(entry)).hexdigest()
+    """SHA-256 of what a copy of the file holds, or of where a link points, as hex."""
+    return _sha256(entry.link.encode() if entry.link else redacted(_read(entry)))
+
+
+def is_same(entry: Entry, digest_: str) -> bool:
+    """Whether a digest is that of a file: of its copy, or of all of it, as in former versions."""
+    return digest(entry) == digest_ or (not entry.link and _sha256(_read(entry)) == digest_)
+
+
+def _sha256(contents: bytes) -> str:
+    return hashlib.sha256(contents).hexdigest()
+
+
+def with_secrets(entries: Iterable[Entry]) -> list[str]:
+    """Paths of the configs that have ``data.secrets``, literal ones or references."""
+    return [entry.path for entry in entries if not entry.link and holds(_read(entry))]

@@ -45,12 +45,10 @@ _KEPT = {
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM"),
     *("XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"),
     *("PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES"),
+    *("HPCDET_ROOT", "HPCDET_SITE", "HPCDET_SITE_DIR", "HPCDET_CACHE", "HPCDET_LOCAL_STATE"),
+    *("HPCDET_BACKEND", "HPCDET_MPI_CUDA"),
 }
-_KEPT_PREFIXES = ("LC_", "HPCDET_")
-_OF_A_TASK = {
-    *("HPCDET_JOB", "HPCDET_TASK_INDEX", "HPCDET_RESTART_COUNT", "HPCDET_DEADLINE"),
-    *("HPCDET_LOCAL_DEVICES", "HPCDET_LOCAL_SLOTS"),
-}
+_KEPT_PREFIXES = ("LC_",)
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _START_LIMIT_S = 60
 _KEEP_ENDED_S = 7 * 24 * 3600
@@ -103,7 +101,7 @@ def job_environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in _OF_A_TASK and (name in _KEPT or name.startswith(_KEPT_PREFIXES))
+        if name in _KEPT or name.startswith(_KEPT_PREFIXES)
     }
 
 
@@ -235,9 +233,9 @@ class LocalScheduler:
                     shutil.rmtree(job.root, ignore_errors=True)
 
     def _supervise(self, job: JobFolder) -> None:
-        with open(job.root / "supervisor.log", "ab") as log:
+        with files.append_log(job.root / "supervisor.log") as log:
             starter = subprocess.Popen(
-                [sys.executable, "-m", "hpcdet.schedulers.local_job", str(job.root)],
+                [sys.executable, "-Pm", "hpcdet.schedulers.local_job", str(job.root)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -191,12 +191,12 @@ class Supervisor:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
         if walltime:
             environment["HPCDET_DEADLINE"] = f"{time.time() + walltime:.3f}"
-        output = os.devnull
+        output = Path(os.devnull)
         if self.request.output:
             folder = Path(self.request.output)
             files.make_folder(folder)
-            output = str(folder / f"{index}.log")
-        with open(output, "ab") as log:
+            output = folder / f"{index}.log"
+        with files.append_log(output) as log:
             process = subprocess.Popen(
                 ["/bin/bash", self.record.script],
                 stdin=subprocess.DEVNULL,
@@ -292,6 +292,7 @@ def _own_identity() -> ProcessRecord:
 def main(argv: list[str]) -> int:
     """Detach, say who runs the job, run it."""
     job = JobFolder(Path(argv[0]))
+    os.umask(0o077)
     if os.fork():
         os._exit(0)  # init reaps the supervisor, not the submitter
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):

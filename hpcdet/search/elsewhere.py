@@ -73,7 +73,7 @@ class Elsewhere(Around):
     def _ask(self, question: str) -> tuple[int, str, str]:
         """Exit code, output and errors of the process. Raises HpcdetError if it hangs."""
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-Pm", __name__],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
@@ -95,6 +95,11 @@ def replace(path: Path, data: bytes | Iterable[bytes], mode: int = FILE_MODE) ->
             os.unlink(temporary)
         raise
     sync_folder(path.parent)
+
+
+def append_log(path: Path) -> BinaryIO:
+    """A log that processes write to, opened at its end; only its owner may read what is made."""
+    return open(path, "ab", opener=lambda name, flags: os.open(name, flags, FILE_MODE))
 
 
 def read_json(path: Path) -> Any | None:

@@ -1,8 +1,12 @@
-"""``data`` as the code gets it: references to secrets replaced by the secrets, on the node."""
+"""``data`` as the code gets it: references to secrets replaced by the secrets, on the node.
+
+And which values are likely secrets by their names, so that no reader is shown them.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +14,37 @@ from typing import Any
 
 from hpcdet.errors import ConfigError
 from hpcdet.store import files
+
+HIDDEN = "(not shown: its name says that it is a secret)"
+_NAME = re.compile(
+    r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_KEY"
+    r"|PRIVATE_KEY)(?:$|_)",
+    re.I,
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether the name of a value says that it is a secret."""
+    return _NAME.search(name) is not None
+
+
+def hidden(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A resolved config for readers: values whose names say that they are secrets left out.
+
+    Only of ``environment`` and ``data``: hyperparameters may have such names (``pad_token``).
+    """
+    parts = {name: _hidden(config[name]) for name in ("environment", "data") if name in config}
+    return {**config, **parts}
+
+
+def _hidden(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _hidden_if(str(name), inner) for name, inner in value.items()}
+    return [_hidden(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _hidden_if(name: str, value: Any) -> Any:
+    return HIDDEN if isinstance(value, str) and is_secret(name) else _hidden(value)
 
 
 def resolve(data: Mapping[str, Any], stored: Path) -> dict[str, Any]:

@@ -78,6 +78,24 @@ def scalar(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
+def node(text: str) -> yaml.Node:
+    """The tree of nodes of one document, each with its place in the text; nothing is built.
+
+    Raises:
+        ConfigError: it is not YAML, or there is nothing in it.
+    """
+    loader = _Loader(text)
+    try:
+        found = loader.get_single_node()
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError("not YAML") from error
+    finally:
+        loader.dispose()
+    if found is None:
+        raise ConfigError("there is nothing in it")
+    return found  # type: ignore[no-any-return]
+
+
 def read(path: Path) -> Document:
     """Read a file that holds a mapping.
 

@@ -49,7 +49,10 @@ def _become(python: str, place: Place) -> None:
     """This very rank, in another interpreter."""
     try:
         tried = subprocess.run(
-            [python, "-c", "import hpcdet.attempt"], capture_output=True, text=True, check=False
+            [python, "-P", "-c", "import hpcdet.attempt"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
     except OSError as error:
         raise ConfigError(f"{python}: {error.strerror}", where="entrypoint") from error
@@ -63,7 +66,7 @@ def _become(python: str, place: Place) -> None:
         )
     assert place.experiment is not None
     os.environ[INTERPRETER] = python
-    rank = ("-m", "hpcdet.attempt", str(place.experiment.root))
+    rank = ("-Pm", "hpcdet.attempt", str(place.experiment.root))
     notice.hold()
     os.execvp(python, (python, *rank, str(place.trial.number), str(place.attempt.number)))
 

@@ -245,8 +245,8 @@ class Worker:
         except OSError as error:
             with contextlib.suppress(OSError):
                 attempt.launcher_log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with attempt.launcher_log.open("a") as log:
-                    log.write(f"{plan.argv[0]}: {error}\n")
+                with files.append_log(attempt.launcher_log) as log:
+                    log.write(f"{plan.argv[0]}: {error}\n".encode())
             return f"{plan.argv[0]}: {error}"
 
     def _ends(self) -> Iterator[tuple[End, bool]]:

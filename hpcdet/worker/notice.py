@@ -50,7 +50,7 @@ class Notices:
         """Hear also what Slurm tells steps only, by a step that listens as long as we live."""
         if not allocation.slurm or launcher.kind != "srun":
             return
-        command = (sys.executable, "-m", "hpcdet.worker.listener", str(file))
+        command = (sys.executable, "-Pm", "hpcdet.worker.listener", str(file))
         self._file = file
         self._listener = subprocess.Popen(
             listener_argv(launcher, command),

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from hpcdet.errors import ConfigError
-from hpcdet.store import staged
+from hpcdet.store import files, staged
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths
 
@@ -42,9 +42,9 @@ def drain(
 
 
 def _copy(paths: ExperimentPaths, attempt: AttemptPaths, left_s: Callable[[], float]) -> None:
-    verb = [sys.executable, "-m", "hpcdet.checkpoint", "drain", str(paths.root)]
+    verb = [sys.executable, "-Pm", "hpcdet.checkpoint", "drain", str(paths.root)]
     argv = [*_DEAF, *verb, str(attempt.trial), str(attempt.number)]
-    with contextlib.suppress(OSError), attempt.launcher_log.open("ab") as log:
+    with contextlib.suppress(OSError), files.append_log(attempt.launcher_log) as log:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.jobs.launch import Launch
+from hpcdet.store import files
 
 _PR_SET_PDEATHSIG = 1
 _NOTICES = (signal.SIGTERM, signal.SIGUSR2)
@@ -73,7 +74,7 @@ class RunningStep:
         prepare = _preparation(launch)
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            with open(log, "ab") as output:
+            with files.append_log(log) as output:
                 for extra in launch.processes:
                     # all in the group of the first: one signal reaches all, and only them
                     group = self._processes[0].pid if self._processes else 0

@@ -19,6 +19,7 @@ from hpcdet.read.report.spans import KINDS, WELL, Span, spans, totals
 from hpcdet.read.report.steps import steps
 from hpcdet.read.report.uses import uses
 from hpcdet.read.shapes import shape
+from hpcdet.store import config, secrets
 
 ROWS = 1000
 """Rows that a table may have; what is more is said and left out."""
@@ -93,7 +94,7 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
         "checkpoints": [_checkpoint_row(row) for row in checkpoints[:ROWS]],
         "checkpoints_left_out": max(0, len(checkpoints) - ROWS),
         "failures": list(_failures(gathered, attempts)),
-        "config": gathered.paths.config.read_text(errors="replace"),
+        "config": config.dump(secrets.hidden(gathered.config.raw)).decode(),
         "provenance": _provenance(gathered.provenance),
     }
 

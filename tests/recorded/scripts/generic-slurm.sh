@@ -50,12 +50,12 @@ task=${task:-$SLURM_JOB_ID}
 # A task that is started again after the end has nothing to do.
 [ -e /scratch/digits-7f3a/closed.json ] && exit 0
 
-py -m hpcdet.worker /scratch/digits-7f3a --submission 1 --digest '' --index "$index"
+py -Pm hpcdet.worker /scratch/digits-7f3a --submission 1 --digest '' --index "$index"
 code=$?
 
 # Does the trial go on in this very task? Yes after a notice, and after a worker that was killed;
 # no once the task has come back a few times without getting anywhere.
-if py -m hpcdet.worker.again /scratch/digits-7f3a --submission 1 --index "$index" --restart "$restart" --code "$code"; then
+if py -Pm hpcdet.worker.again /scratch/digits-7f3a --submission 1 --index "$index" --restart "$restart" --code "$code"; then
     # TERM stays ignored: a requeue ends the job, and with it the command that asks for it.
     # `Incomplete` leaves a canceled task canceled. If this fails, a new job is submitted later.
     scontrol requeue Incomplete "$task"
