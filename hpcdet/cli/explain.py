@@ -28,6 +28,7 @@ from hpcdet.read import (
     timing,
     views,
 )
+from hpcdet.store import home
 
 Finding = dict[str, Any]
 
@@ -187,6 +188,8 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
         why, next = item["health_why"], f"hpcdet searcher start {name}"
         if (found := gathered.sentinel) is not None:
             why, next = found.why, found.next
+        if home.original(gathered.paths) is not None:
+            next = f"hpcdet move {gathered.paths.root} --here"
         yield _finding("pending", name, why, next, said)
 
 

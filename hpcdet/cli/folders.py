@@ -22,7 +22,7 @@ from hpcdet.cli.settings import confirm, settings
 from hpcdet.control import daemon
 from hpcdet.errors import IntegrityError, Unavailable, UsageError
 from hpcdet.read import find, gather, states
-from hpcdet.store import files, scratch
+from hpcdet.store import files, home, scratch
 from hpcdet.store.layout import SCRATCH_MARK, ExperimentPaths
 from hpcdet.store.trials import MANIFEST
 
@@ -52,7 +52,9 @@ def whole(text: str) -> ExperimentPaths:
 
 
 def refuse_live(paths: ExperimentPaths) -> None:
-    """Raise UsageError while anything may still write into the folder."""
+    """Raise UsageError while anything may still write into the folder; nothing does into a copy."""
+    if home.original(paths) is not None:
+        return
     gathered = gather.gather(paths)
     if gathered.closed is not None:
         _let_workers_leave(paths)
@@ -97,18 +99,29 @@ def size_of(paths: ExperimentPaths) -> int:
 
 @click.command("move", short_help="Move an experiment's folder.")
 @id_argument()
-@click.argument("to", type=click.Path(path_type=Path))
+@click.argument("to", type=click.Path(path_type=Path), required=False)
+@click.option("--here", is_flag=True, help="It lies where it shall be: take it over there.")
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
 @output("move")
-def move_command(out: Output, id: str, to: Path, dry_run: bool) -> None:
+def move_command(out: Output, id: str, to: Path | None, here: bool, dry_run: bool) -> None:
     """Move an experiment that has ended or is paused: into the folder TO, or to that new path.
 
     What it has on scratch stays there, under the new name.
 
+    With --here, take over a folder that was copied, restored or moved by other means. It goes on
+    from its checkpoints with new jobs; those that it had are not touched, as they may be the
+    original's.
+
     \b
-    Example: hpcdet move digits-7f3a /project/ada/kept
+    Examples: hpcdet move digits-7f3a /project/ada/kept
+              hpcdet move /scratch/ada/restored/digits-7f3a --here
     """
+    if here == (to is not None):
+        raise UsageError("say where to: a folder, or --here", where="move")
     paths = whole(id)
+    if to is None:
+        out.emit([_take_over(paths, dry_run)], COLUMNS)
+        return
     refuse_live(paths)
     to = to.expanduser().absolute()
     target = to / paths.id if to.is_dir() else to
@@ -123,7 +136,30 @@ def move_command(out: Output, id: str, to: Path, dry_run: bool) -> None:
         with busy(f"moving {paths.id}"):
             _move(paths.root, target)
             scratch.follow(ExperimentPaths(target))
+            home.settle(ExperimentPaths(target))
     out.emit([item], COLUMNS)
+
+
+def _take_over(paths: ExperimentPaths, dry_run: bool) -> dict[str, object]:
+    """Have an experiment live where its folder is now; returns the row about it."""
+    item = {"id": paths.id, "path": str(paths.root), "dry_run": dry_run}
+    if home.is_here(paths):
+        return {**item, "what": "lives here already"}
+    there = home.original(paths)
+    if there is not None and scratch.target(paths) is not None:
+        raise UsageError(
+            "its checkpoints lie on scratch, in the original's folder",
+            where=str(paths.scratch),
+            hint=f"hpcdet fork {there}",
+        )
+    scratch.refuse_foreign(paths)
+    if dry_run:
+        return {**item, "what": "would be taken over"}
+    scratch.follow(paths)
+    home.settle(paths)
+    if paths.submissions() and not paths.closed.exists():
+        settings().note(f"its former jobs are left alone; to go on: hpcdet resume {paths.root}")
+    return {**item, "what": "taken over"}
 
 
 def _move(source: Path, target: Path) -> None:

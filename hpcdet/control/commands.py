@@ -6,7 +6,7 @@ import getpass
 from typing import Any
 
 from hpcdet.errors import UsageError
-from hpcdet.store import chain, files, packed
+from hpcdet.store import chain, files, home, packed
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Closed, Command, Reopened, Verb
 
@@ -38,7 +38,9 @@ def ask(
 
     Raises:
         UsageError: the experiment is over; only ``tag`` and what reopens it is left to do then.
+            Or it is a copy of another one (``store.home``).
     """
+    home.refuse_copy(paths)
     reopens = _reopens(paths, verb, reopen)
     command = Command(verb, trial, arguments, getpass.getuser(), files.now())
     only, number = number, number or following(paths)

@@ -23,7 +23,7 @@ from hpcdet.control import controller, presence
 from hpcdet.control.holder import Holder
 from hpcdet.errors import HpcdetError, StillPending, UsageError
 from hpcdet.schedulers import processes
-from hpcdet.store import files, lease, nudges
+from hpcdet.store import files, home, lease, nudges
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Closed
 
@@ -135,11 +135,12 @@ def start(paths: ExperimentPaths) -> int:
     """Start a daemon that outlives this process; returns its pid once it runs.
 
     Raises:
-        UsageError: the experiment is over, or a daemon of it runs already.
+        UsageError: the experiment is over, or a daemon of it runs already; or it is a copy.
         StillPending: it did not come up; ``searcher.log`` says why.
     """
     if (closed := Closed.read(paths.closed)) is not None:
         raise UsageError(f"nothing is left to decide: it is {closed.state}", where=paths.id)
+    home.refuse_copy(paths)
     said = status(paths)
     if said["kind"] == "daemon" and said["held"]:
         raise _runs_already(paths, said["host"], said["pid"])
@@ -171,8 +172,10 @@ def stop(paths: ExperimentPaths) -> bool:
 
     Raises:
         UsageError: one runs on another host; if one stood by on this host, it has been ended.
+            Or this is a copy of another experiment, whose searcher is not its own.
         StillPending: it did not end in time.
     """
+    home.refuse_copy(paths)
     there = presence.here(paths)
     if there is not None:
         _end(paths, there.pid, lambda: there.lives)

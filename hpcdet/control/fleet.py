@@ -183,7 +183,8 @@ def _throttle_job(holder: Holder, intent: Intent, job: str, running: int) -> Non
 def _open_intents(holder: Holder) -> Iterator[Intent]:
     for number in holder.paths.submissions():
         intent, submitted = holder.watch.submission(number)
-        if intent is not None and submitted is None and not intent.hold:
+        lost = number <= holder.watch.left_behind
+        if intent is not None and submitted is None and not (intent.hold or lost):
             yield intent
 
 

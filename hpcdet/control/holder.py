@@ -22,7 +22,7 @@ from hpcdet.errors import IntegrityError
 from hpcdet.schedulers.base import Scheduler, Submission
 from hpcdet.search import api, codec
 from hpcdet.site.models import Site
-from hpcdet.store import chain, config, history, overrides, snapshots
+from hpcdet.store import chain, config, history, home, overrides, snapshots
 from hpcdet.store.chain import Chain, Point
 from hpcdet.store.config import Resolved
 from hpcdet.store.journal import Line
@@ -182,7 +182,9 @@ class Holder:
         Raises:
             ConfigError: the experiment's config or site cannot be read, or names a scheduler
                 or searcher that does not exist here.
+            UsageError: it is a copy of another one (``store.home``).
         """
+        home.refuse_copy(paths)
         return cls(paths, kind, Hands.of(paths), hold, submits)
 
     @property

@@ -48,6 +48,8 @@ def dismiss(holder: Holder) -> None:
     if holder.kind == "sentinel":
         return
     for number in holder.paths.submissions():
+        if number <= holder.watch.left_behind:
+            continue
         submitted = Submitted.read(holder.paths.sentinel_submitted(number))
         if submitted is not None and submitted.job:
             with contextlib.suppress(Unavailable):

@@ -18,7 +18,7 @@ from typing import Literal
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.base import Hastens, Job, PerHost, Scheduler, Task, TaskState
 from hpcdet.site.models import Site
-from hpcdet.store import files
+from hpcdet.store import files, home
 from hpcdet.store.layout import ExperimentPaths, WorkerPaths
 from hpcdet.store.records import Intent, Reason, Submitted, WorkerClaim, WorkerEnd
 
@@ -97,6 +97,8 @@ class Watch:
         blind: why the scheduler could not be asked at the last look, or what it cannot know; ""
             if it answered for all.
         newest: the newest worker of each place, by submission and index, at the last look.
+        left_behind: submissions up to this number were made in another place (``store.home``):
+            their jobs are not this experiment's, and their workers are gone.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class Watch:
     ) -> None:
         self.paths = paths
         self.blind = ""
+        self.left_behind = home.left_behind(paths)
         self._site = site
         self._scheduler = scheduler
         self._clock = clock
@@ -145,6 +148,7 @@ class Watch:
             Job(submitted.job, intent.tasks, submitted.at)
             for intent, submitted in submissions
             if submitted.job
+            and intent.number > self.left_behind
             and any((intent.number, i) not in self._over for i in range(intent.tasks))
         ]
         away = self._away(alive)
@@ -346,6 +350,9 @@ class Watch:
         if key in self._over:
             return place("over", self._said(job, index)), []
         is_open = worker is not None and not self.has_left(worker)
+        if intent.number <= self.left_behind:
+            self._over.add(key)
+            return place("over"), [Gone(worker, "lost")] if worker is not None and is_open else []
         if job not in self._asked:
             return place("running" if is_open else "pending"), []
         row = self._row(job, index)

@@ -14,7 +14,7 @@ from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs import environment, origin, provenance, secrets, snapshot
 from hpcdet.jobs.render import search_path
 from hpcdet.site import Site, from_resolved, loading, places
-from hpcdet.store import config, files, linking, scratch, trust
+from hpcdet.store import config, files, home, linking, scratch, trust
 from hpcdet.store.history import History
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.parents import Donation
@@ -139,6 +139,7 @@ def again(
         if source.origin.root.is_dir():
             linking.tree(source.origin.root, paths.origin.root)
         fill(paths)
+        home.settle(paths)
         files.write_once(paths.config, source.config.read_bytes())
     except OSError as error:
         _undo(paths, purged)
@@ -220,4 +221,5 @@ def _fill(
     files.write_once(paths.site, loading.dump(environment.fold_defaults(site)))
     if literal:
         files.write_once(paths.secrets, files.canonical(dict(literal)) + b"\n")
+    home.settle(paths)
     files.write_once(paths.config, config.dump(resolved))

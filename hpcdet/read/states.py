@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.read.gather import Gathered, GatheredTrial, GatheredWorker
-from hpcdet.store import chain, layout, lease, packed
+from hpcdet.store import chain, home, layout, lease, packed
 from hpcdet.store.records import ExperimentState
 
 ENDED: frozenset[str] = frozenset({"COMPLETED", "CANCELED", "ERROR"})
@@ -103,6 +103,9 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
     turn = _last_turn(gathered)
     age = None if turn is None else round(max(0.0, now - turn), 1)
     state, _ = experiment_state(gathered)
+    if state not in ENDED and (there := home.original(gathered.paths)) is not None:
+        why = f"this is a copy of {there}, to which its jobs belong"
+        return {"health": "stalled", "last_turn_s": age, "why": why}
     if state in ENDED or state == "PAUSED":
         return {"health": "ok", "last_turn_s": age, "why": ""}
     works = any(w.end is None and _is_fresh(w.paths.beat, now) for w in gathered.workers)

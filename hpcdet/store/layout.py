@@ -249,6 +249,14 @@ class ExperimentPaths:
     def snapshots(self) -> Path:
         return self.root / "snapshots"
 
+    @property
+    def homes(self) -> Path:
+        """Where the experiment lives (``store.home``), numbered from 1."""
+        return self.root / "homes"
+
+    def home(self, number: int) -> Path:
+        return self.homes / f"{number:04d}.json"
+
     def snapshot(self, term: int, n: int) -> Path:
         """All that was decided up to a record of a term (``snapshots``); may be removed."""
         return self.snapshots / f"{term:06d}-{n:08d}.json"
