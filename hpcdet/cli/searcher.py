@@ -185,9 +185,12 @@ def _verified(paths: ExperimentPaths, lines: list[dict[str, Any]]) -> dict[str, 
     from hpcdet.control.decided import program
     from hpcdet.control.replay import Replay
     from hpcdet.search.registry import searcher
-    from hpcdet.store import config, history, snapshots
+    from hpcdet.store import config, history, snapshots, trust
 
-    method = searcher(config.load(paths.config), paths.code, history=history.of(paths))
+    resolved = config.load(paths.config)
+    if resolved.searcher.program is not None:
+        trust.refuse_to_run(paths.code)
+    method = searcher(resolved, paths.code, history=history.of(paths))
     known = {one.point: one.state for one in snapshots.read(paths, program(method))}
     again = Replay(method, known)
     with working(f"deciding {len(lines)} records of {paths.id} again") as done:

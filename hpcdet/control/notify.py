@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 
 from hpcdet.control.holder import Holder
+from hpcdet.errors import ConfigError
+from hpcdet.store import trust
 from hpcdet.store.layout import ExperimentPaths
 
 LIMIT_S = 60.0
@@ -31,8 +33,8 @@ def notify(holder: Holder, event: str, kind: str, why: str) -> None:
     holder.fence()
     try:
         code = run_hook(holder.paths, wishes.command, kind, why, beat=holder.lease.beat)
-    except OSError as error:
-        holder.actions.append(f"hook for {event} failed: {error.strerror}")
+    except (OSError, ConfigError) as error:
+        holder.actions.append(f"hook for {event} failed: {error}")
         return
     holder.actions.append(f"hook for {event}: exit {code}")
 
@@ -51,7 +53,9 @@ def run_hook(
 
     Raises:
         OSError: it could not be started.
+        ConfigError: somebody else may change the experiment.
     """
+    trust.refuse_to_run(paths.code)
     environment = {
         **os.environ,
         "HPCDET_EVENT": kind,

@@ -34,6 +34,7 @@ from hpcdet.errors import HpcdetError
 from hpcdet.search import codec
 from hpcdet.search.api import Action, Create, Event, State
 from hpcdet.space.space import Space, trial_seed
+from hpcdet.store import trust
 from hpcdet.store.parents import Parent
 from hpcdet.units import Length
 
@@ -85,6 +86,7 @@ class _Process:
     """The running program. Its pipes are closed and its group killed when it is collected."""
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
+        trust.refuse_to_run(folder)
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
         try:

@@ -22,6 +22,8 @@ _REOPENED = re.compile(r"reopened-\d+\.json")
 CHECKPOINT_NAME = re.compile(r"(\d{8,})\.g(\d+)")
 INHERITED = 0
 """In the name of a checkpoint, instead of an attempt: it is another trial's, to begin from."""
+CONFIG = "experiment.yaml"
+"""The resolved config; a folder that holds it is a whole experiment."""
 EXPERIMENTS = "hpcdet-experiments"
 """The folder that holds experiments, below a site's scratch or project path or the present one."""
 SCRATCH_MARK = "hpcdet-experiment.json"
@@ -204,7 +206,7 @@ class ExperimentPaths:
 
     @property
     def config(self) -> Path:
-        return self.root / "experiment.yaml"
+        return self.root / CONFIG
 
     @property
     def site(self) -> Path:

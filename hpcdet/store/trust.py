@@ -1,4 +1,8 @@
-"""Who else may write what will run in the user's name. Refused as ``sshd`` refuses keys."""
+"""Who else may write what will run in the user's name. Refused as ``sshd`` refuses keys.
+
+Reading what another user has made is no risk, and needs no leave. Whoever starts something that
+an experiment names (its searcher's program, its hook, its ranks) asks ``refuse_to_run`` first.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import stat
 from pathlib import Path
 
 from hpcdet.errors import ConfigError
+from hpcdet.store.layout import CONFIG
 
 
 def is_trusted(uid: int) -> bool:
@@ -32,13 +37,30 @@ def refuse_writable_by_others(path: Path, what: str) -> None:
         raise ConfigError(
             f"the {what} belongs to {user(status.st_uid)}",
             where=str(path),
-            hint="use a copy of your own",
+            hint="hpcdet runs nothing of another user's; look at it, and use a copy of your own: "
+            f"cp -r {path} .",
         )
     _refuse(path, _writers(status), what, status)
     for folder in path.parents:
         status = folder.stat()
         if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
             _refuse(folder, "everybody", f"folder above the {what}", status)
+
+
+def refuse_to_run(code: Path) -> None:
+    """Refuse to start anything that an experiment, or a config beside its code, names.
+
+    Args:
+        code: ``code/`` of an experiment, or the folder of a model.
+
+    Raises:
+        ConfigError: as ``refuse_writable_by_others``, of the code or of the experiment.
+    """
+    config = code.parent / CONFIG
+    if config.exists():
+        for mine in (code.parent, config):
+            refuse_writable_by_others(mine, "experiment")
+    refuse_writable_by_others(code, "code")
 
 
 def _refuse(place: Path, writers: str, what: str, status: os.stat_result) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from hpcdet.control import controller
 from hpcdet.control.controller import Holder, Turn
 from hpcdet.control.notify import run_hook
+from hpcdet.errors import ConfigError
 from hpcdet.store import files, overrides
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Stuck
@@ -86,7 +87,7 @@ def _tell(paths: ExperimentPaths, submission: int, why: str) -> Stuck:
         try:
             code = run_hook(paths, wishes.command, "stuck", f"{why}; next: {record.next}")
             print(f"hook for stuck: exit {code}")
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             print(f"hook for stuck failed: {error}")
     return record
 
