@@ -47,6 +47,38 @@ def refused(tmp_path: Path, text: str, *sets: str) -> str:
     return str(caught.value).replace(f"{tmp_path}/", "")
 
 
+@pytest.mark.parametrize(
+    ("rule", "where", "says"),
+    [
+        (
+            "a >",
+            "run.yaml:5: hyperparameters.forbid.1",
+            "cannot read the expression 'a >': invalid",
+        ),
+        ("a == c", "run.yaml:5: hyperparameters.forbid.1", "no hyperparameter 'c', as in 'a == c'"),
+        ("a > 0", "run.yaml:5: hyperparameters.forbid.1", "in a row were forbidden by 'a > 0'"),
+        (
+            "a == 2",
+            "run.yaml:6: searcher.initial.0",
+            "is drawn, it is forbidden by 'a == 2' (run.yaml:5: hyperparameters.forbid.1)",
+        ),
+    ],
+)
+def test_what_forbid_refuses_names_the_expression_and_its_line(
+    rule: str, where: str, says: str, tmp_path: Path
+) -> None:
+    text = f"""\
+entrypoint: python3 train.py
+hyperparameters:
+  a: {{type: int, minval: 1, maxval: 3}}
+  forbid: ["a > 5",
+    "{rule}"]
+searcher: {{name: random, max_trials: 3, max_length: {{batches: 9}}, initial: [{{a: 2}}]}}
+"""
+    said = refused(tmp_path, text)
+    assert said.startswith(f"{where}: ") and says in said
+
+
 def test_one_line_is_a_config(tmp_path: Path) -> None:
     loaded = load(tmp_path, MINIMAL)
     resolved = loaded.typed()

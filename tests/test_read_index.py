@@ -191,10 +191,10 @@ def test_updates_at_any_time_give_what_a_rebuild_gives(
         (t["trial"], t["attempt"], t["step"], t["name"], t["superseded"]) for t in told
     ]
     shown = [
-        (t["state"], t["steps"], series.number(t["best"]), t["restarts"])
+        (t["state"], t["steps"], series.number(t["best"]), t["restarts"], t["promotions"])
         for t in views.trials(paths)
     ]
-    columns = "state, steps, best, restarts"
+    columns = "state, steps, best, restarts, promotions"
     rows = index.query(paths, f"select {columns} from trials order by trial")
     assert [tuple(row.values()) for row in rows] == shown
     shutil.rmtree(root)

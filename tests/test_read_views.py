@@ -18,6 +18,7 @@ from hpcdet.read import find, gather, index, logs, series, states, views
 from hpcdet.read.tables import TABLES
 from hpcdet.search import api, codec
 from hpcdet.store import lease, records
+from hpcdet.store.controls import BY_USER
 from hpcdet.units import Length
 from tests.builders import Builder, put, sweep
 
@@ -212,6 +213,30 @@ def test_status_counts_what_the_trials_did(swept: Builder) -> None:
         2: ("COMPLETED", 300, 0.1, 0),
         3: ("ERROR", 20, None, 1),
     }
+
+
+def test_a_trial_that_was_promoted_was_not_restarted(tmp_path: Path) -> None:
+    built = Builder(tmp_path / "digits-7f3a")
+    one, two = built.trial(), built.trial()
+    for action, why in [
+        ("run", ""),
+        ("pause", "rung 1 of 3: rank 2 of 4"),
+        ("pause", BY_USER),
+        ("pause", "rung 1 of 3: rank 2 of 4"),  # its user lets it go on, the search does not
+        ("run", "rank 1 of 4 now"),
+        ("pause", BY_USER),
+        ("run", ""),
+    ]:
+        one.control(action, why=why)
+    for reason in ("preempted", "paused", "released", "lost", "paused", "completed"):
+        one.attempt().end(reason)
+    two.control("run")
+    two.control("run", Length("batches", 600))
+    for reason in ("completed", "completed"):  # the search was made longer
+        two.attempt().end(reason)
+    rows = views.trials(built.paths)
+    told = {t["trial"]: (t["restarts"], t["promotions"], t["attempts"]) for t in rows}
+    assert told == {1: (2, 1, 6), 2: (0, 1, 2)}
 
 
 def test_larger_is_better_where_the_config_says_so(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -108,6 +109,26 @@ def reports(policy: Policy, rows: list[tuple[int, int, Any]]) -> list[tuple[int,
             ended.setdefault(trial, length)
         state = json.loads(json.dumps(state, allow_nan=False))
     return list(ended.items())
+
+
+def test_who_ends_by_the_median_is_worse_than_that_of_all_bests_so_far() -> None:
+    """As docs/search.md defines it, of trials that report in any order, with ties."""
+    dice = random.Random(1)
+    policy = policies.Percentile(50, min_trials=3)
+    state, best, there = policy.initial(), dict[str, float](), dict[int, list[float]]()
+    ends = 0
+    for _ in range(400):
+        trial, loss = str(dice.randrange(60)), float(dice.randrange(9))
+        length = dice.randrange(1, 9)
+        if length <= state["last"].get(trial, 0):
+            continue
+        best[trial] = min(best.get(trial, loss), loss)
+        others = there.setdefault(length, [])
+        others.append(best[trial])
+        worse = best[trial] > statistics.median(others) and len(others) > 3
+        assert bool(policy.judge(state, Seen(trial, length, loss, loss))) == worse
+        ends += worse
+    assert ends > 20
 
 
 def test_the_median_is_of_the_best_that_others_had_at_the_same_length() -> None:

@@ -95,7 +95,7 @@ def test_a_point_is_completed_and_checked_by_its_space() -> None:
         ({"kind": {"name": "a", "n": 3}}, "kind.n", "no such hyperparameter"),
         ({"y": 1}, "y", "no such hyperparameter"),
         ({"twice": 7}, "twice", "follows from the others"),
-        ({"x": 0.95}, "forbid", "forbidden"),
+        ({"x": 0.95}, "forbid.0", "is drawn, it is forbidden by 'x > 0.9'"),
     ]:
         with pytest.raises(SpaceError, match=what) as caught:
             space.completed(wrong, 1, 4)

@@ -235,7 +235,9 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
         counts: dict[str, int] = {}
         for attempt in others:
             counts[attempt["reason"]] = counts.get(attempt["reason"], 0) + 1
-        told = ", ".join(f"{_WORDS[reason]} ({n} times)" for reason, n in counts.items())
+        whys = [f"{_WORDS[reason]} ({n} times)" for reason, n in counts.items()]
+        whys += [f"promoted ({row['promotions']} times)"] if row["promotions"] else []
+        told = ", ".join(whys)
         again = f"it began {len(attempts)} times: {told}; {lost} steps again"
         yield _finding("restart", row["id"], again)
     line = timeline.passed_over(gathered, row["trial"]) if row["state"] == "PENDING" else None

@@ -111,7 +111,7 @@ def _trial(trial: Item) -> str:
     parts = [f"{trial['state']}  step {trial['steps']}"]
     if trial["best"] is not None:
         parts.append(f"best {text(trial['best'])}")
-    if trial["restarts"]:
+    if trial["attempts"] > 1:
         parts.append(f"attempt {trial['attempts']}")
     return "  ".join(parts)
 

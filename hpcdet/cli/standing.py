@@ -15,6 +15,7 @@ _TRIAL = (
     Column("BEST", "best", right=True),
     Column("AT", "best_step", right=True),
     Column("RESTARTS", "restarts", right=True),
+    Column("PROMOTED", "promotions", right=True, wide=True),
     Column("HYPERPARAMETERS", "hyperparameters"),
     Column("PARENT", "parent", wide=True),
     Column("SEED", "seed", wide=True, right=True),
@@ -24,19 +25,21 @@ _TRIAL = (
 TRIALS = (Column("TRIAL", "trial", right=True), *_TRIAL)
 _WHY = 240
 """Characters of a message, at most, above the table."""
-_YIELDS = {"BEST", "AT", "RESTARTS"}
+_YIELDS = {"BEST", "AT", "RESTARTS", "PROMOTED"}
 LS_TRIALS = (Column("ID", "id", cut=False), *_TRIAL)
 
 
 def trials(item: Item) -> tuple[Column, ...]:
     """The table's columns: hyperparameters that are the same for all are left out of it.
 
-    Constraints and several objectives stand before them, in the place of what is left to the wide
-    table then.
+    How often a trial was promoted stands there where any was. Constraints and several objectives
+    stand before them, in the place of what is left to the wide table then.
     """
     at = [column.title for column in TRIALS].index("HYPERPARAMETERS")
     same = _same(item["trials"])
     before, values = TRIALS[:at], best.columns(item)
+    if any(trial["promotions"] for trial in item["trials"]):
+        before = tuple(replace(column, wide=False) for column in before)
     if values:
         before = tuple(replace(column, wide=column.title in _YIELDS) for column in before)
 

@@ -32,30 +32,38 @@ class Problem:
 
     Attributes:
         key: dotted key path; empty for the file as a whole.
+        by: key of what makes it wrong, where that stands elsewhere.
     """
 
     key: str
     what: str
     hint: str = ""
+    by: str = ""
 
 
 def failure(problems: Iterable[Problem], origins: Mapping[str, str], source: str) -> ConfigError:
     """All problems as one error; each says the line it is about."""
     first, *others = sorted(problems, key=lambda p: _line(locate(p.key, origins)))
     if not others:
-        return ConfigError(first.what, where=_where(first, origins, source), hint=first.hint)
+        where = _where(first.key, origins, source)
+        return ConfigError(_what(first, origins, source), where=where, hint=first.hint)
     lines = [
-        f"  {_where(p, origins, source)}: {p.what}" + (f" ({p.hint})" if p.hint else "")
+        f"  {_where(p.key, origins, source)}: {_what(p, origins, source)}"
+        + (f" ({p.hint})" if p.hint else "")
         for p in (first, *others)
     ]
     return ConfigError("\n".join([f"{len(lines)} problems", *lines]), where=source)
 
 
-def _where(problem: Problem, origins: Mapping[str, str], source: str) -> str:
-    origin = locate(problem.key, origins) or source
-    if origin == f"--set {problem.key}":  # which names it
+def _what(problem: Problem, origins: Mapping[str, str], source: str) -> str:
+    return f"{problem.what} ({_where(problem.by, origins, source)})" if problem.by else problem.what
+
+
+def _where(key: str, origins: Mapping[str, str], source: str) -> str:
+    origin = locate(key, origins) or source
+    if origin == f"--set {key}":  # which names it
         return origin
-    return f"{origin}: {problem.key}".rstrip(": ")
+    return f"{origin}: {key}".rstrip(": ")
 
 
 def _line(origin: str) -> int:

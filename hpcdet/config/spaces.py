@@ -49,8 +49,7 @@ def _initial(space: Space, config: Config) -> Iterator[Problem]:
         try:
             space.completed(point, 0, number + 1)
         except SpaceError as error:
-            where = f"searcher.initial.{number}.{dotted(error.path)}".rstrip(".")
-            yield Problem(where, error.what, error.hint)
+            yield _of_point(f"searcher.initial.{number}", error, error.hint)
 
 
 def _steps(space: Space, asked: Searcher) -> Iterator[Problem]:
@@ -58,6 +57,12 @@ def _steps(space: Space, asked: Searcher) -> Iterator[Problem]:
         try:
             space.check(step.hyperparameters)
         except SpaceError as error:
-            where = f"searcher.schedule.steps.{number}.hyperparameters.{dotted(error.path)}"
             hint = error.hint or "a step says all of hyperparameters, as they are there"
-            yield Problem(where.rstrip("."), error.what, hint)
+            yield _of_point(f"searcher.schedule.steps.{number}.hyperparameters", error, hint)
+
+
+def _of_point(where: str, error: SpaceError, hint: str) -> Problem:
+    """What is wrong with a point: at one of its values, or all of it by a rule of the space."""
+    if error.path[:1] == ("forbid",):
+        return Problem(where, error.what, hint, by=key(error.path))
+    return Problem(f"{where}.{dotted(error.path)}".rstrip("."), error.what, hint)

@@ -15,6 +15,7 @@ from hpcdet.control.plans import Plan
 from hpcdet.errors import HpcdetError
 from hpcdet.search import api, codec
 from hpcdet.store import overrides
+from hpcdet.store.controls import BY_USER
 from hpcdet.store.journal import Line
 from hpcdet.store.records import Action, Control
 
@@ -164,7 +165,7 @@ class Decided:
         if plan.searcher == "stop":
             return "stop", plan.why
         if plan.paused or (self.paused and not plan.alone):
-            return "pause", "paused by its user"
+            return "pause", BY_USER
         if plan.searcher == "pause" and self.shutdown is not None:
             return "stop", "the search is over"
         if plan.searcher == "pause":

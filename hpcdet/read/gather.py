@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from hpcdet.store import chain, config, files, journal, packed, trials
-from hpcdet.store.controls import in_force
+from hpcdet.store.controls import accepted
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths
 from hpcdet.store.records import (
     Claim,
@@ -110,8 +110,12 @@ class GatheredTrial:
         return Trial.read(self.paths.record)
 
     @cached_property
+    def controls(self) -> list[Control]:
+        return accepted(self.paths)
+
+    @property
     def control(self) -> Control | None:
-        return in_force(self.paths)
+        return self.controls[-1] if self.controls else None
 
     @cached_property
     def standing(self) -> trials.Standing:

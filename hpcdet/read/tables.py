@@ -52,7 +52,7 @@ TABLES = {
         ("experiment", "trial"),
         {
             **{"experiment": str, "trial": int, "state": str, "steps": int, "best": float},
-            **dict.fromkeys(("best_step", "restarts", "failures", "attempts"), int),
+            **dict.fromkeys(("best_step", "restarts", "promotions", "failures", "attempts"), int),
             **{"why": str, "until_json": str, "hyperparameters_json": str, "seed": int},
             **dict.fromkeys(("last_checkpoint_json", "start", "end"), str),
         },

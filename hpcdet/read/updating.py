@@ -20,7 +20,7 @@ from hpcdet.store import chain, files
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.trials import Lineage
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 def bring_up_to_date(file: Path, paths: ExperimentPaths) -> None:

@@ -10,7 +10,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from hpcdet.read import changes, costs, purged, series, standings, states
+from hpcdet.read import changes, continuations, costs, purged, series, standings, states
 from hpcdet.read.checkpoints import checkpoints
 from hpcdet.read.gather import Gathered, GatheredAttempt, GatheredTrial, gather
 from hpcdet.read.series import metrics
@@ -123,7 +123,8 @@ def trials(source: Source) -> list[View]:
 
     Returns:
         ``id, trial, state, steps, best, best_step`` (the best feasible value of the first
-        objective), ``restarts`` (attempts after the first), ``failures, why, hyperparameters, seed,
+        objective), ``restarts`` (attempts after one that was cut short), ``promotions`` (times the
+        search let it go on after a pause or a target), ``failures, why, hyperparameters, seed,
         last_checkpoint, start, end, attempts``, ``parent`` (the trial that it began from, as
         ``3@400 batches``), ``origin`` (of its checkpoint), and with constraints or several
         objectives those of ``Standings.row``.
@@ -161,7 +162,8 @@ def _trial(gathered: Gathered, trial: GatheredTrial, best: View | None, over: st
         "steps": trial.steps,
         "best": best["value"] if best else None,
         "best_step": best["step"] if best else None,
-        "restarts": max(0, sum(not _given_back(a) for a in trial.attempts) - 1),
+        "restarts": continuations.restarts(trial),
+        "promotions": continuations.promotions(trial),
         "failures": trial.standing.failures,
         "attempts": len(trial.attempts),
         "why": (control.why if control else "") or (end.error if end else ""),
@@ -174,10 +176,6 @@ def _trial(gathered: Gathered, trial: GatheredTrial, best: View | None, over: st
         "start": claims[0].at if claims else "",
         "end": end.at if end else "",
     }
-
-
-def _given_back(attempt: GatheredAttempt) -> bool:
-    return attempt.end is not None and attempt.end.reason == "released"
 
 
 def _last_checkpoint(trial: GatheredTrial) -> View | None:

@@ -127,8 +127,11 @@ class Threshold(Blank):
 class Percentile:
     """Ends a trial whose best value is not among the best ``keep`` percent at the same length.
 
-    The values compared are those that each trial had reached as its best by that length. With
-    ``keep`` 50 it is the median rule of Golovin et al., Google Vizier (KDD 2017), section 3.2.2.
+    The values compared are those that each trial had reached as its best by that length, of all
+    trials that have reported there, this one included, whether they have ended or not. With
+    ``keep`` 50 a trial ends when its best is worse than their median. The median stopping rule of
+    Golovin et al., "Google Vizier: A Service for Black-Box Optimization" (KDD 2017), compares a
+    trial's best value, too, but with the median of the running averages of completed trials.
 
     Attributes:
         warmup: shorter lengths are not judged.

@@ -89,7 +89,8 @@ class Expression:
         try:
             tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise SpaceError(at, f"cannot read the expression {text!r}: {error}") from error
+            why = error.msg if isinstance(error, SyntaxError) else str(error)
+            raise SpaceError(at, f"cannot read the expression {text!r}: {why}") from error
         try:
             names = frozenset(_names(tree))
         except ValueError as error:

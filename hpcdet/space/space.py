@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hpcdet.space import repeats, tree
@@ -91,14 +92,17 @@ class Space:
         Raises:
             SpaceError: ``forbid`` refused a hundred draws in a row.
         """
+        refused: list[Expression] = []
         for redraw in range(MAX_REDRAWS):
-            found = self.build(
+            found = self._chosen(
                 lambda axis, domain, n=redraw: domain.draw(bits(seed, trial, axis.path, n))  # type: ignore[misc]
             )
-            if found is not None:
+            rule = self._forbidding(found)
+            if rule is None:
                 return found
+            refused.append(rule)
         what = f"{MAX_REDRAWS} samples in a row were forbidden"
-        raise SpaceError(("forbid",), what, "the rules leave next to nothing of the space")
+        raise _forbidden(refused, what, "the rules leave next to nothing of the space")
 
     def completed(self, point: Mapping[str, Any], seed: int, trial: int) -> dict[str, Any]:
         """The hyperparameters of a trial of which ``point`` says some; the others are drawn.
@@ -106,6 +110,7 @@ class Space:
         Raises:
             SpaceError: it says what cannot be, or ``forbid`` refused a hundred draws in a row.
         """
+        refused: list[Expression] = []
         for redraw in range(MAX_REDRAWS):
 
             def choose(axis: Axis, domain: Domain, redraw: int = redraw) -> Any:
@@ -114,11 +119,13 @@ class Space:
                 except Inactive:
                     return domain.draw(bits(seed, trial, axis.path, redraw))
 
-            found = self.build(choose)
-            if found is not None:
+            found = self._chosen(choose)
+            rule = self._forbidding(found)
+            if rule is None:
                 _covers(found, point, ())
                 return found
-        raise SpaceError(("forbid",), "it is forbidden, whatever else is drawn")
+            refused.append(rule)
+        raise _forbidden(refused, "whatever else is drawn, it is forbidden")
 
     def check(self, params: Mapping[str, Any]) -> None:
         """Whether these are a sample of this space, no more and no less.
@@ -133,9 +140,9 @@ class Space:
             except Inactive as error:
                 raise SpaceError(axis.path, "it is missing") from error
 
-        found = self.build(choose)
-        if found is None:
-            raise SpaceError(("forbid",), "it is forbidden")
+        found = self._chosen(choose)
+        if rule := self._forbidding(found):
+            raise _forbidden([rule], "it is forbidden")
         _covers(found, params, ())
 
     def build(self, choose: Callable[[Axis, Domain], Any]) -> dict[str, Any] | None:
@@ -143,12 +150,16 @@ class Space:
 
         It is asked in sorted order of the paths, but behind what a value's existence depends on.
         """
+        params = self._chosen(choose)
+        return None if self._forbidding(params) else params
+
+    def _chosen(self, choose: Callable[[Axis, Domain], Any]) -> dict[str, Any]:
+        """As ``build``, be it forbidden or not."""
         values: Values = {}
         for axis, domain in self._drawn:
             if axis.exists(values):
                 values[axis.path] = choose(axis, domain)
-        params = self._assemble(values)
-        return None if self._forbidden(params) else params
+        return self._assemble(values)
 
     def drawn(self, params: Mapping[str, Any]) -> list[tuple[Axis, Domain, Any]]:
         """What ``build`` was given for a sample, in its order."""
@@ -183,14 +194,17 @@ class Space:
                 raise SpaceError(axis.at, "a grid needs 'count' here", "count: 5")
             axes.append((axis, points))
         found: dict[str, dict[str, Any]] = {}
+        refused: list[Expression] = []
         for visited, values in enumerate(_product(axes, {}, 0)):
             if visited == MAX_GRID:
                 raise SpaceError((), f"the grid has more than {MAX_GRID} points", "lower counts")
             params = self._assemble(values)
-            if not self._forbidden(params):
+            if rule := self._forbidding(params):
+                refused.append(rule)
+            else:
                 found.setdefault(json.dumps(params, sort_keys=True, default=str), params)
         if not found:
-            raise SpaceError(("forbid",), "every point of the grid is forbidden")
+            raise _forbidden(refused, "every point of the grid is forbidden")
         return list(found.values())
 
     def _assemble(self, values: Values) -> dict[str, Any]:
@@ -205,21 +219,29 @@ class Space:
             look_up(params, axis.path[:-1])[axis.path[-1]] = value
         return params
 
-    def _forbidden(self, params: Mapping[str, Any]) -> bool:
+    def _forbidding(self, params: Mapping[str, Any]) -> Expression | None:
+        """The first expression of ``forbid`` that is true of a sample."""
         for rule in self._forbid:
             try:
                 if rule.value(params):
-                    return True
+                    return rule
             except Inactive:
                 continue
-        return False
+        return None
 
     def _check_names(self, known: set[str]) -> None:
         for expression in [*self._forbid, *map(tree.expression, self._derived)]:
             for name in sorted(map(dotted, expression.names)):
                 if name not in known:
-                    what = f"there is no hyperparameter {name!r}"
+                    what = f"there is no hyperparameter {name!r}, as in {expression.text!r}"
                     raise SpaceError(expression.at, what, tree.guess(name, known))
+
+
+def _forbidden(refused: Sequence[Expression], what: str, hint: str = "") -> SpaceError:
+    """The error of samples that these expressions refused, at the one that refused most."""
+    rule, count = Counter(refused).most_common(1)[0]
+    by = "by" if count == len(refused) else "mostly by"
+    return SpaceError(rule.at, f"{what} {by} {rule.text!r}", hint)
 
 
 def _held(axis: Axis, domain: Domain, value: Any) -> Any:

@@ -1,0 +1,37 @@
+"""Why a trial had more than one attempt: it was cut short, or the search let it go on."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hpcdet.read.gather import GatheredTrial
+from hpcdet.store.controls import BY_USER
+
+_WANTED = ("completed", "paused", "stopped")
+"""Ends that were asked for: what goes on after one was not cut short."""
+
+
+def restarts(trial: GatheredTrial) -> int:
+    """How many attempts followed one that had not come to the end that was asked for.
+
+    Claims that were given back before anything ran are no attempts.
+    """
+    return sum(reason not in _WANTED for reason, _ in pairwise(_ends(trial)))
+
+
+def promotions(trial: GatheredTrial) -> int:
+    """How many times the search let it go on: after a pause, or when it had come to its target."""
+    paused, found = False, 0
+    for control in trial.controls:
+        if control.action == "run":
+            found += paused
+            paused = False
+        elif control.action == "pause" and control.why != BY_USER:
+            paused = True
+    return found + sum(reason == "completed" for reason, _ in pairwise(_ends(trial)))
+
+
+def _ends(trial: GatheredTrial) -> list[str]:
+    """Reasons of the attempts' ends; "" of one that has none yet."""
+    reasons = (attempt.end.reason if attempt.end is not None else "" for attempt in trial.attempts)
+    return [reason for reason in reasons if reason != "released"]
