@@ -18,7 +18,7 @@ import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from hpcdet.store import config, files, scratch  # noqa: E402
-from hpcdet.train import elsewhere, launcher  # noqa: E402
+from hpcdet.train import elsewhere, launcher, standin  # noqa: E402
 from hpcdet.train.entrypoint import parse  # noqa: E402
 from hpcdet.train.place import Place  # noqa: E402
 from hpcdet.train.ranks import Ranks  # noqa: E402
@@ -52,7 +52,9 @@ def run(place: Place) -> int:
     """Run the entrypoint, in this process unless it asks for another; returns the exit code."""
     try:
         assert place.experiment is not None
-        entrypoint = parse(config.load(place.experiment.config).entrypoint)
+        asked = config.load(place.experiment.config)
+        standin.offer(asked.compat.determined)
+        entrypoint = parse(asked.entrypoint)
         if entrypoint.kind in ("interpreter", "command"):
             return elsewhere.run(entrypoint, place)
         from hpcdet.core import conclude

@@ -337,6 +337,11 @@ class Profiling(Section):
     """Wait for the accelerator at each phase of what is recorded, so that they do not overlap."""
 
 
+class Compat(Section):
+    determined: Literal["auto", "off"] = "auto"
+    """auto: where there is no package `determined`, hpcdet stands in for it; off: it does not."""
+
+
 class Config(Section):
     """A whole experiment config."""
 
@@ -389,6 +394,7 @@ class Config(Section):
     slurm: Slurm = Slurm()
     pbs: Pbs = Pbs()
     profiling: Profiling = Profiling()
+    compat: Compat = Compat()
     debug: bool = False
     """Determined's; has no effect here, with a warning."""
     site: str | None = None

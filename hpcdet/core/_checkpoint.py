@@ -307,15 +307,20 @@ class CheckpointContext:
         _unpack(chosen, Path(ckpt_dir))
 
     def load(self, storage_id: str) -> Any:
-        """The state in a given checkpoint of this trial (generators are left alone).
+        """The state in a given checkpoint of this trial.
 
-        Code that does this before anything else, as Determined's does, goes on from there.
+        Code that does this before anything else, as Determined's does, goes on from there, and
+        random generators are put back as by ``latest``; later on they are left alone.
         """
-        ranks = self._session.ranks
+        session = self._session
+        ranks = session.ranks
         loaded = checkpoint.load(self._folder(storage_id), ranks.rank, ranks.world)
         state = _state(loaded)
         if not self._begun and not self._train.units.batches:
             self._go_on_from(loaded.manifest)
+            of_this_rank = loaded.shared if session.virtual is not None else loaded.private
+            if of_this_rank and "rng" in of_this_rank:
+                rng.restore(of_this_rank["rng"], session.generators)
         return state
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from hpcdet.core._checkpoint import CheckpointContext
 from hpcdet.core._distributed import DistributedContext
+from hpcdet.core._lineage import ExperimentalCoreContext
 from hpcdet.core._modes import check
 from hpcdet.core._preempt import PreemptContext
 from hpcdet.core._profiler import ProfilerContext
@@ -64,6 +65,7 @@ class Context:
         self.checkpoint = CheckpointContext(session, self.train, self.virtual)
         self.searcher = SearcherContext(session, self.train)
         self.profiler = ProfilerContext(self.train, session.profile)
+        self.experimental = ExperimentalCoreContext(session)
         self.preempt.each = self._each_step
         self._left = False
 
@@ -129,6 +131,14 @@ class Context:
         if shuffle:
             return Order(size, batch, lambda epoch: shuffled(size, self.seed, epoch))
         return Order(size, batch, lambda _epoch: range(size))
+
+    def start(self) -> None:
+        """Determined's for code without ``with``; everything has started already."""
+
+    def close(self, *error: Any) -> None:
+        """Leave it as the ``with`` block does; its three arguments if an exception leaves it."""
+        if not self._left:
+            self.__exit__(*(error or (None, None, None)))
 
     def __enter__(self) -> Context:
         return self

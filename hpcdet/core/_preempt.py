@@ -38,5 +38,11 @@ class PreemptContext:
         self.checkpoint_due = orders.save
         return self.cause is not None
 
+    def start(self) -> None:
+        """Determined's; it listens already."""
+
+    def close(self) -> None:
+        """Determined's; leaving ``core.init`` is what counts."""
+
     def acknowledge_preemption_signal(self) -> None:
         """Determined's; leaving the ``with`` block is what counts."""

@@ -28,8 +28,11 @@ TorchData = Any
 """A batch: tensors in any nest of dicts, lists and tuples."""
 
 
-def to_device(data: TorchData, device: torch.device) -> TorchData:
-    """A batch with all its tensors on a device; arrays and the rest stay as they are."""
+def to_device(data: TorchData, device: torch.device, warned_types: object = None) -> TorchData:
+    """A batch with all its tensors on a device; arrays and the rest stay as they are.
+
+    ``warned_types`` is Determined's; nothing is warned of.
+    """
     if device.type == "cpu":  # where data sets and loaders leave them
         return data
     return tree_map_only(torch.Tensor, lambda one: one.to(device, non_blocking=True), data)

@@ -23,6 +23,9 @@ class Parallel(DistributedDataParallel):
     So each attempt first runs two backwards with gradients of zero, and undoes what they
     changed: from its first step on, every attempt has the final buckets.
 
+    Attributes and methods of the model are found on this, too. A method of it that computes with
+    parameters runs on this rank alone: gradients meet after calls of the model itself.
+
     Attributes:
         compression: how gradients travel.
         bypass: call the module alone, without talking to other ranks: while validating.
@@ -38,6 +41,15 @@ class Parallel(DistributedDataParallel):
         self.phases = Phases()
         self._generators = generators
         self._settled = False
+
+    def __getattr__(self, name: str) -> Any:
+        """What the model has and DDP has not, as if it were not wrapped."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":  # not there yet
+                raise
+            return getattr(self.module, name)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self.bypass or not torch.is_grad_enabled():

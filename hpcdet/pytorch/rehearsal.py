@@ -15,7 +15,7 @@ from hpcdet.store import config as configs
 from hpcdet.store import files
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Control, Trial, Verdict
-from hpcdet.train import elsewhere
+from hpcdet.train import elsewhere, standin
 from hpcdet.train.entrypoint import parse
 from hpcdet.train.place import Place
 from hpcdet.train.verdicts import unsaid_end, unsaid_failure
@@ -75,7 +75,9 @@ def _run(place: Place) -> int:
     place.announce()
     assert place.experiment is not None
     try:
-        entrypoint = parse(configs.load(place.experiment.config).entrypoint)
+        asked = configs.load(place.experiment.config)
+        standin.offer(asked.compat.determined)
+        entrypoint = parse(asked.entrypoint)
         if entrypoint.kind != "class":
             os.environ["HPCDET_DEADLINE"] = "0"
         if entrypoint.kind in ("interpreter", "command"):

@@ -77,8 +77,29 @@ class ReproducibleShuffleSampler(_Around):
         return iter(items)
 
 
-RepeatBatchSampler = RepeatSampler
-DistributedBatchSampler = DistributedSampler
-SkipBatchSampler = SkipSampler
-ReproducibleShuffleBatchSampler = ReproducibleShuffleSampler
-"""The same with batches for items."""
+class RepeatBatchSampler(RepeatSampler):
+    """The same with batches for items."""
+
+    def __init__(self, batch_sampler: Iterable[Any]) -> None:
+        super().__init__(batch_sampler)
+
+
+class DistributedBatchSampler(DistributedSampler):
+    """The same with batches for items."""
+
+    def __init__(self, batch_sampler: Iterable[Any], num_workers: int, rank: int) -> None:
+        super().__init__(batch_sampler, num_workers, rank)
+
+
+class SkipBatchSampler(SkipSampler):
+    """The same with batches for items."""
+
+    def __init__(self, batch_sampler: Iterable[Any], skip: int) -> None:
+        super().__init__(batch_sampler, skip)
+
+
+class ReproducibleShuffleBatchSampler(ReproducibleShuffleSampler):
+    """The same with batches for items."""
+
+    def __init__(self, batch_sampler: Iterable[Any], seed: int) -> None:
+        super().__init__(batch_sampler, seed)

@@ -285,6 +285,13 @@ class Profiling:
 
 
 @dataclass(frozen=True)
+class Compat:
+    """``compat``. ``determined``: whether hpcdet stands in for the package of that name."""
+
+    determined: Literal["auto", "off"] = "auto"
+
+
+@dataclass(frozen=True)
 class Resolved:
     """A whole experiment config.
 
@@ -328,6 +335,7 @@ class Resolved:
     slurm: Slurm = field(default_factory=Slurm)
     pbs: Pbs = field(default_factory=Pbs)
     profiling: Profiling = Profiling()
+    compat: Compat = Compat()
     debug: bool = False
     site: str | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)

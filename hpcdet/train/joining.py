@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hpcdet.errors import NotFound
 from hpcdet.store import overrides
@@ -22,6 +23,31 @@ from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
 from hpcdet.train.session import Session
+
+_met = False
+
+
+def meet() -> None:
+    """Make the process group of the attempt that the environment names; done before, it stays.
+
+    ``join`` calls it; code that needs the group earlier may call it before.
+
+    Raises:
+        ConfigError, Unavailable: as ``rendezvous.meet``.
+    """
+    place = Place.from_environment()
+    assert place is not None and place.experiment is not None
+    config = overrides.of_attempt(place.experiment, place.attempt)
+    _meet(Ranks.from_environment(), place, config)
+
+
+def _meet(ranks: Ranks, place: Place, config: Resolved) -> None:
+    global _met
+    if _met and dist.is_initialized():
+        return
+    backend = os.environ.get("HPCDET_BACKEND") or config.distributed.backend
+    rendezvous.meet(ranks, place.attempt.rendezvous, backend)
+    _met = True
 
 
 def join(
@@ -65,8 +91,7 @@ def _attached(ranks: Ranks, place: Place) -> Session:
     torch.backends.cudnn.benchmark = False
     if config.reproducibility.deterministic or config.reproducibility.elastic is not None:
         deterministic.demand()
-    backend = os.environ.get("HPCDET_BACKEND") or config.distributed.backend
-    rendezvous.meet(ranks, place.attempt.rendezvous, backend)
+    _meet(ranks, place, config)
     session = Session(ranks, place, record, config, Deadline.from_environment())
     session.learn_length()
     return session

@@ -1,30 +1,21 @@
-"""The face of ``determined``: write ``import hpcdet.determined as det``.
-
-It has what training code uses: ``get_cluster_info``, ``core``, ``pytorch``, ``InvalidHP``.
-"""
+"""``det.get_cluster_info``: what this process is part of."""
 
 from __future__ import annotations
 
-import importlib
 import os
+import re
 from dataclasses import dataclass, field
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
-from hpcdet import core
 from hpcdet.checkpoint.manifest import position
-from hpcdet.core import InvalidHP
+from hpcdet.errors import UsageError
 from hpcdet.store import config as configs
 from hpcdet.store.records import Trial
 from hpcdet.store.secrets import resolve
 from hpcdet.store.trials import latest_checkpoint
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
-
-__all__ = ["LOG_FORMAT", "ClusterInfo", "InvalidHP", "TrialInfo", "core", "get_cluster_info"]
-
-LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
-"""For ``logging.basicConfig``."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +65,27 @@ class ClusterInfo:
     container_rank: int = 0
     task_type: str = "TRIAL"
 
+    @property
+    def container_addrs(self) -> list[str]:
+        """The nodes of this attempt by name, in the order of ``container_rank``.
+
+        Raises:
+            UsageError: there are several, and this launcher does not say their names.
+        """
+        return _hosts(Ranks.from_environment())
+
+    @property
+    def gpu_uuids(self) -> list[str]:
+        """What ``CUDA_VISIBLE_DEVICES`` names; empty on a CPU."""
+        return [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+
+    @property
+    def _trial_info(self) -> TrialInfo:
+        return self.trial
+
     def __getattr__(self, name: str) -> Any:
-        """What Determined's has beside: a master, its tokens, its containers."""
-        why = "hpcdet has neither master nor containers"
-        if name.startswith("container_"):
-            why = (
-                "hpcdet starts the ranks, each with the script of the entrypoint; "
-                "core.init().distributed knows them and their nodes"
-            )
-        raise AttributeError(f"there is no {name}: {why}")
+        """What Determined's has beside: a master, its tokens."""
+        raise AttributeError(f"there is no {name}: hpcdet has neither master nor containers")
 
 
 def get_cluster_info() -> ClusterInfo | None:
@@ -115,8 +118,38 @@ def get_cluster_info() -> ClusterInfo | None:
     )
 
 
-def __getattr__(name: str) -> ModuleType:
-    """``det.pytorch``, imported when it is used."""
-    if name == "pytorch":
-        return importlib.import_module("hpcdet.pytorch")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _hosts(ranks: Ranks) -> list[str]:
+    """Names of the nodes, one of each."""
+    if ranks.local_world >= ranks.world:
+        return [os.uname().nodename]
+    if (file := os.environ.get("PBS_NODEFILE")) and Path(file).is_file():
+        return list(dict.fromkeys(Path(file).read_text().split()))
+    for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
+        if name in os.environ:
+            return expand(os.environ[name])
+    raise UsageError(
+        "this launcher does not tell the names of the nodes",
+        where="container_addrs",
+        hint="core.init().distributed knows how many there are: cross_size, cross_rank",
+    )
+
+
+def expand(nodes: str) -> list[str]:
+    """The names in a list as Slurm writes it: ``gpu[1-3,07],login``."""
+    found: list[str] = []
+    for part in re.findall(r"(?:\[[^]]*\]|[^,\[])+", nodes):
+        found += _expand_one(part)
+    return found
+
+
+def _expand_one(part: str) -> list[str]:
+    start, bracket, rest = part.partition("[")
+    if not bracket:
+        return [part]
+    inside, _, end = rest.partition("]")
+    numbers: list[str] = []
+    for each in inside.split(","):
+        first, _, last = each.partition("-")
+        span = range(int(first), int(last or first) + 1)
+        numbers += [f"{number:0{len(first)}d}" for number in span]
+    return [start + number + tail for number in numbers for tail in _expand_one(end)]

@@ -1,0 +1,20 @@
+"""``determined.experimental.client``: not in this version, which its import says.
+
+Code that imports it and does not use it runs; what is used of it says why it cannot be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcdet.determined._absent import absent, why_absent
+from hpcdet.train.saying import say
+
+_WHY = why_absent("determined.experimental.client")
+say(f"determined.experimental.client can be imported, not used: {_WHY}")
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    absent(__name__, name)

@@ -1,0 +1,64 @@
+"""What all launchers do here: this process, which is one rank, becomes the command."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from hpcdet.errors import ConfigError
+from hpcdet.train.place import Place
+from hpcdet.train.ranks import Ranks
+
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
+
+
+def become(launcher: str, arguments: Sequence[str]) -> NoReturn:
+    """Run the command behind a launcher's own options in place of this process.
+
+    ``RANK``, ``WORLD_SIZE`` and the like are set for it, as torch's launcher would have done.
+
+    Args:
+        launcher: its module, for messages.
+        arguments: options for the launcher before ``--``, which count for nothing; the command.
+
+    Raises:
+        ConfigError: there is no command, or this is no rank of hpcdet's.
+    """
+    command = list(arguments[arguments.index("--") + 1 :] if "--" in arguments else arguments)
+    if command and command[0] == "--trial":
+        raise ConfigError(
+            "--trial names a class",
+            where=launcher,
+            hint=f"write it as entrypoint: {' '.join(command[1:2])}",
+        )
+    if not command or command[0].startswith("-"):
+        raise ConfigError(
+            f"there is no command in {' '.join(arguments) or 'its arguments'}",
+            where=launcher,
+            hint=f"write -- between its own options and the command: -m {launcher} … -- python3 …",
+        )
+    if Place.from_environment() is None:
+        raise ConfigError(
+            "this process is no rank of an experiment",
+            where=launcher,
+            hint="submit it with hpcdet, or use torchrun",
+        )
+    ranks = Ranks.from_environment()
+    os.environ.update(
+        RANK=str(ranks.rank),
+        WORLD_SIZE=str(ranks.world),
+        LOCAL_RANK=str(ranks.local),
+        LOCAL_WORLD_SIZE=str(ranks.local_world),
+        NODE_RANK=str(ranks.node),
+    )
+    if _PYTHON.fullmatch(command[0]):
+        command[0] = sys.executable
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        raise ConfigError(f"{command[0]}: {error.strerror}", where=launcher) from error

@@ -1,0 +1,10 @@
+"""``python3 -m determined.launch.torch_distributed [OPTIONS --] COMMAND``."""
+
+from __future__ import annotations
+
+import sys
+
+from hpcdet.determined.launch._rank import become
+
+if __name__ == "__main__":
+    become("determined.launch.torch_distributed", sys.argv[1:])

@@ -1,0 +1,18 @@
+"""What ``import determined`` finds in the processes of a rank: hpcdet's face of that package.
+
+The folder above is on the module path of ranks and of what they start (``hpcdet.train.standin``).
+A package of this name that is installed, or lies in the code, comes before.
+"""
+
+import sys
+
+try:
+    from hpcdet.train import standin
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"No module named 'determined': hpcdet would stand in for it, and {sys.executable} cannot "
+        f"import hpcdet ({missing}); install hpcdet with that Python's pip",
+        name=__name__,
+    ) from missing
+
+standin.stand_in()
