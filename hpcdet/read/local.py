@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
-import tempfile
 from pathlib import Path
 
-from hpcdet.errors import Unavailable
-from hpcdet.store import files, mounts
+from hpcdet.store import files, mounts, private
+
+_HINT = "remove it, or let XDG_CACHE_HOME name a folder on a disk of this host"
 
 
 def folder(name: str) -> Path:
@@ -20,15 +19,9 @@ def folder(name: str) -> Path:
     """
     cache = os.environ.get("XDG_CACHE_HOME")
     mount = mounts.of(Path(cache)) if cache else None
-    if cache and not (mount and mount.shared):
-        root = Path(cache) / "hpcdet"
-    else:
-        root = Path(tempfile.gettempdir()) / f"hpcdet-{os.getuid()}"
+    here = cache and not (mount and mount.shared)
+    root = Path(cache) / "hpcdet" if cache and here else private.temporary()
     for path in (root, root / name):
         files.make_folder(path)
-        status = path.lstat()
-        others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if status.st_uid != os.getuid() or others or not stat.S_ISDIR(status.st_mode):
-            hint = "remove it, or let XDG_CACHE_HOME name a folder on a disk of this host"
-            raise Unavailable("somebody else may write this folder", where=str(path), hint=hint)
+        private.refuse_foreign(path, _HINT)
     return root / name

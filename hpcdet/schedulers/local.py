@@ -9,6 +9,7 @@ local jobs of the user, walltime, warning signals, requeue in place, hold, cance
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import socket
@@ -32,10 +33,12 @@ from hpcdet.schedulers.base import (
     Wait,
 )
 from hpcdet.schedulers.local_state import (
+    PARTS,
     JobFolder,
     JobRecord,
     Request,
     TaskRecord,
+    refuse_foreign,
     state_folder,
     this_host,
 )
@@ -119,9 +122,15 @@ class LocalScheduler:
     def __init__(self, slots: int | None = None, state: Path | None = None) -> None:
         self._devices = shared_devices()
         self._slots = slots or shared_slots()
-        self._state = state or state_folder()
+        self._root = state or state_folder()
         self.host = this_host()
         self.answered_at = 0.0
+
+    @functools.cached_property
+    def _state(self) -> Path:
+        """Raises Unavailable: somebody else could have written there."""
+        refuse_foreign(self._root)
+        return self._root
 
     def submit(self, submission: Submission) -> str:
         """Start a supervisor for the job; returns once it runs. Raises SubmissionRefused."""
@@ -224,8 +233,9 @@ class LocalScheduler:
         return [JobFolder(root) for root in sorted(folder.iterdir())] if folder.is_dir() else []
 
     def _prepare(self) -> None:
-        for name in ("jobs", "running", "waiting"):
+        for name in PARTS:
             files.make_folder(self._state / name)
+        refuse_foreign(self._root)
         for job in self._jobs():
             with contextlib.suppress(FileNotFoundError):  # another submission tidies up, too
                 old = time.time() - job.root.stat().st_mtime > _KEEP_ENDED_S

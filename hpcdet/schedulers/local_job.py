@@ -28,6 +28,7 @@ from hpcdet.schedulers.local_state import (
     Request,
     TaskRecord,
     locked,
+    refuse_foreign,
     slots_taken,
     somebody_before,
 )
@@ -292,6 +293,7 @@ def _own_identity() -> ProcessRecord:
 def main(argv: list[str]) -> int:
     """Detach, say who runs the job, run it."""
     job = JobFolder(Path(argv[0]))
+    refuse_foreign(job.state)
     os.umask(0o077)
     if os.fork():
         os._exit(0)  # init reaps the supervisor, not the submitter

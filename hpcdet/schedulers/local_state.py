@@ -26,9 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcdet.schedulers import processes
-from hpcdet.store import files
+from hpcdet.store import files, private
 from hpcdet.store.record import Record
 
+PARTS = ("jobs", "running", "waiting")
+"""Folders in the state folder."""
 _REQUEST = re.compile(r"^#HPCDET (\w+)=(.*)$", re.MULTILINE)
 
 
@@ -46,6 +48,22 @@ def state_folder() -> Path:
         return Path(given)
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "hpcdet" / "local" / socket.gethostname()
+
+
+def refuse_foreign(state: Path) -> None:
+    """Refuse a state folder in which somebody else could have written, or put another in its place.
+
+    Scripts that it names are run as the user.
+
+    Raises:
+        Unavailable: with the folder and what to do.
+    """
+    hint = "let HPCDET_LOCAL_STATE name a folder that only you can write, as in your home"
+    state = state.resolve()
+    private.refuse_exchangeable(state, hint)
+    for folder in (state, *(state / name for name in PARTS)):
+        if os.path.lexists(folder):
+            private.refuse_foreign(folder, hint)
 
 
 @dataclass(frozen=True)

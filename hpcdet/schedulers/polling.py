@@ -10,8 +10,6 @@ import contextlib
 import fcntl
 import json
 import os
-import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import Unavailable
-from hpcdet.store import files
+from hpcdet.store import files, private
 
 SLOWEST_S = 600
 _SLOWER = 1.5
@@ -46,11 +44,8 @@ def cache_folder() -> Path:
     except OSError:
         usable = False
     if not usable:
-        folder = Path(tempfile.gettempdir()) / f"hpcdet-{os.getuid()}"
-        files.make_folder(folder)
-    status = folder.lstat()
-    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise Unavailable("somebody else may write this folder", where=str(folder))
+        folder = private.temporary()
+    private.refuse_foreign(folder, "remove it, or let HPCDET_CACHE name another folder")
     return folder
 
 

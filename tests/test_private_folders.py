@@ -1,0 +1,110 @@
+"""Folders of hpcdet's own that another user has made first, or may exchange."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from hpcdet.errors import Unavailable
+from hpcdet.read import local
+from hpcdet.schedulers import local_job, polling
+from hpcdet.schedulers.base import Job, Submission
+from hpcdet.schedulers.local import LocalScheduler
+from hpcdet.store import private
+from tests.commands import Cli
+
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="gives folders to another user")
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    file = tmp_path / "script.sh"
+    file.write_text("#!/bin/bash\ntrue\n")
+    return file
+
+
+@pytest.fixture
+def below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of another user's, where this one's state folder shall be."""
+    monkeypatch.delenv("HPCDET_LOCAL_STATE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "theirs" / "cache"))
+    (tmp_path / "theirs" / "cache").mkdir(parents=True)
+    return tmp_path / "theirs"
+
+
+def submit(script: Path) -> str:
+    return LocalScheduler(slots=1).submit(Submission("x", "t", script, 1, 1))
+
+
+def test_local_jobs_refuse_a_state_folder_below_one_of_another_user(
+    below: Path, script: Path
+) -> None:
+    os.chown(below, NOBODY, NOBODY)
+    with pytest.raises(Unavailable, match="another folder in the place") as refused:
+        submit(script)
+    assert str(below) in refused.value.where and "HPCDET_LOCAL_STATE" in refused.value.hint
+    assert not (below / "cache" / "hpcdet").exists()
+    os.chown(below, 0, 0)
+    below.chmod(0o775)
+    with pytest.raises(Unavailable, match="another folder in the place"):
+        submit(script)
+    below.chmod(0o1775)
+    assert submit(script)
+
+
+@pytest.mark.parametrize("part", ["", "jobs", "running", "waiting"])
+def test_local_jobs_refuse_a_part_of_the_state_that_is_not_theirs(
+    part: str, tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    monkeypatch.setenv("HPCDET_LOCAL_STATE", str(state))
+    job = submit(script)
+    os.chown(state / part, NOBODY, NOBODY)
+    scheduler = LocalScheduler(slots=1)
+    for act in (
+        lambda: submit(script),
+        lambda: scheduler.query([Job(job, 1)]),
+        lambda: scheduler.find("x", "t"),
+        lambda: scheduler.cancel(job),
+        lambda: local_job.main([str(state / "jobs" / job)]),
+    ):
+        with pytest.raises(Unavailable, match="somebody else may write this folder"):
+            act()
+
+
+def test_a_name_that_another_user_has_taken_is_left_to_him(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    taken = tmp_path / f"hpcdet-{os.getuid()}"
+    taken.mkdir(mode=0o777)
+    os.chown(taken, NOBODY, NOBODY)
+    (tmp_path / f"hpcdet-{os.getuid()}-0000").symlink_to("/etc")
+    mine = private.temporary()
+    assert mine.parent == tmp_path and private.is_private(mine) and mine != taken
+    assert private.temporary() == mine  # and not a new one each time
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert local.folder("index") == mine / "index"
+    (tmp_path / "home").write_text("no folder")
+    monkeypatch.setenv("HPCDET_CACHE", str(tmp_path / "home"))
+    assert polling.cache_folder() == mine
+    assert not list(taken.iterdir())
+
+
+def test_the_index_is_kept_where_the_first_name_is_taken(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    taken = tmp_path / f"hpcdet-{os.getuid()}"
+    taken.write_text("a file of that name")
+    cli("init", tmp_path / "m", "--minimal")
+    cli("submit", tmp_path / "m" / "single.yaml", "--site", "local", "--prepare", "--no-test")
+    cli("index", "update")
+    assert Path(cli("index", "path", "@last").out.strip()).is_file()
+    assert taken.read_text() == "a file of that name"
