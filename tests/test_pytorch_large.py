@@ -129,7 +129,8 @@ def test_caches_that_ranks_have_of_different_shapes_stay_their_own(
     """And what is sent beside them comes where it belongs, whoever has made one anew since."""
     first, second = [Caching()], [Caching()]
     kinds = {name: _buffers._kind(one) for name, one in _buffers.named(first).items()}
-    peers = SimpleNamespace(allgather=lambda mine: [kinds, mine])
+    told = {name: kind.encode() for name, kind in kinds.items()}
+    peers = SimpleNamespace(allgather=lambda mine: [told, mine])
     assert _buffers.alike(second, peers).keys() == {"0.seen", "0.table"}  # type: ignore[arg-type]
     sent: list[torch.Tensor] = []
     monkeypatch.setattr(dist, "broadcast", lambda message, src: sent.append(message.clone()))

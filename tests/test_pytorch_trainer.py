@@ -148,12 +148,12 @@ class FakePeers:
     def __init__(self, other: Any) -> None:
         self.other = other
 
-    def allgather(self, value: Any) -> list[Any]:
+    def allgather(self, value: Any, _: str = "") -> list[Any]:
         return [value, self.other]
 
     gather = allgather
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: Any, _: str = "") -> Any:
         return value
 
 

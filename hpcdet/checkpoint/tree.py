@@ -32,7 +32,7 @@ from hpcdet.errors import HpcdetError
 _SCALARS = (type(None), bool, int, str)
 TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-_NUMPY_KINDS = "biufcSUMm"
+NUMPY_KINDS = "biufcSUMm"
 
 
 class StateError(HpcdetError):
@@ -164,9 +164,9 @@ class _Encoder:
             return {"tuple": [self.value(item, f"{path}/#{n}") for n, item in enumerate(value)]}
         if kind is Sharded:
             return {"tensor": self.part(value, path)}
-        if kind is np.ndarray and value.dtype.kind in _NUMPY_KINDS and not value.dtype.fields:
+        if kind is np.ndarray and value.dtype.kind in NUMPY_KINDS and not value.dtype.fields:
             return {"array": self.numpy(value, path, "array")}
-        if isinstance(value, np.generic) and value.dtype.kind in _NUMPY_KINDS:
+        if isinstance(value, np.generic) and value.dtype.kind in NUMPY_KINDS:
             return {"scalar": self.numpy(value, path, "scalar")}
         if kind is bytes:
             self.leaves.append(Leaf(path, "bytes", "bytes", (len(value),), len(value), value))
@@ -300,9 +300,8 @@ def from_bytes(kind: str, dtype: str, shape: tuple[int, ...], data: torch.Tensor
         return data.view(getattr(torch, dtype)).reshape(shape)
     if kind == "bytes":
         return data.numpy().tobytes()
-    if not data.numel():
-        return np.zeros(shape, dtype)
-    array = data.numpy().view(dtype).reshape(shape)
+    # np.zeros would make "<U1" of "<U0"
+    array = data.numpy().view(dtype).reshape(shape) if data.numel() else np.ndarray(shape, dtype)
     return array[()] if kind == "scalar" else array
 
 

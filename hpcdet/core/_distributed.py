@@ -9,10 +9,15 @@ from hpcdet.train.peers import Peers
 from hpcdet.train.ranks import Ranks
 
 T = TypeVar("T")
+_WHERE = "context.distributed"
 
 
 class DistributedContext:
-    """Every rank must make the same calls in the same order. Values are pickled.
+    """Every rank must make the same calls in the same order.
+
+    Values may consist of None, bool, int, float, str, bytes, list, tuple, dict, numpy arrays and
+    tensors; all else is a ``TypeError`` on all ranks, as it is where one rank is alone. What
+    arrives is a copy, on the rank that has sent it, too; tensors arrive in main memory.
 
     Made by code written for Determined, it says which rank this process is; ranks are started by
     hpcdet (or by who sets ``RANK`` and ``WORLD_SIZE``), so that it must say the same.
@@ -42,6 +47,7 @@ class DistributedContext:
         force_tcp: bool = False,
     ) -> None:
         self._peers: Peers | None = None
+        self._nodes: list[int] | None = None  # of each rank, once it has been asked
         self.rank, self.size = rank, size
         self.local_rank, self.local_size = local_rank, local_size
         self.cross_rank, self.cross_size = cross_rank, cross_size
@@ -63,7 +69,7 @@ class DistributedContext:
             peers: None before ``core.init`` has brought the ranks together.
         """
         made = cls.__new__(cls)
-        made._peers = peers
+        made._peers, made._nodes = peers, None
         made.rank, made.size = ranks.rank, ranks.world
         made.local_rank, made.local_size = ranks.local, ranks.local_world
         made.cross_rank = ranks.node
@@ -114,30 +120,36 @@ class DistributedContext:
 
     def gather(self, stuff: T) -> list[T] | None:
         """Every rank's value on rank 0, None elsewhere."""
-        values = self._talk().gather(stuff)
+        values = self._talk().gather(stuff, f"{_WHERE}.gather")
         return values if self.rank == 0 else None
 
     def allgather(self, stuff: T) -> list[T]:
         """Every rank's value, everywhere."""
-        return self._talk().allgather(stuff)
+        return self._talk().allgather(stuff, f"{_WHERE}.allgather")
 
     def broadcast(self, stuff: T) -> T:
         """Rank 0's value, everywhere."""
-        return self._talk().broadcast(stuff)
+        return self._talk().broadcast(stuff, f"{_WHERE}.broadcast")
 
     def allgather_local(self, stuff: T) -> list[T]:
         """The values of the ranks on this node."""
-        everyone = self._talk().allgather((self.cross_rank, stuff))
-        return [value for node, value in everyone if node == self.cross_rank]
+        return self._local(stuff, "allgather_local")
 
     def gather_local(self, stuff: T) -> list[T] | None:
         """The values of the ranks on this node, on the first of them."""
-        values = self.allgather_local(stuff)
+        values = self._local(stuff, "gather_local")
         return values if self.local_rank == 0 else None
 
     def broadcast_local(self, stuff: T | None = None) -> T | None:
         """The value of the first rank on this node."""
-        return self.allgather_local(stuff)[0]
+        return self._local(stuff if self.local_rank == 0 else None, "broadcast_local")[0]
+
+    def _local(self, stuff: T, method: str) -> list[T]:
+        if self._nodes is None:
+            self._nodes = self._talk().allgather(self.cross_rank)
+        everyone = self._talk().allgather(stuff, f"{_WHERE}.{method}")
+        pairs = zip(self._nodes, everyone, strict=True)
+        return [value for node, value in pairs if node == self.cross_rank]
 
     def _talk(self) -> Peers:
         if self._peers is None:

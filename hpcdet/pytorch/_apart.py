@@ -75,7 +75,8 @@ class Apart:
             for v in self._virtual.mine:
                 with self.of(v):
                     mine.append(one.per_slot_reduce())
-            parts = [part for of_rank in self._peers.gather(mine) for part in of_rank]
+            everyone = self._peers.gather(mine, f"per_slot_reduce of reducer {name}")
+            parts = [part for of_rank in everyone for part in of_rank]
             found |= over_all(name, one, parts, self._peers)
         return found
 

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -50,15 +51,22 @@ class Kind:
     dtype: torch.dtype
     device: str
 
+    def encode(self) -> list[Any]:
+        """In words that ranks can compare."""
+        return [self.shape, str(self.dtype), self.device]
+
 
 def alike(models: Models, peers: Peers) -> dict[str, Kind]:
     """The buffers that all ranks have of one kind, in the same order on all; they call together.
 
     Caches may depend on the batches that a rank has seen: they are nobody else's.
     """
-    first, *others = peers.allgather({name: _kind(one) for name, one in named(models).items()})
+    own = {name: _kind(one) for name, one in named(models).items()}
+    first, *others = peers.allgather({name: one.encode() for name, one in own.items()})
     return {
-        name: kind for name, kind in first.items() if all(one.get(name) == kind for one in others)
+        name: own[name]
+        for name, kind in first.items()
+        if all(one.get(name) == kind for one in others)
     }
 
 

@@ -140,14 +140,17 @@ def across_ranks(reducers: Mapping[str, MetricReducer], peers: Peers) -> dict[st
     """The values of custom reducers over all ranks, on all ranks."""
     found: dict[str, Any] = {}
     for name, reducer in reducers.items():
-        found |= over_all(name, reducer, peers.gather(reducer.per_slot_reduce()), peers)
+        parts = peers.gather(reducer.per_slot_reduce(), f"per_slot_reduce of reducer {name}")
+        found |= over_all(name, reducer, parts, peers)
     return found
 
 
 def over_all(name: str, reducer: MetricReducer, parts: list[Any], peers: Peers) -> dict[str, Any]:
     """The value or values of a reducer from its parts, which rank 0 has, on all ranks."""
-    value = peers.broadcast(reducer.cross_slot_reduce(parts) if peers.ranks.chief else None)
-    return dict(value) if isinstance(value, Mapping) else {name: value}
+    value = reducer.cross_slot_reduce(parts) if peers.ranks.chief else None
+    value = dict(value) if isinstance(value, Mapping) else value
+    value = peers.broadcast(value, f"cross_slot_reduce of reducer {name}")
+    return value if isinstance(value, dict) else {name: value}
 
 
 def named(metrics: Any) -> dict[str, Any]:

@@ -30,7 +30,10 @@ class MetricReducer(abc.ABC):
 
     @abc.abstractmethod
     def per_slot_reduce(self) -> Any:
-        """What this rank has gathered since ``reset``; picklable."""
+        """What this rank has gathered since ``reset``: values that ranks send each other.
+
+        These are None, bool, int, float, str, bytes, list, tuple, dict, numpy arrays and tensors.
+        """
 
     @abc.abstractmethod
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:

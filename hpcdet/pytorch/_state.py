@@ -39,6 +39,9 @@ def shared(
         of_all["virtual"] = context.elastic.state(list(context.reducers.of(training=True)))
     if registered := session.registered.shared(session.peers):
         of_all["registered"] = registered
+    of_callbacks = {name: one.state_dict() for name, one in callbacks.items()}
+    if session.ranks.world > 1:  # else the checkpoint names what it cannot hold
+        of_callbacks = session.peers.broadcast(of_callbacks, "the state of callbacks")
     return {
         **of_all,
         "models": [model.state_dict() for model in context.plain_models()],
@@ -47,9 +50,7 @@ def shared(
         "lr_schedulers": [one.state_dict() for one in context.lr_schedulers],
         "scaler": context.scaler.state_dict() if context.scaler is not None else None,
         "gradients": gradients,
-        "callbacks": context.distributed.broadcast(
-            {name: one.state_dict() for name, one in callbacks.items()}
-        ),
+        "callbacks": of_callbacks,
         "progress": progress,
     }
 

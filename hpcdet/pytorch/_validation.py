@@ -131,7 +131,7 @@ class Validator:
         metrics: dict[str, Any] = {}
         if context.core.session.ranks.chief or context.sharded:
             metrics = named(self._trial.evaluate_full_dataset(whole(self._data, context)))
-        return context.core.session.peers.broadcast(metrics)
+        return context.core.session.peers.broadcast(metrics, "evaluate_full_dataset")
 
 
 @contextlib.contextmanager

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
 from hpcdet.checkpoint.wholes import WholesFailed, alone
-from hpcdet.train import beside
+from hpcdet.train import beside, messages
 from hpcdet.train.ranks import Ranks
+from hpcdet.train.wire import Garbled
 
 T = TypeVar("T")
 _ECHO = re.compile(r"gloo/transport|Connection closed by peer|NCCL|MPI \w+ failed: ")
 
 
 class Peers:
-    """Collectives over Python objects and one over a few integers.
+    """Collectives over values (``wire``) and one over a few integers.
 
     Every rank must make the same calls in the same order.
     """
@@ -35,29 +36,30 @@ class Peers:
         if self._group is not None:
             dist.barrier(group=self._group)
 
-    def broadcast(self, value: T) -> T:
-        """Rank 0's value, on every rank."""
-        if self._group is None:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._group)
-        return box[0]
+    def broadcast(self, value: T, where: str = "") -> T:
+        """Rank 0's value, on every rank; a copy, on rank 0 and where it is alone as well.
 
-    def allgather(self, value: T) -> list[T]:
-        """Every rank's value, in order of rank, on every rank."""
-        if self._group is None:
-            return [value]
-        box: list[Any] = [None] * self.ranks.world
-        dist.all_gather_object(box, value, group=self._group)
-        return box
+        Args:
+            where: whose value this is, for an error.
 
-    def gather(self, value: T) -> list[T]:
-        """Every rank's value on rank 0; an empty list elsewhere."""
+        Raises:
+            Unsendable: it holds what ranks do not send each other (``wire``); on all ranks.
+        """
         if self._group is None:
-            return [value]
-        box: list[Any] | None = [None] * self.ranks.world if self.ranks.chief else None
-        dist.gather_object(value, box, dst=0, group=self._group)
-        return box or []
+            return cast("T", messages.here(value, where))
+        return cast("T", messages.broadcast(value, where, self.ranks.rank, self._group))
+
+    def allgather(self, value: T, where: str = "") -> list[T]:
+        """A copy of every rank's value, in order of rank, on every rank; as ``broadcast``."""
+        if self._group is None:
+            return [messages.here(value, where)]
+        return messages.allgather(value, where, self.ranks.rank, self._group)
+
+    def gather(self, value: T, where: str = "") -> list[T]:
+        """Copies of every rank's value on rank 0; an empty list elsewhere; as ``broadcast``."""
+        if self._group is None:
+            return [messages.here(value, where)]
+        return messages.gather(value, where, self.ranks.rank, self._group)
 
     def open_swap(self) -> None:
         """See that ``swap`` can be called. Called by the main thread, as whatever makes groups."""
@@ -105,8 +107,11 @@ class Peers:
 
 
 def is_peer_loss(error: BaseException) -> bool:
-    """Whether an error only says that another rank is gone, which is not this one's fault."""
-    if isinstance(error, dist.DistError):
+    """Whether an error only says that another rank is gone, which is not this one's fault.
+
+    One that sends no messages any more counts as gone: the network, or its memory, fails.
+    """
+    if isinstance(error, dist.DistError | Garbled):
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and bool(_ECHO.search(text))

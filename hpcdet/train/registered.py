@@ -49,9 +49,9 @@ class Registry:
             peers: None where rank 0 saves alone.
         """
         states = {name: one.item.state_dict() for name, one in self._entries.items()}
-        if peers is not None and any(one.per_rank for one in self._entries.values()):
-            own = {name: states[name] for name, one in self._entries.items() if one.per_rank}
-            states |= peers.broadcast(own)
+        own = {name: states[name] for name, one in self._entries.items() if one.per_rank}
+        if own and peers is not None and peers.ranks.world > 1:
+            states |= peers.broadcast(own, "the state of what was registered")
         return states
 
     def private(self) -> State:

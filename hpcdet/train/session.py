@@ -133,8 +133,9 @@ class Session:
         if self.ranks.chief:
             self.wanted.read()
             longer = self.wanted.longer()
-        told, longer = self.peers.broadcast((self.wanted.said.until, longer))
-        self.until = told or self.config.searcher.max_length
+        until = self.wanted.said.until
+        told, longer = self.peers.broadcast((until and until.encode(), longer))
+        self.until = Length.decode(told) if told else self.config.searcher.max_length
         self.rungs = limits.lengthen(self.rungs, longer)
 
     def at_rung(self, before: Units, after: Units) -> bool:

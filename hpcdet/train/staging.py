@@ -61,7 +61,9 @@ class Stage:
         self._works = True  # on this disk checkpoints can be written, as far as known
         where = config.checkpoint_storage.local_staging
         if where is not None and place.experiment is not None:
-            self.folder = peers.broadcast(self._find(where) if peers.ranks.chief else None)
+            found = self._find(where) if peers.ranks.chief else None
+            told = peers.broadcast(None if found is None else os.fspath(found))
+            self.folder = None if told is None else Path(told)
         chief = self.folder is not None and peers.ranks.chief
         self._drain = Background(self._copy) if chief else None
 
