@@ -6,7 +6,7 @@ WORKERS ?= 2
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test searches test-frameworks check packages setup wheel chaos bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-elastic bench-gpu bench-search bench-calibration clean
+.PHONY: demo test searches test-frameworks check packages setup wheel chaos stranded bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-elastic bench-gpu bench-search bench-calibration clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -39,6 +39,9 @@ chaos: packages setup  ## a campaign of random blows: make chaos KILLS=200 SEED=
 
 searches: setup  ## every rule of halving against its definition: make searches SEARCHES=2000
 	HPCDET_SEARCHES=$(or $(SEARCHES),2000) $(PY) -m pytest tests/test_search_by_definition.py
+
+stranded: packages setup  ## the death of workers and nodes with nobody following: real ranks, the shipped site (an hour)
+	HPCDET_STRANDED=full $(PY) -m pytest -rP tests/test_slurm_stranded.py
 
 bench-cli: setup  ## start-up times of the command line
 	$(PY) benchmarks/bench_cli.py

@@ -19,12 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcdet import checkpoint
+from hpcdet.checkpoint import CheckpointFailed
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint.retention import Candidate, Policy, keep
 from hpcdet.store import records
 from hpcdet.store.config import resolve
 from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Best, Closed, Control
+from hpcdet.store.records import Best, Claim, Closed, Control, End
 from hpcdet.train.clock import Deadline
 from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place
@@ -189,6 +190,25 @@ def test_a_checkpoint_that_rank_0_could_not_note_is_lost_for_it_as_for_the_other
         assert keeper.lost and not keeper.drain()
         assert not keeper.save(1, {}, {})  # of this name there is one, but it counts for nobody
         assert keeper.save(2, {}, {}) and keeper.save(2, {}, {})
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("by", ["the next attempt", "who believed it dead"])
+def test_an_attempt_that_is_over_commits_nothing_more(tmp_path: Path, by: str, wait: bool) -> None:
+    """Its ranks may have been stopped, or their node cut off, while others took the trial."""
+    place, paths = Place.of(tmp_path, 1, 1), ExperimentPaths(tmp_path)
+    with contextlib.closing(Tracker(place.attempt.journal)) as tracker:
+        keeper = Keeper(place, Peers(Ranks()), resolve({}), tracker, Deadline(None))
+        assert keeper.save(1, {}, {})
+        if by == "the next attempt":
+            Claim("0002-0000.0", "there").write_once(place.trial.attempt(2).claim)
+        else:
+            End("lost").write_once(place.attempt.end)
+        assert keeper.save(2, {}, {}, wait=wait) == (not wait)
+        assert wait or not keeper.drain()
+        with pytest.raises(CheckpointFailed, match="attempt 1 is over"):
+            keeper.save(3, {}, {}, must=True)
+    assert names(paths, 1) == ["00000001.g1"]
 
 
 def test_a_sweep_may_be_cut_off_anywhere(tmp_path: Path) -> None:

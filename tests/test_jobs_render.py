@@ -139,6 +139,7 @@ def test_a_task_requeues_itself_only_if_told_to_and_never_the_whole_array(tmp_pa
         "#!/bin/bash\n"
         'case "$*" in\n'
         f'*worker.again*) echo "$*" >> {told}; [ "${{@: -1}}" = 85 ] ;;\n'
+        f'*worker.handover*) echo "$*" >> {told} ;;\n'
         "*) exit $CODE ;;\nesac\n"
     )
     # kill the script as Slurm does at a requeue: it has to go on to its end all the same
@@ -158,7 +159,17 @@ def test_a_task_requeues_itself_only_if_told_to_and_never_the_whole_array(tmp_pa
     ]
     told.unlink()
     assert bash(text, CODE="1", **job).returncode == 1
-    assert "scontrol" not in told.read_text()
+    assert "scontrol" not in told.read_text() and "handover" in told.read_text()
+    told.unlink()
+    assert bash(text, CODE="0", **job).returncode == 0  # it has seen to that itself
+    assert "handover" not in told.read_text()
+    told.unlink()
+    scontrol.write_text(f'#!/bin/bash\necho "scontrol $*" >> {told}; exit 1\n')
+    assert bash(text, CODE="85", **job).returncode == 85
+    assert told.read_text().splitlines()[1:] == [
+        "scontrol requeue Incomplete 7_3",
+        f"-Pm hpcdet.worker.handover {paths.root} --submission 1 --index 3 --restart 0 --code 85",
+    ]
     told.unlink()
     paths.root.mkdir()
     paths.closed.write_text("{}")

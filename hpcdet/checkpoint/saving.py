@@ -68,6 +68,7 @@ def save(
     previous: str = "",
     image: Image | None = None,
     frozen: Frozen | None = None,
+    fence: Callable[[], None] = lambda: None,
 ) -> Saved:
     """Write a checkpoint; called by all ranks together, returns on all when it is durable.
 
@@ -83,6 +84,8 @@ def save(
             is given back. Where there is none, the state is written from where it lies.
         frozen: the same one at each save of a trial, for what does not change between them; by
             default all is written.
+        fence: called on rank 0 right before the commit; raises CheckpointFailed where there shall
+            be none.
 
     Raises:
         StateError: the state cannot be saved (on each rank that has such a state).
@@ -111,6 +114,7 @@ def save(
     commit: dict[str, Any] = {}
     if rank == 0:
         try:
+            fence()
             commit = committing.commit(folder, everyone, content, meta or {}, previous)
         except Exception as error:
             if not taken:
@@ -220,6 +224,7 @@ def begin(
     image: Image,
     swap: Swap = wholes.alone,
     frozen: Frozen | None = None,
+    fence: Callable[[], None] = lambda: None,
     committed: Callable[[Saved], None] = lambda _: None,
     patience_s: float = PATIENCE_S,
 ) -> Saving:
@@ -229,7 +234,7 @@ def begin(
     None may begin another checkpoint before this one is ``done`` on all.
 
     Args:
-        folder, shared, private, previous, frozen: as for ``save``.
+        folder, shared, private, previous, frozen, fence: as for ``save``.
         meta: gives what rank 0 wants to remember, when all but the manifest is there.
         committed: called on rank 0, by its thread, before the checkpoint is ``done``.
         image: memory to copy the state into; not to be used before this one is ``done``.
@@ -273,6 +278,7 @@ def begin(
             return None
         everyone = reports.collect(folder, report, world, patience_s)
         try:
+            fence()
             commit = committing.commit(folder, everyone, content, meta(), previous)
         except Exception:
             if not taken:

@@ -17,7 +17,7 @@ from hpcdet.cli.output import Output, output
 from hpcdet.cli.settings import settings
 from hpcdet.config.plan import plan
 from hpcdet.errors import UsageError
-from hpcdet.jobs import pace, room, waits
+from hpcdet.jobs import pace, room, succession, waits
 from hpcdet.site import Site
 from hpcdet.store.config import Resolved
 
@@ -68,6 +68,7 @@ def plan_command(
         "id": resolved.name,
         **plan(resolved, size, unit_s, queue_s, wanted.begun),
         "site": site.name,
+        "succession": succession.way(site),
     }
     item.pop("name")
     cost = item["cost"]

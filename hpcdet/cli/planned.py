@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcdet.cli import words
 from hpcdet.cli.output import Item, text
+from hpcdet.jobs import succession
 
 Facts = Iterator[tuple[str, str]]
 
@@ -45,6 +46,7 @@ def facts(item: Item) -> Facts:
     for source in item["warm_start"]:
         yield "warm start", source
     yield "site", text(item["site"])
+    yield "after a dead node", succession.WORDS[item["succession"]]
     yield from _storage(item["storage"])
     for one in item["free"]:
         has = [f"{one['inodes']} inodes"] if one["inodes"] is not None else []

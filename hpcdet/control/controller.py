@@ -56,6 +56,7 @@ class Turn:
         live: submissions of which tasks wait or run.
         busy: trials that run.
         wanted: workers that there should be.
+        lacking: how many of those there were not before this turn, which may have sent for them.
     """
 
     held: bool
@@ -66,6 +67,7 @@ class Turn:
     live: tuple[int, ...] = ()
     busy: int = 0
     wanted: int = 0
+    lacking: int = 0
 
 
 def advance(paths: ExperimentPaths, holder: Holder, *, calm: bool = False) -> Turn:
@@ -152,7 +154,8 @@ def _turn(holder: Holder, calm: bool) -> Turn:
     sentinels.post(holder, seen)
     holder.snapshot()
     live = tuple(dict.fromkeys(place.submission for place in seen.live))
-    return Turn(True, live=live, busy=busy, wanted=wanted)
+    lacking = max(0, wanted - len(seen.live))
+    return Turn(True, live=live, busy=busy, wanted=wanted, lacking=lacking)
 
 
 def _is_over(holder: Holder, standings: dict[int, Standing]) -> bool:

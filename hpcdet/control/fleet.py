@@ -15,7 +15,7 @@ from hpcdet.control import capacity, ends, fruitless
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Place, Seen
 from hpcdet.errors import HpcdetError, Unavailable
-from hpcdet.jobs import lanes
+from hpcdet.jobs import lanes, succession
 from hpcdet.schedulers.base import PerHost, Prunes, Refusal, SubmissionRefused, TaskState
 from hpcdet.site.models import Site
 from hpcdet.store import files, overrides
@@ -195,7 +195,9 @@ def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
     width = min(missing + spared, holder.width, limits.max_array, able.max_array_tasks)
     for most in (limits.max_submit, able.max_submit):
         if most is not None:
-            width = min(width, most - live - (1 if spared else 0))  # and one is the sentinel
+            room = most - live
+            behind = room > 1 and bool(spared or succession.dependency(holder.hands.site))
+            width = min(width, room - behind)  # one is the small job behind the array
     if not able.arrays:
         width = min(width, 1)
     if width < 1:

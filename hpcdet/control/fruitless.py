@@ -6,6 +6,7 @@ job may ask for what it can never get.
 
 from __future__ import annotations
 
+from hpcdet.control import deaths
 from hpcdet.control.decided import Decided
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Place, Seen
@@ -20,7 +21,7 @@ LAUNCHES = 3
 
 def why(holder: Holder, seen: Seen) -> str:
     """Why nothing more shall be submitted until somebody has looked; "" to go on."""
-    return _launches(holder) or _workers(holder, seen)
+    return _launches(holder) or _workers(holder, seen) or deaths.why(holder, seen)
 
 
 def nodes(decided: Decided) -> set[str]:

@@ -1,7 +1,8 @@
-"""A small job behind each array, where nothing can be submitted once the user has gone home.
+"""A small job behind each array, where tasks do not come back by themselves (``jobs.succession``).
 
-It runs when all tasks of the array have ended, and tells the user if the experiment has not
-(``worker.sentinel``). It is submitted as workers are: an intent, a tag, and the id after.
+It runs when all tasks of the array have ended, and sees to it that the experiment goes on, or tells
+the user that nobody can (``worker.sentinel``). It is submitted as workers are: an intent, a tag,
+and the id after.
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ from hpcdet.control import fleet
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Seen
 from hpcdet.errors import HpcdetError, Unavailable
+from hpcdet.jobs import succession
 from hpcdet.schedulers.base import SubmissionRefused
 from hpcdet.store import files, overrides
 from hpcdet.store.records import Intent, Submitted
-
-SCHEDULERS = frozenset({"slurm"})
-"""Those that can run a job after all tasks of an array have ended."""
 
 
 def post(holder: Holder, seen: Seen) -> None:
@@ -27,8 +26,7 @@ def post(holder: Holder, seen: Seen) -> None:
     Raises:
         Fenced: the term ended meanwhile.
     """
-    site = holder.hands.site
-    if not site.capabilities.nobody_submits or site.scheduler not in SCHEDULERS:
+    if not succession.dependency(holder.hands.site):
         return
     if not holder.submits or holder.hold or holder.hands.clock() < holder.throttled_until:
         return

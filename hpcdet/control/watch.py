@@ -20,7 +20,7 @@ from hpcdet.schedulers.base import Hastens, Job, PerHost, Scheduler, Task, TaskS
 from hpcdet.site.models import Site
 from hpcdet.store import files, home
 from hpcdet.store.layout import ExperimentPaths, WorkerPaths
-from hpcdet.store.records import Intent, Reason, Submitted, WorkerClaim, WorkerEnd
+from hpcdet.store.records import Final, Intent, Reason, Submitted, WorkerClaim, WorkerEnd
 
 Phase = Literal["pending", "running", "over"]
 
@@ -271,7 +271,10 @@ class Watch:
             if key in self._over or worker is None:
                 continue
             end = self._end(worker)
-            if end is not None and (end.why in LEFT_BY_ITSELF or not may_return):
+            if end is None:
+                continue
+            stays = end.why in LEFT_BY_ITSELF or not may_return
+            if stays or Final.read(worker.final) is not None:
                 self._over.add(key)
 
     def _ask(self, jobs: list[Job]) -> None:

@@ -309,10 +309,10 @@ def _keeps(experiment: Resolved, site: Site, root: Path) -> list[str]:
 
 def _crank(site: Site) -> list[str]:
     """Is there somebody to decide what comes next?"""
-    if site.capabilities.submit_from_compute or site.capabilities.login_daemon == "allowed":
+    if not site.capabilities.nobody_submits:
         return []
     return [
-        "at this site workers cannot submit and a searcher may not stay on a login node: spare "
+        "at this site workers cannot submit and nobody else may be there to do it: spare "
         "tasks wait in the queue (worker.spares); once they are used up a sentinel job tells you, "
         "and `hpcdet resume` submits more"
     ]

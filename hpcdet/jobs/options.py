@@ -103,8 +103,12 @@ def of_sentinel(
     requeue: bool,
     signal_lead_s: int,
     expand: Callable[[str], str],
+    dependency: str,
 ) -> Options:
     """Options of the job that runs after an array: where its workers do, but one small task.
+
+    Args:
+        dependency: after what end of it (``succession.dependency``).
 
     Raises ConfigError as ``collect``.
     """
@@ -112,7 +116,9 @@ def of_sentinel(
         experiment, view, intent, paths, requeue=requeue, signal_lead_s=signal_lead_s, expand=expand
     )
     small: dict[str, Value] = {
-        "dependency": f"afterany:{intent.watches}",
+        "dependency": f"{dependency}:{intent.watches}",
+        # else it stays in the queue for ever once all tasks have ended well
+        "kill-on-invalid-dep": "yes",
         "nodes": 1,
         "ntasks": 1,
         "cpus-per-task": 1,

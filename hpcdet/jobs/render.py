@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -22,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hpcdet import shipped
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import environment, options
+from hpcdet.jobs import environment, options, succession
 from hpcdet.site import PartitionView, Site
 from hpcdet.site.loading import folders as template_folders
 from hpcdet.store import config, files, trust
@@ -168,7 +169,9 @@ def variables(
     # before the experiment exists (`submit --dry-run`) there is nothing to wait for
     digest = config.digest(paths.config) if paths.config.exists() else ""
     place = [str(paths.root), "--submission", str(intent.number)]
-    collect = options.of_sentinel if intent.watches else options.collect
+    collect = options.collect
+    if intent.watches:
+        collect = functools.partial(options.of_sentinel, dependency=succession.dependency(site))
     return {
         **size,
         "experiment": {"id": paths.id, "root": str(paths.root), "closed": str(paths.closed)},
@@ -204,6 +207,7 @@ def variables(
         "worker": [python, "-Pm", "hpcdet.worker", *place, "--digest", digest],
         "sentinel": [python, "-Pm", "hpcdet.worker.sentinel", *place],
         "again": [python, "-Pm", "hpcdet.worker.again", *place],
+        "handover": [python, "-Pm", "hpcdet.worker.handover", *place],
     }
 
 

@@ -95,8 +95,13 @@ class Capabilities(Model):
 
     @property
     def nobody_submits(self) -> bool:
-        """Whether nothing of an experiment's own may submit once its user has gone home."""
-        return not self.submit_from_compute and self.login_daemon == "forbidden"
+        """Whether nothing of an experiment's own may submit once its user has gone home.
+
+        A searcher on a login node could, where it may stay; but none may be there when a task dies
+        that does not come back by itself.
+        """
+        alone = self.login_daemon == "forbidden" or self.requeue == "none"
+        return alone and not self.submit_from_compute
 
 
 class Limits(Model):

@@ -190,6 +190,11 @@ class WorkerPaths:
         return self.root / "end.json"
 
     @property
+    def final(self) -> Path:
+        """Written by the batch script: whatever was said, this task does not come back."""
+        return self.root / "final.json"
+
+    @property
     def log(self) -> Path:
         return self.root / "worker.log"
 

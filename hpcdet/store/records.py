@@ -187,6 +187,15 @@ class WorkerEnd(Record):
 
 
 @dataclass(frozen=True)
+class Final(Record):
+    """``final.json`` of a worker: its batch script cannot have the task requeued. ``code``: what
+    the worker ended with, as a shell shows it."""
+
+    code: int
+    at: str = ""
+
+
+@dataclass(frozen=True)
 class Intent(Record):
     """``jobs/0001.json``: a submission about to be made, recorded before it is.
 

@@ -52,6 +52,13 @@ class Standing:
     since: int = 0
 
 
+def is_over(trial: TrialPaths, attempt: AttemptPaths) -> bool:
+    """Whether somebody has ended an attempt, or begun the next one."""
+    if End.read(attempt.end) is not None:
+        return True
+    return Claim.read(trial.attempt(attempt.number + 1).claim) is not None
+
+
 def standing(trial: TrialPaths) -> Standing:
     """The standing of a trial now.
 

@@ -30,7 +30,7 @@ from hpcdet.train.ranks import Ranks
 from hpcdet.train.saying import say
 from hpcdet.train.staging import Stage
 from hpcdet.train.tracking import Tracker
-from hpcdet.train.underway import Order, UnderWay, agreed, is_there
+from hpcdet.train.underway import Order, UnderWay, agreed, fence, is_there
 
 _LOOK_S, _ABANDON_S = 0.2, 60.0
 
@@ -185,6 +185,7 @@ class Keeper:
             "image": Image(lambda: 0) if alone else self._image,
             "frozen": None if alone else self._frozen,
             "swap": self._peers.swap,
+            "fence": lambda: fence(self._place),
         }
 
     def _save_now(self, where: Path | None, order: Order, alone: bool) -> Saved:

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 from hpcdet.checkpoint import CheckpointFailed, Saved, Saving, StateError
 from hpcdet.errors import UsageError
+from hpcdet.store import trials
 from hpcdet.train.peers import Peers
+from hpcdet.train.place import Place
 
 
 @dataclass(frozen=True)
@@ -112,3 +114,17 @@ class UnderWay(NamedTuple):
             return self.saving.result()
         except (CheckpointFailed, StateError):
             return None
+
+
+def fence(place: Place) -> None:
+    """Rank 0, right before a commit: another attempt may go on by now.
+
+    A node that was believed dead can come back, and so can ranks that were stopped.
+
+    Raises:
+        CheckpointFailed: this attempt is over.
+    """
+    if trials.is_over(place.trial, place.attempt):
+        raise CheckpointFailed(
+            f"attempt {place.attempt.number} is over: it was believed dead, and others go on"
+        )

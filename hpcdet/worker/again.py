@@ -42,13 +42,13 @@ def requeue(paths: ExperimentPaths, worker: WorkerPaths, code: int, site: Site) 
     idle = 0
     for incarnation in range(worker.incarnation, -1, -1):
         past = paths.worker(worker.submission, worker.index, incarnation)
-        if any(progress.of(attempt).progressed for attempt in _noted(paths, past)):
+        if any(progress.of(attempt).progressed for attempt in noted(paths, past)):
             break
         idle += 1
     return idle <= site.max_restarts_in_place
 
 
-def _noted(paths: ExperimentPaths, worker: WorkerPaths) -> Iterator[AttemptPaths]:
+def noted(paths: ExperimentPaths, worker: WorkerPaths) -> Iterator[AttemptPaths]:
     """The attempts that a worker ran, newest first, by its own notes.
 
     Not by the claims of all trials: there may be thousands, and seconds until the scheduler kills.
@@ -57,19 +57,24 @@ def _noted(paths: ExperimentPaths, worker: WorkerPaths) -> Iterator[AttemptPaths
         yield paths.trial(int(line["trial"])).attempt(int(line["attempt"]))
 
 
-def main(argv: list[str]) -> int:
-    """0: requeue it; 1: do not."""
-    parser = argparse.ArgumentParser(prog="hpcdet.worker.again")
+def task(program: str, argv: list[str]) -> tuple[ExperimentPaths, WorkerPaths, int]:
+    """What a batch script says of the worker that has left it, and the code that it left with."""
+    parser = argparse.ArgumentParser(prog=program)
     parser.add_argument("experiment", type=Path)
     for name in ("--submission", "--index", "--restart", "--code"):
         parser.add_argument(name, type=int, required=True)
     given = parser.parse_args(argv)
-    paths = ExperimentPaths(given.experiment)
-    worker = paths.worker(given.submission, given.index, given.restart)
+    paths = ExperimentPaths(given.experiment.absolute())
+    return paths, paths.worker(given.submission, given.index, given.restart), given.code
+
+
+def main(argv: list[str]) -> int:
+    """0: requeue it; 1: do not."""
+    paths, worker, code = task("hpcdet.worker.again", argv)
     limit = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return 0 if requeue(paths, worker, given.code, from_resolved(paths.site)) else 1
+            return 0 if requeue(paths, worker, code, from_resolved(paths.site)) else 1
         except (OSError, ConfigError) as error:
             cause = error if isinstance(error, OSError) else error.__cause__
             away = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)

@@ -1,59 +1,46 @@
 """``python -m hpcdet.worker.sentinel EXP --submission N``: the job behind an array of workers.
 
-It runs where no job can be submitted once the user has gone home, after all tasks of submission N
-have ended. It turns the crank: perhaps the experiment is over, and only nobody was left to say
-so. If there is work and nobody to do it, it writes that down and tells the user, once.
+It runs after all tasks of submission N have ended: where the nodes may submit, if one of them
+ended badly (a lost node, ``scancel``, an id that the scheduler has forgotten); else in any case.
+Its first act is to look whether the experiment is open and others live. Then it turns the crank,
+which sends new workers where it may. If there is work and nobody to do it, it writes that down
+and tells the user, once.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
-import traceback
 from pathlib import Path
 
-from hpcdet.control import controller
-from hpcdet.control.controller import Holder, Turn
+from hpcdet.control.controller import Turn
 from hpcdet.control.notify import run_hook
 from hpcdet.errors import ConfigError
+from hpcdet.site.loading import from_resolved
+from hpcdet.site.models import Capabilities
 from hpcdet.store import files, overrides
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Stuck
 from hpcdet.worker.patience import START_S, insist, within
-
-_LOOK_S = 10.0
+from hpcdet.worker.turning import turns
 
 
 def watch(paths: ExperimentPaths, submission: int) -> Stuck | None:
-    """Turn until it is clear how the experiment stands; what was told, if anything.
-
-    A dead worker may hold the lease until it expires, and is believed dead only after two
-    different answers of the scheduler: the wait is as long as both together.
-    """
-    holder = insist(lambda: Holder.open(paths, "sentinel", submits=False), within(START_S))
-    limits, ttl_s = holder.hands.site.limits, holder.hands.site.lease_ttl_s
-    every_s = min(_LOOK_S, max(1.0, limits.poll_min_s))
-    until = time.monotonic() + ttl_s + 4 * limits.poll_min_s + 6 * every_s
+    """Turn until it is clear how the experiment stands; what was told, if anything."""
+    can = insist(lambda: from_resolved(paths.site), within(START_S)).capabilities
     why = ""
-    try:
-        while time.monotonic() < until:
-            try:
-                turn = controller.advance(paths, holder)
-            except Exception:  # the file system's trouble may pass
-                traceback.print_exc(file=sys.stderr)
-                turn = Turn(False)
-            if turn.closed or (turn.held and _is_quiet(turn, submission)):
-                return None
-            if turn.held:
-                why = _why(turn)
-                if turn.wanted and not (turn.busy or turn.live):
-                    break
-            time.sleep(every_s)
-        # without a reason the lease was another's all the time: somebody is there
-        return _tell(paths, submission, why) if why else None
-    finally:
-        holder.close()
+    for turn in turns(paths, "sentinel"):
+        for action in turn.actions:
+            print(action, flush=True)
+        if turn.closed or (turn.held and _is_quiet(turn, submission)):
+            return None
+        if turn.held:
+            alone = bool(turn.wanted) and not (turn.busy or turn.live)
+            why = "" if turn.live and not turn.blind else _why(turn, can)
+            if alone and not can.submit_from_compute:
+                break
+    # without a reason the lease was another's all the time, or tasks live: somebody is there
+    return _tell(paths, submission, why) if why else None
 
 
 def _is_quiet(turn: Turn, submission: int) -> bool:
@@ -63,13 +50,15 @@ def _is_quiet(turn: Turn, submission: int) -> bool:
     return not turn.blind and any(number != submission for number in turn.live)
 
 
-def _why(turn: Turn) -> str:
+def _why(turn: Turn, can: Capabilities) -> str:
     waiting = "1 trial waits" if turn.wanted == 1 else f"{turn.wanted} trials wait"
     blind = f"; the scheduler does not answer: {turn.blind}" if turn.blind else ""
-    return (
-        f"all tasks have ended, {waiting} for a worker, and jobs cannot be submitted "
-        f"from inside jobs{blind}"
+    none = (
+        "the scheduler took no job"
+        if can.submit_from_compute
+        else ("jobs cannot be submitted from inside jobs")
     )
+    return f"all tasks have ended, {waiting} for a worker, and {none}{blind}"
 
 
 def _tell(paths: ExperimentPaths, submission: int, why: str) -> Stuck:

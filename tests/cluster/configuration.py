@@ -21,6 +21,7 @@ class Options:
         max_array: MaxArraySize.
         max_submit: jobs that the user may have at once; needs accounting.
         kill_wait_s: seconds from TERM to KILL.
+        slurmd_timeout_s: seconds of silence after which a node is called down.
         prolog: a Prolog that fails where ``fail.NODE`` lies in the cluster's folder.
     """
 
@@ -30,6 +31,7 @@ class Options:
     max_array: int = 1001
     max_submit: int | None = None
     kill_wait_s: int = 6
+    slurmd_timeout_s: int = 600
     prolog: bool = False
 
 
@@ -86,7 +88,7 @@ def slurm_conf(root: Path, name: str, host: str, ports: Ports, options: Options)
         "KillOnBadExit=0",
         "ReturnToService=2",
         # A machine that is ten times slower than usual must not look like one with dead nodes.
-        "SlurmdTimeout=600",
+        f"SlurmdTimeout={options.slurmd_timeout_s}",
         "SlurmctldTimeout=600",
         "MessageTimeout=90",
         "TCPTimeout=30",

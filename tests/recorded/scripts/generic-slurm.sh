@@ -53,12 +53,15 @@ task=${task:-$SLURM_JOB_ID}
 py -Pm hpcdet.worker /scratch/digits-7f3a --submission 1 --digest '' --index "$index"
 code=$?
 
+left="--index $index --restart $restart --code $code"
 # Does the trial go on in this very task? Yes after a notice, and after a worker that was killed;
 # no once the task has come back a few times without getting anywhere.
-if py -Pm hpcdet.worker.again /scratch/digits-7f3a --submission 1 --index "$index" --restart "$restart" --code "$code"; then
+if py -Pm hpcdet.worker.again /scratch/digits-7f3a --submission 1 $left; then
     # TERM stays ignored: a requeue ends the job, and with it the command that asks for it.
-    # `Incomplete` leaves a canceled task canceled. If this fails, a new job is submitted later.
-    scontrol requeue Incomplete "$task"
-    code=85
+    # `Incomplete` leaves a canceled task canceled.
+    scontrol requeue Incomplete "$task" && exit 85
 fi
+# A worker that ends by itself sees to it that others go on. One that was killed has told nobody:
+# submit its successor, if nobody else does.
+[ "$code" -eq 0 ] || py -Pm hpcdet.worker.handover /scratch/digits-7f3a --submission 1 $left
 exit "$code"

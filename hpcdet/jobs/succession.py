@@ -1,0 +1,40 @@
+"""Who goes on at a site after a worker or its node has died, with nobody following: chosen here.
+
+Whatever the site, the batch script that survives its worker comes first (``worker.again``,
+``worker.handover``). This is about what remains when the whole job is gone.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from hpcdet.site.models import Site
+
+Way = Literal["supervisor", "requeue", "successor", "spares"]
+
+WORDS: dict[Way, str] = {
+    "supervisor": "tasks start again on this machine, as long as it is up",
+    "requeue": "the scheduler requeues the task",
+    "successor": "a small job behind each array (afternotok) submits new workers",
+    "spares": "spare tasks of the array go on, as jobs cannot be submitted from nodes; a small job "
+    "behind it (afterany) tells when they are used up",
+}
+"""What happens once the scheduler calls a node or a job gone, for people."""
+
+_DEPENDENCY: dict[Way, str] = {"successor": "afternotok", "spares": "afterany"}
+
+
+def way(site: Site) -> Way:
+    """What goes on here when a whole job is gone."""
+    if site.scheduler != "slurm":
+        return "supervisor"
+    if site.capabilities.nobody_submits:
+        return "spares"
+    if site.capabilities.requeue == "user" or not site.capabilities.submit_from_compute:
+        return "requeue"
+    return "successor"
+
+
+def dependency(site: Site) -> str:
+    """When the small job behind each array starts, in Slurm's words; "" if there is none."""
+    return _DEPENDENCY.get(way(site), "")

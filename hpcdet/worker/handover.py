@@ -1,0 +1,73 @@
+"""``python -m hpcdet.worker.handover EXP --submission N --index I --restart R --code RC``.
+
+Run by the batch script when its worker has left with an error, or was killed, and its task does
+not come back: perhaps nobody else lives who would notice. It says for the worker that it is gone,
+and turns the crank until somebody has been sent in its place, or lives who will see to that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from hpcdet.site.loading import from_resolved
+from hpcdet.store import files, lease
+from hpcdet.store.layout import ExperimentPaths, WorkerPaths
+from hpcdet.store.records import Closed, End, Final, WorkerClaim, WorkerEnd
+from hpcdet.worker import again, allocation, claims
+from hpcdet.worker.patience import START_S, insist, within
+from hpcdet.worker.turning import turns
+
+
+def hand_over(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> str:
+    """See to it that somebody goes on; what came of it, for people.
+
+    Raises:
+        OSError, HpcdetError: the storage is away, and stays so.
+    """
+    left_s = within(START_S)
+    if insist(lambda: Closed.read(paths.closed), left_s) is not None:
+        return "the experiment is over"
+    granted = allocation.read()
+    if not allocation.stands(granted):
+        return "the scheduler ends this task itself"
+    claim = insist(lambda: WorkerClaim.read(worker.claim), left_s)
+    if claim is not None and claim.job != granted.job:
+        return f"the place is that of job {claim.job}"
+    insist(lambda: bury(paths, worker, code), left_s)
+    submits = insist(lambda: from_resolved(paths.site), left_s).capabilities.submit_from_compute
+    before = insist(lambda: lease.last(paths), left_s)
+    said = "nobody could be sent; the job behind this one, or its user, goes on"
+    for turn in turns(paths, "script"):
+        for action in turn.actions:
+            print(action, flush=True)
+        if turn.closed:
+            return "the experiment is over"
+        if turn.held and turn.state in ("PAUSED", "STOPPING"):
+            return f"the experiment is {turn.state}"
+        if turn.held and not turn.blind and not (turn.lacking and submits):
+            return said if turn.lacking else "others go on"
+        now = lease.last(paths)
+        if not turn.held and now != before and now is not None and now[0].pid != os.getpid():
+            return "somebody else decides"
+    return said
+
+
+def bury(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> None:
+    """Say for a worker that it is gone, and that its task does not come back. May be done twice."""
+    for attempt in again.noted(paths, worker):
+        if End.read(attempt.end) is None:
+            claims.close_lost(attempt, worker.name)
+    WorkerEnd("lost", closed_by="its batch script", at=files.now()).write_once(worker.end)
+    Final(code, files.now()).write_once(worker.final)
+
+
+def main(argv: list[str]) -> int:
+    """0, whatever came of it: the script ends with the code of its worker."""
+    said = hand_over(*again.task("hpcdet.worker.handover", argv))
+    print(f"handed over: {said}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,44 @@
+"""Turns of the crank by who is no worker: a batch script after its worker, a job behind a job."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+
+from hpcdet.control import controller
+from hpcdet.control.controller import Holder, Turn
+from hpcdet.site.loading import from_resolved
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.worker.patience import START_S, insist, within
+
+_LOOK_S = 10.0
+
+
+def turns(paths: ExperimentPaths, kind: str) -> Iterator[Turn]:
+    """One turn after the other, seconds apart, until the caller has seen enough.
+
+    They end by themselves when all is over that may be waited for: a dead worker may hold the
+    lease until it expires, and is believed dead only after two different answers of the scheduler.
+
+    Raises:
+        OSError, HpcdetError: the experiment cannot be read, to the end of ``START_S``.
+    """
+    left_s = within(START_S)
+    site = insist(lambda: from_resolved(paths.site), left_s)
+    submits = site.capabilities.submit_from_compute
+    holder = insist(lambda: Holder.open(paths, kind, submits=submits), left_s)
+    every_s = min(_LOOK_S, max(1.0, site.limits.poll_min_s))
+    until = time.monotonic() + site.lease_ttl_s + 4 * site.limits.poll_min_s + 6 * every_s
+    try:
+        while time.monotonic() < until:
+            try:
+                turn = controller.advance(paths, holder)
+            except Exception:  # the file system's trouble may pass
+                traceback.print_exc(file=sys.stderr)
+                turn = Turn(False)
+            yield turn
+            time.sleep(every_s)
+    finally:
+        holder.close()

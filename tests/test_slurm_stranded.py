@@ -1,0 +1,254 @@
+"""Nobody is stranded: with the shipped ``generic-slurm`` and nobody following, one trial of 2 nodes
+with 2 ranks each goes on by itself after the death of its worker or of its nodes.
+
+CI runs some of them, with fake ranks and a more impatient copy of the site file
+(``slurm_sites.newcomer``); ``HPCDET_STRANDED=all`` runs all of them so, ``make stranded`` all with
+real ranks and the shipped file as it is, which takes an hour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hpcdet.store import files, journal
+from hpcdet.store.layout import ExperimentPaths
+from tests import experiments
+from tests.experiments import processes_of, same_bits, until
+from tests.slurm_runs import Lab, Run, config, hpcdet, undisturbed
+from tests.slurm_sites import newcomer
+
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
+
+DOSE = os.environ.get("HPCDET_STRANDED")
+FULL = DOSE == "full"
+BATCHES = 60 if FULL else 300
+PATIENCE_S = 1500 if FULL else 240
+
+Site = dict[str, Any]
+ASKED: Site = {}
+NO_REQUEUE: Site = {"capabilities": {"requeue": "none"}}
+ON_REQUEST = pytest.mark.skipif(not DOSE, reason="HPCDET_STRANDED=all, or make stranded")
+REQUEUE = pytest.param(ASKED, id="requeue")
+SUCCESSOR = pytest.param(NO_REQUEUE, id="successor")
+RARE_REQUEUE = pytest.param(ASKED, id="requeue", marks=ON_REQUEST)
+RARE_SUCCESSOR = pytest.param(NO_REQUEUE, id="successor", marks=ON_REQUEST)
+_reference: list[str] = []
+
+
+def submit(lab: Lab, site: Site, pace: float = 0.1, **env: str) -> Run:
+    """``hpcdet submit``, which returns once the job is in the queue; nothing follows it.
+
+    Args:
+        env: variables of the job on top.
+    """
+    pace_file = lab.folder / f"pace-{len(lab.runs)}"
+    experiments.set_pace(pace_file, pace)
+    values = config(
+        resources={"slots_per_trial": 4, "nodes": 2, "slots_per_node": 2},
+        searcher={"max_length": {"batches": BATCHES}},
+        environment={"environment_variables": {"PACE": str(pace_file), **env}},
+        **({} if FULL else {"data": {"every": 10}}),
+    )
+    file = lab.model / "c.yaml"
+    files.replace(file, yaml.safe_dump(values).encode())
+    own = "generic-slurm"
+    if not FULL:
+        own = str(newcomer(lab, python=lab.fake, **site))
+    elif site:
+        own = str(lab.folder / "own.yaml")
+        files.replace(Path(own), yaml.safe_dump({"extends": "generic-slurm", **site}).encode())
+    made = hpcdet("submit", str(file), "--site", own, "--no-test", "-o", "id")
+    assert made.returncode == 0, made
+    run = Run(lab.cluster, ExperimentPaths(lab.root / made.stdout.strip()), pace_file)
+    lab.runs.append(run)
+    return run
+
+
+def reference(lab: Lab) -> str:
+    """Digest of the undisturbed trial."""
+    if not FULL:
+        return undisturbed(BATCHES)
+    if not _reference:
+        run = submit(lab, ASKED, pace=0.0)
+        run.wait(timeout=PATIENCE_S)
+        _reference.append(run.digest())
+    return _reference[0]
+
+
+def begun(run: Run) -> None:
+    """Wait until the trial trains and has saved."""
+    until(lambda: run.batches() >= 12, run.story, PATIENCE_S)
+
+
+def went_on(run: Run, digest: str, since: float) -> None:
+    """It ends well, in the state of an undisturbed one, and leaves nothing in the queue.
+
+    Args:
+        since: when the cluster called node or job gone.
+    """
+
+    def again() -> bool:
+        attempts = run.paths.trial(1).attempts()
+        lines = journal.read(attempts[1].journal) if len(attempts) > 1 else []
+        return any(line["kind"] == "first_step" for line in lines)
+
+    until(lambda: again() or run.paths.closed.exists(), run.story, PATIENCE_S)
+    print(f"trained again {time.time() - since:.0f} s after node or job was gone")
+    run.faster()
+    run.wait(timeout=PATIENCE_S)
+    assert run.reasons()[-1] == "completed" and len(run.reasons()) == 2, run.story()
+    same_bits(run.digest(), digest, run.story())
+    until(lambda: not queued(run), run.story, PATIENCE_S)
+
+
+def queued(run: Run) -> list[str]:
+    """Jobs of the experiment that are not over."""
+    live = ("PENDING", "RUNNING")
+    return [job["JobName"] for job in run.jobs() if job["JobState"] in live]
+
+
+def state(run: Run, nodes: list[str], to: str) -> None:
+    why = [] if to == "RESUME" else ["Reason=test"]
+    run.cluster.check("scontrol", "update", f"NodeName={','.join(nodes)}", f"State={to}", *why)
+
+
+@pytest.mark.parametrize("site", [RARE_REQUEUE, SUCCESSOR])
+def test_a_worker_is_killed(lab: Lab, site: Site) -> None:
+    digest = reference(lab)
+    run = submit(lab, site)
+    begun(run)
+    os.kill(run.worker_pid(), signal.SIGKILL)
+    went_on(run, digest, time.time())
+    assert len(run.submissions()) == (2 if site else 1), run.story()
+
+
+@pytest.mark.parametrize("site", [RARE_REQUEUE, SUCCESSOR])
+def test_a_node_is_set_down(lab: Lab, site: Site) -> None:
+    digest = reference(lab)
+    run = submit(lab, site)
+    begun(run)
+    nodes = run.claim().nodes
+    state(run, nodes[:1], "DOWN")
+    went_on(run, digest, time.time())
+    assert len(run.submissions()) == (2 if site else 1), run.story()
+
+
+@contextlib.contextmanager
+def lost(run: Run, nodes: list[str]) -> Iterator[None]:
+    """The cluster hears nothing more of these nodes, on which all goes on, and calls them down."""
+    for node in nodes:
+        run.cluster.kill_node(node)
+    state(run, nodes, "DOWN")
+    try:
+        yield
+    finally:
+        for node in nodes:
+            run.cluster.start_node(node)
+
+
+@pytest.mark.parametrize("site", [REQUEUE, RARE_SUCCESSOR])
+def test_nodes_are_cut_off_and_their_old_copy_runs_on(lab: Lab, site: Site) -> None:
+    """It is stopped, others go on, and then it wakes: it claims and commits nothing more."""
+    digest = reference(lab)
+    run = submit(lab, site)
+    begun(run)
+    old = [run.worker_pid(), *processes_of(run.paths, "hpcdet.attempt")]
+    first = run.paths.root / "workers" / run.claim().worker / "journal.jsonl"
+    with lost(run, run.claim().nodes):
+        since = time.time()
+        for pid in old:
+            os.kill(pid, signal.SIGSTOP)
+        until(lambda: len(run.paths.trial(1).attempts()) > 1, run.story, PATIENCE_S)
+        for pid in old:
+            os.kill(pid, signal.SIGCONT)
+        went_on(run, digest, since)
+    claimed = journal.read(first)
+    assert [line["attempt"] for line in claimed if line["kind"] == "claimed"] == [1]
+
+
+def refusing(lab: Lab, command: str, word: str = "") -> dict[str, str]:
+    """A PATH on which ``command`` refuses, always or where ``word`` is its first argument."""
+    bin = lab.folder / "bin"
+    bin.mkdir(exist_ok=True)
+    (bin / command).write_text(
+        "#!/bin/bash\n"
+        f'if [ -z "{word}" ] || [ "$1" = "{word}" ]; then\n'
+        f'    echo "{command} $*" >>{lab.folder}/refused; echo "access denied" >&2; exit 1\n'
+        f'fi\nPATH={lab.cluster.environment()["PATH"]} exec {command} "$@"\n'
+    )
+    (bin / command).chmod(0o700)
+    return {"PATH": f"{bin}:{lab.cluster.environment()['PATH']}"}
+
+
+def test_a_requeue_that_is_refused_is_a_new_submission_at_once(lab: Lab) -> None:
+    digest = reference(lab)
+    run = submit(lab, ASKED, **refusing(lab, "scontrol", "requeue"))
+    begun(run)
+    os.kill(run.worker_pid(), signal.SIGKILL)
+    went_on(run, digest, time.time())
+    assert (lab.folder / "refused").read_text() == "scontrol requeue Incomplete 1_0\n".replace(
+        "1_0", f"{run.submissions()[0]}_0"
+    )
+    assert len(run.submissions()) == 2, run.story()
+
+
+@pytest.mark.parametrize("site", [RARE_REQUEUE, pytest.param(NO_REQUEUE, id="spares")])
+def test_nodes_may_not_submit(lab: Lab, site: Site) -> None:
+    """The cluster says so (AllocNodes), and ``sbatch`` refuses there: nobody asks it to."""
+    digest = reference(lab)
+    host = socket.gethostname().partition(".")[0]
+    lab.cluster.check("scontrol", "update", "PartitionName=batch", f"AllocNodes=localhost,{host}")
+    try:
+        run = submit(lab, site, **refusing(lab, "sbatch"))
+        begun(run)
+        os.kill(run.worker_pid(), signal.SIGKILL)
+        went_on(run, digest, time.time())
+    finally:
+        lab.cluster.check("scontrol", "update", "PartitionName=batch", "AllocNodes=ALL")
+    assert not (lab.folder / "refused").exists()
+    assert len(run.submissions()) == 1, run.story()
+
+
+@ON_REQUEST
+def test_a_node_drains(lab: Lab) -> None:
+    """What runs there runs on; who comes after it goes elsewhere."""
+    digest = reference(lab)
+    run = submit(lab, NO_REQUEUE)
+    begun(run)
+    nodes = run.claim().nodes
+    state(run, nodes, "DRAIN")
+    os.kill(run.worker_pid(), signal.SIGKILL)
+    went_on(run, digest, time.time())
+    assert not set(run.claim().nodes) & set(nodes)
+
+
+@ON_REQUEST
+@pytest.mark.parametrize("site", [REQUEUE, SUCCESSOR])
+def test_a_node_is_lost_and_slurm_finds_out(lab: Lab, site: Site) -> None:
+    before = lab.cluster.options
+    lab.cluster.reconfigure(replace(before, slurmd_timeout_s=20))
+    try:
+        digest = reference(lab)
+        run = submit(lab, site)
+        begun(run)
+        node = run.claim().nodes[0]
+        lab.cluster.kill_node(node)
+        try:
+            shown = ("sinfo", "-h", "-n", node, "-o", "%T")
+            until(lambda: "down" in lab.cluster.check(*shown), run.story, PATIENCE_S)
+            went_on(run, digest, time.time())
+        finally:
+            lab.cluster.start_node(node)
+    finally:
+        lab.cluster.reconfigure(before)
