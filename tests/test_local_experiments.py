@@ -32,6 +32,9 @@ from hpcdet.units import Length
 from tests import calm, dose
 from tests import experiments as x
 
+DAEMON = {"submit_from_compute": False, "login_daemon": "allowed"}
+"""A site whose workers leave all decisions to a searcher on a login node."""
+
 KILLER = '''
 """As ``sitecustomize``: kills this process, but none that it starts, at an effect on files."""
 import os
@@ -490,7 +493,7 @@ def test_a_searcher_killed_at_any_effect_is_followed_as_if_nothing_had_been(lab:
     }
     values = x.config(9, data={"losses": "scrambled", "every": 3}, searcher=asked)
     # workers leave all decisions to it
-    site = lab.site(capabilities={"submit_from_compute": False}, lease_ttl_s=5)
+    site = lab.site(capabilities=DAEMON, lease_ttl_s=5)
     (lab.folder / "sitecustomize.py").write_text(KILLER)
     model, jobs = lab.folder / "model", set[str]()
     model.mkdir(mode=0o700)

@@ -203,7 +203,7 @@ def test_a_requeue_that_is_refused_is_a_new_submission_at_once(lab: Lab) -> None
     assert len(run.submissions()) == 2, run.story()
 
 
-@pytest.mark.parametrize("site", [RARE_REQUEUE, pytest.param(NO_REQUEUE, id="spares")])
+@pytest.mark.parametrize("site", [RARE_REQUEUE, pytest.param(NO_REQUEUE, id="no_requeue")])
 def test_nodes_may_not_submit(lab: Lab, site: Site) -> None:
     """The cluster says so (AllocNodes), and ``sbatch`` refuses there: nobody asks it to."""
     digest = reference(lab)

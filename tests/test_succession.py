@@ -48,11 +48,11 @@ def slurm(**can: Any) -> Site:
         ({"requeue": "user"}, "requeue", ""),
         ({"requeue": "none"}, "successor", "afternotok"),
         ({"requeue": "none", "submit_from_compute": False}, "spares", "afterany"),
-        ({"requeue": "user", "submit_from_compute": False}, "requeue", ""),
+        ({"requeue": "user", "submit_from_compute": False}, "spares", "afterany"),
         (
-            {"requeue": "user", "submit_from_compute": False, "login_daemon": "forbidden"},
-            "spares",
-            "afterany",
+            {"requeue": "user", "submit_from_compute": False, "login_daemon": "allowed"},
+            "requeue",
+            "",
         ),
     ],
 )

@@ -49,6 +49,9 @@ from hpcdet.worker.main import Worker, run
 from hpcdet.worker.notice import Notices
 from tests import experiments as x
 
+DAEMON = {"submit_from_compute": False, "login_daemon": "allowed"}
+"""A site whose workers leave all decisions to a searcher on a login node."""
+
 HERE = Allocation("job_0", ("n1",))
 
 
@@ -162,7 +165,7 @@ def test_a_worker_waits_for_its_experiment_and_ends_only_when_it_is_closed(
 ) -> None:
     paths = ExperimentPaths(tmp_path / "late-0001")
     files.make_folder(paths.root)
-    site = x.local_site(capabilities={"submit_from_compute": False})
+    site = x.local_site(capabilities=DAEMON)
     files.write_once(paths.site, loading.dump(site))
     # first another config, as a cache may show an old file of that name
     files.write_once(paths.config, b"name: old\n")
@@ -199,7 +202,7 @@ def at_work(
     python = paths.root / "rank"
     python.write_text(f"#!/bin/bash\n{rank}\n")
     python.chmod(0o700)
-    alone = {"submit_from_compute": False, "requeue": "user"}
+    alone = {**DAEMON, "requeue": "user"}
     site = x.local_site(python=str(python), capabilities=alone, max_restarts_in_place=1)
     me = paths.worker(1, 0, allocation.restart)
     files.make_folder(me.root)
@@ -309,7 +312,7 @@ def test_storage_that_is_away_while_a_worker_starts_ends_no_task(
     paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that failed would not come back, and perhaps nobody could send another."""
-    site = x.local_site(capabilities={"submit_from_compute": False})
+    site = x.local_site(capabilities=DAEMON)
     files.write_once(paths.site, loading.dump(site))
     files.write_once(paths.config, config.dump(x.config()))
     digest = config.digest(paths.config)
@@ -355,7 +358,7 @@ def test_a_worker_that_cannot_say_why_it_ends_is_as_one_that_was_killed(
     monkeypatch.setattr(WorkerEnd, "write_once", away)
     with journal.Writer(paths.worker(1, 0, 0).journal) as log:
         work = at_work(paths, log, Allocation("job_0", ("n1",), 0, end_at=0.0))
-        alone = {"submit_from_compute": False, "requeue": requeue}
+        alone = {**DAEMON, "requeue": requeue}
         work.site = x.local_site(capabilities=alone)
         assert work.work() == code
     assert WorkerEnd.read(work.me.end) is None

@@ -85,8 +85,10 @@ class Capabilities(Model):
     submit_from_compute: Annotated[bool, _until_asked(True)] = Field(
         default=True, description="sbatch works inside a job; null: ask the scheduler"
     )
-    login_daemon: Literal["allowed", "forbidden"] = Field(
-        default="allowed", description="whether a long-lived searcher may run on a login node"
+    login_daemon: Literal["allowed", "forbidden"] | None = Field(
+        default=None,
+        description="whether a long-lived searcher may run on a login node; allowed: it is counted "
+        "upon where workers cannot submit; null: it may, and is not",
     )
     preempt_as_cancelled: bool = Field(
         default=False,
@@ -97,11 +99,11 @@ class Capabilities(Model):
     def nobody_submits(self) -> bool:
         """Whether nothing of an experiment's own may submit once its user has gone home.
 
-        A searcher on a login node could, where it may stay; but none may be there when a task dies
-        that does not come back by itself.
+        A searcher on a login node could, and is counted upon where the site file says so; but not
+        for a task that dies and does not come back by itself.
         """
-        alone = self.login_daemon == "forbidden" or self.requeue == "none"
-        return alone and not self.submit_from_compute
+        counts = self.login_daemon == "allowed" and self.requeue == "user"
+        return not self.submit_from_compute and not counts
 
 
 class Limits(Model):
