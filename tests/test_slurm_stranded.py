@@ -191,6 +191,7 @@ def refusing(lab: Lab, command: str, word: str = "") -> dict[str, str]:
     return {"PATH": f"{bin}:{lab.cluster.environment()['PATH']}"}
 
 
+@ON_REQUEST
 def test_a_requeue_that_is_refused_is_a_new_submission_at_once(lab: Lab) -> None:
     digest = reference(lab)
     run = submit(lab, ASKED, **refusing(lab, "scontrol", "requeue"))
