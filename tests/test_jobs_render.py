@@ -313,7 +313,8 @@ def test_a_sentinel_is_small_and_where_its_workers_are(tmp_path: Path) -> None:
     assert found == {
         "job-name": "digits-7f3a-1-sentinel",
         "chdir": "/scratch/digits-7f3a",
-        "dependency": "afterany:812",
+        "dependency": "afternotok:812",
+        "kill-on-invalid-dep": "yes",
         "nodes": "1",
         "ntasks": "1",
         "cpus-per-task": "1",
