@@ -1,12 +1,14 @@
 """``make bench-index``: what the index costs, made from nothing and brought up to date.
 
 One small and one large experiment of records alone. The floor under a rebuild is to read and
-check every line of every journal; the peer of an update is the rebuild that it spares.
+check every line of every journal; the peer of an update is the rebuild that it spares. And what
+one bad experiment costs a listing, for each way of being bad (``tests/test_hostile_files.py``).
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -18,8 +20,10 @@ sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 
 import results  # noqa: E402
 
-from hpcdet.read import index  # noqa: E402
+from hpcdet.read import each, index, views  # noqa: E402
 from hpcdet.store import journal  # noqa: E402
+from hpcdet.store.layout import ExperimentPaths  # noqa: E402
+from tests import test_hostile_files as hostile  # noqa: E402
 from tests.builders import AttemptBuilder, Builder, at  # noqa: E402
 
 RUNS = 3
@@ -66,6 +70,7 @@ def main() -> int:
         for size, (trials, reports) in SIZES.items():
             built, attempt = experiment(Path(folder) / f"{size}-0000", trials, reports)
             rows += _measure(size, built, attempt, reports)
+        rows += _hostile(Path(folder))
     results.publish("index", rows)
     return 0
 
@@ -91,6 +96,29 @@ def _measure(size: str, built: Builder, attempt: AttemptBuilder, reports: int) -
             for what in ("update", "nothing new")
         ),
     ]
+
+
+def _hostile(folder: Path) -> list[results.Row]:
+    """The dearest bad file of each kind, beside the same experiment with a good one."""
+    good, attempt = experiment(folder / "good-0000", 1, 10)
+    attempt.end("completed")
+    floor = [_seconds(lambda: views.status(good.paths)) for _ in range(RUNS)]
+    worst: dict[str, tuple[list[float], str]] = {}
+    for name in hostile.READ_BY_STATUS:
+        for harm in hostile.harms(name):
+            made = hostile.harmed(good.paths.root, folder / "bad", name, harm)
+            times = [_seconds(lambda: _look(ExperimentPaths(made))) for _ in range(RUNS)]  # noqa: B023
+            kind = Path(name).suffix
+            worst[kind] = max(worst.get(kind, ([0.0], "")), (sorted(times), harm.__name__))
+            shutil.rmtree(made)
+    return [
+        results.row(f"one bad {kind} in a listing ({harm})", times, "a good one", floor, 0.1)
+        for kind, (times, harm) in sorted(worst.items())
+    ]
+
+
+def _look(paths: ExperimentPaths) -> None:
+    each.of_each([paths], views.status)
 
 
 def _seconds(act: Callable[[], object]) -> float:

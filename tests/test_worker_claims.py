@@ -298,7 +298,7 @@ def test_a_sentinel_tells_though_the_storage_is_away_for_a_moment(
     hook = {"command": f'echo "$HPCDET_EVENT" >>{heard}', "on": ["stuck"]}
     files.write_once(paths.site, loading.dump(x.local_site()))
     files.write_once(paths.config, config.dump(x.config(notify=hook)))
-    once.refuses(Path, "read_bytes", lambda path: path in (paths.site, paths.config))
+    once.refuses(files, "read", lambda path: path in (paths.site, paths.config))
     once.refuses(files, "write_once", lambda path: path == paths.stuck(1), done=True)
     told = sentinel._tell(paths, 1, "all tasks have ended")
     assert Stuck.read(paths.stuck(1)) == told
@@ -321,7 +321,7 @@ def test_storage_that_is_away_while_a_worker_starts_ends_no_task(
     me, once = paths.worker(1, 0, 1), Once(monkeypatch)
     once.refuses(Path, "exists", lambda path: path == paths.site)
     once.refuses(config, "digest", lambda _: True)
-    once.refuses(Path, "read_bytes", lambda path: path in (paths.site, paths.config))
+    once.refuses(files, "read", lambda path: path in (paths.site, paths.config))
     once.refuses(files, "write_once", lambda path: path == me.claim, done=True)
     once.refuses(journal, "Reader", lambda path: path == me.journal)
     once.refuses(End, "read", lambda path: path == open_attempt.end)

@@ -11,8 +11,8 @@ from hpcdet.cli import facts, words
 from hpcdet.cli.ids import ids_argument, references
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.settings import settings
-from hpcdet.errors import HpcdetError
 from hpcdet.read import efficiency, find
+from hpcdet.read.each import of_each
 
 Item = dict[str, Any]
 
@@ -106,14 +106,8 @@ def _items(ids: Sequence[str]) -> tuple[list[Item], list[str]]:
     if ids:
         found = [efficiency.efficiency(one.paths, one.trial) for one in references(ids)]
         return [item for rows in found for item in rows], []
-    items: list[Item] = []
-    warnings: list[str] = []
-    for paths in find.experiments(settings().root):
-        try:
-            items += efficiency.efficiency(paths)
-        except HpcdetError as error:
-            warnings.append(f"{paths.id} is left out: {error.what}")
-    return items, warnings
+    all_rows, warnings = of_each(find.experiments(settings().root), efficiency.efficiency)
+    return [item for rows in all_rows for item in rows], warnings
 
 
 def _lines(item: Item) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -12,6 +12,7 @@ from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import settings
 from hpcdet.errors import IntegrityError
 from hpcdet.read import find
+from hpcdet.read.each import UNREADABLE, left_out
 from hpcdet.store.layout import ExperimentPaths
 
 
@@ -24,8 +25,24 @@ def index_command() -> None:
     """
 
 
-def _chosen(ids: Sequence[str]) -> list[ExperimentPaths]:
-    return [r.paths for r in references(ids)] if ids else find.experiments(settings().root)
+def _each(ids: Sequence[str], make: Callable[[ExperimentPaths], Path]) -> None:
+    """Make the index of these experiments, or of all that can be read, and say where it is."""
+
+    chosen = [one.paths for one in references(ids)] or find.experiments(settings().root)
+    failed: list[Exception] = []
+    for paths in chosen:
+        try:
+            with busy(f"indexing {paths.id}"):
+                file = make(paths)
+        except UNREADABLE as error:
+            if ids:
+                raise
+            failed.append(error)
+            settings().warn(left_out(paths, error))
+        else:
+            click.echo(str(file))
+    if failed and len(failed) == len(chosen):
+        raise failed[0]
 
 
 @index_command.command("update")
@@ -40,10 +57,7 @@ def update(ids: Sequence[str]) -> None:
     """
     from hpcdet.read import index
 
-    for paths in _chosen(ids):
-        with busy(f"indexing {paths.id}"):
-            file = index.update(paths)
-        click.echo(str(file))
+    _each(ids, index.update)
 
 
 @index_command.command("rebuild")
@@ -56,10 +70,7 @@ def rebuild(ids: Sequence[str]) -> None:
     """
     from hpcdet.read import index
 
-    for paths in _chosen(ids):
-        with busy(f"indexing {paths.id}"):
-            file = index.rebuild(paths)
-        click.echo(str(file))
+    _each(ids, index.rebuild)
 
 
 @index_command.command("check")

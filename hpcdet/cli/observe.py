@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -15,12 +15,12 @@ from hpcdet.cli.ids import id_argument, ids_argument
 from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.cli.times import Seconds
-from hpcdet.errors import HpcdetError, Unsuccessful, UsageError
+from hpcdet.errors import Unsuccessful, UsageError
 from hpcdet.read import find, series, views
+from hpcdet.read.each import of_each
 from hpcdet.store.layout import ExperimentPaths
 
 Item = dict[str, Any]
-T = TypeVar("T")
 
 STATES = ("PENDING", "RUNNING", "PAUSED", "STOPPING", "COMPLETED", "CANCELED", "ERROR")
 
@@ -62,7 +62,7 @@ def ls_command(
         rows = views.trials(gathered) if trials else [row]
         return [each for each in rows if not state or each["state"] in state]
 
-    found, warnings = _readable(rows_of)
+    found, warnings = of_each(find.experiments(settings().root), rows_of)
     rows = [row for part in found for row in part]
     if sort:
         rows = _sorted(rows, sort)[:limit]
@@ -208,23 +208,10 @@ def _drift(ids: Sequence[str], items: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def _readable(view: Callable[[ExperimentPaths], T]) -> tuple[list[T], list[str]]:
-    """A view of all experiments, and a warning for each that cannot be read."""
-    items: list[T] = []
-    warnings: list[str] = []
-    for paths in find.experiments(settings().root):
-        try:
-            items.append(view(paths))
-        except (HpcdetError, OSError) as error:  # one that cannot be read hides no other one
-            what = error.what if isinstance(error, HpcdetError) else error.strerror
-            warnings.append(f"{paths.id} is left out: {what}")
-    return items, warnings
-
-
 def _status(ids: Sequence[str]) -> tuple[list[Item], list[str]]:
     root = settings().root
     if not ids:
-        return _readable(views.status)
+        return of_each(find.experiments(root), views.status)
     items = []
     for each in ids:
         found = find.reference(each, root)

@@ -231,7 +231,7 @@ def _agrees(archive: Path, home: Path, found: Sequence[Path], stay: Fence) -> bo
         for path in found:
             stay()
             name = path.relative_to(home).as_posix()
-            with opened.open(name) as copy, path.open("rb") as original:
+            with opened.open(name) as copy, files.open_file(path) as original:
                 same = True
                 while same and (chunk := original.read(_CHUNK)):
                     same = copy.read(_CHUNK) == chunk

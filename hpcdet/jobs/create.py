@@ -125,7 +125,7 @@ def again(
         if purged is not None:
             trust.refuse_writable_by_others(purged / paths.id, "experiment's folder on scratch")
         shutil.copytree(source.code, paths.code, symlinks=True)
-        files.write_once(paths.provenance, source.provenance.read_bytes())
+        files.write_once(paths.provenance, files.read(source.provenance))
         if purged is not None:
             scratch.link(paths, purged / paths.id)
             scratch.prepare(paths)
@@ -135,12 +135,12 @@ def again(
             (paths.history, source.history),
         ):
             if theirs.exists():
-                files.write_once(mine, theirs.read_bytes())
+                files.write_once(mine, files.read(theirs))
         if source.origin.root.is_dir():
             linking.tree(source.origin.root, paths.origin.root)
         fill(paths)
         home.settle(paths)
-        files.write_once(paths.config, source.config.read_bytes())
+        files.write_once(paths.config, files.read(source.config))
     except OSError as error:
         _undo(paths, purged)
         what = f"cannot write: {error.strerror}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from hpcdet.errors import ConfigError
@@ -13,8 +14,11 @@ from hpcdet.store.layout import ExperimentPaths
 def code_differs(paths: ExperimentPaths) -> list[str]:
     """Files of the model folder that are not as in the experiment's snapshot, with how.
 
-    Empty also where the folder is gone or cannot be looked at: the snapshot is what runs.
+    Empty also where the folder is gone or cannot be looked at: the snapshot is what runs; and of
+    somebody else's experiment, which could name any folder.
     """
+    if paths.root.stat().st_uid != os.getuid():
+        return []
     record = files.read_json(paths.provenance)
     if not isinstance(record, dict):
         return []

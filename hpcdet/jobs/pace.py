@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from hpcdet.read import find
+from hpcdet.read.each import UNREADABLE
 from hpcdet.read.gather import GatheredAttempt, gather
 from hpcdet.store.config import Resolved
 
@@ -29,12 +31,13 @@ def former(root: Path, wanted: Resolved) -> Pace | None:
     for paths in reversed(find.experiments(root)):
         if paths.id.rpartition("-")[0] != wanted.name:
             continue
-        gathered = gather(paths)
-        if gathered.config.resources.slots_per_trial != wanted.resources.slots_per_trial:
-            continue
-        attempts = (attempt for trial in gathered.trials for attempt in trial.attempts)
-        if found := [pace for one in attempts for pace in _of(one, length.unit)]:
-            return Pace(statistics.median(found), paths.id)
+        with contextlib.suppress(*UNREADABLE):
+            gathered = gather(paths)
+            if gathered.config.resources.slots_per_trial != wanted.resources.slots_per_trial:
+                continue
+            attempts = (attempt for trial in gathered.trials for attempt in trial.attempts)
+            if found := [pace for one in attempts for pace in _of(one, length.unit)]:
+                return Pace(statistics.median(found), paths.id)
     return None
 
 

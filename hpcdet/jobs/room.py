@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 from hpcdet.config.plan import plan
 from hpcdet.read import find
+from hpcdet.read.each import UNREADABLE
 from hpcdet.read.gather import gather
 from hpcdet.site import Site
 from hpcdet.store import mounts
@@ -124,10 +126,11 @@ def former(root: Path, name: str) -> int | None:
     for paths in reversed(find.experiments(root)):
         if paths.id.rpartition("-")[0] != name:
             continue
-        for trial in gather(paths).trials:
-            for attempt in trial.attempts:
-                if lines := list(attempt.of_kind("checkpoint")):
-                    return max(int(line["bytes"]) for line in lines)
+        with contextlib.suppress(*UNREADABLE):
+            for trial in gather(paths).trials:
+                for attempt in trial.attempts:
+                    if lines := list(attempt.of_kind("checkpoint")):
+                        return max(int(line["bytes"]) for line in lines)
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from hpcdet.read import find
+from hpcdet.read.each import UNREADABLE
 from hpcdet.read.gather import Gathered, gather
 from hpcdet.store.config import Resolved
 
@@ -35,16 +37,17 @@ def former(root: Path, wanted: Resolved) -> Waits | None:
     found: list[float] = []
     source = ""
     for paths in itertools.islice(reversed(find.experiments(root)), ASKED):
-        gathered = gather(paths)
-        had = gathered.config.resources
-        alike = (had.resource_pool, had.slots_per_trial) == (
-            need.resource_pool,
-            need.slots_per_trial,
-        )
-        if alike and gathered.config.lanes == wanted.lanes:
-            seen = list(_of(gathered))
-            source = source or (paths.id if seen else "")
-            found += seen
+        with contextlib.suppress(*UNREADABLE):
+            gathered = gather(paths)
+            had = gathered.config.resources
+            alike = (had.resource_pool, had.slots_per_trial) == (
+                need.resource_pool,
+                need.slots_per_trial,
+            )
+            if alike and gathered.config.lanes == wanted.lanes:
+                seen = list(_of(gathered))
+                source = source or (paths.id if seen else "")
+                found += seen
         if len(found) >= ENOUGH:
             break
     return Waits(statistics.median(found), len(found), source) if found else None

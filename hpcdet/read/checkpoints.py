@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcdet.errors import IntegrityError
 from hpcdet.read.gather import Gathered, GatheredTrial, gather
-from hpcdet.store import staged
+from hpcdet.store import files, staged
 from hpcdet.store.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
 from hpcdet.store.trials import MANIFEST, lineage
 
@@ -111,10 +112,9 @@ def _checkpoint(
 
 
 def _manifest(folder: Path) -> View:
-    try:
-        value = json.loads((folder / MANIFEST).read_bytes())
-    except (OSError, ValueError):
-        return {}
+    value = None
+    with contextlib.suppress(OSError, IntegrityError):  # ``ckpt verify`` says what is wrong
+        value = files.read_json(folder / MANIFEST)
     return value if isinstance(value, dict) else {}
 
 

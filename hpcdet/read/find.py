@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdet.errors import NotFound
+from hpcdet.errors import HpcdetError, NotFound
 from hpcdet.store import packed, scratch
 from hpcdet.store.layout import EXPERIMENTS, AttemptPaths, ExperimentPaths, TrialPaths
 from hpcdet.store.records import Submitted
@@ -50,7 +50,8 @@ def root() -> Path:
 def experiments(root: Path) -> list[ExperimentPaths]:
     """Every experiment below ``root``, oldest first. An absent root holds none.
 
-    Folders that cannot be looked into (in a project's folder, those of others) and those that
+    What is called ``experiment.yaml`` makes a folder one, whatever it is. Folders that cannot be
+    looked into (in a project's folder, those of others) and those that
     vanish meanwhile are left out.
     """
     try:
@@ -64,7 +65,7 @@ def experiments(root: Path) -> list[ExperimentPaths]:
     found: list[tuple[int, str, ExperimentPaths]] = []
     for paths in map(ExperimentPaths, folders):
         with contextlib.suppress(OSError):
-            found.append((paths.config.stat().st_mtime_ns, paths.id, paths))
+            found.append((paths.config.lstat().st_mtime_ns, paths.id, paths))
     return [paths for _, _, paths in sorted(found, key=lambda each: each[:2])]
 
 
@@ -139,7 +140,7 @@ def _experiment(name: str, root: Path) -> ExperimentPaths:
             raise NotFound("there are no experiments", where=str(root), hint=_ROOT_HINT)
         return all_of_them[-1]
     exact = ExperimentPaths(root / name)
-    if exact.config.is_file():
+    if os.path.lexists(exact.config):
         return exact
     fits = [paths for paths in experiments(root) if paths.id.startswith(name)]
     job = _JOB.fullmatch(name)
@@ -165,8 +166,12 @@ def _best(paths: ExperimentPaths) -> int:
 
 
 def _jobs(paths: ExperimentPaths) -> set[str]:
-    records = (Submitted.read(paths.submitted(number)) for number in paths.submissions())
-    return {record.job for record in records if record is not None}
+    found: set[str] = set()
+    for number in paths.submissions():
+        with contextlib.suppress(HpcdetError, OSError):  # another one may have the job
+            record = Submitted.read(paths.submitted(number))
+            found.update([record.job] if record else [])
+    return found
 
 
 def _enclosing(text: str) -> Reference | None:
@@ -181,7 +186,7 @@ def _enclosing(text: str) -> Reference | None:
         return None
     for folder in (path, *path.parents):
         whole = ExperimentPaths(folder)
-        paths = whole if whole.config.is_file() else scratch.owner(folder)
+        paths = whole if os.path.lexists(whole.config) else scratch.owner(folder)
         if paths is not None:
             parts = path.relative_to(folder).parts
             if parts and folder == paths.root and folder / parts[0] == paths.scratch:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpcdet.errors import NotFound
+from hpcdet.errors import IntegrityError, NotFound
 from hpcdet.read import local, tables
 from hpcdet.read.updating import bring_up_to_date
 from hpcdet.store import files
@@ -110,12 +110,19 @@ def _all(file: Path, name: str) -> list[Row] | None:
 
 
 def _query(file: Path, sql: str) -> list[Row]:
-    db = sqlite3.connect(f"file:{file}?mode=ro&immutable=1", uri=True)
     try:
-        db.row_factory = sqlite3.Row
-        return [dict(row) for row in db.execute(sql)]
+        fd = files.open_to_read(file)
+    except (OSError, IntegrityError) as error:
+        raise sqlite3.OperationalError(f"unable to open database file: {error}") from error
+    try:
+        db = sqlite3.connect(f"file:/proc/self/fd/{fd}?mode=ro&immutable=1", uri=True)
+        try:
+            db.row_factory = sqlite3.Row
+            return [dict(row) for row in db.execute(sql)]
+        finally:
+            db.close()
     finally:
-        db.close()
+        os.close(fd)
 
 
 @contextlib.contextmanager
@@ -185,6 +192,6 @@ def _version(file: Path) -> str:
 
 
 def _pieces(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as source:
+    with files.open_file(file) as source:
         while piece := source.read(_PIECE):
             yield piece

@@ -12,12 +12,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from hpcdet import shipped
-from hpcdet.errors import ConfigError, NotFound
+from hpcdet.errors import ConfigError, IntegrityError, NotFound
 from hpcdet.site import text
 from hpcdet.site.detection import Host, recognise
 from hpcdet.site.models import ASKED, Detection, Site
 from hpcdet.site.text import Layer
-from hpcdet.store import trust
+from hpcdet.store import trust, yaml_bounds
 from hpcdet.store.yaml12 import KeyPath
 
 SUFFIX = ".yaml"
@@ -132,14 +132,12 @@ def from_resolved(path: Path) -> Site:
     try:
         for mine in (path.parent, path):
             trust.refuse_writable_by_others(mine, "experiment")
-        values = yaml.safe_load(path.read_bytes())  # what `dump` wrote, in its own kind of YAML
-        if not isinstance(values, dict):
-            raise ConfigError("not a resolved site", where=str(path))
+        values = yaml_bounds.mapping(path)  # what `dump` wrote, in its own kind of YAML
         return Site.model_validate(_known(Site, values))
     except OSError as error:
         what = f"cannot read the site: {error.strerror}"
         raise ConfigError(what, where=str(path)) from error
-    except (yaml.YAMLError, ValidationError) as error:
+    except (yaml.YAMLError, ValueError, IntegrityError) as error:
         raise ConfigError("not a resolved site", where=str(path), hint=str(error)) from error
 
 

@@ -17,17 +17,16 @@ from typing import Any, Literal
 
 import yaml
 
-from hpcdet.errors import ConfigError
+from hpcdet.errors import ConfigError, IntegrityError
 from hpcdet.goals import Goals, goals
 from hpcdet.rungs import Bracket, Mode, adaptive, depth, hyperband, one
-from hpcdet.store import typed
+from hpcdet.store import files, typed, yaml_bounds
 from hpcdet.store.placement import Distributed, Pbs, Slurm
 from hpcdet.store.placement import Fsdp2 as Fsdp2
 from hpcdet.store.placement import Resources as Resources
 from hpcdet.units import Length
 
-# source builds of PyYAML may come without libyaml; the pure reader gives the same values
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_HINT = "hpcdet writes it once and never changes it: put it back from a backup"
 
 _NO_PERIOD = Length("batches", 0)
 
@@ -364,17 +363,16 @@ def load(path: Path) -> Resolved:
         ConfigError: the file is not there, is no YAML mapping, or holds a length that is none.
     """
     try:
-        value = yaml.load(path.read_bytes(), Loader=_LOADER)
+        return resolve(yaml_bounds.mapping(path))
     except OSError as error:
-        raise ConfigError(f"cannot read the config: {error.strerror}", where=str(path)) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the config is not YAML: {error}", where=str(path)) from error
-    if not isinstance(value, dict):
-        raise ConfigError("the config is not a mapping", where=str(path))
-    try:
-        return resolve(value)
-    except ValueError as error:
-        raise ConfigError(str(error), where=str(path)) from error
+        what = f"cannot read the config: {error.strerror}"
+        raise ConfigError(what, where=str(path), hint=_HINT) from error
+    except IntegrityError as error:
+        what = f"cannot read the config: {error.what}"
+        raise ConfigError(what, where=str(path), hint=error.hint) from error
+    except (yaml.YAMLError, ValueError) as error:
+        what = " ".join(str(error).split())  # YAML's errors have several lines
+        raise ConfigError(f"the config is damaged: {what}", where=str(path), hint=_HINT) from error
 
 
 def resolve(value: Mapping[str, Any]) -> Resolved:
@@ -390,4 +388,4 @@ def dump(value: Mapping[str, Any]) -> bytes:
 
 def digest(path: Path) -> str:
     """SHA-256 of the file's bytes, as 64 hex digits: what a worker is told to wait for."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(files.read(path)).hexdigest()

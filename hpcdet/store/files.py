@@ -1,25 +1,46 @@
-"""The three ways a file is ever written: once, replaced as a whole, or appended to.
+"""The three ways a file is ever written: once, replaced as a whole, or appended to; and how it
+is opened to be read.
 
 They rest on what shared file systems keep their word about: ``link`` and ``rename`` are
 atomic on the server, data is durable after ``fsync``, a name after ``fsync`` of its folder.
 Success of a link is read from the file itself (``st_nlink``), not from the return code: NFS
 may report an error for a retransmitted request that succeeded.
+
+Who reads a folder did not necessarily make it. So every file in it is opened here: without
+waiting, and only if it is a file; and what is read at once has a bound.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import json
 import os
 import secrets
 import socket
+import stat
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
+
+from hpcdet.errors import IntegrityError
+from hpcdet.store import bounded
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
+LARGEST = 16 << 20
+"""Bytes of a file that is read as a whole: records have a few thousand, a provenance or a history
+of a long search a few million."""
+_HINT = "hpcdet writes nothing like it: put the file back from a backup, or move it away"
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
 
 
 def now() -> str:
@@ -102,14 +123,83 @@ def append_log(path: Path) -> BinaryIO:
     return open(path, "ab", opener=lambda name, flags: os.open(name, flags, FILE_MODE))
 
 
+def open_to_read(path: Path) -> int:
+    """A descriptor of a file. Links are followed, nothing is waited for.
+
+    ``open`` is asked, not ``exists``: a cached negative directory entry must not hide a file.
+
+    Raises:
+        IntegrityError: what has the name is no file (a pipe, a device, a folder, a link to itself).
+        OSError: as ``open``, if it is not there or may not be read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError as error:
+        kinds = {errno.ENXIO: "a socket or a device", errno.ELOOP: "a link to itself"}
+        if error.errno not in kinds:
+            raise
+        raise no_file(path, kinds[error.errno]) from error
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        raise no_file(path, _KINDS.get(stat.S_IFMT(mode), "something else"))
+    return fd
+
+
+def no_file(path: Path, kind: str) -> IntegrityError:
+    """What is said of something that has the name of a file."""
+    return damaged(path, f"it is {kind} instead of a file")
+
+
+def damaged(path: Path, what: str) -> IntegrityError:
+    """What is said of a file that nobody has written so."""
+    return IntegrityError(what, where=str(path), hint=_HINT)
+
+
+def open_file(path: Path) -> BinaryIO:
+    """As ``open_to_read``, as a file object."""
+    return os.fdopen(open_to_read(path), "rb")
+
+
+def read(path: Path, most: int = LARGEST) -> bytes:
+    """All of a file.
+
+    Raises:
+        IntegrityError: it is no file, or larger than ``most`` bytes.
+        OSError: as ``open``.
+    """
+    with open_file(path) as file:
+        return bounded_read(file, path, most)
+
+
+def bounded_read(file: IO[bytes], path: Path, most: int = LARGEST) -> bytes:
+    """What is left of an open file; as ``read``."""
+    size = os.fstat(file.fileno()).st_size if isinstance(file, io.BufferedReader) else 0
+    data = b"" if size > most else file.read(most + 1)
+    if size > most or len(data) > most:
+        raise damaged(path, f"it has more than {most} bytes")
+    return data
+
+
 def read_json(path: Path) -> Any | None:
     """The JSON value of a file, or None if the file is not there or not complete.
 
-    ``open`` is asked, not ``exists``: a cached negative directory entry must not hide a file.
+    Raises:
+        IntegrityError: it is no file, or holds what nobody writes (``bounded``).
     """
     try:
-        return json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return parse_json(read(path), path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def parse_json(data: bytes, path: Path) -> Any | None:
+    """The JSON value of a file's bytes; as ``read_json``."""
+    try:
+        return bounded.json_value(data)
+    except bounded.Unreasonable as error:
+        raise damaged(path, str(error)) from error
+    except ValueError:
         return None
 
 

@@ -8,27 +8,41 @@ was read is always a prefix of what was written.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from hpcdet.store import files, packed
+from hpcdet.store import bounded, files, packed
 
 Line = dict[str, Any]
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
-_decode = json.JSONDecoder().decode
 
 _HEAD = 100
 """Bytes within which a line says what kind it is."""
 
+_PLAIN = bounded.DEEPEST
+"""Bytes of a line up to which nothing in it can be too deep or too long."""
+
+_BEGIN = b'{"n":'
+
 _END = b'"kind":"end"'
 
 _PIECE = 1 << 16
+_LARGE = 1 << 20
+"""Bytes that are read at once: first, and where there is more."""
+
+LONGEST = 24 << 20
+"""Bytes of a line; what goes on for longer without an end is none."""
+
+VALUES = 2_000_000
+"""Values in a line: a metric may be a table."""
 
 _MOST = 1 << 20
 """Bytes of records that wait to be written at most."""
@@ -38,9 +52,14 @@ def encode(n: int, kind: str, fields: dict[str, Any], t: str) -> bytes:
     """One line, its newline included.
 
     Raises:
-        ValueError: if a value is not JSON (NaN and infinities are not; see ``records.number``).
+        ValueError: a value is not JSON (NaN and infinities are not; see ``records.number``), or
+            is one that no reader would take (``bounded``, ``LONGEST``).
     """
     head = _encode({"n": n, "t": t, "kind": kind, **fields}).encode()[:-1]
+    if len(head) > LONGEST - 100:
+        raise ValueError(f"a record of {len(head)} bytes is longer than {LONGEST}")
+    if len(head) > _PLAIN:
+        bounded.json_value(head + b"}", VALUES)
     return head + b',"crc":"%08x"}\n' % zlib.crc32(head)
 
 
@@ -50,7 +69,7 @@ def decode(raw: bytes) -> Line | None:
     if not mark or tail != b'%08x"}' % zlib.crc32(head):
         return None
     try:
-        line = _decode(raw.decode())
+        line = bounded.json_value(raw, VALUES)
     except ValueError:
         return None
     return line if isinstance(line, dict) else None
@@ -82,46 +101,69 @@ class Reader:
             only: a kind; lines of others are checked and passed over.
             loose: it is known that the file is in no archive.
         """
-        if self.damaged:
-            return []
-        try:
-            data = self._loose() if loose else packed.read_bytes(self.path, self.offset)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        self.ended = self.ended or _END in data
-        return list(self._accept(data, b'"kind":"%s"' % only.encode() if only else b""))
+        mark = b'"kind":"%s"' % only.encode() if only else b""
+        found: list[Line] = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            try:
+                self._read(found, mark, loose)
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+                self._read(found, mark, loose)  # packed by another host while it was open here
+        return found
 
-    def _loose(self) -> bytes:
-        fd = os.open(self.path, os.O_RDONLY)
-        try:
-            data = os.pread(fd, _PIECE, self.offset)
-            if len(data) < _PIECE:
-                return data
-            at = self.offset + _PIECE  # rare, but for the first time
-            return data + os.pread(fd, max(0, os.fstat(fd).st_size - at), at)
-        finally:
-            os.close(fd)
+    def _read(self, found: list[Line], mark: bytes, loose: bool) -> None:
+        if self.damaged:
+            return
+        opened = files.open_file if loose else packed.open_file
+        with opened(self.path) as file:
+            file.seek(self.offset)
+            for data in _whole_lines(file):
+                self.ended = self.ended or _END in data
+                found.extend(self._accept(data, mark))
+                if self.damaged:
+                    return
 
     def _accept(self, data: bytes, mark: bytes) -> Iterator[Line]:
-        for raw in data.splitlines(keepends=True):
-            if not raw.endswith(b"\n"):
-                return
+        for raw in data[:-1].split(b"\n"):
             passed = mark and raw.find(mark, 0, _HEAD) < 0 and _is_line(raw, self.n + 1)
-            line = None if passed else decode(raw[:-1])
+            line = None if passed else decode(raw)
             if not passed and (line is None or line.get("n") != self.n + 1):
                 self.damaged = True
                 return
             self.n += 1
             self.last = self.offset
-            self.offset += len(raw)
+            self.offset += len(raw) + 1
             if line is not None:
                 yield line
 
 
+def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """What is left of a file, as far as lines have ended."""
+    pieces: list[bytes] = []  # of a line that has not ended
+    size, held = _PIECE, 0
+    while data := file.read(size):
+        whole, end, rest = data.rpartition(b"\n")
+        if end:
+            yield b"".join((*pieces, whole, end))
+            pieces, held = [], 0
+        if rest:
+            pieces.append(rest)
+            held += len(rest)
+        if held > LONGEST:
+            yield b"\n"  # no line, which ends the reading
+            return
+        first = pieces[0] if pieces else b""
+        empty = b"\0" in rest or not first.startswith(_BEGIN[: len(first)])
+        if len(data) < size or empty:
+            return  # the end; or zeros, which stand where a file system has no data yet
+        size = _LARGE
+
+
 def _is_line(raw: bytes, n: int) -> bool:
-    """Whether a line with its newline is intact and has this number, without decoding it."""
+    """Whether a line is intact and has this number, without decoding it."""
     head, found, tail = raw.rpartition(b',"crc":"')
-    whole = bool(found) and tail == b'%08x"}\n' % zlib.crc32(head)
+    whole = bool(found) and tail == b'%08x"}' % zlib.crc32(head)
     return whole and head.startswith(b'{"n":%d,' % n)
 
 

@@ -8,7 +8,6 @@ every byte.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import secrets
 import shutil
@@ -33,7 +32,9 @@ def manifest(checkpoint: Path) -> dict[str, Any]:
     """
     path = checkpoint / MANIFEST
     try:
-        found = json.loads(path.read_bytes())
+        found = files.read_json(path)
+        if not isinstance(found, dict):
+            raise ValueError("there is no manifest, or not all of it")
         if sealed.digest(found) != found[sealed.ROOT]:
             raise ValueError("the digest is another one")
         for shard in found["shards"]:
@@ -44,7 +45,7 @@ def manifest(checkpoint: Path) -> dict[str, Any]:
         what = f"it is not a whole checkpoint: {error}"
         hint = "hpcdet ckpt verify says which of a trial's are"
         raise IntegrityError(what, where=str(path), hint=hint) from error
-    return dict(found)
+    return found
 
 
 def link(

@@ -19,13 +19,18 @@ import errno
 import functools
 import io
 import itertools
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+from hpcdet.errors import IntegrityError
+from hpcdet.store import files
+
+if TYPE_CHECKING:
+    import zipfile
 
 STEM = "history"
 
@@ -34,6 +39,9 @@ SMALL = 16 * 1024
 
 IN_MEMORY = 1024 * 1024
 """Bytes of a file up to which it is unpacked at once; of larger ones, what is read of them."""
+
+_CONTENTS = 16 << 20
+"""Bytes of an archive's table of contents: those of some 150,000 files."""
 
 _INSIDE = re.compile(
     r"(.*/trials/\d+)/((?:attempts|control)(?:/.+)?)"  # of a trial
@@ -81,12 +89,11 @@ class Archive:
     @classmethod
     def read(cls, path: Path) -> Archive:
         """Raises what ``zipfile`` raises for damage, and OSError."""
-        import zipfile  # dear at start, and most readers never meet one
 
         folders: dict[str, set[str]] = {}
         units: set[str] = set()
         small: dict[str, bytes] = {}
-        with zipfile.ZipFile(path) as opened:
+        with _zip(path) as opened:
             for info in opened.infolist():
                 units.add(unit(info.filename))
                 name = info.filename
@@ -106,7 +113,7 @@ class Archive:
         import zlib
 
         try:
-            with zipfile.ZipFile(self.path) as opened:
+            with _zip(self.path) as opened:
                 info = opened.getinfo(name)
                 if info.file_size <= IN_MEMORY:
                     return io.BytesIO(opened.read(info))
@@ -115,6 +122,43 @@ class Archive:
             raise FileNotFoundError(f"{name} is not in {self.path}") from None
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             raise FileNotFoundError(f"{name} in {self.path} is damaged: {error}") from None
+
+
+class _Listed(io.RawIOBase):
+    """A file of which nothing is read at once that is longer than a table of contents is."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = files.open_file(path)
+
+    def read(self, size: int = -1) -> bytes:
+        if size > _CONTENTS:
+            import zipfile
+
+            raise zipfile.BadZipFile(f"its table of contents has {size} bytes")
+        return self._file.read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _zip(path: Path) -> zipfile.ZipFile:
+    """An open archive; its file is closed with the last that reads in it."""
+    import zipfile
+
+    try:
+        return zipfile.ZipFile(_Listed(path))
+    except IntegrityError as error:
+        raise zipfile.BadZipFile(error.what) from None
 
 
 def archives(home: Path) -> Iterator[Archive]:
@@ -177,11 +221,12 @@ def open_file(path: Path) -> IO[bytes]:
 
     Raises:
         FileNotFoundError, NotADirectoryError: it is neither there nor in an archive.
+        IntegrityError: it is no file.
     """
     inside = find(path)
     if inside is None:
         try:
-            return path.open("rb")
+            return files.open_file(path)
         except _ABSENT:
             inside = find(path)  # perhaps it was packed just now
             if inside is None:
@@ -189,27 +234,26 @@ def open_file(path: Path) -> IO[bytes]:
     return inside.archive.open(inside.name)
 
 
-def read_bytes(path: Path, offset: int = 0) -> bytes:
-    """All of a file from an offset, be it packed or not. Raises as ``open_file``."""
+def read_bytes(path: Path) -> bytes:
+    """All of a file, be it packed or not. Raises as ``open_file`` and ``files.read``."""
     try:
-        return _read_bytes(path, offset)
+        return _read_bytes(path)
     except OSError as error:
         if error.errno != errno.ESTALE:
             raise
-        return _read_bytes(path, offset)  # packed by another host while it was open here
+        return _read_bytes(path)  # packed by another host while it was open here
 
 
-def _read_bytes(path: Path, offset: int) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     with open_file(path) as file:
-        file.seek(offset)
-        return file.read()
+        return files.bounded_read(file, path)
 
 
 def read_json(path: Path) -> Any | None:
     """As ``files.read_json``, of a file that may be packed."""
     try:
-        return json.loads(read_bytes(path))
-    except (*_ABSENT, ValueError):
+        return files.parse_json(read_bytes(path), path)
+    except _ABSENT:
         return None
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from hpcdet.store import files, packed
+from hpcdet.store import files, packed, typed
 from hpcdet.units import Length
 
 
@@ -26,18 +26,30 @@ class Record:
 
     @classmethod
     def decode(cls, value: Mapping[str, Any]) -> Self:
+        """Raises ValueError: a value has another type, or one that must be there is missing."""
         known = {f.name: f for f in dataclasses.fields(cls)}
         given = {key: item for key, item in value.items() if key in known}
         for key in ("until", "length"):
             if isinstance(given.get(key), dict):
                 given[key] = Length.decode(given[key])
-        return cls(**given)
+        typed.refuse_others(cls, given)
+        try:
+            return cls(**given)
+        except TypeError as error:
+            raise ValueError(str(error).partition(".__init__() ")[2]) from None
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """The record in a file, packed or not; None if it is not there or not complete."""
+        """The record in a file, packed or not; None if it is not there or not complete.
+
+        Raises:
+            IntegrityError: it is no file, or holds what no hpcdet writes.
+        """
         value = packed.read_json(path)
-        return cls.decode(value) if isinstance(value, dict) else None
+        try:
+            return cls.decode(value) if isinstance(value, dict) else None
+        except ValueError as error:
+            raise files.damaged(path, str(error)) from error
 
     def write_once(self, path: Path) -> bool:
         """Make the file; False if somebody has made it before."""

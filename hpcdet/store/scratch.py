@@ -14,7 +14,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from hpcdet.errors import ConfigError, Unavailable
+from hpcdet.errors import ConfigError, IntegrityError, Unavailable
 from hpcdet.store import files
 from hpcdet.store.layout import SCRATCH_MARK, ExperimentPaths
 from hpcdet.store.records import ScratchMark
@@ -135,15 +135,14 @@ def _mark(paths: ExperimentPaths, folder: Path) -> None:
 
 
 def _read(folder: Path) -> ScratchMark | None:
-    with contextlib.suppress(TypeError, OSError):  # what lacks what a mark must have is none
-        mark = ScratchMark.read(folder / SCRATCH_MARK)
-        return mark if mark and isinstance(mark.experiment, str) else None
+    with contextlib.suppress(IntegrityError, OSError):  # what lacks what a mark must have is none
+        return ScratchMark.read(folder / SCRATCH_MARK)
     return None
 
 
 def identity(paths: ExperimentPaths) -> str:
     """What tells an experiment from all others, whatever its folder is called."""
-    return hashlib.sha256(paths.provenance.read_bytes()).hexdigest()
+    return hashlib.sha256(files.read(paths.provenance)).hexdigest()
 
 
 def _not_ours(paths: ExperimentPaths, folder: Path) -> str:

@@ -5,6 +5,7 @@ And which values are likely secrets by their names, so that no reader is shown t
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import stat
@@ -81,7 +82,7 @@ def _one(name: str, reference: Mapping[str, str], stored: Path) -> Any:
 
 def _read(path: Path, where: str) -> str:
     try:
-        with path.open(encoding="utf-8") as file:
+        with io.TextIOWrapper(files.open_file(path), encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 hint = f"chmod 600 {path}"

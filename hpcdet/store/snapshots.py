@@ -15,12 +15,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hpcdet.errors import IntegrityError
 from hpcdet.store import files
 from hpcdet.store.chain import Point
 from hpcdet.store.layout import ExperimentPaths
 
 KEEP = 3
 """Snapshots that stay; older ones are removed."""
+
+_LARGEST = 256 << 20
+"""Bytes of one; a larger one is passed over."""
 
 _NAME = re.compile(r"(\d+)-(\d+)\.json")
 
@@ -86,11 +90,11 @@ def _points(paths: ExperimentPaths) -> list[tuple[int, int]]:
 
 def _read(paths: ExperimentPaths, where: tuple[int, int], of: Mapping[str, Any]) -> Snapshot | None:
     try:
-        head, _, rest = paths.snapshot(*where).read_bytes().partition(b"\n")
+        head, _, rest = files.read(paths.snapshot(*where), _LARGEST).partition(b"\n")
         about, body = json.loads(head), rest.rstrip(b"\n")
         whole = hashlib.sha256(body).hexdigest() == about["sha256"]
         if not whole or about["of"] != dict(of) or (about["term"], about["n"]) != where:
             return None
         return Snapshot(Point(*where, int(about["offset"])), json.loads(body))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, IntegrityError):
         return None

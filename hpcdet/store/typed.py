@@ -1,10 +1,15 @@
-"""From plain data to the frozen dataclasses that read it, by their types."""
+"""From plain data to the frozen dataclasses that read it, by their types.
+
+What a file says is believed only as far as it has the type that the reader's code relies on.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from hpcdet.units import Length
@@ -16,11 +21,70 @@ def build(kind: type[T], value: Mapping[str, Any]) -> T:
     """An instance of a dataclass: unknown keys are ignored, missing ones take their default.
 
     Raises:
-        ValueError: a length is none.
+        ValueError: a length is none, or a value has another type.
     """
     hints = typing.get_type_hints(kind)
-    names = (f.name for f in dataclasses.fields(kind))  # type: ignore[arg-type]
-    return kind(**{name: _convert(hints[name], value[name]) for name in names if name in value})
+    fields = (f.name for f in dataclasses.fields(kind))  # type: ignore[arg-type]
+    given = {name: _convert(hints[name], value[name]) for name in fields if name in value}
+    # null is written for what has not been said
+    refuse_others(kind, {name: item for name, item in given.items() if item is not None})
+    return kind(**given)
+
+
+def refuse_others(kind: type[Any], given: Mapping[str, Any]) -> None:
+    """Compare the types of values with those of a dataclass's fields.
+
+    Raises:
+        ValueError: one has another type; names it.
+    """
+    fields = _fields(kind)  # type: ignore[arg-type]
+    for name, item in given.items():
+        fits, wanted = fields[name]
+        if not fits(item):
+            raise ValueError(f"{name} is {_short(item)}, which is no {wanted}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+@functools.cache
+def _fields(kind: type[Any]) -> dict[str, tuple[Callable[[Any], bool], str]]:
+    """By name whether a value fits a field, and what fields of its type are called."""
+    hints = typing.get_type_hints(kind)
+    names = [f.name for f in dataclasses.fields(kind)]
+    return {name: (_test(hints[name]), _called(hints[name])) for name in names}
+
+
+def _called(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+
+
+def _test(hint: Any) -> Callable[[Any], bool]:
+    """Whether a value has a type. What a dataclass of ours is made of has been tested before."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        tests = [_test(each) for each in inner]
+        return lambda value: any(test(value) for test in tests)
+    if origin is typing.Literal:
+        kinds = tuple({type(each) for each in inner})  # a later version may know other words
+        return lambda value: isinstance(value, kinds)
+    if origin is list:
+        item = _test(inner[0])
+        return lambda value: isinstance(value, list) and all(map(item, value))
+    if origin in (dict, Mapping):
+        item = _test(inner[1])
+        return lambda value: isinstance(value, dict) and all(map(item, value.values()))
+    if hint is Any:
+        return lambda _: True
+    if hint is str:  # of a name like 2024 YAML makes a number
+        return lambda value: isinstance(value, str | int | float)
+    if hint in (int, float):
+        number = (int,) if hint is int else (int, float)
+        return lambda value: isinstance(value, number) and not isinstance(value, bool)
+    kind = origin or hint
+    return lambda value: isinstance(value, kind)
 
 
 def _convert(hint: Any, value: Any) -> Any:

@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 
 from hpcdet.errors import ConfigError
+from hpcdet.store import yaml_bounds
+from hpcdet.store.bounded import Unreasonable
 
 KeyPath = tuple[str, ...]
 DEEPEST = 100
@@ -74,7 +76,12 @@ class Document:
 
 
 def scalar(text: str) -> Any:
-    """The value that a piece of YAML stands for: what ``--set key=TEXT`` gives."""
+    """The value that a piece of YAML stands for: what ``--set key=TEXT`` gives.
+
+    Raises:
+        yaml.YAMLError, ValueError: it stands for none, or for more than anybody writes.
+    """
+    yaml_bounds.check(text, DEEPEST)
     return yaml.load(text, Loader=_Loader)
 
 
@@ -108,8 +115,8 @@ def read(path: Path) -> Document:
 def text(path: Path) -> str:
     """What stands in a file that a person wrote. Raises ConfigError: it cannot be read."""
     try:
-        with path.open("rb") as file:
-            found = file.read(LARGEST + 1)  # of a device or a pipe no size is known
+        with path.open("rb") as file:  # perhaps the user's own pipe
+            found = file.read(LARGEST + 1)
         if len(found) > LARGEST:
             what = f"no config is that large (more than {LARGEST} bytes)"
             raise ConfigError(what, where=str(path))
@@ -121,22 +128,25 @@ def text(path: Path) -> str:
 
 def parse(text: str, source: str) -> Document:
     """Read a mapping from text; as ``read``."""
-    loader = _Loader(text)
     lines: dict[KeyPath, int] = {}
+    loader = None
     try:
+        yaml_bounds.check(text, DEEPEST)
+        loader = _Loader(text)
         node = loader.get_single_node()
-        _mark(node, (), lines, source, {})
+        _mark(node, (), lines, source, set())
         values = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
         raise ConfigError(f"not YAML: {error.problem or error.context}", where=where) from error
+    except Unreasonable as error:
+        raise ConfigError(str(error), where=f"{source}:{error.line}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"not YAML: {error}", where=source) from error
-    except RecursionError as error:
-        raise ConfigError(f"nested more than {DEEPEST} deep", where=source) from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     if values is None:
         values = {}
     if not isinstance(values, dict):
@@ -149,18 +159,12 @@ def _mark(
     key: KeyPath,
     lines: dict[KeyPath, int],
     source: str,
-    open_nodes: dict[int, bool],
+    seen: set[int],
 ) -> None:
     """Note the line of every key below ``node``; an alias has those of what it repeats."""
-    if len(key) > DEEPEST:
-        where = f"{source}:{node.start_mark.line + 1}" if node else source
-        raise ConfigError(f"nested more than {DEEPEST} deep", where=where)
-    if node is None or id(node) in open_nodes:
-        if open_nodes.get(id(node)):
-            line = lines.get(key, 1)
-            raise ConfigError("this value contains itself", where=f"{source}:{line}")
+    if node is None or id(node) in seen:
         return
-    open_nodes[id(node)] = True
+    seen.add(id(node))
     if isinstance(node, yaml.MappingNode):
         mine: set[str] = set()
         for name, value in node.value:
@@ -171,9 +175,8 @@ def _mark(
                 raise ConfigError(what, where=f"{source}:{line}", hint=f"first: {lines[inner]}")
             mine.add(inner[-1])
             lines[inner] = line
-            _mark(value, inner, lines, source, open_nodes)
+            _mark(value, inner, lines, source, seen)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             lines[(*key, str(index))] = value.start_mark.line + 1
-            _mark(value, (*key, str(index)), lines, source, open_nodes)
-    open_nodes[id(node)] = False
+            _mark(value, (*key, str(index)), lines, source, seen)

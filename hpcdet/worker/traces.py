@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcdet.errors import IntegrityError
+from hpcdet.store import files
 from hpcdet.store.layout import AttemptPaths
 
 _TAIL = 64 * 1024
@@ -24,10 +26,10 @@ class Traceback:
 def tail(path: Path, limit: int = _TAIL) -> str:
     """The end of a text file; "" if it is not there."""
     try:
-        with path.open("rb") as file:
+        with files.open_file(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - limit))
             return file.read().decode(errors="replace")
-    except OSError:
+    except (OSError, IntegrityError):
         return ""
 
 
