@@ -53,6 +53,7 @@ TAKE: dict[str, tuple[str, ...]] = {
     "schedule": ("schedule",),
     "initial": _LEARNING,
     "warm_start": _LEARNING,
+    "wait_at_rungs_s": (*_COMPARED, *COPYING),
     "program": ("custom",),
     "options": ("custom",),
     "answer_within_s": ("custom",),

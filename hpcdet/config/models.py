@@ -116,8 +116,7 @@ class Searcher(Section):
     """Until all trials were made, hybrid promotes paused ones only while fewer than this share of
     those that may go on have gone on; null: whenever they are among the best."""
     rule_version: Literal[4, 5] = 5
-    """How rules are kept: 5, or 4 as in experiments of former versions, in which a trial that was
-    stopped might go on."""
+    """How rules are kept: 5, or 4 as in experiments of former versions (docs/search.md)."""
     divisor: float = Field(default=4, gt=1)
     """Of this many trials at a rung one goes on."""
     num_rungs: int | None = Field(default=None, ge=1, le=1000)
@@ -159,6 +158,8 @@ class Searcher(Section):
     """Given to a custom searcher as they are."""
     answer_within_s: Seconds = Field(default=60, ge=1)
     """Time that a custom searcher has for an answer, in seconds or as '5m'."""
+    wait_at_rungs_s: Seconds = Field(default=0, ge=0)
+    """The longest wait for a decision at a rung, where the next rung would come first; 0: none."""
 
 
 class Reproducibility(Section):

@@ -31,7 +31,7 @@ def apply(holder: Holder) -> None:
         holder.stay()
         plan = holder.decided.plans[number]
         trial = holder.paths.trial(number)
-        wanted = holder.decided.control(plan)
+        wanted = _wanted(holder, plan)
         settled = plan.ended and holder.written.get(("control", number), (0, 0))[1] == wanted
         never = holder.decided.canceled and plan.killed and not trial.root.exists()
         if number in needed and wanted.action == "stop":
@@ -48,6 +48,15 @@ def apply(holder: Holder) -> None:
         touched.discard(number)
     if wrong:
         raise wrong[0]
+
+
+def _wanted(holder: Holder, plan: Plan) -> Control:
+    """What a trial's control should say; with what was decided where trials wait for that."""
+    control, search = holder.decided.control(plan), holder.resolved.searcher
+    if not search.wait_at_rungs_s:
+        return control
+    decided = [rung.value for rung in search.rungs if rung.value <= plan.told]
+    return dataclasses.replace(control, heard=max(decided, default=0))
 
 
 def _in_turn(holder: Holder) -> list[int]:
@@ -143,5 +152,5 @@ def _write_control(holder: Holder, number: int, trial: TrialPaths, wanted: Contr
 
 def _says(there: Control, wanted: Control) -> bool:
     same = (there.action, there.until, there.now) == (wanted.action, wanted.until, wanted.now)
-    same = same and len(there.rewinds) >= len(wanted.rewinds)
+    same = same and there.heard >= wanted.heard and len(there.rewinds) >= len(wanted.rewinds)
     return same and there.attempts >= wanted.attempts and there.since >= wanted.since

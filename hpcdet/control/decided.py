@@ -136,6 +136,7 @@ class Decided:
         self.owed = []
         if isinstance(event, api.Report):
             self.plans[event.trial].told = event.length.value
+            self.touched.add(event.trial)
         elif isinstance(event, api.Start):
             self.started = True
         elif isinstance(event, api.SegmentEnd):

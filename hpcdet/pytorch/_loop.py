@@ -304,6 +304,9 @@ class Loop:
             return "stopped"
         if kept or self._save_due:
             self._saves.save(kept, metric=metric, must="end" in kept)
+        if not self._reached() and (cause := self._session.wait_at_rung()):
+            self._saves.save_last((), cause)
+            return cause
         return None
 
     def _poll_validation(self) -> bool:

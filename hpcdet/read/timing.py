@@ -23,6 +23,7 @@ PHASES = {
     "optimizer": "Optimizer",
     "validation": "Validation",
     "checkpoint": "Checkpoints",
+    "waiting": "Waiting at rungs",
     "other": "Other",
     "profiling": "Torch's profiler",
 }
@@ -31,7 +32,7 @@ PHASES = {
 GROUPS = ("timing", "system")
 SLOWER = 1.2
 """A straggler works so many times as long on a step as half of the others do."""
-_APART = frozenset({"validation", "checkpoint", "profiling"})
+_APART = frozenset({"validation", "checkpoint", "waiting", "profiling"})
 """What is no part of a step."""
 _NO_WORK = _APART | {"communication"}
 _FEWEST_STEPS = 20

@@ -116,6 +116,7 @@ class Searcher:
     program: str | list[str] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     answer_within_s: float = 60
+    wait_at_rungs_s: int = 0
     first_length: Length | None = None
     objectives: list[dict[str, Any]] = field(default_factory=list)
     constraints: list[dict[str, Any]] = field(default_factory=list)

@@ -32,10 +32,11 @@ def accepted(trial: TrialPaths) -> list[Control]:
         until = control.until or (latest.until if latest else None)
         attempts = max(control.attempts, latest.attempts if latest else 0)
         since = max(control.since, latest.since if latest else 0)
+        heard = max(control.heard, latest.heard if latest else 0)
         rewinds = max(control.rewinds, latest.rewinds if latest else [], key=len)
         found.append(
             dataclasses.replace(
-                control, until=until, attempts=attempts, since=since, rewinds=rewinds
+                control, until=until, attempts=attempts, since=since, heard=heard, rewinds=rewinds
             )
         )
     return found

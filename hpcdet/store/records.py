@@ -78,6 +78,8 @@ class Control(Record):
         rewinds: what a user made the trial begin again from, in their order: ``[name, attempt]``,
             the checkpoint and the first attempt that goes on from it.
         now: with ``kill``, do not save first.
+        heard: the highest rung, in the search's unit, of which the report was decided upon; 0
+            where no trial waits for that (``searcher.wait_at_rungs_s``).
         why: shown to people.
     """
 
@@ -88,6 +90,7 @@ class Control(Record):
     since: int = 0
     rewinds: list[list[Any]] = field(default_factory=list)
     now: bool = False
+    heard: int = 0
     term: int = 0
     at: str = ""
 

@@ -41,6 +41,7 @@ class Orders(NamedTuple):
         save: a resume checkpoint is due.
         busy: a checkpoint is still being written.
         lost: the one that was written last could not be committed.
+        wait: at a rung, for the search's decision (``rung_waits``).
     """
 
     leave: Cause | None = None
@@ -49,24 +50,35 @@ class Orders(NamedTuple):
     busy: bool = False
     lost: bool = False
     stop: int | None = None
+    wait: bool = False
 
     def encode(self) -> list[int]:
         unit, value = (-1, -1)
         if self.until is not None:
             unit, value = UNITS.index(self.until.unit), self.until.value
-        flags = [int(flag) for flag in (self.save, self.busy, self.lost)]
+        flags = [int(flag) for flag in (self.save, self.busy, self.lost, self.wait)]
         stop = _NEVER if self.stop is None else -self.stop
         return [_CAUSES.index(self.leave), unit, value, *flags, stop]
 
     @staticmethod
     def decode(vector: list[int]) -> Orders:
-        leave, unit, value, save, busy, lost, stop = vector
+        leave, unit, value, save, busy, lost, wait, stop = vector
         until = Length(UNITS[unit], value) if unit >= 0 else None
         asked = None if stop == _NEVER else -stop
-        return Orders(_CAUSES[leave], until, bool(save), bool(busy), bool(lost), asked)
+        said = _CAUSES[leave], until, bool(save), bool(busy), bool(lost)
+        return Orders(*said, asked, bool(wait))
 
 
 NOTHING = Orders()
+
+
+def agree(peers: Peers, mine: Orders) -> Orders:
+    """What all ranks want together, now; all call together."""
+    if peers.ranks.world == 1:
+        return mine
+    vector = torch.tensor(mine.encode(), dtype=torch.int64)
+    peers.start_max(vector).wait()
+    return Orders.decode(vector.tolist())
 
 
 class Agreement:

@@ -19,10 +19,12 @@ PHASES = (
     "optimizer",
     "validation",
     "checkpoint",
+    "waiting",
     "other",
 )
 """What the trainer tells apart, in the order of a step. ``communication`` is waiting for other
-ranks that nothing hides; ``other`` is everything that nobody named."""
+ranks that nothing hides; ``waiting`` is that at a rung, for the search's decision; ``other`` is
+everything that nobody named."""
 
 
 class Phases:

@@ -29,10 +29,12 @@ from hpcdet.train.profile import Profile
 from hpcdet.train.ranks import Ranks
 from hpcdet.train.registered import Registry
 from hpcdet.train.rendezvous import device_of
+from hpcdet.train.rung_waits import RungWait
 from hpcdet.train.saving import Keeper
 from hpcdet.train.saying import say_error
 from hpcdet.train.stopping import Stop
 from hpcdet.train.tracking import Tracker, plain
+from hpcdet.train.trained import Units as Units
 from hpcdet.train.verdicts import InvalidHP, clearer, peers_lost, verdict_on
 from hpcdet.train.virtual import Virtual
 from hpcdet.train.wanted import Wanted
@@ -40,19 +42,6 @@ from hpcdet.units import Length
 
 _CONTROL_EVERY_S = 2.0
 _PROGRESS_EVERY_S = 5.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Units:
-    """How far a trial is, in all three units; ``epochs`` counts completed ones."""
-
-    batches: int = 0
-    records: int = 0
-    epochs: int = 0
-
-    def reached(self, length: Length) -> bool:
-        """Whether a length of training is behind."""
-        return bool(getattr(self, length.unit) >= length.value)
 
 
 class Session:
@@ -102,6 +91,7 @@ class Session:
         self.until: Length | None = None
         self.rungs = config.searcher.rungs
         self.wanted = Wanted(place, config, self.tracker)
+        self._rung_wait = RungWait(place, config, self.wanted, self.tracker)
         self._deadline = deadline
         self._agreement = Agreement(self.peers)
         self._steps = 0
@@ -192,6 +182,7 @@ class Session:
         self._last_step = now
         if first and stepped:
             self.tracker.record("first_step")
+            self._rung_wait.begin(units)
         if self.ranks.chief and self._progress.take():
             self.tracker.record("progress", **dataclasses.asdict(units))
         with self.profile.phases.within("communication"):
@@ -203,11 +194,24 @@ class Session:
         if stepped:
             self.profile.step(units)
         orders = NOTHING if heard is None else self._obey(heard)
+        if orders.wait and orders.leave is None:
+            orders = orders._replace(leave=self.wait_at_rung())
         if stepped and self.stop.due(self._steps):
             orders = orders._replace(leave="stopped")
             self.stop.obey()
             self._notice("stopped")
         return orders
+
+    def wait_at_rung(self) -> Cause | None:
+        """After a validation, together: see ``rung_waits``; why to leave, if that is so."""
+        if not self._rung_wait.bound_s:
+            return None
+        with self.profile.phases.within("waiting"):
+            leave = self._rung_wait.wait(self.peers, lambda: self._leaves(look=True))
+        self._last_step = time.monotonic()
+        if leave is not None:
+            self._notice(leave)
+        return leave
 
     def stops(self, asked: bool) -> bool:
         """Whether the code of any rank has asked to end, so that all do, here; all call together.
@@ -258,17 +262,24 @@ class Session:
             self.tracker.record("notice", signal=notice.heard() or why)
 
     def _mine(self) -> Orders:
-        leave: Cause | None = "signal" if notice.heard() else None
         busy = self.keeper.busy
         if not self.ranks.chief:
-            return Orders(leave, busy=busy, stop=self.stop.asked)
-        if self.attached and (self._control.take() or leave):
+            return Orders(self._leaves(look=False), busy=busy, stop=self.stop.asked)
+        leave = self._leaves(look=self._control.take())
+        until, lost = self.wanted.said.until, not busy and self.keeper.lost
+        save, wait = self._save.due(), self._rung_wait.due()
+        return Orders(leave, until, save, busy, lost, self.stop.asked, wait)
+
+    def _leaves(self, *, look: bool) -> Cause | None:
+        """Why this rank would leave; rank 0 may look for a control first."""
+        leave: Cause | None = "signal" if notice.heard() else None
+        if not self.ranks.chief:
+            return leave
+        if self.attached and (look or leave):
             with contextlib.suppress(OSError):  # storage that is away for a moment ends nothing
                 self.wanted.read()
-        told = self.wanted.said
-        leave = told.leave or leave or ("walltime" if self._deadline.over(busy) else None)
-        lost = not busy and self.keeper.lost
-        return Orders(leave, told.until, self._save.due(), busy, lost, self.stop.asked)
+        over = self._deadline.over(self.keeper.busy)
+        return self.wanted.said.leave or leave or ("walltime" if over else None)
 
     def report(self, group: str, units: Units, metrics: Mapping[str, Any]) -> None:
         """Record metrics; rank 0's count. Validations, on which searchers decide, durably.
@@ -290,6 +301,8 @@ class Session:
             metrics=values,
             units=dataclasses.asdict(units),
         )
+        if group == "validation":
+            self._rung_wait.report(units, self.rungs)
 
     def save(
         self,

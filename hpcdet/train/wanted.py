@@ -27,10 +27,12 @@ class Wanted:
 
     Attributes:
         said: by the control that was in force.
+        heard: the rung up to which the search has decided, in its unit, where trials wait for it.
     """
 
     def __init__(self, place: Place, config: Resolved, tracker: Tracker) -> None:
         self.said = NOTHING
+        self.heard = 0
         self._place, self._config, self._tracker = place, config, tracker
 
     def read(self) -> None:
@@ -49,6 +51,7 @@ class Wanted:
             self._tracker.close()
             os._exit(PEER_LOST)
         self.said = Orders(_LEAVES.get(control.action), control.until)
+        self.heard = control.heard
 
     def longer(self) -> list[int]:
         """Lengths that a search by rungs was made longer to."""
