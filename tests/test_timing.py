@@ -91,7 +91,7 @@ def test_each_rank_tells_where_its_time_went_and_who_was_waited_for(tmp_path: Pa
         assert {line["rank"] for line in lines} == {rank}
         assert sum(line["steps"] for line in lines) == 21
         assert sum(line["samples"] for line in lines) == 21 * 16
-        assert {name for line in lines for name in line["phases"]} == set(PHASES)
+        assert {name for line in lines for name in line["phases"]} == set(PHASES) - {"waiting"}
         for line in lines:  # one, or more where the machine is so busy that it takes long
             assert sum(line["phases"].values()) == pytest.approx(line["seconds"], abs=0.001)
         assert lines[-1]["use"]["rss_bytes_max"] > 10e6
