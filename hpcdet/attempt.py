@@ -17,7 +17,8 @@ import os  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from hpcdet.store import config, files, scratch  # noqa: E402
+from hpcdet.errors import HpcdetError  # noqa: E402
+from hpcdet.store import config, files, held, scratch  # noqa: E402
 from hpcdet.train import elsewhere, launcher, standin  # noqa: E402
 from hpcdet.train.entrypoint import parse  # noqa: E402
 from hpcdet.train.place import Place  # noqa: E402
@@ -31,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("trial", type=int, nargs="?", default=1)
     parser.add_argument("attempt", type=int, nargs="?", default=1)
     parser.add_argument("--test", action="store_true", help="one batch, in a copy that is removed")
+    parser.add_argument("--identity", default="", help="of the attempt, as its worker knows it")
     given = parser.parse_args(argv)
     sys.dont_write_bytecode = True  # the code snapshot stays as it is
     os.umask(0o077)  # launchers that start ranks on other nodes forget that of the script
@@ -39,13 +41,31 @@ def main(argv: list[str] | None = None) -> int:
 
         return rehearse(given.experiment, given.trial)
     launcher.end_with_it()
-    place = Place.of(given.experiment, given.trial, given.attempt)
+    try:
+        place = _place(given.experiment, given.trial, given.attempt, given.identity)
+    except (HpcdetError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     ranks = Ranks.from_environment()
     if place.experiment is not None:
         scratch.prepare(place.experiment)
     _redirect(place.attempt.log(ranks.rank))
     place.announce()
     return run(place)
+
+
+def _place(experiment: Path, trial: int, attempt: int, identity: str) -> Place:
+    """The attempt's place, in the folder that its worker has claimed it in.
+
+    Raises:
+        ConfigError: somebody else may change the folder.
+        IntegrityError: it is another one.
+        OSError: it cannot be opened.
+    """
+    place = Place.within(held.hold(experiment), trial, attempt)
+    if identity and place.held is not None:
+        held.refuse_another(place.held, place.attempt, identity)
+    return place
 
 
 def run(place: Place) -> int:

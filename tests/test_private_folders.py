@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -94,6 +95,24 @@ def test_a_name_that_another_user_has_taken_is_left_to_him(
     monkeypatch.setenv("HPCDET_CACHE", str(tmp_path / "home"))
     assert polling.cache_folder() == mine
     assert not list(taken.iterdir())
+
+
+def test_a_root_in_which_a_group_may_rename_is_said_at_submission(cli: Cli, tmp_path: Path) -> None:
+    cli("init", tmp_path / "m", "--minimal")
+    words = ("submit", tmp_path / "m" / "single.yaml", "--site", "local", "--prepare", "--no-test")
+
+    def said() -> list[str]:
+        warnings: list[str] = json.loads(cli(*words, "-o", "json").out)["warnings"]
+        return [text for text in warnings if "in the place of an experiment" in text]
+
+    assert said() == []
+    os.chown(cli.root, 0, 100)
+    cli.root.chmod(0o2770)
+    [warning] = said()
+    assert warning.startswith("group users may rename what lies in")
+    assert warning.endswith(f"chmod +t {cli.root}")
+    cli.root.chmod(0o3770)
+    assert said() == []
 
 
 def test_the_index_is_kept_where_the_first_name_is_taken(

@@ -25,6 +25,7 @@ from hpcdet.site.models import Site
 from hpcdet.store import chain, config, history, home, overrides, snapshots
 from hpcdet.store.chain import Chain, Point
 from hpcdet.store.config import Resolved
+from hpcdet.store.held import Held, hold
 from hpcdet.store.journal import Line
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.lease import Lease
@@ -75,6 +76,7 @@ class Hands:
         known: recorded hyperparameters of trials, for ``method`` when it is told everything again.
         sweep: removes checkpoints that nobody keeps once an experiment is over.
         pulse: what ``method`` calls while it waits for a process of its own.
+        held: the experiment's folder, which these came from.
     """
 
     resolved: Resolved
@@ -86,6 +88,7 @@ class Hands:
     known: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     sweep: Callable[[ExperimentPaths], None] | None = None
     pulse: Pulse = field(default_factory=Pulse)
+    held: Held | None = None
 
     @classmethod
     def of(cls, paths: ExperimentPaths) -> Hands:
@@ -95,19 +98,22 @@ class Hands:
         from hpcdet.search.registry import searcher
         from hpcdet.site import from_resolved
 
-        resolved = config.load(paths.config)
+        held = hold(paths.root)  # what is checked is what runs: the program, the hook
+        opened = held.paths
+        resolved = config.load(opened.config)
         known: dict[int, Mapping[str, Any]] = {}
-        site, pulse = from_resolved(paths.site), Pulse()
-        past = history.of(paths)
+        site, pulse = from_resolved(opened.site), Pulse()
+        past = history.of(opened)
         return cls(
             resolved,
             site,
             open_scheduler(site),
-            searcher(resolved, paths.code, known, site.lease_ttl_s / 2, past, pulse),
+            searcher(resolved, opened.code, known, site.lease_ttl_s / 2, past, pulse),
             submission.build,
             known=known,
             sweep=functools.partial(_sweep, site.python or sys.executable),
             pulse=pulse,
+            held=held,
         )
 
 

@@ -24,6 +24,7 @@ from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.schedulers.slurm_text import PartitionInfo
 from hpcdet.site import PartitionView, Site, places
 from hpcdet.site.models import Launcher
+from hpcdet.store import trust
 from hpcdet.store.config import Resolved, Resources
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Intent
@@ -95,6 +96,7 @@ def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = T
     size = room.former(root, experiment.name)
     stores = [place for place in (root, places.scratch(site, root)) if place]
     fits = [text for place in stores for text in room.warnings(experiment, site, place, size)]
+    said += [text for place in stores for text in trust.exchangeable(place)]
     return [*said, *_keeps(experiment, site, root), *dict.fromkeys(fits), *_crank(site)]
 
 

@@ -73,15 +73,18 @@ def launch(
     attempt: AttemptPaths,
     allocation: Allocation,
     lane: int = 0,
+    identity: str = "",
 ) -> Launch:
     """How to start the ranks of an attempt with the launcher of the site.
 
     Args:
         lane: which of the trials side by side in this allocation it is, from 0.
+        identity: what the ranks have to find in the folder (``store.held``); "": they do not look.
     """
     python = experiment.environment.python or site.python or sys.executable
     place = (str(paths.root), str(attempt.trial), str(attempt.number))
-    rank = (python, "-Pm", "hpcdet.attempt", *place)
+    same = ("--identity", identity) if identity else ()
+    rank = (python, "-Pm", "hpcdet.attempt", *place, *same)
     given = clean_environment(os.environ)
     given.update(experiment.environment.environment_variables)
     given["HPCDET_BACKEND"] = experiment.distributed.backend

@@ -34,7 +34,7 @@ def run_entrypoint(entrypoint: Entrypoint, code: Path) -> None:
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
         return
     sys.argv = [first, *rest]
-    sys.path.insert(0, str(Path(first).resolve().parent))
+    sys.path.insert(0, str((code / first).parent))
     runpy.run_path(first, run_name="__main__")
 
 

@@ -201,13 +201,18 @@ class WorkerPaths:
 
 @dataclass(frozen=True)
 class ExperimentPaths:
-    """The experiment's folder; its name is the experiment's id."""
+    """The experiment's folder; its name is the experiment's id.
+
+    Attributes:
+        name: the name of the folder where ``root`` does not end with it (``store.held``).
+    """
 
     root: Path
+    name: str = ""
 
     @property
     def id(self) -> str:
-        return self.root.name
+        return self.name or self.root.name
 
     @property
     def config(self) -> Path:

@@ -40,7 +40,7 @@ def folder(where: str, paths: ExperimentPaths, trial: int) -> Path:
             f"{where} is {root} on this node, which is no folder",
             where="checkpoint_storage.local_staging",
         )
-    own = f"{paths.root.name}-{identity(paths)[:12]}"
+    own = f"{paths.id}-{identity(paths)[:12]}"
     return root / f"hpcdet-{os.getuid()}" / own / f"{trial:04d}" / "checkpoints"
 
 

@@ -10,6 +10,7 @@ import grp
 import os
 import pwd
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from hpcdet.errors import ConfigError
@@ -31,8 +32,8 @@ def refuse_writable_by_others(path: Path, what: str) -> None:
     Raises:
         ConfigError: with the mode and what to do.
     """
+    status = path.stat()  # of what it leads to, by a descriptor as well
     path = path.resolve()
-    status = path.stat()
     if not is_trusted(status.st_uid):
         raise ConfigError(
             f"the {what} belongs to {user(status.st_uid)}",
@@ -45,6 +46,25 @@ def refuse_writable_by_others(path: Path, what: str) -> None:
         status = folder.stat()
         if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
             _refuse(folder, "everybody", f"folder above the {what}", status)
+
+
+def exchangeable(root: Path) -> Iterator[str]:
+    """Where others may rename what lies in a folder, or the folder itself, in words.
+
+    They could put another experiment in the place of one. That is how folders of projects often
+    are, so it is said and not refused.
+    """
+    for folder in (root, *root.parents):
+        if not folder.exists():
+            continue
+        status = folder.stat()
+        writers = _writers(status)
+        if writers and not status.st_mode & stat.S_ISVTX:
+            mode = f"{stat.S_IMODE(status.st_mode):04o}"
+            yield (
+                f"{writers} may rename what lies in {folder} (mode {mode}) and put something else "
+                f"in the place of an experiment: chmod +t {folder}"
+            )
 
 
 def refuse_to_run(code: Path) -> None:

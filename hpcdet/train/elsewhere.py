@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hpcdet.errors import ConfigError
 from hpcdet.store import files
+from hpcdet.store.held import identity
 from hpcdet.store.records import Verdict
 from hpcdet.train import notice
 from hpcdet.train.entrypoint import INTERPRETER, Entrypoint
@@ -66,9 +67,14 @@ def _become(python: str, place: Place) -> None:
         )
     assert place.experiment is not None
     os.environ[INTERPRETER] = python
-    rank = ("-Pm", "hpcdet.attempt", str(place.experiment.root))
+    folder, same = place.experiment.root, list[str]()
+    if place.held is not None:  # it opens the folder anew, which must be the same one
+        folder = place.held.named
+        if place.attempt.claim.exists():
+            same = ["--identity", identity(place.experiment, place.attempt)]
+    rank = (str(folder), str(place.trial.number), str(place.attempt.number), *same)
     notice.hold()
-    os.execvp(python, (python, *rank, str(place.trial.number), str(place.attempt.number)))
+    os.execvp(python, (python, "-Pm", "hpcdet.attempt", *rank))
 
 
 def _supervise(argv: Sequence[str], place: Place, code: Path) -> int:

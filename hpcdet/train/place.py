@@ -7,31 +7,46 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcdet.store.held import Held
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
 
 EXPERIMENT, TRIAL, ATTEMPT = "HPCDET_EXPERIMENT", "HPCDET_TRIAL", "HPCDET_ATTEMPT"
+HELD = "HPCDET_HELD"
+"""The experiment's folder by the descriptor of the rank that has opened it."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """An attempt of a trial; ``experiment`` is None where a script runs alone."""
+    """An attempt of a trial; ``experiment`` is None where a script runs alone.
+
+    Attributes:
+        held: the experiment's folder, where this process has opened it; the paths lead through it.
+    """
 
     trial: TrialPaths
     attempt: AttemptPaths
     experiment: ExperimentPaths | None = None
+    held: Held | None = None
 
     @staticmethod
     def of(experiment: Path, trial: int, attempt: int) -> Place:
         """The place of an attempt in an experiment's folder."""
-        paths = ExperimentPaths(experiment.resolve())
-        return Place(paths.trial(trial), paths.trial(trial).attempt(attempt), paths)
+        return _in(ExperimentPaths(experiment.resolve()), trial, attempt)
+
+    @staticmethod
+    def within(held: Held, trial: int, attempt: int) -> Place:
+        """The place of an attempt in a folder that is open, whatever its name means by now."""
+        return _in(held.paths, trial, attempt, held)
 
     @staticmethod
     def from_environment(env: Mapping[str, str] = os.environ) -> Place | None:
         """The place that ``announce`` wrote; None outside hpcdet."""
         if EXPERIMENT not in env:
             return None
-        return Place.of(Path(env[EXPERIMENT]), int(env[TRIAL]), int(env[ATTEMPT]))
+        named, trial, attempt = Path(env[EXPERIMENT]), int(env[TRIAL]), int(env[ATTEMPT])
+        if HELD in env:
+            return _in(ExperimentPaths(Path(env[HELD]), named.name), trial, attempt)
+        return Place.of(named, trial, attempt)
 
     @staticmethod
     def alone(root: Path) -> Place:
@@ -43,7 +58,19 @@ class Place:
 
     def announce(self, env: MutableMapping[str, str] = os.environ) -> None:
         """Let ``from_environment`` find this place, in this process and those it starts."""
+        env.pop(HELD, None)
+        if self.held is not None:
+            env[HELD] = str(self.held.root)
         if self.experiment is not None:
-            env[EXPERIMENT] = str(self.experiment.root)
+            env[EXPERIMENT] = str(self.held.named if self.held else self.experiment.root)
             env[TRIAL] = str(self.trial.number)
             env[ATTEMPT] = str(self.attempt.number)
+
+
+def named(text: str, env: Mapping[str, str] = os.environ) -> str:
+    """A text for people in which the experiment's folder has its name."""
+    return text.replace(env[HELD], env[EXPERIMENT]) if HELD in env else text
+
+
+def _in(paths: ExperimentPaths, trial: int, attempt: int, held: Held | None = None) -> Place:
+    return Place(paths.trial(trial), paths.trial(trial).attempt(attempt), paths, held)

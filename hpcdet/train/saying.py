@@ -6,6 +6,8 @@ import contextlib
 import sys
 import traceback
 
+from hpcdet.train.place import named
+
 
 def say(text: str) -> None:
     """A line on standard error."""
@@ -16,4 +18,6 @@ def say(text: str) -> None:
 def say_error(error: BaseException) -> None:
     """An error with its traceback, on standard error."""
     with contextlib.suppress(OSError):
-        traceback.print_exception(error)
+        print(
+            named("".join(traceback.format_exception(error))), end="", file=sys.stderr, flush=True
+        )

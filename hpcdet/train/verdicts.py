@@ -9,7 +9,7 @@ from hpcdet.store import files
 from hpcdet.store.records import Verdict
 from hpcdet.train import deterministic, rendezvous
 from hpcdet.train.peers import is_peer_loss
-from hpcdet.train.place import Place
+from hpcdet.train.place import Place, named
 from hpcdet.train.ranks import PEER_LOST, Ranks
 from hpcdet.train.saying import say, say_error
 
@@ -82,4 +82,4 @@ def unsaid_end(place: Place) -> int:
 
 def last_line(error: BaseException) -> str:
     """The error's own line in a traceback: what people look for first."""
-    return traceback.format_exception_only(error)[-1].strip().split("\n", 1)[0]
+    return named(traceback.format_exception_only(error)[-1].strip().split("\n", 1)[0])

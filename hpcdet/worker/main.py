@@ -20,13 +20,15 @@ from hpcdet.jobs.launch import Allocation, Launch, launch
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
 from hpcdet.site.loading import from_resolved
-from hpcdet.store import config, files, journal, overrides, scratch
+from hpcdet.store import files, journal, overrides, scratch
 from hpcdet.store.config import Resolved
+from hpcdet.store.held import Held, hold, identity
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
 from hpcdet.store.records import Closed, End, Reason, WorkerEnd
 from hpcdet.store.spending import Spending
 from hpcdet.worker import again, allowance, claims, judging, staging, traces
 from hpcdet.worker import allocation as allocations
+from hpcdet.worker.appearing import appeared
 from hpcdet.worker.cancels import EVERY_S, Cancels
 from hpcdet.worker.crank import Crank
 from hpcdet.worker.fitting import Fitting
@@ -57,6 +59,7 @@ class Worker:
     me: WorkerPaths
     log: journal.Writer
     crank: Crank
+    held: Held | None = None
     _beat_at: float = 0.0
     _launch_failures: int = 0
     _busy: list[Lane] = field(default_factory=list)
@@ -67,6 +70,8 @@ class Worker:
     _drain_until: float = 0.0
 
     def __post_init__(self) -> None:
+        self.held = self.held or hold(self.paths.root)
+        self.opened = self.held.paths
         self.spending = Spending(self.paths, self.experiment)
         self.lanes = self.experiment.lanes
         self.remaining = Remaining(self.allocation.end_at, self.site.limits.signal_lead_s)
@@ -218,11 +223,15 @@ class Worker:
     def _begin(self, attempt: AttemptPaths, lane: int) -> Lane:
         self._note("claimed", trial=attempt.trial, attempt=attempt.number, lane=lane, sync=True)
         oom_kills, slots = traces.kernel_oom_kills(), self.experiment.resources.slots_per_trial
+        opened = self.opened
         try:
             own = allowance.within(self.allocation, attempt, slots)
+            claimed = opened.trial(attempt.trial).attempt(attempt.number)
+            left_s = within(START_S, self.notices.heard)
+            same = insist(lambda: identity(opened, claimed), left_s)
         except OSError as error:
             return Lane(lane, attempt, None, oom_kills, f"{attempt.claim}: {error}")
-        plan = launch(self.experiment, self.site, self.paths, attempt, own, lane)
+        plan = launch(self.experiment, self.site, self.paths, attempt, own, lane, same)
         step = self._start(plan, attempt)
         if isinstance(step, str):
             return Lane(lane, attempt, None, oom_kills, step)
@@ -241,7 +250,7 @@ class Worker:
         except HpcdetError as error:
             return f"{error.where}: {error.what}"
         try:
-            return RunningStep(plan, attempt.launcher_log, self.paths.code)
+            return RunningStep(plan, attempt.launcher_log, self.opened.code)
         except OSError as error:
             with contextlib.suppress(OSError):
                 attempt.launcher_log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -346,15 +355,17 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
     """
     notices = Notices().install()
     paths = ExperimentPaths(Path(exp).absolute())
-    if not _appeared(paths, digest, notices):
+    held = appeared(paths, digest, notices)
+    if held is None:
         print(
             f"{paths.root}: no experiment with digest {digest[:12]} after {START_S:g} s",
             file=sys.stderr,
         )
         return 1
     left_s = within(START_S, notices.heard)
-    experiment = insist(lambda: overrides.of_submission(paths, submission), left_s)
-    site = insist(lambda: from_resolved(paths.site), left_s)
+    opened = held.paths
+    experiment = insist(lambda: overrides.of_submission(opened, submission), left_s)
+    site = insist(lambda: from_resolved(opened.site), left_s)
     allocation = allocations.read(walltime_s=experiment.resources.walltime_s)
     me = claims.take_place(paths, submission, index, allocation, left_s)
     if me is None:
@@ -366,22 +377,11 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
         crank = Crank(paths, site, log, notices)
         try:
             notices.listen(allocation, launcher, me.root / "heard")
-            return Worker(paths, experiment, site, allocation, notices, me, log, crank).work()
+            worker = Worker(paths, experiment, site, allocation, notices, me, log, crank, held)
+            return worker.work()
         finally:
             crank.close()
             notices.close()
-
-
-def _appeared(paths: ExperimentPaths, digest: str, notices: Notices) -> bool:
-    limit = time.monotonic() + START_S
-    while True:
-        with contextlib.suppress(OSError):
-            there = paths.site.exists() and paths.config.exists()
-            if there and (not digest or config.digest(paths.config) == digest):
-                return True
-        if time.monotonic() > limit or notices.heard():
-            return False
-        notices.wait(_LOOK_S)
 
 
 def main(argv: list[str]) -> int:

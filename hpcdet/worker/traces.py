@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from hpcdet.store.layout import AttemptPaths
 
 _TAIL = 64 * 1024
 _TRACEBACK = "Traceback (most recent call last):"
+_HELD_CODE = re.compile(r'"/proc/\d+/fd/\d+/code')
+"""The code folder in what a rank's own libraries print (``store.held``)."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ def traceback(text: str, code: Path) -> Traceback | None:
     block = text[start + len(_TRACEBACK) :].splitlines()[1:]
     error = next((line.strip() for line in block if line.strip() and line[0] not in " \t|+"), "")
     # a chain of causes is several blocks: the user's frames may be in an earlier one
-    return Traceback(error or "an exception without a message", f'"{code}' in text)
+    in_user_code = f'"{code}' in text or _HELD_CODE.search(text) is not None
+    return Traceback(error or "an exception without a message", in_user_code)
 
 
 def of_attempt(attempt: AttemptPaths, first: int | None, code: Path) -> Traceback | None:
