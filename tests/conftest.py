@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 _FOREIGN = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "PBS_", "PMI", "OMPI_", "HPCDET_")
 _RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_KEPT = ("HPCDET_CHAOS", "HPCDET_CHAOS_SEED", "HPCDET_CHAOS_KINDS", "HPCDET_STRANDED")
+_KEPT = (
+    *("HPCDET_CHAOS", "HPCDET_CHAOS_SEED", "HPCDET_CHAOS_KINDS"),
+    *("HPCDET_STRANDED", "HPCDET_EVERY_CALL"),
+)
 
 _LONGEST_FIRST = ("slurm", "slurm-b")
 """Groups of tests that one worker runs from end to end; they must not be what is left last."""

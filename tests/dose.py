@@ -6,3 +6,5 @@ import os
 
 BLOWS = int(os.environ.get("HPCDET_CHAOS", "20"))
 SEED = int(os.environ.get("HPCDET_CHAOS_SEED", "1"))
+EVERY_CALL = bool(os.environ.get("HPCDET_EVERY_CALL"))
+"""Whether a folder is exchanged before each call of a rank, not before a sample of them."""

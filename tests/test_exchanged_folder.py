@@ -24,10 +24,10 @@ from hpcdet.errors import ConfigError, IntegrityError
 from hpcdet.store import held
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.records import Claim, Verdict
-from tests import ranks
+from tests import dose, ranks
 
 NOBODY = 65534
-EVERY = bool(os.environ.get("HPCDET_EVERY_CALL"))
+EVERY = dose.EVERY_CALL
 SAMPLE = 4
 TOUCHING = ("open", "os.", "shutil.", "import", "exec")
 """Audit events of what may touch files."""
