@@ -301,7 +301,7 @@ class World:
         resolved = config.resolve({"name": "paper", "searcher": search, **settings})
         limits = {"poll_min_s": 10, "signal_lead_s": 20, "kill_wait_s": 10}
         told = {"name": "paper", "scheduler": "local", "limits": limits, "lease_ttl_s": 100}
-        files.make_folder(paths.root)
+        files.make_folder(paths.code)
         return cls(
             paths, resolved, Site.model_validate({**told, **(site or {})}), method or Waves()
         )

@@ -235,6 +235,24 @@ def test_a_node_drains(lab: Lab) -> None:
 
 
 @ON_REQUEST
+def test_what_its_user_cancels(lab: Lab) -> None:
+    """``scancel`` wakes the job behind the array, too; it leaves: others go on, or nobody."""
+    digest = reference(lab)
+    run = submit(lab, NO_REQUEUE)
+    begun(run)
+    lab.cluster.check("scancel", run.submissions()[0])
+    went_on(run, digest, time.time())
+    assert len(run.submissions()) == 2, run.story()
+    other = submit(lab, NO_REQUEUE)
+    begun(other)
+    assert hpcdet("cancel", other.paths.id, "--wait").returncode == 0
+    until(lambda: not queued(other), other.story, PATIENCE_S)
+    assert len(other.submissions()) == 1, other.story()
+    for one in (run, other):
+        assert not list((one.paths.root / "jobs").glob("*.stuck.json")), one.story()
+
+
+@ON_REQUEST
 @pytest.mark.parametrize("site", [REQUEUE, SUCCESSOR])
 def test_a_node_is_lost_and_slurm_finds_out(lab: Lab, site: Site) -> None:
     before = lab.cluster.options

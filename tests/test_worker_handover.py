@@ -22,7 +22,7 @@ from hpcdet.store.records import (
     WorkerClaim,
     WorkerEnd,
 )
-from hpcdet.worker import handover
+from hpcdet.worker import handover, sentinel
 from tests import experiments as x
 from tests.test_local_experiments import Lab
 
@@ -79,6 +79,19 @@ def test_workers_that_die_again_and_again_pause_the_experiment(lab: Lab, requeue
     assert last["by"] == "scheduler"
     assert len(paths.submissions()) == (4 if requeue == "none" else 1)
     assert x.ends(paths, 1) == ["lost"] * 4
+
+
+def test_a_sentinel_that_runs_though_others_live_changes_nothing(lab: Lab) -> None:
+    """Slurm starts it after ``scancel``, too, and where it has forgotten the job."""
+    hold = {"at": 30, "until": str(lab.folder / "go")}
+    paths = submit(lab, "none", step_s=0.001, hold=hold)
+    lab.wait_for_hold(paths)
+    assert sentinel.watch(paths, 1) is None
+    assert len(paths.submissions()) == 1 and x.ends(paths, 1) == [""]
+    lab.release()
+    assert x.run_to_end(paths).state == "COMPLETED", x.story(paths)
+    assert sentinel.watch(paths, 1) is None
+    assert not paths.stuck(1).exists()
 
 
 def test_a_script_that_runs_on_after_the_end_or_another_job_changes_nothing(
