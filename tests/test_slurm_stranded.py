@@ -261,6 +261,7 @@ def test_a_node_is_lost_and_slurm_finds_out(lab: Lab, site: Site) -> None:
         digest = reference(lab)
         run = submit(lab, site)
         begun(run)
+        run.faster(2.0)  # slower, that is: its ranks run on until Slurm has noticed, and longer
         node = run.claim().nodes[0]
         lab.cluster.kill_node(node)
         try:
