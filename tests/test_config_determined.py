@@ -165,7 +165,9 @@ def test_an_old_grid_with_everything_that_does_not_matter(tmp_path: Path) -> Non
     assert (made.searcher.max_length, made.searcher.max_trials) == (Length("batches", 100), 6)
     assert made.min_validation_period == Length("batches", 50)
     assert made.resources.slots_per_trial == 1
-    assert made.environment.environment_variables == {"A": "1", "B": "2"}
+    assert made.environment.environment_variables == {}
+    assert made.environment.cpu_variables == {"A": "1"}
+    assert made.environment.cuda_variables == {"A": "1", "B": "2"}
     assert len(loaded.warnings) == 12
 
 
@@ -250,7 +252,7 @@ def test_an_adaptive_search_is_honoured(tmp_path: Path) -> None:
         ("{name: random, max_trials: 9, divisor: 3}", "name: random has no divisor"),
         ("{name: asha, mode: standard, stop_once: true, rule: hybrid}", "means rule: stopping"),
         ("{name: asha, max_trials: 9, max_length: 9, divisor: 1}", "greater than 1"),
-        ("{name: sync_halving, max_trials: 9}", "not in this version; adaptive_asha"),
+        ("{name: sync_halving, max_trials: 9}", "use async_halving"),
         ("{name: random, max_trials: 9, num_rungs: 2}", r"async_halving \| asha \| pasha"),
         (
             "{name: asha, max_trials: 9, max_length: 9, rule: stopping, promotion_share: null}",
@@ -310,7 +312,10 @@ def test_launch_layers_go_and_what_they_start_stays(tmp_path: Path, given: Any, 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("entrypoint: python3 -m determined.launch.horovod python3 t.py", "another way"),
+        (
+            "entrypoint: python3 -m determined.launch.horovod python3 t.py",
+            "Horovod is not",
+        ),
         ("searcher: {max_time: 3, max_length: 4}", "two lengths"),
         ("searcher: {max_time: 3, time_metric: loss}", "no unit of length"),
         ("searcher: {time_metric: epochs}", "'max_time' is missing"),
@@ -321,3 +326,72 @@ def test_launch_layers_go_and_what_they_start_stays(tmp_path: Path, given: Any, 
 def test_shapes_that_cannot_be_kept(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load(tmp_path, text if "entrypoint" in text else f"entrypoint: x\n{text}")
+
+
+def test_a_map_by_device_adds_to_what_other_layers_say(tmp_path: Path) -> None:
+    text = """
+entrypoint: x
+searcher: {max_length: 3}
+environment:
+  environment_variables: {cpu: [A=1], gpu: {B: 2}}
+  cuda_variables: {C: 3}
+"""
+    made = load(tmp_path, text, "environment.cpu_variables.D=4").config.environment
+    assert made.cpu_variables == {"A": "1", "D": "4"}
+    assert made.cuda_variables == {"B": "2", "C": "3"}
+    plain = (
+        "entrypoint: x\nsearcher: {max_length: 3}\nenvironment: {environment_variables: {cpu: 1}}"
+    )
+    assert load(tmp_path, plain).config.environment.environment_variables == {"cpu": "1"}
+
+
+def test_an_image_and_mounts_can_be_ignored_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "det.yaml"
+    file.write_text(
+        "entrypoint: x\nsearcher: {max_length: 3}\nenvironment: {image: determinedai/pytorch}\n"
+        "bind_mounts: [{host_path: /a, container_path: /b}]\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        config.load(file)
+    assert "--ignore environment.image" in str(caught.value)
+    assert "--ignore bind_mounts" in str(caught.value)
+    loaded = config.load(file, ignored=config.IGNORABLE)
+    assert loaded.config.environment.image is None
+    said = " ".join(loaded.warnings)
+    assert "environment.image: has no effect" in said and "bind_mounts: has no effect" in said
+    assert set(config.IGNORABLE) == {"environment.image", "bind_mounts"}
+
+
+@pytest.mark.parametrize(
+    ("searcher", "hint"),
+    [
+        ("{max_length: 14, max_time: 937, time_metric: batches}", "Determined takes max_time"),
+        ("{max_steps: 9}", "max_length: {batches: 900}: a step was 100 batches"),
+        ("{name: adaptive, step_budget: 9}", "write max_trials"),
+        ("{name: adaptive_simple, max_trials: 9}", "adaptive_asha: it takes the same"),
+        ("{name: pbt, num_rounds: 8}", "max_length"),
+        ("{name: pbt, length_per_round: 8}", "perturbation_interval"),
+        ("{name: pbt, replace_function: {truncate_fraction: 0.2}}", "quantile"),
+        ("{name: pbt, explore_function: {resample_probability: 0.2}}", "factors"),
+    ],
+)
+def test_hints_lead_to_what_is_meant(tmp_path: Path, searcher: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, "entrypoint: x", f"searcher={searcher}")
+    assert hint in str(caught.value)
+
+
+def test_what_a_config_of_determined_does_otherwise_here_is_said(tmp_path: Path) -> None:
+    search = "searcher: {name: asha, max_trials: 9, max_time: 9, time_metric: batches"
+    many = "resources: {slots_per_trial: 8}"
+    said = " ".join(load(tmp_path, f"entrypoint: python3 t.py\n{search}}}\n{many}").warnings)
+    assert "runs 8 times, once on each slot" in said
+    assert "rule: stopping is Determined 0.38's" in said
+    launched = "entrypoint: python3 -m determined.launch.torch_distributed python3 t.py"
+    for text in (
+        f"{launched}\n{search}, rule: stopping}}\n{many}",
+        f"{launched}\n{search}, stop_once: false}}\n{many}",
+        f"entrypoint: python3 t.py\nsearcher: {{name: asha, max_trials: 9, max_length: 9}}\n{many}",
+    ):
+        said = " ".join(load(tmp_path, text).warnings)
+        assert "once on each slot" not in said and "rule: stopping" not in said, text

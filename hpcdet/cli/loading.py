@@ -38,14 +38,19 @@ def config_argument() -> Decorator:
 
 
 _TEMPLATE = "hpcdet.template"
+_IGNORED = "hpcdet.ignored"
 
 
 def _keep_template(ctx: click.Context, _: click.Parameter, file: Path | None) -> None:
     ctx.meta[_TEMPLATE] = file
 
 
+def _keep_ignored(ctx: click.Context, _: click.Parameter, keys: tuple[str, ...]) -> None:
+    ctx.meta[_IGNORED] = keys
+
+
 def setting_options() -> Decorator:
-    """``--set``, ``--site`` and, for ``request`` alone, ``--template``."""
+    """``--set``, ``--site`` and, for ``request`` alone, ``--template`` and ``--ignore``."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         function = click.option(
@@ -55,6 +60,14 @@ def setting_options() -> Decorator:
             expose_value=False,
             callback=_keep_template,
             help="A config whose values count where CONFIG has none.",
+        )(function)
+        function = click.option(
+            "--ignore",
+            multiple=True,
+            type=click.Choice(config.IGNORABLE),
+            expose_value=False,
+            callback=_keep_ignored,
+            help="A key of Determined's that is refused counts for nothing (repeat for more).",
         )(function)
         function = click.option(
             "--site", "site_name", metavar="NAME", help="Site [$HPCDET_SITE, else detected]."
@@ -162,8 +175,10 @@ def request(
     chosen = fold_defaults(settings().site(asked or named))
     if asked and named:
         sets = [*sets, f"site={json.dumps(chosen.name)}"]  # a record must not name the other one
-    template: Path | None = click.get_current_context().meta.get(_TEMPLATE)
-    loaded = config.load(config_file, sets=sets, site=chosen, template=template)
+    meta = click.get_current_context().meta
+    template: Path | None = meta.get(_TEMPLATE)
+    ignored: tuple[str, ...] = meta.get(_IGNORED, ())
+    loaded = config.load(config_file, sets=sets, site=chosen, template=template, ignored=ignored)
     for file in filter(None, (config_file, template)):
         trust.refuse_writable_by_others(file, "config")
     wanted = Request(lanes.settled(loaded, chosen), chosen, folder)

@@ -43,10 +43,12 @@ def warnings(config: Config) -> Iterator[Problem]:
         doubts = []
     for path, text in doubts:
         yield Problem(spaces.key(path), text)
-    for name in config.environment.environment_variables:
-        if is_secret(name):
+    for key in ("environment_variables", "cpu_variables", "cuda_variables"):
+        for name in filter(is_secret, getattr(config.environment, key)):
             what = "stands in the batch script, which the scheduler keeps; see data.secrets"
-            yield Problem(f"environment.environment_variables.{name}", what)
+            if key != "environment_variables":
+                what = "stands in the experiment's config and in each copy of it; see data.secrets"
+            yield Problem(f"environment.{key}.{name}", what)
     for name, value in config.data.items():
         if is_secret(name) and isinstance(value, str):
             what = "stands in the experiment's config and in each copy of it; see data.secrets"

@@ -21,11 +21,20 @@ def _always(_: Any) -> bool:
 
 @dataclass(frozen=True)
 class Foreign:
-    """What becomes of one key; ``when`` looks at its value, for keys that depend on it."""
+    """What becomes of one key.
+
+    Attributes:
+        when: looks at the value, for keys that depend on it.
+        hint: what to write instead, from the value.
+        ignorable: ``--ignore KEY`` makes it a warning: it is about where code runs, and the user
+            says that it runs here as well.
+    """
 
     kind: Class
     reason: str
     when: Callable[[Any], bool] = _always
+    hint: Callable[[Any], str] = lambda _: ""
+    ignorable: bool = False
 
     @property
     def always(self) -> bool:
@@ -50,14 +59,31 @@ _NO_CONTAINER = "there is no container here"
 _NO_HOROVOD = "it tunes Horovod, which is not used here"
 _ELSEWHERE = "checkpoints outside the experiment's folder are not in this version"
 _OWN_SCHEDULER = "the cluster's scheduler decides this"
-_LATER_SEARCHERS = ("adaptive", "adaptive_simple", "sync_halving")
-_LATER_SEARCH = "this searcher is not in this version; adaptive_asha compares trials, too"
+_FORMER_SEARCHERS = {
+    "adaptive": "adaptive_asha with max_trials, the number of trials, instead of budget",
+    "adaptive_simple": "adaptive_asha: it takes the same max_trials, max_length and mode",
+    "sync_halving": "async_halving, which waits for nobody, or hyperband",
+}
+
+
+def _steps(value: Any) -> str:
+    batches = 100 * value if isinstance(value, int) else "100 times as many"
+    return f"write max_length: {{batches: {batches}}}: a step was 100 batches"
+
+
+def _rounds(value: Any) -> str:
+    return f"max_length: {{batches: {value} x length_per_round}}"
+
 
 KEYS: dict[str, tuple[Foreign, ...]] = {
     # whole sections
     "bind_mounts": (
         Foreign(
-            "refused", "there is no container here: use the host's path in the code", _moves
+            "refused",
+            "there is no container here: the code sees the host's paths",
+            _moves,
+            lambda _: "use host_path in the code; --ignore bind_mounts if it does already",
+            ignorable=True,
         ),
         Foreign("harmless", "there is no container here, and these paths are the host's"),
     ),
@@ -75,7 +101,14 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
     "batches_per_step": (Foreign("refused", "it was renamed: write scheduling_unit"),),
     # containers and their neighbourhood
     "environment.image": (
-        Foreign("later", "containers are not in this version", lambda value: value is not None),
+        Foreign(
+            "later",
+            "containers are not in this version",
+            lambda value: value is not None,
+            lambda _: "install what the image holds where environment.python points; with "
+            "--ignore environment.image this is a warning",
+            ignorable=True,
+        ),
         Foreign("harmless", _NO_CONTAINER),
     ),
     "environment.add_capabilities": (Foreign("harmless", _NO_CONTAINER),),
@@ -131,17 +164,57 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
     },
     # search
     "searcher.name": (
-        Foreign("later", _LATER_SEARCH, lambda value: value in _LATER_SEARCHERS),
+        Foreign(
+            "refused",
+            "Determined has given this searcher up",
+            lambda value: isinstance(value, str) and value in _FORMER_SEARCHERS,
+            lambda value: f"use {_FORMER_SEARCHERS[value]}",
+        ),
+    ),
+    **{
+        f"searcher.{key}": (
+            Foreign("refused", "it counts steps, which Determined has given up", hint=_steps),
+        )
+        for key in ("max_steps", "target_trial_steps")
+    },
+    "searcher.step_budget": (
+        Foreign(
+            "refused",
+            "it counts steps, which Determined has given up",
+            hint=lambda _: "write max_trials, the number of trials",
+        ),
+    ),
+    "searcher.budget": (
+        Foreign(
+            "refused",
+            "it is the length of all trials together",
+            hint=lambda _: "write max_trials, the number of trials",
+        ),
+    ),
+    "searcher.train_stragglers": (
+        Foreign("harmless", "trials never wait for each other here"),
+    ),
+    # Determined's population-based training, which it gave up; ours has other keys
+    "searcher.num_rounds": (
+        Foreign("refused", "it is a length here", hint=_rounds),
+    ),
+    "searcher.length_per_round": (
+        Foreign("refused", "it is called perturbation_interval"),
+    ),
+    "searcher.replace_function": (
+        Foreign("refused", "its truncate_fraction is called quantile"),
+    ),
+    "searcher.explore_function": (
+        Foreign("refused", "it is resample_probability and factors, of searcher itself"),
+    ),
+    "searcher.unit": (
+        Foreign("harmless", "max_length says the unit, and a custom search its own lengths"),
     ),
     **{
         f"searcher.{key}": (
             Foreign("refused", "no server numbers them here: see searcher.begin_from"),
         )
         for key in ("source_trial_id", "source_checkpoint_uuid")
-    },
-    **{
-        f"searcher.{key}": (Foreign("later", "it belongs to searchers not in this version"),)
-        for key in ("budget", "train_stragglers")
     },
     "elastic": (Foreign("refused", "it is called reproducibility.elastic"),),
     # ours, but not yet
@@ -154,6 +227,9 @@ def verdict(key: str, value: Any) -> Foreign | None:
     """What becomes of a key with this value; None: it is none of these."""
     return next((entry for entry in KEYS.get(key, ()) if entry.when(value)), None)
 
+
+IGNORABLE = tuple(key for key, entries in KEYS.items() if any(e.ignorable for e in entries))
+"""Keys that ``--ignore`` can take."""
 
 WITHOUT_EFFECT = {
     "checkpoint_storage.host_path": "checkpoints lie in the experiment's folder",

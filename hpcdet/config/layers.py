@@ -17,7 +17,9 @@ from hpcdet.store.yaml12 import Document, KeyPath, scalar
 
 _LENGTHS = {("searcher", "max_length"), ("min_validation_period",), ("min_checkpoint_period",)}
 _DOMAIN = {"type", "choice", "derived"}
-_VARIABLES = ("environment", "environment_variables")
+_ADDED = ("environment_variables", "cpu_variables", "cuda_variables")
+_DEVICES = {"cpu": "cpu_variables", "cuda": "cuda_variables", "gpu": "cuda_variables"}
+"""What Determined calls a kind of device, and our key for its variables."""
 
 
 @dataclass
@@ -31,9 +33,9 @@ class Layered:
         """Put a document on top."""
         values = _copy(document.values)
         environment = values.get("environment")
-        if isinstance(environment, Mapping) and _VARIABLES[1] in environment:
-            given = environment[_VARIABLES[1]]
-            values["environment"] = {**environment, _VARIABLES[1]: variables(given)}
+        if isinstance(environment, Mapping):
+            given = {key: variables(environment[key]) for key in _ADDED if key in environment}
+            values["environment"] = {**environment, **given, **_by_device(environment)}
         self._lay(self.values, values, (), document.origin)
 
     def set(self, assignment: str) -> None:
@@ -131,12 +133,22 @@ def _whole(key: KeyPath, value: Mapping[str, Any]) -> bool:
 
 
 def variables(given: Any) -> Any:
-    """Environment variables as one map.
-
-    Determined writes lists of ``NAME=value``, or one for each kind of device; all are taken.
-    """
-    if isinstance(given, dict) and given and all(isinstance(v, list) for v in given.values()):
-        given = [item for items in given.values() for item in items]
+    """Environment variables as one map; Determined writes a list of ``NAME=value``."""
     if isinstance(given, list) and all(isinstance(item, str) for item in given):
         return {name: value for name, _, value in (item.partition("=") for item in given)}
     return given
+
+
+def _by_device(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Determined's ``environment_variables: {cpu: [...], cuda: [...]}`` as ours, a key for each."""
+    given = environment.get(_ADDED[0])
+    if not isinstance(given, dict) or not given or not given.keys() <= _DEVICES.keys():
+        return {}
+    if not all(isinstance(items, list | dict | None) for items in given.values()):
+        return {}
+    found: dict[str, Any] = {_ADDED[0]: {}}
+    for device, items in given.items():
+        key = _DEVICES[device]
+        found[key] = {**(found.get(key) or variables(environment.get(key)) or {})}
+        found[key].update(variables(items) or {})
+    return found

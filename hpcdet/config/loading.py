@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets as randomness
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from hpcdet.config import checks, foreign, methods, problems, secrets, shapes
+from hpcdet.config import checks, entrypoints, foreign, methods, problems, secrets, shapes
 from hpcdet.config.layers import Layered
 from hpcdet.config.models import Config
 from hpcdet.config.problems import Problem
@@ -65,6 +65,7 @@ def load(
     sets: Sequence[str] = (),
     site: SiteDefaults | None = None,
     template: Path | None = None,
+    ignored: Container[str] = (),
 ) -> Loaded:
     """Read and check an experiment's config.
 
@@ -72,6 +73,8 @@ def load(
 
     Args:
         sets: assignments ``key.path=value``, the values as YAML.
+        ignored: keys of Determined that would be refused, and are to count for nothing; those of
+            ``foreign.IGNORABLE``.
 
     Raises:
         ConfigError: with every problem found, each with its key and line.
@@ -84,15 +87,18 @@ def load(
         layered.lay(yaml12.read(path))
     for assignment in sets:
         layered.set(assignment)
-    return _check(layered, str(file), file.stem, site.name if site else None)
+    return _check(layered, str(file), file.stem, site.name if site else None, ignored)
 
 
-def _check(layered: Layered, source: str, name: str, site: str | None) -> Loaded:
+def _check(
+    layered: Layered, source: str, name: str, site: str | None, ignored: Container[str]
+) -> Loaded:
     values, origins = _without_null(layered.values), dict(layered.origins)
     values.pop("schema", None)  # a resolved config is a config
     wrong: list[Problem] = []
     doubts: list[Problem] = []
-    for problem, is_error in (*_foreign(values), *shapes.rewrite(values)):
+    theirs = [*_foreign(values, ignored), *shapes.rewrite(values), *entrypoints.rewrite(values)]
+    for problem, is_error in theirs:
         (wrong if is_error else doubts).append(problem)
     data = values.get("data")
     literals: dict[str, Any] = {}
@@ -109,10 +115,13 @@ def _check(layered: Layered, source: str, name: str, site: str | None) -> Loaded
         ]
         raise problems.failure(wrong, origins, source) from None
     if not wrong:
-        wrong += checks.errors(config)
+        wrong += [*checks.errors(config), *entrypoints.errors(config)]
     if wrong:
         raise problems.failure(wrong, origins, source)
     doubts += checks.warnings(config)
+    written = layered.values
+    if theirs or shapes.is_determineds(written):
+        doubts += [*entrypoints.doubts(config, written), *methods.doubts(config, written)]
     config = _fill(config, origins, name, site)
     warnings = [
         f"{problems.locate(doubt.key, origins) or source}: {doubt.key}: {doubt.what}"
@@ -135,7 +144,7 @@ def _without_null(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     }
 
 
-def _foreign(values: dict[str, Any]) -> list[tuple[Problem, bool]]:
+def _foreign(values: dict[str, Any], ignored: Container[str]) -> list[tuple[Problem, bool]]:
     """Judge keys of Determined that are not ours; the harmless ones are taken out."""
     found = []
     for key in foreign.KEYS:
@@ -148,11 +157,11 @@ def _foreign(values: dict[str, Any]) -> list[tuple[Problem, bool]]:
         entry = foreign.verdict(key, place[name])
         if entry is None:
             continue
-        del place[name]
-        if entry.kind == "harmless":
+        value = place.pop(name)
+        if entry.kind == "harmless" or (entry.ignorable and key in ignored):
             found.append((Problem(key, f"has no effect: {entry.reason}"), False))
         else:
-            found.append((Problem(key, entry.reason), True))
+            found.append((Problem(key, entry.reason, entry.hint(value)), True))
     for key, reason in foreign.WITHOUT_EFFECT.items():
         section, _, name = key.rpartition(".")
         place = values.get(section) if section else values

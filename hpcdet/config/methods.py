@@ -5,7 +5,8 @@ A key that the method would ignore is refused: whoever writes it expects somethi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from hpcdet.config.models import Config, Searcher
 from hpcdet.config.problems import Problem, default
@@ -77,6 +78,15 @@ def problems(asked: Searcher) -> Iterator[Problem]:
         if asked.name == "adaptive_asha" and _said(asked, other):
             what = f"bracket_rungs says which brackets there are, and so does {other}"
             yield Problem(f"searcher.{other}", what, "keep one of them")
+
+
+def doubts(config: Config, written: Mapping[str, Any]) -> Iterator[Problem]:
+    """What a search decides otherwise than Determined, where its config does not say."""
+    searcher = written.get("searcher")
+    said = isinstance(searcher, Mapping) and {"rule", "stop_once"} & searcher.keys()
+    if config.searcher.name in _COMPARED and config.searcher.rule == "hybrid" and not said:
+        what = "hybrid by default, which also promotes; rule: stopping is Determined 0.38's"
+        yield Problem("searcher.rule", what)
 
 
 def _said(asked: Searcher, option: str) -> bool:

@@ -296,6 +296,10 @@ class Budget(Section):
 class Environment(Section):
     environment_variables: Variables = {}
     """Variables of the training processes: a map, or a list of 'NAME=value'."""
+    cpu_variables: Variables = {}
+    """More of them, where a trial has no accelerator; Determined's environment_variables.cpu."""
+    cuda_variables: Variables = {}
+    """More of them, where it has; Determined's environment_variables.cuda."""
     image: None = None
     """A container image: not in this version."""
     python: str | None = None

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
 from hpcdet.config.problems import Problem
 from hpcdet.store.config import HALVING
 
-_LAUNCH = re.compile(r"determined\.(launch\.(\w+)|exec\.harness)")
 _UNITS = ("batches", "records", "epochs")
 
 
@@ -25,7 +23,12 @@ def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
     yield from _objectives(values.get("searcher"))
     yield from _slots(values)
     yield from _walltime(values)
-    yield from _entrypoint(values)
+
+
+def is_determineds(written: Mapping[str, Any]) -> bool:
+    """Whether a search is written with words that only Determined has for it."""
+    searcher = written.get("searcher")
+    return isinstance(searcher, Mapping) and not {"max_time", "stop_once"}.isdisjoint(searcher)
 
 
 def _time(searcher: Any) -> Iterator[tuple[Problem, bool]]:
@@ -46,7 +49,8 @@ def _time(searcher: Any) -> Iterator[tuple[Problem, bool]]:
     searcher.pop("time_metric", None), searcher.pop("max_time", None)
     if searcher.get("max_length") is not None:
         what = "there are two lengths: max_length and max_time"
-        yield Problem("searcher.max_time", what, "keep max_length"), True
+        hint = "Determined takes max_time: leave max_length out"
+        yield Problem("searcher.max_length", what, hint), True
     elif unit is None:
         what = "'time_metric' is missing: what max_time counts"
         hint = f"time_metric: batches, or max_length: {{batches: {amount}}} in its place"
@@ -129,38 +133,3 @@ def _walltime(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
             key, what = f"slurm.sbatch_args.{place}", "the walltime is there twice"
             yield Problem(key, what, "keep resources.walltime_s"), True
         return
-
-
-def _entrypoint(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
-    """``python3 -m determined.launch.torch_distributed`` goes: the ranks are started here."""
-    given = values.get("entrypoint")
-    if isinstance(given, str):
-        try:
-            words = shlex.split(given)
-        except ValueError:
-            return
-    elif isinstance(given, list) and all(isinstance(word, str) for word in given):
-        words = list(given)
-    else:
-        return
-    place = next((i for i, word in enumerate(words) if _LAUNCH.fullmatch(word)), None)
-    if place is None or place == 0 or words[place - 1] != "-m":
-        return
-    match = _LAUNCH.fullmatch(words[place])
-    launcher = match[2] if match else None
-    if launcher not in (None, "torch_distributed"):
-        what = f"determined.launch.{launcher} trains in another way than this version can"
-        yield Problem("entrypoint", what, "use torch_distributed, or start ranks yourself"), True
-        return
-    rest = words[place + 1 :]
-    trial = rest[rest.index("--trial") + 1 :][:1] if "--trial" in rest else []
-    if "--" in rest:
-        rest = rest[rest.index("--") + 1 :]
-    if trial:
-        values["entrypoint"] = trial[0]
-    elif len(rest) == 1 and ":" in rest[0]:
-        values["entrypoint"] = rest[0]
-    else:
-        values["entrypoint"] = rest if isinstance(given, list) else shlex.join(rest)
-    what = f"the launcher is left out, as the ranks are started here: {values['entrypoint']!r}"
-    yield Problem("entrypoint", what), False

@@ -23,8 +23,8 @@ from hpcdet.core._virtual import VirtualContext
 from hpcdet.errors import UsageError
 from hpcdet.store.secrets import resolve
 from hpcdet.train import ending, rendezvous, rng
-from hpcdet.train.elsewhere import SAYS
 from hpcdet.train.joining import join
+from hpcdet.train.once import SAYS
 from hpcdet.train.order import Order, shuffled
 from hpcdet.train.ranks import Ranks
 from hpcdet.train.session import Session

@@ -86,7 +86,9 @@ def launch(
     same = ("--identity", identity) if identity else ()
     rank = (python, "-Pm", "hpcdet.attempt", *place, *same)
     given = clean_environment(os.environ)
-    given.update(experiment.environment.environment_variables)
+    wanted = experiment.environment
+    given.update(wanted.environment_variables)
+    given.update(wanted.cuda_variables if devices(given, 0, 1) else wanted.cpu_variables)
     given["HPCDET_BACKEND"] = experiment.distributed.backend
     if allocation.end_at is not None:
         given["HPCDET_DEADLINE"] = f"{allocation.end_at:.3f}"

@@ -88,6 +88,10 @@ class AttemptPaths:
     def trace(self, rank: int) -> Path:
         return self.traces / f"rank-{rank}.json.gz"
 
+    def launched(self, node: int, number: int) -> Path:
+        """A command for all ranks of a node (``train.once``), numbered from 1."""
+        return self.root / f"launched-{node}-{number}.json"
+
     @property
     def launcher_log(self) -> Path:
         """What the launcher (srun, mpirun) said itself."""

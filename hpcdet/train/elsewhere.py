@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcdet.errors import ConfigError
 from hpcdet.store import files
 from hpcdet.store.held import identity
 from hpcdet.store.records import Verdict
-from hpcdet.train import notice
+from hpcdet.train import notice, once
 from hpcdet.train.entrypoint import INTERPRETER, Entrypoint
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import PEER_LOST, Ranks
 
-SAYS = "HPCDET_SAYS"
-"""The file in which a script that ends without leaving its ``core.init`` says how it would."""
 _LOOK_S = 0.2
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -43,7 +42,20 @@ def run(found: Entrypoint, place: Place) -> int:
     sys.stderr.flush()
     if found.kind == "interpreter":
         _become(found.argv[0], place)
-    return _supervise(found.argv, place, place.experiment.code)
+    if found.launches:  # `python3 -m determined.launch.…` is this one's
+        folders = (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
+        os.environ["PATH"] = os.pathsep.join(folders)
+    ranks = Ranks.from_environment()
+    if not found.launches or ranks.local_world == 1:
+        return _supervise(found.argv, place)
+    if ranks.local:
+        return once.follow(place.attempt, ranks, functools.partial(_as_told, ranks))
+    status = 1
+    try:
+        status = _supervise(found.argv, place, shell=True)
+    finally:
+        once.end(place.attempt, ranks, status)
+    return status
 
 
 def _become(python: str, place: Place) -> None:
@@ -77,35 +89,68 @@ def _become(python: str, place: Place) -> None:
     os.execvp(python, (python, "-Pm", "hpcdet.attempt", *rank))
 
 
-def _supervise(argv: Sequence[str], place: Place, code: Path) -> int:
+def _supervise(argv: Sequence[str], place: Place, shell: bool = False) -> int:
     """Wait for a command and say how it ended, if it has not done so itself.
 
-    Notices are held back until its ``core.init`` hears them. One that ends well is done: if it
-    had been told to leave by ``core``, it would have said so.
+    One that ends well is done: if it had been told to leave by ``core``, it would have said so.
+
+    Args:
+        shell: other ranks of this node do what it launches.
     """
-    with tempfile.TemporaryDirectory(prefix="hpcdet-") as folder:
-        says = Path(folder) / "verdict.json"
-        parent = os.getpid()
-        try:
-            child = subprocess.Popen(
-                argv,
-                cwd=code,
-                env=os.environ | {SAYS: str(says)},
-                preexec_fn=lambda: _begin(parent),
-            )
-        except OSError as error:
-            raise ConfigError(f"{argv[0]}: {error.strerror}", where="entrypoint") from error
-        status = _wait(child)
-        said = Verdict.read(says)
+    assert place.experiment is not None
+    answer, said = _run(argv, place.experiment.code, os.environ, (1, 2), shell)
+    status = answer.status
     if status < 0:
         _die_of(signal.Signals(-status))
     if status == 0 and Ranks.from_environment().chief:
         done = said or Verdict("done", "completed", at=files.now())
         done.write_once(place.attempt.verdict)
     if 0 < status < 128 and status != PEER_LOST:  # above, a shell says that a signal killed it
-        why = said.error if said and said.error else f"exit code {status}: {shlex.join(argv)}"
+        why = answer.error or f"exit code {status}: {shlex.join(argv)}"
         Verdict("fail", "error", error=why, at=files.now()).write_once(place.attempt.verdict)
     return status
+
+
+def _as_told(
+    ranks: Ranks, one: once.Launched, env: Mapping[str, str], output: Sequence[int]
+) -> once.Answer:
+    """Run what another rank's shell launches."""
+    answer, _ = _run(one.argv, Path(one.cwd), {**env, **ranks.variables()}, output)
+    return answer
+
+
+def _run(
+    argv: Sequence[str],
+    folder: Path,
+    env: Mapping[str, str],
+    output: Sequence[int],
+    shell: bool = False,
+) -> tuple[once.Answer, Verdict | None]:
+    """How a command ended, and what its ``core.init`` said of that.
+
+    Notices are held back until its ``core.init`` hears them.
+
+    Raises:
+        ConfigError: there is no such command.
+    """
+    with tempfile.TemporaryDirectory(prefix="hpcdet-") as private:
+        says = Path(private) / "verdict.json"
+        added = {once.SAYS: str(says), **(once.begin(Path(private)) if shell else {})}
+        parent = os.getpid()
+        try:
+            child = subprocess.Popen(
+                argv,
+                cwd=folder,
+                env={**env, **added},
+                stdout=output[0],
+                stderr=output[1],
+                preexec_fn=lambda: _begin(parent),
+            )
+        except OSError as error:
+            raise ConfigError(f"{argv[0]}: {error.strerror}", where="entrypoint") from error
+        status = _wait(child)
+        said = Verdict.read(says)
+    return once.Answer(status, said.error if said is not None else ""), said
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:

@@ -21,6 +21,7 @@ _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _SHELL = re.compile(r"[|&;<>()$`*?#~=\[\]{}\\]")
 _DETERMINED_LAUNCHERS = "determined.launch."
+_LAUNCHES = re.compile(r"-m\s+determined\.launch\.\w")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Entrypoint:
 
     kind: Literal["class", "script", "interpreter", "command"]
     argv: tuple[str, ...]
+
+    @property
+    def launches(self) -> bool:
+        """Whether it is a command with a launcher of Determined's in it: run once on each node."""
+        return self.kind == "command" and any(_LAUNCHES.search(word) for word in self.argv)
 
 
 def parse(entrypoint: str | Sequence[str], env: Mapping[str, str] = os.environ) -> Entrypoint:

@@ -44,6 +44,16 @@ class Ranks:
         """The one that writes what all have in common."""
         return self.rank == 0
 
+    def variables(self) -> dict[str, str]:
+        """What torch's launcher would have set for this rank."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world),
+            "LOCAL_RANK": str(self.local),
+            "LOCAL_WORLD_SIZE": str(self.local_world),
+            "NODE_RANK": str(self.node),
+        }
+
     @staticmethod
     def from_environment(env: Mapping[str, str] = os.environ) -> Ranks:
         """What the launcher says; alone, one rank of one.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hpcdet.errors import ConfigError
+from hpcdet.train import once
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
 
@@ -40,25 +41,22 @@ def become(launcher: str, arguments: Sequence[str]) -> NoReturn:
             where=launcher,
             hint=f"write -- between its own options and the command: -m {launcher} … -- python3 …",
         )
-    if Place.from_environment() is None:
+    place = Place.from_environment()
+    if place is None:
         raise ConfigError(
             "this process is no rank of an experiment",
             where=launcher,
             hint="submit it with hpcdet, or use torchrun",
         )
     ranks = Ranks.from_environment()
-    os.environ.update(
-        RANK=str(ranks.rank),
-        WORLD_SIZE=str(ranks.world),
-        LOCAL_RANK=str(ranks.local),
-        LOCAL_WORLD_SIZE=str(ranks.local_world),
-        NODE_RANK=str(ranks.node),
-    )
     if _PYTHON.fullmatch(command[0]):
         command[0] = sys.executable
     sys.stdout.flush()
     sys.stderr.flush()
     try:
+        if (status := once.launch(place.attempt, ranks, command)) is not None:
+            sys.exit(status)
+        os.environ.update(ranks.variables())
         os.execvp(command[0], command)
     except OSError as error:
         raise ConfigError(f"{command[0]}: {error.strerror}", where=launcher) from error

@@ -1,0 +1,207 @@
+"""What entrypoints mean: the same as to the shell that Determined gives them to.
+
+Each is run twice: by ``sh``, once, with launchers that start all ranks of the node (as
+Determined's do), and by every rank of an attempt of ours. Both must do the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpcdet import config
+from hpcdet.errors import ConfigError
+from hpcdet.store import config as resolved
+from hpcdet.store import files
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.train.entrypoint import parse
+from tests import dose
+
+RANKS = 2
+L = "python3 -m determined.launch.torch_distributed"
+SCRIPT = """\
+import json, os, sys
+line = [os.environ.get("RANK"), sys.argv[1:], os.environ.get("FOO"), os.path.basename(os.getcwd())]
+with open(os.environ["MARKS"], "a") as marks:
+    marks.write(json.dumps(line) + "\\n")
+print("printed", *sys.argv[1:])
+sys.exit(int(os.environ.get("CODE", 0)))
+"""
+LAUNCHER = f"""\
+import os, subprocess, sys
+args = sys.argv[1:]
+args = args[args.index("--") + 1:] if "--" in args else args
+runs = [subprocess.Popen(args, env={{**os.environ, "RANK": str(n)}}) for n in range({RANKS})]
+sys.exit(max(run.wait() for run in runs))
+"""
+
+TABLE = [
+    f"{L} python3 t.py",
+    f"{L} python3 t.py --lr=0.1 --flag",
+    f"{L} -- python3 t.py a",
+    f"{L} --rdzv_backend c10d -- python3 t.py a",
+    f"{L} python3 t.py 'two words' \"and three more\"",
+    f"{L} python3 t.py a\\ b",
+    f"{L} python3 t.py '$HOME'",
+    f'{L} python3 t.py "$HOME/x"',
+    f"{L} python3 t.py $HOME/x ${{HOME}}/y",
+    f"{L} python3 t.py $(echo from a shell)",
+    f"{L} python3 t.py `echo old style`",
+    f"{L} python3 t.py *.txt",
+    f"{L} python3 t.py ~/x",
+    f"{L} python3 t.py && echo SECOND >>$MARKS",
+    f"{L} python3 t.py; echo SECOND >>$MARKS",
+    f"{L} python3 t.py || echo NEVER >>$MARKS",
+    f"CODE=3 {L} python3 t.py || echo REPAIRED >>$MARKS",
+    f"CODE=3 {L} python3 t.py && echo NEVER >>$MARKS",
+    f"FOO=1 {L} python3 t.py",
+    f"FOO='a b' {L} python3 t.py",
+    f"FOO=1 OTHER=2 exec {L} python3 t.py",
+    f"export FOO=exported; {L} python3 t.py",
+    f"unset FOO; {L} python3 t.py",
+    f"env FOO=2 {L} python3 t.py",
+    f"cd sub && {L} python3 ../t.py",
+    f"(cd sub && {L} python3 ../t.py); {L} python3 t.py after",
+    f"echo installed >>$MARKS && {L} python3 t.py",
+    f"{L} python3 t.py >out.txt && cat out.txt | wc -l | tr -d ' ' >>$MARKS",
+    f"{L} python3 t.py 2>&1 | tee log.txt >/dev/null",
+    f"{L} python3 t.py one \\\n  two",
+    f"# a comment\n{L} python3 t.py",
+    f"for i in 1 2; do {L} python3 t.py $i; done",
+    f"if true; then {L} python3 t.py; fi",
+    f"set -e; {L} python3 t.py; false; {L} python3 t.py never",
+    f"{L} sh -c 'exec python3 t.py from-sh'",
+    f"{L} python3 -u t.py",
+    "python3 -m determined.launch.deepspeed python3 t.py",
+    "FOO=1 python3 -m determined.launch.deepspeed python3 t.py && echo SECOND >>$MARKS",
+    [*L.split(), "python3", "t.py", "$HOME", "a b"],
+    ["sh", "-c", f"FOO=1 {L} python3 t.py $HOME"],
+]
+
+
+def marks(path: Path) -> list[str]:
+    return sorted(path.read_text().splitlines()) if path.exists() else []
+
+
+def make_code(folder: Path) -> Path:
+    (folder / "sub").mkdir(parents=True)
+    (folder / "t.py").write_text(SCRIPT)
+    for name in ("a.txt", "b.txt"):
+        (folder / name).touch()
+    return folder
+
+
+def by_shell(entrypoint: str | list[str], folder: Path) -> tuple[list[str], bool]:
+    """Once, with launchers that start the ranks; whether it ended well."""
+    code, stand_in = make_code(folder / "code"), folder / "path" / "determined" / "launch"
+    stand_in.mkdir(parents=True)
+    for name in ("torch_distributed", "deepspeed"):
+        (stand_in / f"{name}.py").write_text(LAUNCHER)
+    env = {**environment(folder), "PYTHONPATH": str(stand_in.parent.parent)}
+    words = ["sh", "-c", entrypoint] if isinstance(entrypoint, str) else entrypoint
+    done = subprocess.run(words, cwd=code, env=env, capture_output=True, timeout=60)
+    return marks(folder / "marks"), done.returncode == 0
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": "/home/ada",
+        "FOO": "before",
+        "MARKS": str(folder / "marks"),
+    }
+
+
+def by_ranks(entrypoint: str | list[str], folder: Path) -> tuple[list[str], bool]:
+    """By as many ranks, each as the launcher of a site starts it."""
+    paths = ExperimentPaths(folder / "exp-0001")
+    file = folder / "c.yaml"
+    given = {"entrypoint": entrypoint, "resources": {"slots_per_trial": RANKS}}
+    search = {"name": "single", "metric": "loss", "max_length": 10}
+    file.write_bytes(resolved.dump({**given, "searcher": search}))
+    files.make_folder(paths.trial(1).attempt(1).root)
+    make_code(paths.code)
+    paths.config.write_bytes(resolved.dump(config.load(file).resolved()))
+    found = parse(resolved.load(paths.config).entrypoint)
+    started = []
+    for rank in range(RANKS):
+        env = {
+            **environment(folder),
+            **{"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            **{"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)},
+        }
+        # a script runs in the rank's own process, which takes seconds to import torch
+        words = [sys.executable, *found.argv]
+        cwd = paths.code
+        if found.kind == "command":
+            words = [sys.executable, "-Pm", "hpcdet.attempt", str(paths.root), "1", "1"]
+        started.append(subprocess.Popen(words, cwd=cwd, env=env, stdout=subprocess.DEVNULL))
+    codes = [one.wait(60) for one in started]
+    return marks(folder / "marks"), not any(codes)
+
+
+@pytest.mark.parametrize("entrypoint", TABLE[:: dose.ENTRYPOINTS], ids=str)
+def test_an_entrypoint_does_what_a_shell_makes_of_it(
+    tmp_path: Path, entrypoint: str | list[str]
+) -> None:
+    expected = by_shell(entrypoint, tmp_path / "shell")
+    (tmp_path / "ours").mkdir()
+    assert by_ranks(entrypoint, tmp_path / "ours") == expected
+    assert expected[0], "nothing ran"
+
+
+def test_the_table_has_forty_rows_and_they_differ() -> None:
+    assert len({json.dumps(one) for one in TABLE}) == 40
+
+
+OWN = [
+    ("torchrun --nproc_per_node=2 t.py", "torchrun"),
+    ("FOO=1 torchrun t.py", "torchrun"),
+    ("cd sub && exec torchrun ../t.py", "torchrun"),
+    ("python3 -m torch.distributed.run t.py", "torch.distributed.run"),
+    ("python -m torch.distributed.launch t.py", "torch.distributed.launch"),
+    ("accelerate launch t.py", "accelerate launch"),
+    ("deepspeed t.py", "deepspeed"),
+    ("/usr/bin/mpirun -n 2 python3 t.py", "mpirun"),
+    ("horovodrun -np 2 python3 t.py", "horovodrun"),
+    (["torchrun", "t.py"], "torchrun"),
+    (["srun", "python3", "t.py"], "srun"),
+]
+
+
+@pytest.mark.parametrize(("entrypoint", "name"), OWN, ids=str)
+def test_launchers_of_others_are_refused_by_name_on_several_slots(
+    tmp_path: Path, entrypoint: str | list[str], name: str
+) -> None:
+    file = tmp_path / "c.yaml"
+    values = {
+        "entrypoint": entrypoint,
+        "searcher": {"name": "single", "metric": "loss", "max_length": 10},
+    }
+    file.write_bytes(resolved.dump(values))
+    assert config.load(file).config.entrypoint == entrypoint
+    with pytest.raises(ConfigError, match=f"{name}.* would start processes of its own") as caught:
+        config.load(file, ["resources.slots_per_trial=2"])
+    assert "hpcdet starts a rank on each slot" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "python3 t.py --launcher torchrun",
+        "python3 t.py mpirun && echo 'torchrun t.py'",
+        "accelerate config",
+        "python3 torchrun.py",
+    ],
+)
+def test_a_launcher_that_is_only_mentioned_is_none(tmp_path: Path, entrypoint: str) -> None:
+    file = tmp_path / "c.yaml"
+    search = {"name": "single", "metric": "loss", "max_length": 10}
+    file.write_bytes(resolved.dump({"entrypoint": entrypoint, "searcher": search}))
+    loaded = config.load(file, ["resources.slots_per_trial=2"])
+    assert loaded.config.entrypoint == entrypoint
