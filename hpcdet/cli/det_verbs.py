@@ -1,0 +1,150 @@
+"""What does here what a verb of Determined's ``det`` (0.38) does.
+
+A noun may be cut short as there (``e`` for ``experiment``); ``*`` is any verb of a noun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_NO_SERVER = "there is no server to ask"
+_NO_USERS = "users are those of the cluster: there is no server that has others"
+_NODES = "the scheduler looks after the nodes: sinfo, scontrol show node"
+_NO_PROJECTS = "there are no workspaces or projects: a root folder each (HPCDET_ROOT), and labels"
+_NO_TASKS = "only experiments are run here; start it by the scheduler: srun --pty, sbatch"
+_TEMPLATES = "a template is a file: hpcdet submit CONFIG --template FILE"
+_BOARD = "hpcdet report ID, hpcdet metrics ID --plot; the code's own TensorBoard files are in EXP"
+_MODELS = "there is no registry: hpcdet ckpt pin keeps a checkpoint, hpcdet tag labels experiments"
+_QUEUE = "the scheduler has the queue: squeue --me, hpcdet status"
+_PRIORITY = "the scheduler decides: slurm.sbatch_args (--nice), hpcdet hold ID, hpcdet release ID"
+
+NOUNS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "experiment": (
+        ("e",),
+        {
+            "activate": "hpcdet resume ID",
+            "unpause": "hpcdet resume ID",
+            "archive": "hpcdet archive ID packs it into a file; hpcdet tag ID --add archived",
+            "unarchive": "unpack the archive under a root; hpcdet tag ID --rm archived",
+            "cancel": "hpcdet cancel ID",
+            "config": "hpcdet show ID --section config",
+            "continue": "hpcdet resume ID, hpcdet retry ID; hpcdet fork ID to change more",
+            "create": "hpcdet submit CONFIG MODEL_DIR",
+            "delete": "hpcdet rm ID",
+            "delete-tb-files": "no TensorBoard files are written but by the code itself",
+            "describe": "hpcdet show ID",
+            "download": "hpcdet ckpt get CHECKPOINT FOLDER",
+            "download-model-def": "the code is in the folder code/ of hpcdet show ID --fields path",
+            "kill": "hpcdet cancel ID --now",
+            "label add": "hpcdet tag ID --add LABEL",
+            "label remove": "hpcdet tag ID --rm LABEL",
+            "list": "hpcdet ls",
+            "list-checkpoints": "hpcdet ckpt ls ID",
+            "list-trials": "hpcdet status ID",
+            "logs": "hpcdet logs ID",
+            "move": "hpcdet move ID FOLDER",
+            "pause": "hpcdet pause ID",
+            "set max-slots": "hpcdet set ID resources.max_slots=N",
+            "set gc-policy": "checkpoint_storage.save_*; hpcdet ckpt rm, hpcdet ckpt pin",
+            "set log-retention": "logs stay as long as the experiment's folder",
+            "set priority": _PRIORITY,
+            "set weight": _PRIORITY,
+            "set name": "an experiment keeps its id: hpcdet tag ID --add LABEL",
+            "set description": "hpcdet tag ID --add LABEL",
+            "wait": "hpcdet wait ID",
+        },
+    ),
+    "trial": (
+        ("t",),
+        {
+            "describe": "hpcdet show ID/3, hpcdet metrics ID/3",
+            "download": "hpcdet ckpt get CHECKPOINT FOLDER",
+            "kill": "hpcdet cancel ID/3",
+            "logs": "hpcdet logs ID/3",
+            "set log-retention": "logs stay as long as the experiment's folder",
+            "support-bundle": "hpcdet explain ID, hpcdet doctor, hpcdet archive ID",
+        },
+    ),
+    "checkpoint": (
+        ("c",),
+        {
+            "describe": "hpcdet ckpt ls ID -o json, hpcdet ckpt digest PATH",
+            "download": "hpcdet ckpt get CHECKPOINT FOLDER",
+            "delete": "hpcdet ckpt rm CHECKPOINT",
+            "rm": "hpcdet ckpt rm CHECKPOINT",
+        },
+    ),
+    "preview-search": ((), {"*": "hpcdet plan CONFIG, hpcdet simulate CONFIG"}),
+    "version": ((), {"*": "hpcdet --version"}),
+    "job": (
+        ("j",),
+        {
+            "list": _QUEUE,
+            "update": _PRIORITY,
+            "update-batch": _PRIORITY,
+        },
+    ),
+    "template": (("tpl",), {"*": _TEMPLATES}),
+    "tensorboard": ((), {"*": _BOARD}),
+    "model": (("m",), {"*": _MODELS}),
+    "command": (("cmd",), {"*": _NO_TASKS}),
+    "notebook": ((), {"*": _NO_TASKS}),
+    "shell": ((), {"*": _NO_TASKS}),
+    "task": ((), {"*": _NO_TASKS}),
+    "agent": (("a",), {"*": _NODES}),
+    "slot": (("s",), {"*": _NODES}),
+    "resources": (
+        ("res",),
+        {
+            "aggregated": "hpcdet eff ID; sreport",
+            "agg": "hpcdet eff ID; sreport",
+            "allocations": "hpcdet show ID --section allocations; sacct",
+            "alloc": "hpcdet show ID --section allocations; sacct",
+            "raw": "hpcdet show ID --section allocations; sacct",
+        },
+    ),
+    "resource-pool": (("rp",), {"*": "a partition: resources.resource_pool, hpcdet site show"}),
+    "master": ((), {"config": "hpcdet site show --origin", "*": _NO_SERVER}),
+    "deploy": (("d",), {"*": "nothing is deployed: pip install hpcdet, then hpcdet doctor"}),
+    "config-policies": (
+        ("cp",),
+        {"*": "defaults stand in the site file (config:)"},
+    ),
+    "workspace": (("w",), {"*": _NO_PROJECTS}),
+    "project": (("p",), {"list-experiments": "hpcdet ls", "*": _NO_PROJECTS}),
+    "user": (("u",), {"*": _NO_USERS}),
+    "user-group": ((), {"*": _NO_USERS}),
+    "rbac": ((), {"*": "who may read an experiment is said by the modes of its folder"}),
+    "token": (("tkn",), {"*": _NO_SERVER}),
+    "oauth": ((), {"*": _NO_SERVER}),
+    "auth": ((), {"*": _NO_SERVER}),
+    "dev": ((), {"*": _NO_SERVER}),
+}
+_BY_NAME = {name: noun for noun, (short, _) in NOUNS.items() for name in (noun, *short)}
+_ALIASES = {"ls": "list", "lc": "list-checkpoints", "lt": "list-trials", "u": "update"}
+
+
+def instead_of(words: Sequence[str]) -> str:
+    """What does here what ``det WORDS`` does there; "" where ``det`` has no such noun.
+
+    Args:
+        words: of the command line, without options.
+    """
+    noun = _BY_NAME.get(words[0]) if words else None
+    if noun is None:
+        return ""
+    verbs = NOUNS[noun][1]
+    verb = _ALIASES.get(words[1], words[1]) if len(words) > 1 else ""
+    for name in (" ".join([verb, *words[2:3]]), verb, "*"):
+        if name in verbs:
+            return verbs[name]
+    return "; ".join(dict.fromkeys(verbs.values()))
+
+
+def rows() -> list[tuple[str, str]]:
+    """Every verb, for the documentation: ``det …``, and what does it here."""
+    return [
+        (f"det {noun} {verb}".removesuffix(" *"), instead)
+        for noun, (_, verbs) in NOUNS.items()
+        for verb, instead in verbs.items()
+    ]

@@ -1,0 +1,70 @@
+"""Who types ``hpcdet experiment list`` is told what does it here."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from hpcdet.cli import det_verbs, main
+from tests.commands import Cli
+
+RECORDED = Path(__file__).parent / "recorded" / "determined" / "verbs.txt"
+"""Every verb of ``det`` 0.38, as its ``--help`` lists it: ``e|xperiment / list ls``."""
+
+
+def verbs() -> Iterator[list[str]]:
+    """Each recorded verb, in all its spellings."""
+    for line in RECORDED.read_text().splitlines():
+        parts = [part.split() for part in line.split(" / ")]
+        yield from (list(words) for words in itertools.product(*map(spellings, parts)))
+
+
+def spellings(names: list[str]) -> list[str]:
+    return [name for each in names for name in {each.partition("|")[0], each.replace("|", "")}]
+
+
+def test_every_verb_of_determined_is_answered() -> None:
+    found = list(verbs())
+    assert len(found) > 182
+    unanswered = [words for words in found if not det_verbs.instead_of(words)]
+    assert not unanswered
+    assert not det_verbs.instead_of(["wandb", "login"]) and not det_verbs.instead_of([])
+
+
+def test_what_is_named_exists() -> None:
+    for _, instead in det_verbs.rows():
+        for name in re.findall(r"hpcdet ([a-z]+(?: [a-z]+)?)", instead):
+            command: click.Command | None = main.cli
+            for word in name.split():
+                assert isinstance(command, click.Group) or command is not None, instead
+                if isinstance(command, click.Group):
+                    command = command.get_command(click.Context(command), word)
+                    assert command is not None, instead
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["experiment", "list"], "hpcdet ls"),
+        (["e", "ls"], "hpcdet ls"),
+        (["e", "create", "const.yaml", ".", "-f"], "hpcdet submit CONFIG MODEL_DIR"),
+        (["trial", "logs", "-f", "7"], "hpcdet logs ID/3"),
+        (["e", "label", "add", "7", "x"], "hpcdet tag ID --add"),
+        (["experiment"], "hpcdet submit"),
+        (["preview-search", "c.yaml"], "hpcdet plan"),
+    ],
+)
+def test_a_verb_of_determined_is_refused_with_ours(cli: Cli, words: list[str], said: str) -> None:
+    failed = cli(*words, code=2)
+    assert said in failed.err and not failed.out
+
+
+def test_the_documentation_has_the_whole_table() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "determined.md").read_text()
+    missing = [row for row in det_verbs.rows() if f"| `{row[0]}` | {row[1]} |" not in text]
+    assert not missing
