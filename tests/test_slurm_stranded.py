@@ -2,8 +2,8 @@
 with 2 ranks each goes on by itself after the death of its worker or of its nodes.
 
 CI runs some of them, with fake ranks and a more impatient copy of the site file
-(``slurm_sites.newcomer``); ``HPCDET_STRANDED=all`` runs all of them so, ``make stranded`` all with
-real ranks and the shipped file as it is, which takes an hour.
+(``slurm_sites.newcomer``). ``HPCDET_STRANDED=all`` runs all of them so, ``real`` with real ranks,
+``make stranded`` (``full``) with real ranks and the shipped file as it is, which takes an hour.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import yaml
 
 from hpcdet.store import files, journal
 from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.trials import MANIFEST
 from tests import experiments
 from tests.experiments import processes_of, same_bits, until
 from tests.slurm_runs import Lab, Run, config, hpcdet, undisturbed
@@ -31,9 +32,9 @@ from tests.slurm_sites import newcomer
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
 DOSE = os.environ.get("HPCDET_STRANDED")
-FULL = DOSE == "full"
-BATCHES = 60 if FULL else 300
-PATIENCE_S = 1500 if FULL else 240
+SHIPPED, REAL = DOSE == "full", DOSE in ("full", "real")
+BATCHES = 60 if REAL else 300
+PATIENCE_S = 1500 if SHIPPED else 240
 
 Site = dict[str, Any]
 ASKED: Site = {}
@@ -58,13 +59,13 @@ def submit(lab: Lab, site: Site, pace: float = 0.1, **env: str) -> Run:
         resources={"slots_per_trial": 4, "nodes": 2, "slots_per_node": 2},
         searcher={"max_length": {"batches": BATCHES}},
         environment={"environment_variables": {"PACE": str(pace_file), **env}},
-        **({} if FULL else {"data": {"every": 10}}),
+        **({} if REAL else {"data": {"every": 10}}),
     )
     file = lab.model / "c.yaml"
     files.replace(file, yaml.safe_dump(values).encode())
     own = "generic-slurm"
-    if not FULL:
-        own = str(newcomer(lab, python=lab.fake, **site))
+    if not SHIPPED:
+        own = str(newcomer(lab, **({} if REAL else {"python": lab.fake}), **site))
     elif site:
         own = str(lab.folder / "own.yaml")
         files.replace(Path(own), yaml.safe_dump({"extends": "generic-slurm", **site}).encode())
@@ -77,7 +78,7 @@ def submit(lab: Lab, site: Site, pace: float = 0.1, **env: str) -> Run:
 
 def reference(lab: Lab) -> str:
     """Digest of the undisturbed trial."""
-    if not FULL:
+    if not REAL:
         return undisturbed(BATCHES)
     if not _reference:
         run = submit(lab, ASKED, pace=0.0)
@@ -170,9 +171,13 @@ def test_nodes_are_cut_off_and_their_old_copy_runs_on(lab: Lab, site: Site) -> N
         for pid in old:
             os.kill(pid, signal.SIGSTOP)
         until(lambda: len(run.paths.trial(1).attempts()) > 1, run.story, PATIENCE_S)
+        taken = time.time()
         for pid in old:
             os.kill(pid, signal.SIGCONT)
         went_on(run, digest, since)
+    if REAL:
+        old_ones = run.paths.trial(1).checkpoints.glob(f"*.g1/{MANIFEST}")
+        assert not [one for one in old_ones if one.stat().st_mtime > taken], run.story()
     claimed = journal.read(first)
     assert [line["attempt"] for line in claimed if line["kind"] == "claimed"] == [1]
 

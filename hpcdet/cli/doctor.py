@@ -19,6 +19,7 @@ from hpcdet.errors import HpcdetError
 from hpcdet.jobs import checks, errand, machine
 from hpcdet.jobs.checks import Finding
 from hpcdet.jobs.environment import fold_defaults
+from hpcdet.schedulers import facts
 from hpcdet.site import Site, places
 from hpcdet.store import files
 from hpcdet.store.config import Resolved, Resources
@@ -84,8 +85,10 @@ def doctor_command(
 
 
 def _site(name: str | None) -> Iterator[Finding]:
-    site = settings().site(name)
+    site, assumed = facts.resolved(settings().site(name))
     yield Finding("ok", f"site {site.name}: {site.reason}")
+    if assumed:
+        yield Finding("warning", f"site {site.name}: {assumed}", "ask again: hpcdet site detect")
     if site.fallback and (sign := checks.login_node()):
         hint = "name a site with a scheduler by --site or HPCDET_SITE"
         yield Finding("warning", f"this looks like a login node ({sign}) without a scheduler", hint)
