@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
+from hpcdet.errors import HpcdetError
 from hpcdet.site.loading import from_resolved
 from hpcdet.store import files, lease
 from hpcdet.store.layout import ExperimentPaths, WorkerPaths
@@ -63,8 +64,12 @@ def bury(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """0, whatever came of it: the script ends with the code of its worker."""
-    said = hand_over(*again.task("hpcdet.worker.handover", argv))
+    """0, or that of what is wrong with the experiment's own files: the script ends with the code of its worker."""
+    try:
+        said = hand_over(*again.task("hpcdet.worker.handover", argv))
+    except HpcdetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     print(f"handed over: {said}")
     return 0
 
