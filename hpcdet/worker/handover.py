@@ -64,7 +64,7 @@ def bury(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """0, or that of what is wrong with the experiment's own files: the script ends with the code of its worker."""
+    """0, or the code of what is wrong with the experiment; the script ends with its worker's."""
     try:
         said = hand_over(*again.task("hpcdet.worker.handover", argv))
     except HpcdetError as error:
