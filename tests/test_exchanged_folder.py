@@ -20,11 +20,16 @@ from typing import Any
 
 import pytest
 
+from hpcdet.control import notify
+from hpcdet.control.holder import Hands
 from hpcdet.errors import ConfigError, IntegrityError
+from hpcdet.read import find
+from hpcdet.search.api import Start
 from hpcdet.store import held
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.records import Claim, Verdict
 from tests import dose, ranks
+from tests.commands import Cli
 
 NOBODY = 65534
 EVERY = dose.EVERY_CALL
@@ -203,6 +208,40 @@ def test_a_fork_with_the_same_config_is_another_experiment(tmp_path: Path) -> No
     Claim("0007-0000.0", "elsewhere").write_once(other.claim)
     with pytest.raises(IntegrityError, match="another folder has taken its place"):
         held.refuse_another(opened, opened.paths.trial(1).attempt(1), scene.identity)
+
+
+def test_who_decides_runs_the_program_and_the_hook_of_the_folder_that_was_checked(
+    cli: Cli, tmp_path: Path
+) -> None:
+    model, marks = tmp_path / "model", tmp_path / "marks"
+    model.mkdir(mode=0o700)
+    marks.mkdir()
+
+    def program(folder: Path, name: str) -> None:
+        answer = json.dumps({"state": None, "actions": []})
+        (folder / "search.sh").write_text(
+            f"#!/bin/bash\ntouch {marks}/{name}\nwhile read line; do echo '{answer}'; done\n"
+        )
+        (folder / "search.sh").chmod(0o700)
+
+    program(model, "mine")
+    (model / "c.yaml").write_text(
+        "entrypoint: 'true'\nhyperparameters: {x: {type: double, minval: 0, maxval: 1}}\n"
+        "searcher: {name: custom, program: ./search.sh, metric: m, max_length: {batches: 4},"
+        " max_trials: 2}\n"
+    )
+    cli("submit", model / "c.yaml", "--site", "local", "--no-test", "--prepare")
+    paths = find.experiment("@last", cli.root)
+    hands = Hands.of(paths)
+    (marks / "mine").unlink()
+    away = paths.root.rename(tmp_path / "away")
+    shutil.copytree(away, paths.root)
+    program(paths.code, "other")
+    hands.method.on_event(hands.method.initial(), Start())
+    (away / "hook.sh").write_text(f"touch {marks}/hook-of-mine\n")
+    (paths.root / "hook.sh").write_text(f"touch {marks}/hook-of-other\n")
+    assert notify.run_hook(paths, ["sh", "hook.sh"], "end", "", held=hands.held) == 0
+    assert {path.name for path in marks.iterdir()} == {"mine", "hook-of-mine"}
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")

@@ -186,11 +186,14 @@ def _verified(paths: ExperimentPaths, lines: list[dict[str, Any]]) -> dict[str, 
     from hpcdet.control.replay import Replay
     from hpcdet.search.registry import searcher
     from hpcdet.store import config, history, snapshots, trust
+    from hpcdet.store.held import hold
 
-    resolved = config.load(paths.config)
+    resolved, code = config.load(paths.config), paths.code
     if resolved.searcher.program is not None:
-        trust.refuse_to_run(paths.code)
-    method = searcher(resolved, paths.code, history=history.of(paths))
+        held = hold(paths.root)  # what is checked is what runs
+        resolved, code = config.load(held.paths.config), held.paths.code
+        trust.refuse_to_run(code)
+    method = searcher(resolved, code, history=history.of(paths))
     known = {one.point: one.state for one in snapshots.read(paths, program(method))}
     again = Replay(method, known)
     with working(f"deciding {len(lines)} records of {paths.id} again") as done:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from hpcdet.control.holder import Holder
 from hpcdet.errors import ConfigError
 from hpcdet.store import trust
+from hpcdet.store.held import Held, hold
 from hpcdet.store.layout import ExperimentPaths
 
 LIMIT_S = 60.0
@@ -32,7 +33,9 @@ def notify(holder: Holder, event: str, kind: str, why: str) -> None:
     holder.record("notify", event=event, why=why)
     holder.fence()
     try:
-        code = run_hook(holder.paths, wishes.command, kind, why, beat=holder.lease.beat)
+        code = run_hook(
+            holder.paths, wishes.command, kind, why, holder.lease.beat, holder.hands.held
+        )
     except (OSError, ConfigError) as error:
         holder.actions.append(f"hook for {event} failed: {error}")
         return
@@ -45,17 +48,20 @@ def run_hook(
     kind: str,
     why: str,
     beat: Callable[[], None] = lambda: None,
+    held: Held | None = None,
 ) -> int:
     """Run a hook; its exit status. What is left after a minute is killed.
 
     Args:
         beat: called every second, to keep what must be kept meanwhile.
+        held: the folder that the command was read from, if it is open.
 
     Raises:
         OSError: it could not be started.
         ConfigError: somebody else may change the experiment.
     """
-    trust.refuse_to_run(paths.code)
+    held = held or hold(paths.root)
+    trust.refuse_to_run(held.paths.code)
     environment = {
         **os.environ,
         "HPCDET_EVENT": kind,
@@ -66,7 +72,7 @@ def run_hook(
     process = subprocess.Popen(
         ["sh", "-c", command] if isinstance(command, str) else command,
         env=environment,
-        cwd=paths.root,
+        cwd=held.root,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -15,6 +15,7 @@ from hpcdet.jobs import environment, origin, provenance, secrets, snapshot
 from hpcdet.jobs.render import search_path
 from hpcdet.site import Site, from_resolved, loading, places
 from hpcdet.store import config, files, home, linking, scratch, trust
+from hpcdet.store.held import hold
 from hpcdet.store.history import History
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.parents import Donation
@@ -116,8 +117,9 @@ def again(
         ConfigError: as ``create``, or the config of ``source`` cannot be read.
         Unavailable: as ``create``.
     """
+    held, root = hold(source.root), source.root.parent
+    source = held.paths  # what is checked is what is copied
     resolved, site = config.load(source.config), from_resolved(source.site)
-    root = source.root.parent
     purged = places.scratch(site, root)
     paths = ExperimentPaths(_new_folder(root, slug(name or resolved.name), purged))
     try:

@@ -56,9 +56,18 @@ def hold(folder: Path) -> Held:
     """
     named = folder.resolve()
     fd = os.open(named, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    held = Held(named, fd, Path(f"/proc/{os.getpid()}/fd/{fd}"))
+    root = Path(f"/proc/{os.getpid()}/fd/{fd}")
+    # in a container without /proc, or with that of another one, there is the name only
+    held = Held(named, fd, root if _leads_to(fd, root) else named)
     trust.refuse_writable_by_others(held.root, "experiment")
     return held
+
+
+def _leads_to(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except OSError:
+        return False
 
 
 def identity(paths: ExperimentPaths, attempt: AttemptPaths) -> str:

@@ -80,7 +80,8 @@ def refuse_to_run(code: Path) -> None:
     if config.exists():
         for mine in (code.parent, config):
             refuse_writable_by_others(mine, "experiment")
-    refuse_writable_by_others(code, "code")
+    if code.exists():
+        refuse_writable_by_others(code, "code")
 
 
 def _refuse(place: Path, writers: str, what: str, status: os.stat_result) -> None:
