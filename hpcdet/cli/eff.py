@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ COLUMNS = (
     Column("SAMPLES/S", _rate, wide=True, right=True),
     Column("USEFUL", _useful, wide=True, right=True),
     Column("WHERE", _main_phases),
+    Column("BEYOND", "beyond_batches", wide=True, right=True),
     Column("STATE", "state", wide=True),
     Column("SLOTS", "slots", wide=True, right=True),
 )
@@ -96,6 +98,8 @@ def eff_command(out: Output, ids: Sequence[str], waste: bool, suggest: bool) -> 
         columns = WASTE if waste else COLUMNS
         out.emit(items, columns, warnings=warnings, empty="nothing has run yet")
     lines = list(dict.fromkeys(line for item in items for line in _lines(item)))
+    if not suggest:
+        lines = [*_beyond(items), *lines]
     for line in lines:
         click.echo(line)
     if suggest and not lines:
@@ -108,6 +112,25 @@ def _items(ids: Sequence[str]) -> tuple[list[Item], list[str]]:
         return [item for rows in found for item in rows], []
     all_rows, warnings = of_each(find.experiments(settings().root), efficiency.efficiency)
     return [item for rows in all_rows for item in rows], warnings
+
+
+def _beyond(items: list[Item]) -> list[str]:
+    """What the trials of each experiment trained beyond rungs, in all."""
+    found: dict[str, Counter[str]] = {}
+    for item in items:
+        whole = found.setdefault(item["id"].partition("/")[0], Counter())
+        for key in ("trained_batches", "beyond_batches", "beyond_s", "waited_s"):
+            whole[key] += item[key]
+    return [
+        facts.folded(
+            f"{id}: {one['beyond_batches']} of {one['trained_batches']} batches were trained "
+            f"beyond rungs while decisions travelled, in {words.duration(one['beyond_s'])}; "
+            f"trials waited at rungs for {words.duration(one['waited_s'])}",
+            "  ",
+        )
+        for id, one in found.items()
+        if one["beyond_batches"] or one["waited_s"]
+    ]
 
 
 def _lines(item: Item) -> list[str]:

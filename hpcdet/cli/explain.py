@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
+import statistics
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.errors import HpcdetError
 from hpcdet.read import (
+    beyond,
     changes,
     costs,
     find,
@@ -127,6 +129,7 @@ def _explain(gathered: gather.Gathered, trial: int) -> Iterator[Finding]:
             where = ["if searcher.metric is misspelt: hpcdet cancel it, and submit it anew"]
         yield _finding("pending", item["id"], "it waits for a person", next, where)
     yield from _queue(gathered, item)
+    yield from _rungs(gathered)
     for row in item["trials"]:
         if trial in (0, row["trial"]):
             yield from _trial(gathered, row)
@@ -134,6 +137,23 @@ def _explain(gathered: gather.Gathered, trial: int) -> Iterator[Finding]:
             yield from _slow(gathered, row)
             if trial and (said := timeline.decided(gathered).get(trial)):
                 yield _finding("decision", row["id"], f"the searcher decided: {said}")
+
+
+def _rungs(gathered: gather.Gathered) -> Iterator[Finding]:
+    """Rungs that came faster than decisions."""
+    left = beyond.beyond(gathered)
+    passed = [one for one in left if one.passed]
+    if not passed:
+        return
+    batches = sum(one.batches for one in left)
+    took = statistics.median(one.seconds for one in passed)
+    said = f"rungs came faster than decisions: {len(passed)} of {len(left)} times a trial reported"
+    said += f" at further rungs before it left, {took:.2g} s after the report in the middle"
+    trials = sorted({one.trial for one in passed})
+    evidence = [f"{batches} batches in all were trained beyond rungs (hpcdet eff)"]
+    evidence.append(f"trials {', '.join(map(str, trials[:20]))}{' …' if len(trials) > 20 else ''}")
+    next = f"searcher.wait_at_rungs_s: {beyond.wait_s(took)}, or rungs farther apart"
+    yield _finding("slow", gathered.id, said, next, evidence)
 
 
 def _said(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:

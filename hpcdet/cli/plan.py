@@ -17,7 +17,7 @@ from hpcdet.cli.output import Output, output
 from hpcdet.cli.settings import settings
 from hpcdet.config.plan import plan
 from hpcdet.errors import UsageError
-from hpcdet.jobs import pace, room, succession, waits
+from hpcdet.jobs import decisions, pace, room, succession, waits
 from hpcdet.site import Site
 from hpcdet.store.config import Resolved
 
@@ -40,6 +40,11 @@ from hpcdet.store.config import Resolved
     metavar="TIME",
     help="Of one job, as 30m [as jobs like these have waited in this partition].",
 )
+@click.option(
+    "--decision-time",
+    metavar="TIME",
+    help="From a report until the trial hears [as in the newest experiment of this name].",
+)
 @output("plan")
 def plan_command(
     out: Output,
@@ -50,6 +55,7 @@ def plan_command(
     checkpoint_size: str | None,
     trial_time: str | None,
     queue_wait: str | None,
+    decision_time: str | None,
 ) -> None:
     """How many trials a config makes, how long they train, what that costs; nothing is made.
 
@@ -74,6 +80,8 @@ def plan_command(
     cost = item["cost"]
     cost["by"], cost["queue_by"] = by, waits_by
     cost["ends_at"] = None if cost["end_s"] is None else _in(cost["end_s"])
+    taken = _decisions(wanted.root, resolved, site, decision_time)
+    item["beyond"] = decisions.estimate(resolved, taken, unit_s, by)
     past = wanted.history
     begin = wanted.origin
     item["begin_from"] = str(begin.folder) if begin is not None else None
@@ -81,6 +89,8 @@ def plan_command(
     left, unknown = room.free(site, wanted.root)
     item["free"] = [asdict(one) for one in left]
     warnings = [*wanted.loaded.warnings, *unknown, *room.shortages(left, item["storage"])]
+    if too_fast := decisions.warning(item["beyond"], item["unit"]):
+        warnings.append(too_fast)
     if not out.for_people or out.fields:
         out.emit([item], (), warnings=warnings)
         return
@@ -116,6 +126,15 @@ def _queue(
         return "no queue", 0.0
     known = waits.former(root, resolved)
     return (known.source, round(known.typical_s, 1)) if known is not None else (None, None)
+
+
+def _decisions(
+    root: Path, resolved: Resolved, site: Site, decision_time: str | None
+) -> decisions.Decisions:
+    if decision_time is not None:
+        seconds = _seconds(decision_time, "--decision-time")
+        return decisions.Decisions(seconds, "--decision-time")
+    return decisions.former(root, resolved) or decisions.assumed(site)
 
 
 def _in(seconds: float) -> str:

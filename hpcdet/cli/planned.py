@@ -32,6 +32,8 @@ def facts(item: Item) -> Facts:
         yield f"bracket {number}", bracket(one, unit)
     if item["units"] is not None:
         yield "training", f"{item['units']} {unit} in all"
+    if item["beyond"]:
+        yield "beyond rungs", _beyond(item["beyond"], unit)
     workers, slots = item["workers"], item["slots"]
     lanes = f" of {workers['lanes']} lanes" if workers["lanes"] > 1 else ""
     nodes = f" on {slots['nodes_per_trial']} nodes" if slots["nodes_per_trial"] > 1 else ""
@@ -63,6 +65,18 @@ def bracket(one: dict[str, Any], unit: str | None) -> str:
     (first, count), *others = ends
     steps = [f"to {first} {unit}: {count}", *(f"{rung}: {count}" for rung, count in others)]
     return f"{said}; {', '.join(steps)}"
+
+
+def _beyond(found: dict[str, Any], unit: str | None) -> str:
+    """What is trained while decisions travel, and by which rates."""
+    rates = f"decisions take {found['decision_s']:.3g} s ({found['decision_by']})"
+    if found["units"] is None:
+        return f"not known; {rates}, --trial-time says how fast trials train"
+    pace = f"1 {unit} {found['unit_s']:.3g} s ({found['pace_by']})"
+    return (
+        f"about {found['units']} {unit} more while decisions travel: {found['trials']} trials "
+        f"leave at rungs; {rates}, {pace}"
+    )
 
 
 def _cost(cost: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.cli.waiting import Waiting
 from hpcdet.control.controller import Turn
 from hpcdet.errors import ConfigError, HpcdetError, UsageError
-from hpcdet.jobs import create, provenance, submission
+from hpcdet.jobs import create, decisions, pace, provenance, submission
 from hpcdet.read import views
 from hpcdet.site import Site, from_resolved
 from hpcdet.store.budget import Budget
@@ -128,6 +128,7 @@ def submit_command(
         warnings = list(wanted.loaded.warnings)
     else:
         warnings = wanted.warnings(submits=not (dry_run or prepare))
+    warnings += _too_fast(wanted)
     if note and described:
         warnings.append("the config has a description, which stays; the note is left out")
     if site_name is None and settings().profile is None:
@@ -188,6 +189,18 @@ def submit_command(
     if out.format != "id":
         out.emit([_item(paths, wanted)], COLUMNS, warnings=warnings)
     follow.judge(items)
+
+
+def _too_fast(wanted: Request) -> list[str]:
+    """That rungs come faster than decisions, as a former experiment of the name trained."""
+    resolved = wanted.resolved
+    if len(resolved.searcher.rungs) < 2 or (known := pace.former(wanted.root, resolved)) is None:
+        return []
+    taken = decisions.former(wanted.root, resolved) or decisions.assumed(wanted.site)
+    found = decisions.estimate(resolved, taken, known.unit_s, known.source)
+    length = resolved.searcher.max_length
+    said = decisions.warning(found, length.unit if length is not None else None)
+    return [said] if said else []
 
 
 def _uncommitted(wanted: Request) -> str:

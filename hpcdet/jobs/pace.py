@@ -49,5 +49,7 @@ def _of(attempt: GatheredAttempt, unit: str) -> Iterator[float]:
         if unit in units:
             told.append((int(units[unit]), datetime.fromisoformat(line["t"]).timestamp()))
     (first, begin), (last, end) = min(told, default=(0, 0)), max(told, default=(0, 0))
+    waits = ((datetime.fromisoformat(w["t"]).timestamp(), w) for w in attempt.of_kind("waited"))
+    waited = sum(wait["seconds"] for at, wait in waits if begin < at <= end)
     if last > first:
-        yield max(0.0, end - begin) / (last - first)
+        yield max(0.0, end - begin - waited) / (last - first)

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from hpcdet.read import changes, states, timing
+from hpcdet.read import beyond, changes, states, timing
 from hpcdet.read.gather import Gathered, GatheredTrial, gather
 from hpcdet.read.report.spans import Span, spans
 from hpcdet.store.budget import HOUR_S
@@ -34,7 +34,10 @@ def efficiency(source: ExperimentPaths | Gathered, trial: int = 0) -> list[View]
         one attempt); ``step_s, samples_per_s``; ``phases`` (share of the time by phase);
         ``slot_hours, useful`` (share of these), ``waste`` (slot hours of what was not: ``starting,
         lost``, and ``waiting`` for allocations, which cost nobody anything else);
-        ``suggestions`` (``key, value, why``). None where nothing is known.
+        ``trained_batches`` of all attempts, ``beyond_batches`` and ``beyond_s`` (of these, and how
+        long: after a report on which the search let the trial leave, until it did), ``waited_s``
+        (at rungs, ``searcher.wait_at_rungs_s``); ``suggestions`` (``key, value, why``). None where
+        nothing is known.
     """
     gathered = gather(source)
     config = changes.effective(gathered)
@@ -43,8 +46,10 @@ def efficiency(source: ExperimentPaths | Gathered, trial: int = 0) -> list[View]
         by_trial[span.trial].append(span)
     state, _ = states.experiment_state(gathered)
     over = state if state in states.ENDED else ""
+    left = beyond.beyond(gathered)
     return [
         _trial(gathered, each, config, by_trial[each.number], over)
+        | _beyond(each, [one for one in left if one.trial == each.number])
         for each in gathered.trials
         if trial in (0, each.number)
     ]
@@ -83,6 +88,16 @@ def _trial(
         "waste": {kind: round(hours[kind], 6) for kind in ("starting", "lost", "waiting")},
     }
     return {**row, "suggestions": _suggestions(row, trial)}
+
+
+def _beyond(trial: GatheredTrial, left: list[beyond.Beyond]) -> View:
+    waits = [line for attempt in trial.attempts for line in attempt.of_kind("waited")]
+    return {
+        "trained_batches": beyond.trained(trial.attempts),
+        "beyond_batches": sum(one.batches for one in left),
+        "beyond_s": round(sum(one.seconds for one in left if one.batches), 3),
+        "waited_s": round(sum(line["seconds"] for line in waits), 3),
+    }
 
 
 def _memory(times: timing.Times, config: Resolved) -> int | None:

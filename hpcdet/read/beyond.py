@@ -1,0 +1,90 @@
+"""What trials trained beyond a rung while the decision on it was on its way to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from hpcdet.read.gather import Gathered, GatheredAttempt, Line
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """One decision that a trial leaves, counted from the report that it was made on.
+
+    Attributes:
+        rung: length at which the trial reported, in the search's unit.
+        batches: that it trained after that, until it left or ended by itself, or until now.
+        seconds: likewise, from the report.
+        heard: the trial was told, and did not come to its end before; ``seconds`` is then the
+            time that decisions take.
+        passed: rungs that it reported at meanwhile.
+    """
+
+    trial: int
+    rung: int
+    batches: int
+    seconds: float
+    heard: bool
+    passed: int
+
+
+def beyond(gathered: Gathered) -> list[Beyond]:
+    """Of each pause and stop that the search decided on a report of the trial's own."""
+    attempts = {trial.number: trial.attempts for trial in gathered.trials}
+    rungs = [rung.value for rung in gathered.config.searcher.rungs]
+    found = []
+    for trial, unit, length in _leaving(gathered):
+        for attempt in attempts.get(trial, ()):
+            reports = _reports(attempt, unit)
+            line = next((line for at, line in reports if at == length), None)
+            if line is not None:
+                later = [at for at, _ in reports if at > length and at in rungs]
+                found.append(_beyond(trial, length, attempt, line, len(later)))
+                break
+    return found
+
+
+def trained(attempts: list[GatheredAttempt]) -> int:
+    """Batches of all attempts together, those that were trained again included."""
+    begun = (next(attempt.of_kind("start"), {}).get("batches", 0) for attempt in attempts)
+    pairs = zip(attempts, begun, strict=True)
+    return sum(max(0, (attempt.position or begin) - begin) for attempt, begin in pairs)
+
+
+def wait_s(decision_s: float) -> int:
+    """A bound of waits at rungs that is enough for most decisions, in whole seconds."""
+    return max(5, round(3 * decision_s))
+
+
+def _leaving(gathered: Gathered) -> Iterator[tuple[int, str, int]]:
+    """Trial, unit and length of each report on which the search let that very trial leave."""
+    last: dict[str, object] = {}
+    for line in gathered.decisions:
+        if line["kind"] == "event":
+            last = line["event"]
+        elif line["kind"] == "action" and last.get("kind") == "report":
+            action, length = line["action"], last["length"]
+            leaves = action["kind"] in ("pause", "stop") and action["trial"] == last["trial"]
+            if leaves and isinstance(length, dict):
+                [(unit, value)] = length.items()
+                yield int(action["trial"]), str(unit), int(value)
+
+
+def _reports(attempt: GatheredAttempt, unit: str) -> list[tuple[int, Line]]:
+    lines = (line for line in attempt.of_kind("metrics") if line["group"] == "validation")
+    return [(int(line["units"].get(unit, -1)), line) for line in lines]
+
+
+def _beyond(trial: int, length: int, attempt: GatheredAttempt, report: Line, passed: int) -> Beyond:
+    notices = attempt.of_kind("notice")
+    told = next((line for line in notices if line["signal"] in ("paused", "stopped")), None)
+    ends = told or attempt.lines[-1]
+    seconds = _at(ends) - _at(report)
+    batches = max(0, (attempt.position or report["step"]) - report["step"])
+    return Beyond(trial, length, batches, round(max(0.0, seconds), 3), told is not None, passed)
+
+
+def _at(line: Line) -> float:
+    return datetime.fromisoformat(line["t"]).timestamp()
