@@ -64,6 +64,7 @@ VERDICTS = [
     (seen("walltime"), "walltime"),
     (seen("error", "fail", OURS), "user_error"),
     (seen("error", "norestart", "InvalidHP: no"), "user_error"),
+    (seen("unproven", "resume", "Unproven: rank 0", exit_code=1, first_step=True), "unproven"),
 ]
 NO_FAULT_OF_CODE = [
     (seen(died_of="SIGKILL", first_step=True), "lost"),

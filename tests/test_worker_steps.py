@@ -77,6 +77,9 @@ def test_other_launchers() -> None:
     assert "SRUN_EXPORT_ENV" not in planned({"kind": "mpirun"}).environment
     daemons = planned({"kind": "mpirun"}, slurm=True).environment
     assert daemons["OMPI_MCA_orte_launch_agent"] == "/opt/python -Pm hpcdet.worker.remote orted"
+    assert "OMPI_MCA_btl" not in daemons, "two nodes speak over their network"
+    alone = planned({"kind": "mpirun"}, nodes=1, slots_per_node=4).environment
+    assert alone["OMPI_MCA_btl"] == "^tcp,ofi"
     assert (daemons["SRUN_EXPORT_ENV"], daemons["SLURM_CPU_BIND"]) == ("ALL", "none")
     local = planned({"kind": "local"}, nodes=1, slots_per_node=4)
     assert shlex.join(local.argv) == RANK

@@ -42,6 +42,7 @@ _WORDS = {
     "launch_failed": "it never reached its first step",
     "lost": "a rank or its worker vanished without a word",
     "node_fail": "a node failed",
+    "unproven": "its ranks could not make sure that they spoke to each other and to nobody else",
     "preempted": "the scheduler took the nodes back",
     "walltime": "the allocation's time was over",
 }
@@ -55,6 +56,8 @@ _WAITS = {
     "begin_time": "it passes by itself: a requeued task waits two minutes",
 }
 """What a kind of waiting means (``schedulers.base.Wait``)."""
+_PASSES = ("preempted", "walltime", "lost", "node_fail", "unproven")
+"""Ends after which a trial only goes on."""
 
 
 @click.command("explain", short_help="Why it is pending, slow or failed, and what to do.")
@@ -249,7 +252,7 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
             evidence.append("MPI has to know the site file's launcher: docs/sites.md, Keys")
         next = _after_failure(gathered, row, reason)
         yield _finding("failure", row["id"], f"{row['state']}: {said}", next, evidence)
-    others = [a for a in attempts if a["reason"] in ("preempted", "walltime", "lost", "node_fail")]
+    others = [a for a in attempts if a["reason"] in _PASSES]
     if others:
         lost = sum(_redone(a, b) for a, b in itertools.pairwise(attempts))
         counts: dict[str, int] = {}

@@ -18,11 +18,12 @@ BUDGETS: dict[Reason, int] = {
     "canceled": 20,
     "node_fail": 10,
     "lost": 20,
+    "unproven": 100,
     "walltime": 3,
     "launch_failed": 3,
 }
 """Ends in a row without progress, by cause, after which a trial is given up. An allocation that
-is too short, or a program that never starts, will not get better by patience."""
+is too short, or a program that never starts, will not get better by patience; an intruder may."""
 
 
 @dataclass(frozen=True)

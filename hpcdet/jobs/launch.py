@@ -26,6 +26,8 @@ _SLURM_RANK = (
 )
 # Sizes of the allocation that srun takes for those of the step, where it is told no other.
 _SLURM_SIZE = ("SLURM_GPUS", "SLURM_GRES", "SLURM_MEM_PER_", "SLURM_NTASKS_PER_GPU")
+# On one node Open MPI needs no transport that opens ports; those left out would (libfabric's, too).
+_SHARED_MEMORY = ("OMPI_MCA_btl", "^tcp,ofi")
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ def launch(
         return Launch(rank, given, ranks, by_launcher=False)
     if launcher.kind == "mpirun":
         argv = (*_mpirun(launcher, experiment.resources), *rank)
+        if experiment.resources.nodes == 1:
+            given.setdefault(*_SHARED_MEMORY)
         given.update(_for_daemons(python, allocation))
         return Launch(argv, given, ({},), by_launcher=True, end_signal=signal.SIGINT)
     name = f"{attempt.trial}-{attempt.number}"

@@ -24,14 +24,16 @@ Reason = Literal[
     "lost",
     "canceled",
     "launch_failed",
+    "unproven",
     "released",
 ]
 """Why an attempt ended. ``released``: its worker gave the claim back before anything ran, and it
 counts for nothing. ``launch_failed``: it never reached its first step, and the cause is
-the place, not the code, until it has failed so on a second node."""
+the place, not the code, until it has failed so on a second node. ``unproven``: its ranks could not
+make sure that they spoke to each other, and to nobody else."""
 
 NO_FAULT: frozenset[Reason] = frozenset(
-    {"preempted", "walltime", "node_fail", "lost", "launch_failed", "canceled"}
+    {"preempted", "walltime", "node_fail", "lost", "launch_failed", "unproven", "canceled"}
 )
 """Ends after which the trial simply goes on from its latest checkpoint."""
 
@@ -124,13 +126,13 @@ class Verdict(Record):
         batches: batches trained by the trial so far.
         until: the length that was asked for, when it ended because that was reached. Code that
             ends by itself before leaves None.
-        error: the last line of the traceback, for ``fail`` and ``norestart``.
+        error: the last line of the traceback, for ``fail``, ``norestart`` and ``unproven``.
         unrecoverable: with ``norestart``: the trial's checkpoints are to blame, and not its
             hyperparameters.
     """
 
     verdict: Literal["done", "resume", "fail", "norestart"]
-    cause: Literal["completed", "signal", "walltime", "paused", "stopped", "error"]
+    cause: Literal["completed", "signal", "walltime", "paused", "stopped", "unproven", "error"]
     batches: int = 0
     until: Length | None = None
     checkpoint: str = ""

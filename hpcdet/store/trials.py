@@ -134,6 +134,7 @@ def reason_of(verdict: Verdict) -> Reason:
         "paused": "paused",
         "stopped": "stopped",
         "completed": "completed",
+        "unproven": "unproven",
         "error": "user_error",
     }
     return reasons[verdict.cause]

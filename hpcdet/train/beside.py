@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hpcdet.train.lifeline import NEVER
+from hpcdet.train.meeting import gloo
 
 _NAME = "hpcdet_beside"
 
@@ -49,4 +50,4 @@ def _create(options: Any, _: Any) -> dist.ProcessGroupGloo:
     own._devices = _devices()
     own._threads = 1
     own._timeout = options.timeout
-    return dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, own)
+    return gloo.new_group(options.store, options.group_rank, options.group_size, own)

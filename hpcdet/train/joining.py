@@ -23,6 +23,7 @@ from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
 from hpcdet.train.session import Session
+from hpcdet.train.verdicts import verdict_on
 
 _met = False
 
@@ -46,7 +47,11 @@ def _meet(ranks: Ranks, place: Place, config: Resolved) -> None:
     if _met and dist.is_initialized():
         return
     backend = os.environ.get("HPCDET_BACKEND") or config.distributed.backend
-    rendezvous.meet(ranks, place.attempt.rendezvous, backend)
+
+    def tell(error: BaseException) -> None:
+        verdict_on(error, "").write_once(place.attempt.verdict)
+
+    rendezvous.meet(ranks, place.attempt.rendezvous, backend, tell)
     _met = True
 
 

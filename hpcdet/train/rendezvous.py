@@ -1,33 +1,39 @@
 """How the ranks of an attempt find each other: through a file, with no fixed port and no ssh.
 
-Rank 0 lets the system pick a free port and publishes where it listens; the others wait for
-the file. Several Slurm nodes may share one host name (a test cluster): loopback is used then.
+Rank 0 draws the attempt's secret and publishes it in a file that only its user can read, with
+where it listens; the others wait for that. Nothing is exchanged before both sides of a connection
+have proven the secret (``meeting``). Several Slurm nodes may share one host name (a test cluster).
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import platform
 import re
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from hpcdet import __version__
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.store import files
 from hpcdet.train import mpi
-from hpcdet.train.lifeline import NEVER, Lifeline, tie
+from hpcdet.train.lifeline import NEVER, Lifeline
+from hpcdet.train.meeting import gloo, proof
+from hpcdet.train.meeting.door import KNOCK_S, Door, knock
+from hpcdet.train.meeting.store import AttemptStore
 from hpcdet.train.ranks import Ranks
+from hpcdet.train.saying import say, say_error
 
 PATIENCE_S = 300.0
 _LOOPBACK = "127.0.0.1"
@@ -35,22 +41,42 @@ _BACKENDS = ("auto", "nccl", "gloo", "mpi")
 _OWN_GROUP = re.compile(
     r"process group twice|variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected"
 )
+_UNPROVEN = (
+    "warning: these ranks were started without hpcdet, and do not prove to each other who they "
+    "are: whoever reaches the ports of torch's store and of gloo can take the place of one "
+    "(docs/security.md)"
+)
 _lifeline: Lifeline | None = None
 
 
-def meet(ranks: Ranks, meeting: Path | None, backend: str = "auto") -> None:
+@dataclass(frozen=True)
+class _Met:
+    """The attempt's secret, and the connections to all who have proven it, by rank."""
+
+    secret: bytes
+    connections: dict[int, socket.socket]
+
+
+def meet(
+    ranks: Ranks,
+    meeting: Path | None,
+    backend: str = "auto",
+    tell: Callable[[BaseException], None] = say_error,
+) -> None:
     """Make the default process group of all ranks; alone, none is needed and none is made.
 
     Args:
         meeting: the attempt's ``rendezvous.json``, which rank 0 makes; None where another
             launcher (``torchrun``) has set ``MASTER_ADDR`` and ``MASTER_PORT``.
         backend: ``nccl``, ``gloo``, ``mpi`` or ``auto`` (NCCL where there is a CUDA device).
+        tell: called with ``Unproven``, now or when another group is made, before it is raised.
 
     Raises:
         ConfigError: there is no such backend, NCCL or MPI is asked for where it cannot work (no
             device, fewer than ranks, no MPI, another idea of who is there), or there is no place
             to meet.
         Unavailable: the others did not come within ``PATIENCE_S``.
+        Unproven: over gloo, they could not make sure who they are.
     """
     if backend not in _BACKENDS:
         raise ConfigError(
@@ -72,6 +98,8 @@ def meet(ranks: Ranks, meeting: Path | None, backend: str = "auto") -> None:
         mpi.prepare(ranks)
         kind = mpi.NAME
     if meeting is None:
+        if ranks.chief:
+            say(_UNPROVEN)
         if dist.is_initialized():  # the script, which runs alone, has done it
             return
         if "MASTER_ADDR" not in os.environ:
@@ -85,9 +113,10 @@ def meet(ranks: Ranks, meeting: Path | None, backend: str = "auto") -> None:
     if dist.is_initialized():
         raise own_group()
     global _lifeline
-    store, host = _host(ranks, meeting) if ranks.chief else _visit(ranks, meeting)
-    _lifeline = tie(ranks, store, host, PATIENCE_S)
-    _pick_interface(ranks, store)
+    met = _host(ranks, meeting) if ranks.chief else _visit(ranks, meeting)
+    _lifeline = Lifeline(met.connections)
+    store = AttemptStore(_lifeline, ranks.chief)
+    gloo.guard(gloo.Attempt(met.secret, _own_address(ranks, store), _lifeline, tell))
     if cuda:
         _check_devices(ranks, store, backend)
     dist.init_process_group(
@@ -119,56 +148,51 @@ def leave() -> None:
     global _lifeline
     if _lifeline is not None:
         _lifeline.leave()
-        _lifeline = None
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
         mpi.leave()
+    if _lifeline is not None:
+        _lifeline.close()
+        gloo.release()
+        _lifeline = None
 
 
-def _host(ranks: Ranks, meeting: Path) -> tuple[TCPStore, str]:
-    """Rank 0's store, and the address it listens on."""
-    # where all ranks share a node, nobody outside it can connect
-    interface = _LOOPBACK if ranks.local_world == ranks.world else "0.0.0.0"
-    listener = socket.create_server((interface, 0), backlog=2 * ranks.world)
-    store = TCPStore(
-        _LOOPBACK,
-        listener.getsockname()[1],
-        world_size=ranks.world,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=PATIENCE_S),
-        master_listen_fd=listener.detach(),
-    )
+def _host(ranks: Ranks, meeting: Path) -> _Met:
+    """As rank 0: publish where it listens and what the others have to know, and let them in."""
     name = socket.gethostname()
-    where = {"host": name, "addresses": _addresses(name), "port": store.port, "schema": 1}
-    files.replace(meeting, files.canonical({**where, "runs": _runs(ranks)}))
-    return store, interface
+    # where all ranks share a node, nobody outside it can connect
+    addresses = [] if ranks.local_world == ranks.world else _addresses(name) or [_LOOPBACK]
+    secret = proof.draw()
+    with Door(addresses, ranks.world) as door:
+        where: dict[str, Any] = {"host": name, "addresses": addresses, "ports": door.ports}
+        where |= {"folder": door.folder, "runs": _runs(ranks), "schema": 2}
+        files.replace(meeting, files.canonical({**where, "secret": secret.hex()}))
+        others = door.admit(secret, ranks.world, PATIENCE_S)
+    files.replace(meeting, files.canonical(where))  # all who need the secret know it
+    return _Met(secret, others)
 
 
-def _visit(ranks: Ranks, meeting: Path) -> tuple[TCPStore, str]:
-    """Rank 0's store, and where rank 0 is reached."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
+def _visit(ranks: Ranks, meeting: Path) -> _Met:
+    """As another rank: find rank 0, and prove to each other who they are."""
+    deadline, pause_s = time.monotonic() + PATIENCE_S, 0.005
+    while (left_s := deadline - time.monotonic()) > 0:
         where = _published(meeting)
         if where:
             _compare(ranks, where.get("runs", {}), where["host"])
-        host = where and _reachable(where["host"], where["addresses"], where["port"])
-        if where and host:
-            store = TCPStore(
-                host,
-                where["port"],
-                world_size=ranks.world,
-                is_master=False,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=PATIENCE_S),
-            )
-            return store, host
-        time.sleep(0.02)
+            secret = bytes.fromhex(where["secret"])
+            doors: list[Path | tuple[str, int]] = [Path(where["folder"])] * bool(where["folder"])
+            doors += zip(where["addresses"], where["ports"], strict=True)
+            for door in doors:
+                if connection := knock(door, secret, ranks.rank, min(KNOCK_S, left_s)):
+                    return _Met(secret, {0: connection})
+        time.sleep(pause_s)
+        pause_s = min(0.02, 2 * pause_s)
     raise Unavailable(
         f"rank {ranks.rank} could not reach rank 0 within {PATIENCE_S:.0f} s",
         where=str(meeting),
-        hint="did rank 0 start, and can the nodes open connections to each other?",
+        hint="did rank 0 start, and can the nodes open connections to each other? Ranks of one "
+        "node need a folder for temporary files in common",
     )
 
 
@@ -176,7 +200,7 @@ def _published(meeting: Path) -> dict[str, Any] | None:
     with contextlib.suppress(FileNotFoundError):
         os.listdir(meeting.parent)  # a network file system may remember that the file was not there
     value = files.read_json(meeting)
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and "secret" in value else None
 
 
 def _runs(ranks: Ranks) -> dict[str, str]:
@@ -206,24 +230,23 @@ def _compare(ranks: Ranks, first: Mapping[str, str], host: str) -> None:
         )
 
 
-def _reachable(host: str, addresses: Sequence[str], port: int) -> str | None:
-    """The first of rank 0's names that answers."""
-    names = [_LOOPBACK] if host == socket.gethostname() else [host, *addresses]
-    for name in names:
-        with contextlib.suppress(OSError), socket.create_connection((name, port), timeout=5):
-            return name
-    return None
-
-
 def _addresses(host: str) -> list[str]:
+    """Where other hosts may reach this one: as the site says, or as it is named and routed.
+
+    Failing both, wherever it has an address.
+    """
+    if named := os.environ.get(gloo.INTERFACES):
+        return [address for name in named.split(",") if (address := _on(name))]
     found: list[str] = []
     with contextlib.suppress(OSError):
         infos = socket.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
         found = [str(info[4][0]) for info in infos]
-    routed = _towards("192.0.2.1")  # never sent to: only asks which address leaves this host
-    return sorted(
-        {address for address in [*found, routed] if not address.startswith("127.")} - {""}
-    )
+    found.append(_towards("192.0.2.1"))  # never sent to: only asks which address leaves this host
+    return _outside(found) or _outside(_on(name) for _, name in socket.if_nameindex())
+
+
+def _outside(addresses: Iterable[str]) -> list[str]:
+    return sorted({one for one in addresses if one and not one.startswith("127.")})
 
 
 def _towards(address: str) -> str:
@@ -234,16 +257,14 @@ def _towards(address: str) -> str:
     return ""
 
 
-def _pick_interface(ranks: Ranks, store: TCPStore) -> None:
-    """Tell gloo which network interface leads to the others, unless the site has said so."""
+def _own_address(ranks: Ranks, store: Store) -> str:
+    """This host's address on the way to the others'; loopback where they share it."""
     name = socket.gethostname()
     own = (_addresses(name) or [_LOOPBACK])[0]
     store.set(f"host/{ranks.rank}", f"{name} {own}")
-    all_hosts = [store.get(f"host/{rank}").decode().split() for rank in range(ranks.world)]
-    others = [address for host, address in all_hosts if host != name]
-    interface = _interface(_towards(others[0])) if others else "lo"
-    if interface:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    told = store.multi_get([f"host/{rank}" for rank in range(ranks.world)])
+    others = [address for host, address in (one.decode().split() for one in told) if host != name]
+    return _towards(others[0]) or own if others else _LOOPBACK
 
 
 def device_of(ranks: Ranks) -> torch.device:
@@ -275,16 +296,11 @@ def _check_devices(ranks: Ranks, store: Store, backend: str) -> None:
         )
 
 
-def _interface(address: str) -> str:
-    """The network interface that has an IPv4 address; "" if none has."""
-    import fcntl
-
+def _on(interface: str) -> str:
+    """The IPv4 address of a network interface; "" if it has none."""
     get_address = 0x8915  # SIOCGIFADDR
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(probe.fileno(), get_address, request)
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
+        request = struct.pack("256s", interface.encode()[:15])
+        with contextlib.suppress(OSError):
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), get_address, request)[20:24])
     return ""

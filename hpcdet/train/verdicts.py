@@ -8,6 +8,7 @@ from hpcdet.errors import Unrecoverable
 from hpcdet.store import files
 from hpcdet.store.records import Verdict
 from hpcdet.train import deterministic, rendezvous
+from hpcdet.train.meeting.gloo import Unproven
 from hpcdet.train.peers import is_peer_loss
 from hpcdet.train.place import Place, named
 from hpcdet.train.ranks import PEER_LOST, Ranks
@@ -24,6 +25,10 @@ def verdict_on(error: BaseException, checkpoint: str) -> Verdict:
     Args:
         checkpoint: the name of the newest one.
     """
+    if isinstance(error, Unproven):
+        return Verdict(
+            "resume", "unproven", checkpoint=checkpoint, error=last_line(error), at=files.now()
+        )
     unrecoverable = isinstance(error, Unrecoverable)
     return Verdict(
         "norestart" if unrecoverable or isinstance(error, InvalidHP) else "fail",

@@ -84,7 +84,7 @@ def judge(seen: Evidence) -> tuple[Reason, str]:
     if is_unwanted(seen.control) and (verdict is None or verdict.cause == "error"):
         return "canceled", ""
     if verdict is not None and verdict.cause != "error":
-        return _by_cause(verdict, seen), ""
+        return _by_cause(verdict, seen), verdict.error
     if verdict is not None and verdict.verdict == "norestart":
         return "user_error", verdict.error
     return _killed(seen) or _failed(seen)
@@ -99,8 +99,8 @@ def _by_cause(verdict: Verdict, seen: Evidence) -> Reason:
     killed = seen.control is not None and seen.control.action == "kill"
     if verdict.cause == "completed":
         return "completed"
-    if verdict.cause == "paused":
-        return "paused"
+    if verdict.cause in ("paused", "unproven"):
+        return verdict.cause
     if verdict.cause == "stopped" or killed:
         return "canceled" if killed else "stopped"
     if verdict.cause == "walltime" or seen.time_up:

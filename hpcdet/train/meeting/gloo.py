@@ -1,0 +1,185 @@
+"""gloo's groups, each of whose pairs proves the attempt's secret before anything else is sent.
+
+gloo knows TCP only and asks nobody for anything: who connects to its port first and names a small
+number is taken for a rank. So every gloo group of this process is made here (``torch.distributed``
+looks its class up by name, in one place for the default group, ``new_group`` and all else that
+makes one). Its port is on the address that the others reach, and opens only when all its ranks
+are about to connect; nobody gets through to it afterwards (``shutter``). Then each pair exchanges
+proofs over the connection that it will use, in both directions, bound to the two ranks and to
+nonces from the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpcdet.errors import Unavailable
+from hpcdet.train.lifeline import NEVER, Lifeline
+from hpcdet.train.meeting import proof, shutter
+
+PROOF_S = 30.0
+"""Seconds for connecting and for the proofs of a group, from when all its ranks are there."""
+INTERFACES = "GLOO_SOCKET_IFNAME"
+"""Names the interfaces that gloo is to use, where a site says so."""
+_NEWS_S = 2.0
+"""Seconds within which the lifeline tells that a rank is gone."""
+_Gloo = dist.ProcessGroupGloo
+
+
+class Unproven(Unavailable):
+    """Over gloo, other ranks could not prove that they belong to this attempt."""
+
+    def __init__(self, rank: int, others: Collection[int], size: int) -> None:
+        named = ", ".join(map(str, sorted(others)))
+        super().__init__(
+            f"rank {rank} could not make sure over gloo that it speaks to rank {named} of {size} "
+            "of its own attempt",
+            where="distributed.backend",
+            hint="somebody else connects to gloo's ports, or they cannot be reached between the "
+            "nodes; docs/security.md",
+        )
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What this rank knows of its attempt.
+
+    Attributes:
+        address: this host's, which the other ranks reach.
+        tell: called before ``Unproven`` is raised: the user's code may catch it.
+    """
+
+    secret: bytes
+    address: str
+    lifeline: Lifeline
+    tell: Callable[[BaseException], None]
+
+
+_attempt: Attempt | None = None
+_broken: list[object] = []
+"""Groups without proof. They are kept: gloo may end the process when one goes away."""
+
+
+def guard(attempt: Attempt) -> None:
+    """From now on gloo's groups prove the attempt's secret."""
+    global _attempt
+    _attempt = attempt
+    dist.distributed_c10d.ProcessGroupGloo = ProvenGloo  # type: ignore[assignment, misc]
+
+
+def release() -> None:
+    """The attempt is over: groups are as torch makes them."""
+    global _attempt
+    _attempt = None
+    dist.distributed_c10d.ProcessGroupGloo = _Gloo  # type: ignore[misc]
+
+
+def new_group(store: Any, rank: int, size: int, options: Any) -> dist.ProcessGroupGloo:
+    """A group as ``torch.distributed`` would make it now."""
+    kind: type[dist.ProcessGroupGloo] = dist.distributed_c10d.ProcessGroupGloo
+    return kind(store, rank, size, options)
+
+
+class ProvenGloo(_Gloo):
+    """A gloo group of ranks that have proven to each other that they are of this attempt.
+
+    Raises:
+        Unproven: one could not within ``PROOF_S``.
+        RuntimeError: one is gone.
+    """
+
+    def __init__(
+        self, store: Any, rank: int, size: int, options: Any = None, timeout: timedelta = NEVER
+    ) -> None:
+        assert _attempt is not None
+        own = _Gloo._Options()  # type: ignore[attr-defined]
+        own._threads = 2
+        if isinstance(options, timedelta):
+            timeout = options
+        elif options is not None:
+            own, timeout = options, options._timeout
+        own._timeout = timedelta(seconds=PROOF_S)
+        nonces = _nonces(store, rank, size)
+        _broken.append(self)
+        with _explained(_attempt, rank, size):
+            with shutter.open_until_connected():
+                own._devices = own._devices or _devices(_attempt.address)
+                super().__init__(store, rank, size, own)
+            for number in range(len(own._devices)):  # collectives take them in turn
+                if strangers := self._prove(_attempt.secret, number, nonces):
+                    raise _Strangers(strangers)
+        _broken.remove(self)
+        self._set_default_timeout(timeout)
+
+    def _prove(self, secret: bytes, number: int, nonces: Sequence[bytes]) -> list[int]:
+        """Exchange proofs with all other ranks at once; returns those whose proof is wrong.
+
+        In gloo's all-to-all each pair speaks over its own connection.
+        """
+        rank = self.rank()
+        others = [other for other in range(self.size()) if other != rank]
+
+        def facts(by: int, to: int) -> tuple[bytes | int, ...]:
+            return number, by, to, nonces[by], nonces[to]
+
+        sent, received = (torch.zeros(len(nonces), proof.BYTES, dtype=torch.uint8) for _ in "sr")
+        for other in others:
+            said = proof.prove(secret, "gloo", *facts(rank, other))
+            sent[other] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+        self.alltoall_base(received, sent, [], []).wait()  # type: ignore[attr-defined]
+        heard = [row.tobytes() for row in received.numpy()]
+        return [
+            other
+            for other in others
+            if not proof.is_proven(secret, heard[other], "gloo", *facts(other, rank))
+        ]
+
+
+def _nonces(store: Any, rank: int, size: int) -> list[bytes]:
+    """A nonce of each rank's, by rank; all of them are here once this returns."""
+    keys = [f"nonce/{other}" for other in range(size)]
+    store.set(keys[rank], proof.draw())
+    store.wait(keys, NEVER)
+    return [bytes(one) for one in store.multi_get(keys)]
+
+
+def _devices(address: str) -> list[Any]:
+    if names := os.environ.get(INTERFACES):
+        return [_Gloo.create_device(interface=name) for name in names.split(",")]
+    return [_Gloo.create_device(hostname=address)]
+
+
+class _Strangers(RuntimeError):
+    """Some ranks have sent a wrong proof."""
+
+    def __init__(self, ranks: Collection[int]) -> None:
+        super().__init__()
+        self.ranks = ranks
+
+
+@contextlib.contextmanager
+def _explained(attempt: Attempt, rank: int, size: int) -> Iterator[None]:
+    """Tell whether a group did not come about because a rank is gone, or because of strangers.
+
+    For gloo both may look the same; but of a rank that is gone the lifeline hears, too.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, _Strangers):
+            others = error.ranks
+        elif attempt.lifeline.lost.wait(_NEWS_S):
+            raise
+        else:
+            others = {*range(size)} - {rank}
+        unproven = Unproven(rank, others, size)
+        attempt.tell(unproven)
+        raise unproven from error
