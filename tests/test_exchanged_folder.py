@@ -210,6 +210,17 @@ def test_a_fork_with_the_same_config_is_another_experiment(tmp_path: Path) -> No
         held.refuse_another(opened, opened.paths.trial(1).attempt(1), scene.identity)
 
 
+def test_without_proc_the_folder_is_checked_and_used_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.getpid", lambda: 1 << 23)  # as in a container with another's /proc
+    opened = held.hold(tmp_path)
+    assert opened.paths == ExperimentPaths(tmp_path, tmp_path.name)
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match="may be changed by everybody"):
+        held.hold(tmp_path)
+
+
 def test_who_decides_runs_the_program_and_the_hook_of_the_folder_that_was_checked(
     cli: Cli, tmp_path: Path
 ) -> None:

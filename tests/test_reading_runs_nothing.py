@@ -26,7 +26,7 @@ from tests.commands import Cli
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
 
 NOBODY = 65534
-SOON_S = 1.0
+SOON_S = 0.5
 """Commands that go on for ever (``logs -f``) are left to themselves after so long."""
 SHADOWS = ("torch", "numpy", "h5py", "yaml", "click", "submitit", "sitecustomize", "hpcdet")
 
