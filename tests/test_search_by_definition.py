@@ -7,7 +7,6 @@ dose. A search is named by its seed, with which it comes again.
 from __future__ import annotations
 
 import math
-import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -17,9 +16,9 @@ import pytest
 from hpcdet.search.api import Ask, Create, Event, Report, SegmentEnd, Shutdown, Start, State
 from hpcdet.search.registry import RULES
 from hpcdet.units import Length
+from tests import dose
 from tests.compared import Compared, compared
 
-SEARCHES = int(os.environ.get("HPCDET_SEARCHES", "200"))
 KINDS = ("async_halving", "adaptive_asha")
 
 
@@ -98,7 +97,7 @@ class Trials:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_decides_what_its_definition_says(rule: str, kind: str) -> None:
-    for seed in range(SEARCHES // (len(RULES) * len(KINDS))):
+    for seed in range(dose.SEARCHES // (len(RULES) * len(KINDS))):
         dice = random.Random(f"{rule} {kind} {seed}")
         trials = Trials(compared(rule, kind, dice), dice)
         for _ in range(2000):

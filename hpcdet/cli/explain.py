@@ -151,7 +151,7 @@ def _rungs(gathered: gather.Gathered) -> Iterator[Finding]:
     batches = sum(one.batches for one in left)
     took = statistics.median(one.seconds for one in passed)
     said = f"rungs came faster than decisions: {len(passed)} of {len(left)} times a trial reported"
-    said += f" at further rungs before it left, {took:.2g} s after the report in the middle"
+    said += f" at further rungs before it left, typically {took:.2g} s after the report"
     trials = sorted({one.trial for one in passed})
     evidence = [f"{batches} batches in all were trained beyond rungs (hpcdet eff)"]
     evidence.append(f"trials {', '.join(map(str, trials[:20]))}{' …' if len(trials) > 20 else ''}")
