@@ -44,6 +44,7 @@ values = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.tuples(inner, inner),
+        st.lists(st.tuples(inner, st.floats()), min_size=1, max_size=3),
         st.dictionaries(keys, inner, max_size=3),
         st.dictionaries(keys, inner, max_size=2).map(OrderedDict),
     ),
@@ -124,6 +125,7 @@ REFUSED = {
     "a decimal": (Decimal(1), "value is a decimal.Decimal"),
     "a complex": ([1j], r"value\[0\] is a complex"),
     "a bytearray": (bytearray(b"a"), "value is a bytearray"),
+    "a set in a table": ([(1, 2), (1, {3})], r"value\[1\]\[1\] is a set"),
     "objects": ([np.array([{}])], r"value\[0\] is a numpy.ndarray of object"),
     "a record": (np.zeros(1, "i4,i4"), "value is a numpy.ndarray of "),
     "a masked array": (np.ma.zeros(1), "value is a numpy.ma.MaskedArray of float64"),
@@ -163,7 +165,7 @@ def _read(message: bytes) -> None:
     assert peak < 100 * len(message) + 100_000
 
 
-LETTERS = b"NTFiIdsbltmofqxac"
+LETTERS = b"NTFiIdsbltmofqxacz"
 
 
 @settings(max_examples=300)

@@ -14,13 +14,14 @@ the journal. With Fabric the loop is yours: ``fabric`` makes one for this rank, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning
 import torch
 from lightning.fabric.plugins import ClusterEnvironment
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import DDPStrategy
 
 from hpcdet import core
 from hpcdet.errors import UsageError
@@ -34,6 +35,7 @@ __all__ = [
     "Environment",
     "Journal",
     "Loader",
+    "Strategy",
     "arguments",
     "fabric",
     "fit",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 State = dict[str, Any]
+T = TypeVar("T")
 
 _OURS = "checkpoint of hpcdet"
 _SCHEDULES = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
@@ -54,8 +57,10 @@ def arguments(context: core.Context, **own: Any) -> State:
         own: arguments of ``Trainer``, which count more; ``callbacks`` and ``plugins`` are added.
     """
     callback = Callback(context)
+    several = {"strategy": Strategy(context)} if context.distributed.size > 1 else {}
     return {
         **_ranks(context),
+        **several,
         "max_epochs": -1,
         "logger": callback.journal,
         "enable_checkpointing": False,
@@ -140,6 +145,21 @@ def _ranks(context: core.Context) -> State:
         "num_nodes": spread.cross_size,
         "strategy": "ddp" if spread.size > 1 else "auto",
     }
+
+
+class Strategy(DDPStrategy):
+    """Lightning's DDP, whose ranks tell each other values as hpcdet's do: nothing is pickled."""
+
+    def __init__(self, context: core.Context, **own: Any) -> None:
+        """``own``: arguments of ``DDPStrategy``."""
+        super().__init__(**own)
+        self._context = context
+
+    def broadcast(self, obj: T, src: int = 0) -> T:
+        peers = self._context.session.peers
+        if src == 0:
+            return peers.broadcast(obj, "Lightning")
+        return peers.allgather(obj if peers.ranks.rank == src else None, "Lightning")[src]  # type: ignore[return-value]
 
 
 class Environment(ClusterEnvironment):

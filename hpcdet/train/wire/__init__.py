@@ -9,6 +9,7 @@ and a *length* is 8 bytes::
     s b         str (UTF-8, lone surrogates included), bytes: length, bytes
     l t         list, tuple: length, items
     f q         list of floats alone, of ints of 8 bytes alone: length, 8 bytes each
+    z           list of tuples of one length: that length, and a list for each column
     m           dict: length, then each key and its value, in their order
     o           OrderedDict: its ``_metadata`` (None but in states of modules), then as ``m``
     x a c       tensor, numpy array, numpy scalar: length and name of the type, number of axes (1

@@ -95,6 +95,12 @@ class _Reader:
         count = self.length(8)
         return list(struct.unpack(f"<{count}{code}", self.take(8 * count)))
 
+    def table(self, depth: int) -> list[Any]:
+        columns = self.items(depth)
+        if set(map(type, columns)) != {list}:
+            raise ValueError("a column is no list")
+        return list(zip(*columns, strict=True))
+
     def pairs(self, depth: int) -> Iterator[tuple[Any, Any]]:
         for _ in range(self.length(2)):
             key = self.value(depth - 1)
@@ -148,6 +154,7 @@ _READERS: dict[int, Callable[[_Reader, int], Any]] = {
     ord("f"): lambda reader, _: reader.run("d"),
     ord("q"): lambda reader, _: reader.run("q"),
     ord("l"): _Reader.items,
+    ord("z"): _Reader.table,
     ord("t"): lambda reader, depth: tuple(reader.items(depth)),
     ord("m"): lambda reader, depth: dict(reader.pairs(depth)),
     ord("o"): _Reader.ordered,

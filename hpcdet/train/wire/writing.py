@@ -115,7 +115,23 @@ def _write_list(out: list[Any], value: list[Any], depth: int) -> None:
             out.append(letter + LENGTH.pack(len(value)))
             out.append(packed)
             return
-    _write_items(out, b"l", value, depth)
+    if not (run is None and _write_table(out, value, depth)):
+        _write_items(out, b"l", value, depth)
+
+
+def _write_table(out: list[Any], value: list[Any], depth: int) -> bool:
+    """Write a list of tuples of one length by columns; whether it is one, and may be sent."""
+    if set(map(type, value)) != {tuple} or len(set(map(len, value))) != 1 or not value[0]:
+        return False
+    before = len(out)
+    try:
+        out.append(b"z" + LENGTH.pack(len(value[0])))
+        for at in range(len(value[0])):  # zip would make an iterator of each row
+            _write_list(out, [row[at] for row in value], depth - 1)
+    except _Refused:  # to be written by rows, so that it is said where
+        del out[before:]
+        return False
+    return True
 
 
 def _write_items(out: list[Any], letter: bytes, value: Sequence[Any], depth: int) -> None:
