@@ -6,7 +6,7 @@ WORKERS ?= 2
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test searches test-frameworks check packages setup wheel chaos stranded bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-elastic bench-gpu bench-search bench-calibration clean
+.PHONY: demo test searches test-frameworks check packages setup wheel chaos stranded bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-elastic bench-gpu bench-search bench-search-tables bench-calibration clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -69,6 +69,9 @@ bench-gpu: setup  ## NCCL, mixed precision, exact resume and saving on accelerat
 
 bench-search: setup  ## our search methods beside Optuna, Ray Tune and Syne Tune: decisions, suggestions, clusters, networks
 	$(PY) benchmarks/bench_search.py
+
+bench-search-tables: setup  ## the tables of learning curves that part h of bench-search searches (10 minutes, once)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PY) -m benchmarks.search.tables
 
 bench-calibration: setup  ## the simulator against real searches on the private Slurm
 	$(PY) benchmarks/bench_search.py --part e

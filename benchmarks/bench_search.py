@@ -3,9 +3,10 @@
 (a) what a decision costs, (b) what a suggestion costs, (c) all scheduling rules on simulated
 clusters over the same random configurations, (d) real networks on bundled data, (e) the
 simulator against real searches on the private Slurm, (f) samplers on simulated clusters, (g) what
-Hyperband's authors claim, where they claim it. Peers live in a virtual environment of their own
-under ``~/.cache/hpcdet-bench``; their decision rules are driven without a cluster. ``--part`` runs
-some of the parts, ``--quick`` is a smoke run.
+Hyperband's authors claim, where they claim it, (h) models of hyperparameters on tables of real
+learning curves (``make bench-search-tables`` builds them beforehand). Peers live in a virtual
+environment of their own under ``~/.cache/hpcdet-bench``; their decision rules are driven without a
+cluster. ``--part`` runs some of the parts, ``--quick`` is a smoke run.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def peers_python() -> Path:
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
-    needed = "import syne_tune, optuna, ray, sklearn, blake3"
+    needed = "import syne_tune, optuna, ray, sklearn, blake3, scipy, statsmodels"
     missing = subprocess.run([python, "-c", needed], check=False)
     pip = [str(python), "-m", "pip", "install", "-q"]
     wanted = ([*pip, *PEERS], [*pip, "--no-deps", *ALONE]) if missing.returncode else ()
@@ -244,6 +245,33 @@ def headline(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
+def tabled(rows: Sequence[Row]) -> list[Row]:
+    print(
+        "\n(h) tables of real learning curves: mean rank of the incumbent (1 is best), 95 % bounds,"
+    )
+    print("    and in each quarter of the time")
+    found = []
+    for workers in dict.fromkeys(row["workers"] for row in rows):
+        ranks = [r for r in rows if (r["kind"], r["workers"]) == ("tabled", workers)]
+        apart = [r for r in rows if (r["kind"], r["workers"]) == ("apart", workers)]
+        print(
+            f"\n  {workers} workers, {ranks[0]['runs']} seeds, {len(ranks[0]['by_table'])} tables"
+        )
+        for row in sorted(ranks, key=lambda r: r["rank"][0]):
+            quarters = " ".join(f"{value:5.2f}" for value in row["quarters"])
+            print(f"  {row['method']:<26}{_bounds(row['rank'], 2):>22}   {quarters}")
+        for row in apart:
+            where = f"{workers} workers: {row['method']} less {row['other']}"
+            print(f"  rank, {where}: {_bounds(row['all'], 2)}")
+            for table, bounds in row["by_table"].items():
+                print(f"    {table:<26}{_bounds(bounds, 2)}")
+            # below 0 is better: on no table surely worse, and on all of them likely better
+            met = row["all"][0] <= 0 and all(low <= 0 for _, low, _ in row["by_table"].values())
+            what = f"difference of ranks on tables, {where}"
+            found.append(_row(what, "rank", row["all"][0], None, "", 0.0, met, row["runs"]))
+    return found
+
+
 def networks(rows: Sequence[Row]) -> list[Row]:
     print("\n(d) networks: validation loss of the best; time in full trainings of average cost")
     found = []
@@ -331,6 +359,7 @@ SHOWN = {
     "e": calibration,
     "f": samplers,
     "g": headline,
+    "h": tabled,
 }
 
 

@@ -25,7 +25,7 @@ from hpcdet.search.api import (
     Start,
     Stop,
 )
-from hpcdet.search.books import StateView
+from hpcdet.search.books import OPEN, StateView
 from hpcdet.search.registry import RULES, searcher
 from hpcdet.store.config import resolve
 from hpcdet.units import Length
@@ -223,6 +223,39 @@ def test_paused_trials_wait_for_the_last_new_one_while_enough_have_gone_on() -> 
         assert early.report(trial, 1, loss) == f"pause {trial}, {said}"  # nobody has gone on
     assert early.report(6, 1, 0.9) == "pause 6, create 7"  # one of two has: the second waits
     assert early.end(1, "failed") == "continue 2"  # the one has failed, and nobody has gone on
+
+
+def test_no_more_than_a_share_goes_on_however_fast_a_model_improves() -> None:
+    asked = {"num_rungs": 2, "max_trials": 30, "max_concurrent_trials": 2, "top": 3}
+    model = {"sampler": {"name": "tpe", "random_fraction": 1.0}}
+    run = Run(make(**asked, **model))
+    assert run.report(1, 1, 0.5) == "pause 1, create 3"
+    assert run.report(2, 1, 0.6) == "pause 2, create 4"
+    assert run.report(3, 1, 0.4) == ""  # one of three goes on, and nobody better waits
+    assert run.report(3, 3, 0.4) == "create 5" and run.end(3) == ""
+    assert run.report(4, 1, 0.3) == "pause 4, create 6"  # the best of four, but one has gone on
+    pause = run.log[-1][1][0]
+    assert isinstance(pause, Pause)
+    assert pause.why == "rung 1 of 2 (1 batches): rank 1 of 4, nobody goes on for now"
+    assert run.report(5, 1, 0.2) == "pause 5, create 7"
+    assert run.report(6, 1, 0.25) == "pause 6, continue 5"  # two of six: the best that waits
+
+    def went_on(**more: Any) -> int:
+        """Of 27 trials, each better than all before it, before the last is made."""
+        run = Run(make(**asked, **more))
+        for trial in range(1, 28):
+            run.report(trial, 1, 1 / trial)
+            for number, (rung, status) in enumerate(
+                zip(run.state["rung"], run.state["status"], strict=True), 1
+            ):
+                if rung == 1 and status == OPEN:
+                    run.report(number, 3, 1.0)
+                    run.end(number)
+        return int(run.state["brackets"][0]["on"][0])
+
+    assert went_on(**model) == 9
+    assert went_on(**model, rule_version=4) > 20  # as experiments go on that began with it
+    assert went_on() > 20  # at random nobody gets better by and by: this is luck
 
 
 def test_promotion_pauses_first_and_a_small_rung_sends_its_best() -> None:

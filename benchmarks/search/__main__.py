@@ -20,6 +20,7 @@ PARTS = {
     "e": "calibration",
     "f": "samplers",
     "g": "headline",
+    "h": "tabled",
 }
 
 

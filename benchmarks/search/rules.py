@@ -56,7 +56,8 @@ def ours(
         "max_length": {"batches": ladder.full},
         "max_trials": ladder.trials,
         "max_concurrent_trials": ladder.workers,
-        "promotion_share": 0.5,  # the default of a config
+        "promotion_share": 0.5,  # the defaults of a config
+        "rule_version": 5,
     }
     config = {
         "hyperparameters": hyperparameters or {},

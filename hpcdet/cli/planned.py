@@ -19,6 +19,8 @@ def facts(item: Item) -> Facts:
     yield "id", text(item["id"])
     sampler = f", sampler {item['sampler']}" if item["sampler"] else ""
     yield "searcher", f"{item['searcher']}{rule}{sampler}"
+    if item["searcher"] in ("adaptive_asha", "hyperband"):
+        yield "hint", "name: async_halving finds as good a trial sooner, unless first rungs mislead"
     yield "metric", text(item["metric"])
     if len(item["objectives"]) > 1:
         yield "objectives", ", ".join(map(text, item["objectives"]))

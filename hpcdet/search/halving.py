@@ -62,8 +62,9 @@ class Halving:
         goals: constraints and several objectives, where there are any; None: the metric alone.
         version: ``searcher.rule_version``. By 4 a trial that was stopped at the last rung but one
             goes on after all where it has trained to its end before it heard; one that is promoted
-            and had ended before its next rung counts as one that went on; and whom cohorts and
-            ``promotion_share`` let go on comes first even when no new trial is to be made.
+            and had ended before its next rung counts as one that went on; whom cohorts and
+            ``promotion_share`` let go on comes first even when no new trial is to be made; and a
+            model that improves takes more than their share up the rungs (``Cut.paced``).
     """
 
     name: str
@@ -197,7 +198,8 @@ class Halving:
             state["open"] -= 1
             if length > rungs[rung]:
                 state["late"][str(trial)] = [[length, found]]
-            go_on = f"the best {cut} go on" if above == "rung" else "nobody goes on for now"
+            some = above == "rung" and (cut or not self._cut.paced)
+            go_on = f"the best {cut} go on" if some else "nobody goes on for now"
             actions.append(Pause(trial, f"{why}, {go_on}"))
             return
 
@@ -381,7 +383,8 @@ class Halving:
 
     @functools.cached_property
     def _cut(self) -> Cut:
-        return Cut.of(self.divisor, self.rule.cohorts, self.promotion_share)
+        paced = self.version > 4 and self.rule.paced and self.sampler.learns
+        return Cut.of(self.divisor, self.rule.cohorts, self.promotion_share, paced)
 
     @functools.cached_property
     def _order(self) -> ranking.Order:

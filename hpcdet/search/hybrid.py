@@ -13,4 +13,4 @@ def _verdict(rank: int, cut: int) -> Verdict:
     return "on" if rank < cut else "pause"
 
 
-RULE = Rule("hybrid", _verdict)
+RULE = Rule("hybrid", _verdict, paced=True)

@@ -5,6 +5,7 @@ The rules themselves are ``hybrid``, ``asha_stopping``, ``asha_promotion`` and `
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,31 +25,52 @@ class Rule:
     Attributes:
         verdict: from its rank (0 is best) and how many go on, ``floor(n / divisor)`` of n.
         cohorts: n counts whole cohorts only; see ``cohorts``.
+        paced: it keeps who may not go on yet, so that the pace of a search can be kept (``Cut``).
     """
 
     name: str
     verdict: Callable[[int, int], Verdict]
     cohorts: bool = False
+    paced: bool = False
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Up to which rank trials go on; the divisor is ``over / under``."""
+    """Up to which rank trials go on; the divisor is ``over / under``.
+
+    Attributes:
+        paced: where hyperparameters come from a model that learns, later trials are better than
+            earlier ones, so that far more than ``1/divisor`` of those that come to a rung are among
+            its best. Then no more go on than that share, and of those that wait the best first.
+    """
 
     over: int
     under: int
     cohorts: bool
     promotion_share: float | None
+    paced: bool = False
 
     @staticmethod
-    def of(divisor: float, cohorts: bool, promotion_share: float | None) -> Cut:
-        return Cut(*exact(divisor).as_integer_ratio(), cohorts, promotion_share)
+    def of(divisor: float, cohorts: bool, promotion_share: float | None, paced: bool) -> Cut:
+        return Cut(*exact(divisor).as_integer_ratio(), cohorts, promotion_share, paced)
 
     def share(self, books: Books, rung: int) -> int:
         """How many of those on a rung are ``1/divisor`` of them."""
         return len(books["scores"][rung]) * self.under // self.over
 
     def __call__(self, books: Books, rung: int) -> int:
+        """Up to which rank a trial that comes to a rung goes on in place."""
+        cut = self._whole(books, rung)
+        if not self.paced:
+            return cut
+        if books["on"][rung] >= cut:
+            return 0
+        waiting = books["waiting"][rung]
+        return (
+            min(cut, bisect.bisect_left(books["scores"][rung], waiting[0][:2])) if waiting else cut
+        )
+
+    def _whole(self, books: Books, rung: int) -> int:
         """A share of all on a rung, or of those in whole cohorts."""
         if not self.cohorts:
             return len(books["scores"][rung]) * self.under // self.over
@@ -58,7 +80,7 @@ class Cut:
 
     def due(self, books: Books, rung: int) -> int:
         """Up to which rank paused trials are promoted before new ones are made."""
-        cut, limit = self(books, rung), self.promotion_share
+        cut, limit = self._whole(books, rung), 1.0 if self.paced else self.promotion_share
         return cut if limit is None or books["on"][rung] < cut * limit else 0
 
 

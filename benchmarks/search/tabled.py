@@ -1,0 +1,415 @@
+"""Part h: models of hyperparameters on tables of real learning curves (``tables``).
+
+Ours with and without a model, beside the same of the peers, whose own code proposes and decides.
+A method's result at a time is what its incumbent is worth when trained in full: the trial that is
+best at the greatest length at which anybody has reported. Time is in average whole trainings.
+Everybody is told ``WORST`` where training has diverged, for not all can be told NaN.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import logging
+import math
+import multiprocessing
+import os
+import random
+import statistics
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from benchmarks.search import tables
+from benchmarks.search.rules import METRIC, Ladder, ours
+from hpcdet.search import api
+from hpcdet.sim.cluster import Cluster
+from hpcdet.sim.course import Course
+from hpcdet.sim.engine import Simulation
+from hpcdet.units import Length
+
+ETA, RUNGS = 3, 4
+HORIZON = {4: 6.0, 25: 2.0}
+"""In whole trainings, by workers: about 200 and 450 trials."""
+SEEDS = 20
+MOMENTS = 20
+"""Ranks are means over so many times, evenly up to the horizon."""
+WORST = 1e3
+
+
+class Told(Course):
+    """Keeps what every report said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[float, int, int, float]] = []
+
+    def learn(self, at_s: float, trial: int, length: int, loss: float, *more: Any) -> None:
+        super().learn(at_s, trial, length, loss, *more)
+        self.told.append((at_s, trial, length, loss))
+
+
+@dataclass
+class Rows:
+    """A workload of ``hpcdet.sim``: each trial's curve is a table's."""
+
+    table: tables.Table
+    mine: dict[int, tuple[list[float], list[float]]] = field(default_factory=dict)
+
+    def begin(self, trial: int, params: Mapping[str, Any]) -> None:
+        losses, costs = self.table.curve(params)
+        self.mine[trial] = losses.tolist(), costs.tolist()
+
+    def inherit(self, trial: int, parent: int) -> None:
+        """No method here copies trials."""
+
+    def seconds(self, trial: int, begin: int, until: int) -> float:
+        costs = self.mine[trial][1]
+        return costs[until - 1] - (costs[begin - 1] if begin else 0.0)
+
+    def metric(self, trial: int, length: int) -> float:
+        loss = self.mine[trial][0][length - 1]
+        return loss if math.isfinite(loss) else WORST
+
+    def final(self, trial: int) -> float:
+        return self.metric(trial, self.table.full)
+
+
+class Peer(Protocol):
+    """A peer's scheduler and searcher."""
+
+    def suggest(self, trial: int) -> dict[str, Any]: ...
+
+    def goes_on(self, trial: int, length: int, loss: float) -> bool: ...
+
+
+@dataclass
+class Driven:
+    """A peer as a searcher of ours: a new trial for each that ended."""
+
+    ladder: Ladder
+    peer: Peer
+    name: str = "peer"
+    version: int = 1
+
+    def initial(self) -> api.State:
+        return {"made": 0, "open": 0}
+
+    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+        actions: list[api.Action] = []
+        match event:
+            case api.Report(trial, length, metrics):
+                on = self.peer.goes_on(trial, length.value, metrics[METRIC])
+                if not on and length.value < self.ladder.full:
+                    actions.append(api.Stop(trial))
+                return state, actions
+            case api.SegmentEnd():
+                state["open"] -= 1
+        while state["open"] < self.ladder.workers:
+            state["made"] += 1
+            state["open"] += 1
+            params = self.peer.suggest(state["made"])
+            actions.append(
+                api.Create(state["made"], params, 0, Length("batches", self.ladder.full))
+            )
+        return state, actions
+
+
+class Syne:
+    """Syne Tune's ASHA or BOHB. It draws from numpy's and Python's global generators, too."""
+
+    def __init__(self, ladder: Ladder, space: dict[str, Any], seed: int, model: bool) -> None:
+        from syne_tune import config_space as of
+        from syne_tune.optimizer.baselines import ASHA, BOHB
+
+        def domain(asked: Mapping[str, Any]) -> Any:
+            match asked["type"]:
+                case "loguniform":
+                    return of.loguniform(asked["low"], asked["high"])
+                case "log_int":
+                    return of.lograndint(asked["low"], asked["high"])
+                case "int":
+                    return of.randint(asked["minval"], asked["maxval"])
+                case "double":
+                    return of.uniform(asked["minval"], asked["maxval"])
+            return of.choice(asked["vals"])
+
+        np.random.seed(seed)
+        random.seed(seed)
+        self.scheduler = (BOHB if model else ASHA)(
+            {name: domain(asked) for name, asked in space.items()},
+            metric="loss",
+            time_attr="t",
+            max_t=ladder.full,
+            grace_period=ladder.rungs[0],
+            reduction_factor=ladder.eta,
+            random_seed=seed,
+        )
+        self.trials: dict[int, Any] = {}
+
+    def suggest(self, trial: int) -> dict[str, Any]:
+        from syne_tune.backend.trial_status import Trial
+
+        config = self.scheduler.suggest().config
+        self.trials[trial] = Trial(trial, config, datetime.datetime.now())
+        self.scheduler.on_trial_add(self.trials[trial])
+        return dict(config)
+
+    def goes_on(self, trial: int, length: int, loss: float) -> bool:
+        said = self.scheduler.on_trial_result(self.trials[trial], {"t": length, "loss": loss})
+        if said != "CONTINUE":
+            self.scheduler.on_trial_remove(self.trials[trial])
+        return bool(said == "CONTINUE")
+
+
+class RayOptuna:
+    """Ray Tune's ASHA with its OptunaSearch, as Tune calls them."""
+
+    def __init__(self, ladder: Ladder, space: dict[str, Any], seed: int) -> None:
+        import optuna
+        from ray.tune.schedulers import AsyncHyperBandScheduler
+        from ray.tune.search.optuna import OptunaSearch
+
+        of = optuna.distributions
+
+        def domain(asked: Mapping[str, Any]) -> Any:
+            match asked["type"]:
+                case "loguniform":
+                    return of.FloatDistribution(asked["low"], asked["high"], log=True)
+                case "log_int":
+                    return of.IntDistribution(asked["low"], asked["high"], log=True)
+                case "int":
+                    return of.IntDistribution(asked["minval"], asked["maxval"])
+                case "double":
+                    return of.FloatDistribution(asked["minval"], asked["maxval"])
+            return of.CategoricalDistribution(asked["vals"])
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        domains = {name: domain(asked) for name, asked in space.items()}
+        self.search = OptunaSearch(domains, metric="loss", mode="min", seed=seed)
+        self.scheduler = AsyncHyperBandScheduler(
+            time_attr="training_iteration",
+            metric="loss",
+            mode="min",
+            max_t=ladder.full,
+            grace_period=ladder.rungs[0],
+            reduction_factor=ladder.eta,
+        )
+        self.trials: dict[int, Any] = {}
+
+    def suggest(self, trial: int) -> dict[str, Any]:
+        from benchmarks.search.peers import _Stub
+
+        self.trials[trial] = _Stub(trial)
+        self.scheduler.on_trial_add(None, self.trials[trial])
+        return dict(self.search.suggest(str(trial)) or {})
+
+    def goes_on(self, trial: int, length: int, loss: float) -> bool:
+        result = {"training_iteration": length, "loss": loss}
+        said = self.scheduler.on_trial_result(None, self.trials[trial], result)
+        self.search.on_trial_result(str(trial), result)
+        if said != "CONTINUE":
+            self.search.on_trial_complete(str(trial), result)
+        return bool(said == "CONTINUE")
+
+
+Make = Callable[[Ladder, dict[str, Any], int], api.Searcher]
+
+
+def _ours(name: str, **asked: Any) -> Make:
+    return lambda ladder, space, seed: ours(ladder, name, space, seed, **asked)
+
+
+def _rungs(sampler: str) -> Make:
+    return _ours("async_halving", num_rungs=RUNGS, divisor=ETA, sampler={"name": sampler})
+
+
+def _syne(model: bool) -> Make:
+    return lambda ladder, space, seed: Driven(ladder, Syne(ladder, space, seed, model))
+
+
+def _ray(ladder: Ladder, space: dict[str, Any], seed: int) -> api.Searcher:
+    return Driven(ladder, RayOptuna(ladder, space, seed))
+
+
+WITH, WITHOUT = "hpcdet TPE, hybrid", "hpcdet random, hybrid"
+METHODS: dict[str, Make] = {
+    WITH: _rungs("tpe"),
+    WITHOUT: _rungs("random"),
+    "hpcdet bohb": _ours("bohb", max_rungs=RUNGS, divisor=ETA),
+    "hpcdet adaptive_asha": _ours("adaptive_asha", max_rungs=RUNGS, divisor=ETA),
+    "hpcdet bayesian (TPE)": _ours("bayesian", sampler={"name": "tpe"}),
+    "Syne Tune BOHB": _syne(True),
+    "Syne Tune ASHA": _syne(False),
+    "Ray ASHA, Optuna": _ray,
+    "random": _ours("random"),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    table: str
+    method: str
+    workers: int
+    seed: int
+    rows: int = tables.ROWS
+    horizon: float = 0.0
+
+
+@functools.cache
+def _table(name: str, rows: int) -> tables.Table:
+    return tables.load(name, rows)
+
+
+def perform(run: Run, make: Make | None = None) -> list[float]:
+    """What the incumbent is worth at each moment; infinity before the first report."""
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.CRITICAL)
+    table = _table(run.table, run.rows)
+    ladder = Ladder(table.full, ETA, run.workers, rung_count=RUNGS)
+    horizon = run.horizon or HORIZON[run.workers]
+    workload, told = Rows(table), Told()
+    simulation = Simulation(
+        (make or METHODS[run.method])(ladder, table.space, run.seed),
+        Cluster(workers=run.workers, idle_s=math.inf),
+        workload,
+        ladder.rungs,
+        seed=run.seed,
+        horizon_s=horizon,
+    )
+    simulation.course = told
+    simulation.run()
+    moments = [horizon * (n + 1) / MOMENTS for n in range(MOMENTS)]
+    values: list[float] = []
+    best, reports = (0, math.inf, 0), iter([*told.told, (math.inf, 0, 0, 0.0)])
+    at, trial, length, loss = next(reports)
+    for moment in moments:
+        while at <= moment:
+            best = min(best, (-length, loss, trial))
+            at, trial, length, loss = next(reports)
+        values.append(workload.final(best[2]) if best[2] else math.inf)
+    return values
+
+
+def measure(quick: bool) -> list[dict[str, Any]]:
+    """All methods on the tables that decide (``HPCDET_BENCH_TABLES=tuning``: on the others)."""
+    chosen = tables.TUNING if os.environ.get("HPCDET_BENCH_TABLES") == "tuning" else tables.JUDGING
+    names, seeds, workers, rows = list(chosen), SEEDS, tuple(HORIZON), tables.ROWS
+    if quick:
+        names, seeds, workers, rows = ["boosting, breast cancer"], 2, (4,), 40
+    for name in names:
+        tables.build(name, rows)
+    runs = [
+        Run(name, method, count, seed, rows, 1.0 if quick else HORIZON[count])
+        for seed in range(seeds)
+        for name in names
+        for count in workers
+        for method in METHODS
+    ]
+    found: dict[Run, list[float]] = {}
+    with multiprocessing.Pool(int(os.environ.get("HPCDET_BENCH_PROCESSES", "2"))) as pool:
+        for run, values in zip(runs, pool.imap(perform, runs), strict=True):
+            found[run] = values
+            if len(found) % 100 == 0:
+                print(f"part h: {len(found)} of {len(runs)}", file=sys.stderr, flush=True)
+    return summaries(found)
+
+
+Ranks = dict[tuple[int, str, str], list[list[float]]]
+"""By workers, table and method: for each seed the ranks at all moments."""
+
+
+def ranked(found: Mapping[Run, Sequence[float]]) -> Ranks:
+    """Equal values share a rank."""
+    by_seed: dict[tuple[int, str, int], dict[str, Sequence[float]]] = {}
+    for run, values in found.items():
+        by_seed.setdefault((run.workers, run.table, run.seed), {})[run.method] = values
+    ranks: Ranks = {}
+    for (workers, table, _), rivals in by_seed.items():
+        for method, mine in rivals.items():
+            of_seed = [
+                0.5
+                + sum(other[n] < value for other in rivals.values())
+                + sum(other[n] == value for other in rivals.values()) / 2
+                for n, value in enumerate(mine)
+            ]
+            ranks.setdefault((workers, table, method), []).append(of_seed)
+    return ranks
+
+
+def summaries(found: Mapping[Run, Sequence[float]]) -> list[dict[str, Any]]:
+    """Mean ranks by method, and differences of ranks that decide what is claimed."""
+    ranks = ranked(found)
+    names = list(dict.fromkeys(run.table for run in found))
+    methods = list(dict.fromkeys(run.method for run in found))
+    rows: list[dict[str, Any]] = []
+    for workers in dict.fromkeys(run.workers for run in found):
+        mean = {
+            method: [_means(ranks[workers, table, method]) for table in names] for method in methods
+        }
+        for method in methods:
+            all_of_it = [ranks[workers, table, method] for table in names]
+            rows.append(
+                {
+                    "kind": "tabled",
+                    "workers": workers,
+                    "method": method,
+                    "runs": len(mean[method][0]),
+                    "rank": _drawn(mean[method]),
+                    "by_table": {
+                        table: statistics.fmean(seeds)
+                        for table, seeds in zip(names, mean[method], strict=True)
+                    },
+                    "quarters": [
+                        statistics.fmean(
+                            statistics.fmean(seed[n : n + MOMENTS // 4])
+                            for seeds in all_of_it
+                            for seed in seeds
+                        )
+                        for n in range(0, MOMENTS, MOMENTS // 4)
+                    ],
+                }
+            )
+        peers = [name for name in methods if not name.startswith(("hpcdet", "random"))]
+        pairs = [(WITH, WITHOUT)]
+        if peers:
+            rival = min(peers, key=lambda name: statistics.fmean(map(statistics.fmean, mean[name])))
+            pairs += [(WITH, rival), (WITHOUT, rival)]
+        for mine, other in pairs:
+            apart = [
+                [a - b for a, b in zip(one, two, strict=True)]
+                for one, two in zip(mean[mine], mean[other], strict=True)
+            ]
+            rows.append(
+                {
+                    "kind": "apart",
+                    "workers": workers,
+                    "method": mine,
+                    "other": other,
+                    "runs": len(apart[0]),
+                    "all": _drawn(apart),
+                    "by_table": {
+                        table: _drawn([one]) for table, one in zip(names, apart, strict=True)
+                    },
+                }
+            )
+    return rows
+
+
+def _means(seeds: Sequence[Sequence[float]]) -> list[float]:
+    return [statistics.fmean(seed) for seed in seeds]
+
+
+def _drawn(by_table: Sequence[Sequence[float]]) -> list[float]:
+    """The mean over tables of means over seeds, and its 95 % bounds by bootstrap over seeds."""
+    rng = random.Random(0)
+
+    def mean(drawn: Sequence[Sequence[float]]) -> float:
+        return statistics.fmean(statistics.fmean(one) for one in drawn)
+
+    often = sorted(mean([rng.choices(one, k=len(one)) for one in by_table]) for _ in range(1000))
+    return [mean(by_table), often[25], often[-26]]
