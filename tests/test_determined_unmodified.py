@@ -22,28 +22,30 @@ LAUNCH = "python3 -m determined.launch.torch_distributed python3"
 pytestmark = pytest.mark.xdist_group("unmodified")
 
 
-def experiment(root: Path, entrypoint: str, metric: str, **changes: Any) -> TrialPaths:
+def experiment(
+    root: Path, entrypoint: str, metric: str, world: int = 2, **changes: Any
+) -> TrialPaths:
     return ranks.experiment(
         root,
         code=CODE,
-        hparams={"slope": 1.0},
-        ranks=2,
+        hparams={"slope": 1.0, "lr": 0.01},
+        ranks=world,
         entrypoint=entrypoint,
         searcher={"metric": metric},
         **changes,
     )
 
 
-def killed_once(trial: TrialPaths) -> ranks.Result:
+def killed_once(trial: TrialPaths, world: int = 2) -> ranks.Result:
     """The result after a rank was killed behind a checkpoint of a step above 0."""
-    with ranks.start(trial, 2) as attempt:
+    with ranks.start(trial, world) as attempt:
         attempt.wait_for(
             lambda: any(one.step > 0 for one in checkpoint.committed(trial.checkpoints))
         )
-        attempt.signal(signal.SIGKILL, 1)
+        attempt.signal(signal.SIGKILL, world - 1)
         attempt.wait()
         assert attempt.verdict() is None, attempt.log()
-    last = ranks.finish(trial, 2)
+    last = ranks.finish(trial, world)
     [start] = [line for line in last.lines() if line["kind"] == "start"]
     assert start["batches"] > 0, last.log()
     return ranks.result(trial)
@@ -58,6 +60,15 @@ def test_it_goes_on_from_the_middle(tmp_path: Path, entrypoint: str, metric: str
     log = ranks.finish(whole, 2).log()
     assert log.count("`import determined` is hpcdet's face of it") == 1
     assert killed_once(experiment(tmp_path / "2", entrypoint, metric)) == ranks.result(whole)
+
+
+def test_batch_inference_does_each_batch_once_and_all(tmp_path: Path) -> None:
+    trial = experiment(tmp_path / "EXP", f"{LAUNCH} batches.py", "total")
+    result = killed_once(trial)
+    assert result.validations[601]["total"] == sum(range(1201)) * 2
+    outputs = trial.root / "outputs"
+    found = [sorted(one.name for one in (outputs / f"rank_{rank}").iterdir()) for rank in (0, 1)]
+    assert [len(names) for names in found] == [601, 600], "and no folder that was left half filled"
 
 
 def test_where_a_shell_starts_it(tmp_path: Path) -> None:

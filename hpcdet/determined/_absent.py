@@ -19,7 +19,19 @@ _CLIENT = (
 _STARTS = "hpcdet starts the ranks itself, one for each of resources.slots_per_trial"
 _INSIDE = "it belongs to Determined's own workings, and no code of a trial needs it"
 
+_OF_THE_CLIENT = (
+    *("Checkpoint", "Determined", "Experiment", "ExperimentReference", "Model", "ModelOrderBy"),
+    *("ModelSortBy", "ModelVersion", "OrderBy", "Project", "Trial", "TrialOrderBy"),
+    *("TrialReference", "TrialSortBy", "checkpoint", "metrics", "model"),
+)
+
 ABSENT = {
+    **{f"determined.experimental.{name}": _CLIENT for name in _OF_THE_CLIENT},
+    "determined.experimental.test_one_batch": "`hpcdet test` tries one batch",
+    "determined.TrialContext.from_config": "pytorch.init() gives the context",
+    "determined.pytorch.TrainUnit.should_stop": _INSIDE,
+    "determined.tensorboard.TensorboardManager.to_sync": "files stay in the trial's folder",
+    "determined.tensorboard.get_experiment_sync_path": "files stay in the trial's folder",
     "determined.EnvContext": _INSIDE,
     "determined.RendezvousInfo": "use get_cluster_info().container_addrs and container_rank",
     "determined.ResourcesInfo": "use get_cluster_info().slot_ids",
@@ -52,6 +64,8 @@ ABSENT = {
     "determined.gpu": "use torch.cuda, or get_cluster_info().slot_ids",
     "determined.horovod": "Horovod is given up: all ranks are those of torch.distributed",
     "determined.ipc": "use core.init().distributed: gather, allgather, broadcast",
+    "determined.keras.DeterminedCallback.load_model": "hpcdet's checkpoints hold the model",
+    "determined.keras.DeterminedCallback.save_model": "hpcdet's checkpoints hold the model",
     "determined.keras.InputData": _TF_KERAS,
     "determined.keras.ArrayLike": _TF_KERAS,
     "determined.keras.SequenceAdapter": _TF_KERAS,
@@ -77,7 +91,6 @@ ABSENT = {
     "determined.tensorboard.S3TensorboardManager": "files stay in the trial's folder",
     "determined.tensorboard.azure": "files stay in the trial's folder",
     "determined.tensorboard.base": "files stay in the trial's folder",
-    "determined.tensorboard.build": "files stay in the trial's folder",
     "determined.tensorboard.directory": "files stay in the trial's folder",
     "determined.tensorboard.fetchers": "files stay in the trial's folder",
     "determined.tensorboard.gcs": "files stay in the trial's folder",
@@ -110,6 +123,7 @@ def absent(module: str, name: str) -> NoReturn:
         AttributeError: nobody has it.
     """
     theirs = module.removeprefix("hpcdet.")
-    if why := why_absent(f"{theirs}.{name}"):
+    why = "" if name.startswith("__") else why_absent(f"{theirs}.{name}")  # Python asks, too
+    if why:
         raise ImportError(f"hpcdet has no {theirs}.{name}: {why}", name=module)
     raise AttributeError(f"module {module!r} has no attribute {name!r}")

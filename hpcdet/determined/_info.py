@@ -75,6 +75,12 @@ class ClusterInfo:
         return _hosts(Ranks.from_environment())
 
     @property
+    def container_slot_counts(self) -> list[int]:
+        """Ranks of each node."""
+        ranks = Ranks.from_environment()
+        return [ranks.local_world] * max(1, ranks.world // max(1, ranks.local_world))
+
+    @property
     def gpu_uuids(self) -> list[str]:
         """What ``CUDA_VISIBLE_DEVICES`` names; empty on a CPU."""
         return [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]

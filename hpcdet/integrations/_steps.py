@@ -23,12 +23,14 @@ class Steps:
         leaving: the next ``begin`` saves and leaves.
         inherited: that state is another trial's: options of its optimizers are not this one's.
         at_rung: the step that is done has come to where the searcher compares trials.
+        private: asked, after the state, for what each rank has for itself.
     """
 
     def __init__(self, context: core.Context) -> None:
         self.context = context
         self.state: Any = None
         self.inherited = self.leaving = self.at_rung = False
+        self.private: Callable[[], Any] = lambda: None
         self._random: rng.State | None = None
         self._before: Any = None  # a validation
         self._begun = False
@@ -91,6 +93,10 @@ class Steps:
         self._due = self._due or preempt.checkpoint_due
         return self.reached
 
+    def due(self) -> None:
+        """The next ``begin`` saves."""
+        self._due = True
+
     def validating(self) -> None:
         """A validation may begin, and its loaders with it."""
         self._before = rng.capture_cpu()
@@ -112,5 +118,5 @@ class Steps:
         batches = self.context.train.units.batches
         self._due = False
         if batches != self._saved:
-            self.context.checkpoint.save(state(), batches)
+            self.context.checkpoint.save(state(), batches, private=self.private())
             self._saved = batches

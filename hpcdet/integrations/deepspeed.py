@@ -66,9 +66,19 @@ def initialize(context: core.Context, **own: Any) -> Any:
     if not dist.is_initialized():  # it wants a process group for one rank as well
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     if context.session.device.type == "cpu":
-        _compile_nothing()
+        compile_nothing()
     made = deepspeed.initialize(**{"dist_init_required": False, **own})
-    engine = made[0]
+    check(made[0])
+    return made
+
+
+def check(engine: Any) -> None:
+    """See that an engine's state can be asked for.
+
+    Raises:
+        ConfigError: it lies elsewhere: in a pipeline's stages, parts of layers, experts, tensors
+            on local disks.
+    """
     strange = {
         "pipeline parallelism": isinstance(engine, deepspeed.PipelineEngine),
         "tensor parallelism": engine.mp_world_size > 1,
@@ -82,7 +92,6 @@ def initialize(context: core.Context, **own: Any) -> Any:
                 where="deepspeed.initialize",
                 hint="data parallelism can, with ZeRO of any stage",
             )
-    return made
 
 
 def save(
@@ -92,6 +101,16 @@ def save(
 
     Args:
         known: plain values of your own, equal on all ranks, for ``restore``.
+
+    Raises:
+        UsageError: gradients wait for more batches, which DeepSpeed does not save.
+    """
+    state, own = capture(context, engine)
+    return context.checkpoint.save({**state, "known": dict(known or {})}, step, private=own)
+
+
+def capture(context: core.Context, engine: Any) -> tuple[State, State]:
+    """An engine's state: what is equal on all ranks, and what this rank has. All ranks together.
 
     Raises:
         UsageError: gradients wait for more batches, which DeepSpeed does not save.
@@ -111,9 +130,8 @@ def save(
         "files": shared,
         "zero_stage": int(engine.zero_optimization_stage()),
         "ranks": context.distributed.size if engine.zero_optimization() else 0,
-        "known": dict(known or {}),
     }
-    return context.checkpoint.save(state, step, private=own)
+    return state, own
 
 
 def restore(context: core.Context, engine: Any) -> State | None:
@@ -129,6 +147,14 @@ def restore(context: core.Context, engine: Any) -> State | None:
     state = context.checkpoint.latest()
     if state is None:
         return None
+    put_back(context, engine, state, context.checkpoint.latest_private() or {})
+    return dict(state["known"])
+
+
+def put_back(
+    context: core.Context, engine: Any, state: Mapping[str, Any], own: Mapping[str, Any]
+) -> None:
+    """Give an engine what ``capture`` took of it; raises as ``restore``."""
     stage, ranks = int(engine.zero_optimization_stage()), context.distributed.size
     if state["zero_stage"] != stage:
         raise ConfigError(
@@ -142,7 +168,7 @@ def restore(context: core.Context, engine: Any) -> State | None:
             where="resources.slots_per_trial",
             hint="go on with as many slots as before; without ZeRO any number will do",
         )
-    held = {**state["files"], **(context.checkpoint.latest_private() or {})}
+    held = {**state["files"], **own}
     with tempfile.TemporaryDirectory(prefix="hpcdet-") as folder, _in_memory(engine, held):
         (Path(folder) / _TAG).mkdir()
         for name in held:  # it looks for the files before it asks for what they hold
@@ -158,7 +184,6 @@ def restore(context: core.Context, engine: Any) -> State | None:
                 where="checkpoint",
                 hint="have the model, the optimizer or DeepSpeed's config changed?",
             ) from error
-    return dict(state["known"])
 
 
 def _load_inherited(engine: Any, folder: str) -> None:
@@ -176,7 +201,7 @@ def _load_inherited(engine: Any, folder: str) -> None:
         schedule.step(left["lr_scheduler"]["last_batch_iteration"])
 
 
-def _compile_nothing() -> None:
+def compile_nothing() -> None:
     """Leave out what DeepSpeed would compile when it starts on a CPU, which takes minutes.
 
     It is a sum over shared memory, which inference alone makes use of, and whose segments all

@@ -137,6 +137,10 @@ class Callback(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         self._steps.save(self._state)
 
+    def save_soon(self) -> None:
+        """Make a checkpoint before the next step, or at the end of training."""
+        self._steps.due()
+
     # -- the state ----------------------------------------------------------------------------
 
     def _state(self) -> dict[str, Any]:

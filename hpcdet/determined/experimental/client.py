@@ -15,6 +15,4 @@ say(f"determined.experimental.client can be imported, not used: {_WHY}")
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
     absent(__name__, name)

@@ -1,0 +1,1 @@
+"""``determined.lightning``: ``experimental`` has a logger (``hpcdet.integrations.lightning``)."""
