@@ -1,9 +1,13 @@
 """Keras's ``fit`` with Determined's callbacks."""
 
-import determined as det
-import determined.keras
-import keras
-import numpy as np
+import os
+
+os.environ["KERAS_BACKEND"] = "torch"
+
+import determined as det  # noqa: E402
+import determined.keras  # noqa: E402
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
 
 
 def main(core_context, info):
