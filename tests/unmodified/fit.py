@@ -4,10 +4,10 @@ import os
 
 os.environ["KERAS_BACKEND"] = "torch"
 
-import determined as det  # noqa: E402
-import determined.keras  # noqa: E402
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
+import determined as det
+import determined.keras
+import keras
+import numpy as np
 
 
 def main(core_context, info):
