@@ -29,14 +29,16 @@ class Boards:
         """A ``torch.utils.tensorboard.SummaryWriter`` there, the same at each call.
 
         Raises:
-            ConfigError: the package ``tensorboard`` is not installed.
+            ConfigError: the package ``tensorboard`` is not there, or something that it needs.
         """
         if self._writer is None:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError as error:
                 raise ConfigError(
-                    "the package tensorboard is not installed", where="get_tensorboard_writer"
+                    f"torch.utils.tensorboard cannot be imported: {error}",
+                    where="get_tensorboard_writer",
+                    hint="pip install tensorboard",
                 ) from error
             self._writer = SummaryWriter(str(self.path()))
         return self._writer
