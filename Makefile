@@ -6,7 +6,7 @@ WORKERS ?= 2
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test searches test-frameworks check packages setup wheel chaos stranded bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-elastic bench-gpu bench-search bench-search-tables bench-calibration clean
+.PHONY: demo test searches test-frameworks check packages setup wheel chaos fuzz stranded bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-elastic bench-gpu bench-search bench-search-tables bench-calibration clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -45,6 +45,10 @@ searches: setup  ## every rule of halving against its definition: make searches 
 
 stranded: packages setup  ## the death of workers and nodes with nobody following: real ranks, the shipped site (an hour)
 	HPCDET_STRANDED=full $(PY) -m pytest -rP tests/test_slurm_stranded.py
+
+fuzz: setup  ## forged checkpoints with right digests: make fuzz N=10000 SEED=1
+	HPCDET_FUZZ=$(or $(N),10000) HPCDET_FUZZ_SEED=$(or $(SEED),1) \
+		$(PY) -m pytest --timeout 7200 tests/test_checkpoint_forged.py
 
 bench-cli: setup  ## start-up times of the command line
 	$(PY) benchmarks/bench_cli.py

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcdet.checkpoint.manifest import Manifest
+from hpcdet.checkpoint.manifest import Manifest, state_digest
 from hpcdet.checkpoint.outline import Content, Report, digest
 from hpcdet.checkpoint.shard import Shard
 from hpcdet.checkpoint.tree import StateError
@@ -81,12 +81,6 @@ def commit(
     files.sync_folder(folder.parent)
     linked = sum(r["frozen"]["bytes"] for r in everyone if r.get("linked"))
     return {"digest": made.digest, "bytes": made.bytes, "linked": linked, "root": made.root}
-
-
-def state_digest(shared: str, private: tuple[str, ...]) -> str:
-    """Digest of a whole state. Ranks without private state do not count."""
-    filled = [[rank, digest] for rank, digest in enumerate(private) if digest]
-    return digest(files.canonical({"shared": shared, "private": filled}))
 
 
 def _json(value: Any) -> Any:

@@ -7,6 +7,7 @@ taken (``weights_only``), everything else is refused.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from blake3 import blake3
 
 from hpcdet.checkpoint import loading, safetensors, tree
 from hpcdet.checkpoint.saving import Saved, save
+from hpcdet.checkpoint.table import item_size
 from hpcdet.checkpoint.tree import Leaf, StateError
 from hpcdet.errors import IntegrityError, NotFound, UsageError
 from hpcdet.store import files
@@ -31,6 +33,8 @@ _WEIGHTS = ("model", "models", "module", "state_dict", "model_state_dict", "weig
 _WHOLE = "hpcdet"
 """Metadata of a whole state in a file of tensors: its skeleton, and what each tensor stands for."""
 _PIECE = 4 << 20
+_MOST_EMPTY = 1 << 20
+"""Values of an array whose type has no bytes."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +258,7 @@ def _read_safetensors(source: Path) -> Any:
     try:
         whole = json.loads(about[_WHOLE])
         return tree.decode(whole["skeleton"], _Whole(tensors, whole["leaves"]))
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise IntegrityError(f"its state is damaged ({error})", where=str(source)) from None
 
 
@@ -270,6 +274,9 @@ class _Whole:
         if name not in self._made:
             kind, dtype, shape = self._leaves[name]
             flat = self._tensors[name].contiguous().reshape(-1).view(torch.uint8)
+            count = math.prod(shape)
+            if count * item_size(kind, dtype) != flat.numel() or count > _MOST_EMPTY + flat.numel():
+                raise ValueError(f"{name} of shape {shape} has not {flat.numel()} bytes")
             self._made[name] = tree.from_bytes(kind, dtype, tuple(shape), flat)
         return self._made[name]
 

@@ -60,7 +60,7 @@ class Frozen:
                 with contextlib.suppress(IntegrityError, OSError):  # then all is written again
                     file = RankFile(checkpoints / manifest.name / shard.file, shard)
                     with contextlib.closing(file):
-                        rows = list(file.rows())
+                        rows = file.table.rows
                         made._digests = {row.leaf.name: row.digest for row in rows if row.leaf}
                     made.names = frozenset(made._digests)
         return made

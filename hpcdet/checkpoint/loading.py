@@ -12,13 +12,12 @@ import torch
 
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint import rankfile, reader, remove, tree
-from hpcdet.checkpoint.committing import state_digest
-from hpcdet.checkpoint.manifest import Manifest, NewerFormat
+from hpcdet.checkpoint.manifest import Manifest, NewerFormat, state_digest
 from hpcdet.checkpoint.outline import SKELETON, digest, digest_of_private
 from hpcdet.checkpoint.parts import PartDigests, Parts
 from hpcdet.checkpoint.reader import Use
 from hpcdet.checkpoint.saving import Exchange, alone
-from hpcdet.checkpoint.shard import Shard
+from hpcdet.checkpoint.shard import HINT, Shard
 from hpcdet.checkpoint.tree import Leaf, StateError
 from hpcdet.errors import IntegrityError, Unrecoverable
 
@@ -69,7 +68,7 @@ def load(
     shards = manifest.shards
     own = shards[rank].file if world == manifest.world else ""
 
-    parts = Parts((rank, world) if sharded else None)
+    parts = Parts((rank, world) if sharded else None, manifest.bytes)
 
     def use(shard: Shard, leaf: Leaf) -> Use:
         wanted = shard.file == own or not _is_private(leaf.name)
@@ -86,18 +85,50 @@ def load(
     shared: dict[str, Any] = {}
     private: dict[str, Any] = {}
     ordered = (*shards[first:], *shards[:first])
+    digests: dict[str, str] = {}
     for entry in reader.read(folder, ordered, use, into=there, readers=readers):
+        name = entry.leaf.name
+        kept = private if _is_private(name) else shared
+        if name in kept or (name in parts) != (entry.leaf.part is not None):
+            raise IntegrityError(f"{name} is there twice", where=str(folder), hint=HINT)
         if entry.leaf.part is not None:
             parts.add(entry)
             continue
-        kept = private if _is_private(entry.leaf.name) else shared
-        kept[entry.leaf.name] = entry.value()
-    return Loaded(
-        folder,
-        _decode(shared, "shared", parts),
-        _decode(private, "private", parts) if own else None,
-        manifest,
-    )
+        digests[name] = entry.digest
+        kept[name] = entry.value()
+    with _refusing(folder):
+        skeletons = {
+            "shared": tree.from_text(shared[f"{SKELETON}/shared"]),
+            "private": tree.from_text(private[f"{SKELETON}/private"]) if own else None,
+        }
+        if not (sharded and parts):  # else nobody has what all of it says
+            said = tree.content(skeletons["shared"], (digests | parts.digests()).__getitem__)
+            _compare(digest(said), manifest.shared, "shared", folder)
+        if own:
+            said = tree.content(skeletons["private"], digests.__getitem__)
+            _compare(digest_of_private(said), manifest.private[rank], "private", folder)
+        found = {name: parts.value(name) for name in parts}
+        return Loaded(
+            folder,
+            tree.decode(skeletons["shared"], (shared | found).__getitem__),
+            tree.decode(skeletons["private"], private.__getitem__) if own else None,
+            manifest,
+        )
+
+
+@contextlib.contextmanager
+def _refusing(folder: Path) -> Iterator[None]:
+    """A skeleton that is none is damage, whatever its reading raises."""
+    try:
+        yield
+    except (LookupError, RecursionError, RuntimeError, TypeError, ValueError) as error:
+        what = f"what its tree says is none ({type(error).__name__}: {error})"
+        raise IntegrityError(what[:400], where=str(folder), hint=HINT) from error
+
+
+def _compare(found: str, expected: str, name: str, folder: Path) -> None:
+    if found != expected:
+        raise IntegrityError(f"the {name} state is another one", where=str(folder), hint=HINT)
 
 
 def _apart(leaves: Sequence[Leaf]) -> Iterator[Leaf]:
@@ -136,11 +167,6 @@ def _memory(leaf: Leaf) -> tuple[int, int]:
 
 def _is_private(name: str) -> bool:
     return name.startswith(_PRIVATE)
-
-
-def _decode(values: dict[str, Any], name: str, parts: Parts) -> Any:
-    skeleton = tree.from_text(values[f"{SKELETON}/{name}"])
-    return tree.decode(skeleton, lambda name: parts.value(name) if name in parts else values[name])
 
 
 def verify(folder: Path, seen: Callable[[int], None] = lambda _: None) -> Manifest:
@@ -183,6 +209,11 @@ def content_digest(folder: Path, seen: Callable[[int], None] = lambda _: None) -
         IntegrityError: something in it is not what was written.
     """
     manifest = manifests.read(folder)
+    with _refusing(folder):
+        return _content_digest(folder, manifest, seen)
+
+
+def _content_digest(folder: Path, manifest: Manifest, seen: Callable[[int], None]) -> str:
     digests: dict[str, str] = {}
     of_rank: dict[str, dict[str, str]] = {}
     skeletons: dict[str, Any] = {}
@@ -192,13 +223,18 @@ def content_digest(folder: Path, seen: Callable[[int], None] = lambda _: None) -
         if entry.leaf.part is not None:
             parts.add(entry)
             continue
+        if name in digests and not _is_private(name):
+            raise IntegrityError(f"{name} is there twice", where=str(folder), hint=HINT)
         of_rank.setdefault(file, {})[name] = entry.digest
         digests[name] = entry.digest
         if name.startswith(SKELETON):
             skeletons[f"{file}/{name}" if _is_private(name) else name] = tree.from_text(
                 entry.value()
             )
-    digests |= parts.whole()
+    wholes = parts.whole()
+    if both := wholes.keys() & digests.keys():
+        raise IntegrityError(f"{min(both)} is there twice", where=str(folder), hint=HINT)
+    digests |= wholes
     private = [
         digest_of_private(
             tree.content(

@@ -8,32 +8,21 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
 from hpcdet import __version__
 from hpcdet.checkpoint.shard import HINT, Shard
 from hpcdet.errors import IntegrityError
-from hpcdet.store import sealed, trials
+from hpcdet.store import files, manifests, sealed, trials
 from hpcdet.store.layout import CHECKPOINT_NAME, INHERITED, TrialPaths
+from hpcdet.store.manifests import NewerFormat as NewerFormat
 from hpcdet.store.trials import MANIFEST
-
-SCHEMAS = (1, 2)
-"""Versions of the format, every one of which stays readable. Two is one with tensors that lie in
-parts in the files of several ranks; what has none is written as version one."""
-
-
-class NewerFormat(IntegrityError):
-    """A checkpoint that a newer hpcdet made: whole, for all we know, and not ours to judge.
-
-    It is neither passed over, which would lose what was trained, nor renamed nor removed.
-    """
-
-    code = "NEWER_FORMAT"
 
 
 @dataclass(frozen=True)
@@ -51,7 +40,7 @@ class Manifest:
         prev_root: root of the checkpoint before, or "".
         root: BLAKE3 of everything else in the manifest; ``sealed`` sets it.
         writer: program and version that wrote it.
-        schema: version of the format, one of ``SCHEMAS``.
+        schema: version of the format, one of ``store.manifests.SCHEMAS``.
     """
 
     name: str
@@ -134,44 +123,30 @@ def read(folder: Path) -> Manifest:
         NewerFormat: a newer hpcdet made it.
         IntegrityError: there is none, or it is damaged.
     """
-    path = folder / MANIFEST
-    try:
-        text = path.read_bytes()
-        raw = json.loads(text)
-    except (FileNotFoundError, NotADirectoryError):
-        raise IntegrityError("there is no checkpoint here", where=str(path)) from None
-    except ValueError:
-        raise IntegrityError("it is damaged", where=str(path), hint=HINT) from None
-    if not isinstance(raw, dict) or raw.get("format") != "hpcdet-checkpoint":
-        raise IntegrityError("it is not a checkpoint's manifest", where=str(path), hint=HINT)
-    plain = {key: value for key, value in raw.items() if key != "root"}
-    schema = raw.get("schema")
-    flipped = any(sealed.digest(plain | {"schema": known}) == raw.get("root") for known in SCHEMAS)
-    if isinstance(schema, int) and schema > SCHEMAS[-1] and not flipped:
-        raise NewerFormat(
-            f"it was made by a newer hpcdet ({raw.get('writer')}, format {raw['schema']}; "
-            f"this one reads up to {SCHEMAS[-1]})",
-            where=str(path),
-            hint="use that version of hpcdet or a later one; nothing of it was changed",
-        )
-    if schema not in SCHEMAS or sealed.text(raw) != text or sealed.digest(plain) != raw.get("root"):
-        raise IntegrityError("it is not what was written", where=str(path), hint=HINT)
-    shards = tuple(map(Shard.decode, raw["shards"]))
-    if not all("/" not in one.file and one.file.strip(".") for one in shards):
-        raise IntegrityError("it names files outside of its folder", where=str(path), hint=HINT)
+    raw = manifests.read(folder)
+    private = tuple(raw["private"])
+    if raw["digest"] != state_digest(raw["shared"], private):
+        what = "its digest is not that of its parts"
+        raise IntegrityError(what, where=str(folder / MANIFEST), hint=HINT)
     return Manifest(
         name=raw["name"],
         world=raw["world"],
         digest=raw["digest"],
         shared=raw["shared"],
-        private=tuple(raw["private"]),
-        shards=shards,
+        private=private,
+        shards=tuple(map(Shard.decode, raw["shards"])),
         meta=raw["meta"],
         prev_root=raw["prev_root"],
         root=raw["root"],
         writer=raw["writer"],
-        schema=schema,
+        schema=raw["schema"],
     )
+
+
+def state_digest(shared: str, private: tuple[str, ...]) -> str:
+    """Digest of a whole state. Ranks without private state do not count."""
+    filled = [[rank, digest] for rank, digest in enumerate(private) if digest]
+    return str(blake3(files.canonical({"shared": shared, "private": filled})).hexdigest())
 
 
 def is_committed(folder: Path) -> bool:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
-import operator
+import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from blake3 import blake3
 
+from hpcdet.checkpoint import table
 from hpcdet.checkpoint.buffers import PAGE, Bytes
 from hpcdet.checkpoint.shard import HINT, Shard
-from hpcdet.checkpoint.tree import Leaf, Part
+from hpcdet.checkpoint.table import Row, Table
 from hpcdet.errors import IntegrityError
+from hpcdet.store import files
 
 SMALL_FILE = 1 << 20
 """Up to this size a file is not worth reading past the page cache."""
@@ -35,30 +34,6 @@ _AT_ONCE = 1024
 """As many memories as one read of the system may fill."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """What the table says of a range of bytes: a leaf and its digest, or that it is a hole."""
-
-    start: int
-    end: int
-    leaf: Leaf | None = None
-    digest: str = ""
-
-
-def _rows(places: Iterable[tuple[int, int, Any]]) -> Iterator[Row]:
-    """Leaves, and holes between places, which ascend; a place may be nobody's."""
-    reached = 0
-    for start, end, found in places:
-        if start > reached:
-            yield Row(reached, start)
-        reached = max(reached, end)
-        if found is not None:
-            name, kind, dtype, shape, _, nbytes, *of, digest = found
-            part = Part(tuple(of[0]["shape"]), of[0]["start"]) if of else None
-            leaf = Leaf(name, kind, dtype, tuple(shape), nbytes, part=part)
-            yield Row(start, end, leaf, digest)
-
-
 class RankFile:
     """A rank's file, open for reading.
 
@@ -70,12 +45,12 @@ class RankFile:
         self.path = path
         self.shard = shard
         self.frame = blake3()
-        self._frame_digest = ""
         self._direct = -1
         self._cold = False
         self._fetched = 0
+        self._fd = -1
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = files.open_to_read(path)
         except FileNotFoundError:
             raise IntegrityError("the file is missing", where=str(path), hint=HINT) from None
         size = os.fstat(self._fd).st_size
@@ -92,26 +67,17 @@ class RankFile:
                 os.close(fd)
         self._fd = self._direct = -1
 
-    def table(self) -> Any:
-        """The table, which covers every other byte of the file."""
+    @functools.cached_property
+    def table(self) -> Table:
+        """The table, which covers every other byte of the file; validated."""
         offset, length = self.shard.table
         text = np.empty(length, np.uint8)
         self.fill(offset, text)
         self.check(blake3(text.data).hexdigest(), self.shard.root, "table")
-        return json.loads(text.tobytes())
-
-    def rows(self) -> Iterator[Row]:
-        """What the table says, and the holes of it, where the HDF5 header lies, ascending.
-
-        The table is read and checked at once; what is in it is looked at as it is asked for.
-        """
-        table = self.table()
-        self._frame_digest = table["frame"]
-        start, length = self.shard.table
-        places = [(row[4], row[4] + row[5], row) for row in table["leaves"]]
-        places += [(start, start + length, None), (self.shard.bytes, self.shard.bytes, None)]
-        places.sort(key=operator.itemgetter(0, 1))
-        return _rows(places)
+        try:
+            return table.parse(text.tobytes(), self.shard.table, self.shard.bytes)
+        except ValueError as error:
+            raise IntegrityError(str(error), where=str(self.path), hint=HINT) from error
 
     def begin(self, direct: bool) -> None:
         """Put the disk to work on the table at once, without anybody waiting for it, if the page
@@ -209,7 +175,7 @@ class RankFile:
         Raises:
             IntegrityError: the HDF5 header is not what was written.
         """
-        self.check(self.frame.hexdigest(), self._frame_digest, "HDF5 header")
+        self.check(self.frame.hexdigest(), self.table.frame, "HDF5 header")
         self.close()
 
     def check(self, found: str, expected: str, dataset: str) -> None:
@@ -225,11 +191,11 @@ class RankFile:
 
 
 def check_tables(folder: Path, shards: Iterable[Shard]) -> None:
-    """Check that files are there, have their sizes, and that their tables are what was written.
+    """Check that files are there, have their sizes, and that their tables are sound.
 
     Raises:
         IntegrityError: one is not.
     """
     for shard in shards:
         with contextlib.closing(RankFile(folder / shard.file, shard)) as file:
-            file.table()
+            _ = file.table

@@ -23,8 +23,9 @@ import torch
 
 from hpcdet.checkpoint.buffers import PAGE, Bytes, Scratch
 from hpcdet.checkpoint.pieces import Entry, Piece, Range
-from hpcdet.checkpoint.rankfile import FIRST, RankFile, Row
+from hpcdet.checkpoint.rankfile import FIRST, RankFile
 from hpcdet.checkpoint.shard import Shard
+from hpcdet.checkpoint.table import Row
 from hpcdet.checkpoint.tree import Leaf
 
 __all__ = ["Entry", "Use", "read"]
@@ -136,7 +137,7 @@ class _Wanted:
             yield part
 
     def _wanted(self, file: RankFile) -> Iterator[tuple[Row, Use]]:
-        for row in file.rows():
+        for row in file.table.rows:
             use = Use.CHECK if row.leaf is None else self._use(file.shard, row.leaf)
             if use is not Use.SKIP:
                 yield row, use

@@ -37,6 +37,8 @@ _NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
 }
 _TYPES = {name: dtype for dtype, name in _NAMES.items()}
+_OTHERS = (struct.error, RuntimeError, OverflowError)
+"""What the header of no such file may raise; RecursionError is a RuntimeError."""
 _HEADER_LIMIT = 100_000_000
 _ALIGNMENT = 8
 
@@ -89,7 +91,7 @@ def read(path: Path) -> tuple[OrderedDict[str, torch.Tensor], dict[str, str]]:
     """
     try:
         return _read(path)
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, *_OTHERS) as error:
         raise IntegrityError(
             f"it is no safetensors file, or damaged ({error})", where=str(path)
         ) from None

@@ -20,12 +20,12 @@ from hpcdet.checkpoint.output import DIRECT, PIECE, Output, open_direct
 from hpcdet.checkpoint.task import Task
 from hpcdet.checkpoint.tree import Leaf
 from hpcdet.store import files
+from hpcdet.store.manifests import HINT as HINT
 
 _PIECE = 16 << 20
 _MOST_HASHING = 4
 """Threads that make digests, if training has as many: its threads wait for the one that is held up,
 so that holding up all of them at once, for a part of the time, costs less."""
-HINT = "an older checkpoint is used where there is one; `hpcdet ckpt verify` checks them all"
 
 
 @dataclass(frozen=True)

@@ -278,7 +278,7 @@ def decode(skeleton: Any, leaf: Callable[[str], Any]) -> Any:
         return [decode(item, leaf) for item in skeleton]
     if not isinstance(skeleton, dict):
         return skeleton
-    kind, content = next(iter(skeleton.items()))
+    kind, content = _first(skeleton)
     if kind == "float":
         return float(content)
     if kind == "tuple":
@@ -292,6 +292,12 @@ def decode(skeleton: Any, leaf: Callable[[str], Any]) -> Any:
             ordered._metadata = OrderedDict(decode(metadata, leaf))  # type: ignore[attr-defined]
         return ordered
     return leaf(content)
+
+
+def _first(skeleton: dict[str, Any]) -> tuple[str, Any]:
+    if not skeleton:
+        raise ValueError("an object without a key")
+    return next(iter(skeleton.items()))
 
 
 def from_bytes(kind: str, dtype: str, shape: tuple[int, ...], data: torch.Tensor) -> Any:
@@ -329,13 +335,16 @@ def _content(skeleton: Any, digest: Callable[[str], str]) -> Any:
         return [_content(item, digest) for item in skeleton]
     if not isinstance(skeleton, dict):
         return skeleton
-    kind, value = next(iter(skeleton.items()))
+    kind, value = _first(skeleton)
     if kind == "float":
         return skeleton
     if kind == "tuple":
         return {"tuple": _content(value, digest)}
     if kind in ("dict", "ordered"):
-        pairs = [[_content(key, digest), _content(item, digest)] for key, item in value]
+        pairs = [
+            [key if type(key) is str else _content(key, digest), _content(item, digest)]
+            for key, item in value
+        ]
         return {"dict": sorted(pairs, key=lambda pair: _key_text(pair[0]))}
     return {kind: digest(value)}
 
@@ -346,7 +355,7 @@ def _key_text(key: Any) -> bytes:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _name_text(key: str) -> bytes:
-    return to_text(key)
+    return f'"{key}"'.encode() if _PLAIN.fullmatch(key) else to_text(key)
 
 
 def structure(leaves: tuple[Leaf, ...]) -> Iterator[tuple[str, str, str, tuple[int, ...]]]:

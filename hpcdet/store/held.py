@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.errors import IntegrityError
-from hpcdet.store import trust
+from hpcdet.store import files, trust
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths
 
 VISIBLE_S = 60.0
@@ -83,7 +83,7 @@ def identity(paths: ExperimentPaths, attempt: AttemptPaths) -> str:
     for path in (paths.config, paths.provenance, attempt.claim):
         contents = b""
         with contextlib.suppress(FileNotFoundError):
-            contents = path.read_bytes()
+            contents = files.read(path)
         whole.update(hashlib.sha256(contents).digest())
     return whole.hexdigest()
 

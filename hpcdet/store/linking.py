@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import IntegrityError, UsageError
-from hpcdet.store import files, sealed
+from hpcdet.store import files, manifests, sealed
 from hpcdet.store.trials import MANIFEST
 
 DRAFT = ".linking-"
@@ -30,21 +30,17 @@ def manifest(checkpoint: Path) -> dict[str, Any]:
     Raises:
         IntegrityError: it is not a whole checkpoint.
     """
-    path = checkpoint / MANIFEST
+    hint = "hpcdet ckpt verify says which of a trial's are"
     try:
-        found = files.read_json(path)
-        if not isinstance(found, dict):
-            raise ValueError("there is no manifest, or not all of it")
-        if sealed.digest(found) != found[sealed.ROOT]:
-            raise ValueError("the digest is another one")
+        found = manifests.read(checkpoint)
         for shard in found["shards"]:
             size = (checkpoint / shard["file"]).stat().st_size
             if size != shard["bytes"]:
-                raise ValueError(f"{shard['file']} has {size} bytes")
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError) as error:
-        what = f"it is not a whole checkpoint: {error}"
-        hint = "hpcdet ckpt verify says which of a trial's are"
-        raise IntegrityError(what, where=str(path), hint=hint) from error
+                raise IntegrityError(f"{shard['file']} has {size} bytes")
+    except (FileNotFoundError, IntegrityError) as error:
+        what = error.what if isinstance(error, IntegrityError) else f"{error.filename} is missing"
+        what = f"it is not a whole checkpoint: {what}"
+        raise IntegrityError(what, where=str(checkpoint / MANIFEST), hint=hint) from error
     return found
 
 
