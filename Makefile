@@ -16,7 +16,7 @@ test: packages setup check  ## set up (Slurm included) and run all tests
 	$(PYTEST) $(TESTS)
 
 test-frameworks:  ## every adapter on its framework, all of them installed in an environment of their own (gigabytes)
-	venv=$$(scripts/setup.sh frameworks) && $$venv/bin/python -m pytest --durations=8 tests/test_frameworks.py tests/test_determined_frameworks.py
+	venv=$$(scripts/setup.sh frameworks) && HPCDET_FRAMEWORKS=1 $$venv/bin/python -m pytest --durations=8 tests/test_frameworks.py tests/test_determined_frameworks.py
 
 test-determined: setup  ## Determined's own examples, unmodified: make test-determined DETERMINED=/path/to/its/repository
 	$(PY) -m tests.determined_corpus $(or $(DETERMINED),$(error DETERMINED names a clone of Determined's repository, as of 0.38)) $(NAMES)

@@ -1,7 +1,11 @@
-"""Determined's faces of other frameworks: code as it is, killed in the middle, with equal ends."""
+"""Determined's faces of other frameworks: code as it is, killed in the middle, with equal ends.
+
+Each takes half a minute; on request: ``HPCDET_FRAMEWORKS=1``, or ``make test-frameworks``.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,10 @@ import pytest
 from tests import ranks
 from tests.test_determined_unmodified import LAUNCH, experiment, killed_once
 
-pytestmark = pytest.mark.xdist_group("frameworks")
+pytestmark = [
+    pytest.mark.xdist_group("frameworks"),
+    pytest.mark.skipif("HPCDET_FRAMEWORKS" not in os.environ, reason="make test-frameworks"),
+]
 
 
 @pytest.mark.parametrize(
