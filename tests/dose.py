@@ -12,3 +12,5 @@ ENTRYPOINTS = int(os.environ.get("HPCDET_ENTRYPOINTS_EVERY", "4"))
 """Of the table of entrypoints one in so many is executed; 1: all, in three minutes."""
 SEARCHES = int(os.environ.get("HPCDET_SEARCHES", "200"))
 """Random searches in which each rule of halving is compared with its definition."""
+FRAMEWORKS = bool(os.environ.get("HPCDET_FRAMEWORKS"))
+"""Whether Determined's faces of other frameworks are killed; two minutes."""

@@ -5,17 +5,16 @@ Each takes half a minute; on request: ``HPCDET_FRAMEWORKS=1``, or ``make test-fr
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from tests import ranks
+from tests import dose, ranks
 from tests.test_determined_unmodified import LAUNCH, experiment, killed_once
 
 pytestmark = [
     pytest.mark.xdist_group("frameworks"),
-    pytest.mark.skipif("HPCDET_FRAMEWORKS" not in os.environ, reason="make test-frameworks"),
+    pytest.mark.skipif(not dose.FRAMEWORKS, reason="make test-frameworks"),
 ]
 
 
