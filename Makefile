@@ -6,7 +6,7 @@ WORKERS ?= 2
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test searches test-frameworks check packages setup wheel chaos fuzz stranded bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-elastic bench-gpu bench-search bench-search-tables bench-calibration clean
+.PHONY: demo test searches test-frameworks check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-elastic bench-gpu bench-search bench-search-tables bench-calibration clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -49,6 +49,9 @@ stranded: packages setup  ## the death of workers and nodes with nobody followin
 fuzz: setup  ## forged checkpoints with right digests: make fuzz N=10000 SEED=1
 	HPCDET_FUZZ=$(or $(N),10000) HPCDET_FUZZ_SEED=$(or $(SEED),1) \
 		$(PY) -m pytest --timeout 7200 tests/test_checkpoint_forged.py
+
+attack: packages setup  ## another user attacks the ranks of trials, for a minute on one host and on two (needs root)
+	HPCDET_ATTACK_S=60 $(PY) -m pytest -rP tests/test_attack_ranks.py tests/test_train_meeting.py
 
 bench-cli: setup  ## start-up times of the command line
 	$(PY) benchmarks/bench_cli.py

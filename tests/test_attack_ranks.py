@@ -1,0 +1,174 @@
+"""Another user of the nodes attacks the ranks of a trial while they meet and train.
+
+``HPCDET_ATTACK_S`` says for how long (``make attack``: 60); by default for one attempt.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+from hpcdet.store import progress
+from hpcdet.store.layout import TrialPaths
+from hpcdet.store.records import NO_FAULT, Claim, Reason, Verdict
+from hpcdet.worker import ends
+from tests import experiments as x
+from tests import intruders, ranks
+from tests.intruders import Booty
+from tests.test_train_hosts import Host, environment, hosts, why_not
+
+__all__ = ["hosts"]  # a fixture
+pytestmark = [
+    pytest.mark.xdist_group("mpi"),
+    pytest.mark.skipif(bool(reason := why_not()), reason=reason or "there are"),
+]
+ATTACK_S = float(os.environ.get("HPCDET_ATTACK_S", "0"))
+# gloo's ports are open for so long before anybody connects: an intruder is always the first
+SLOW = """
+import runpy, time
+from hpcdet.train.meeting import gloo
+make = gloo._Gloo.create_device
+def slowly(**options):
+    device = make(**options)
+    time.sleep(0.5)
+    return device
+gloo._Gloo.create_device = slowly
+"""
+CARELESS = """
+import contextlib
+gloo.ProvenGloo._prove = lambda *_: []
+gloo.shutter.open_until_connected = contextlib.nullcontext
+"""
+RUN = 'runpy.run_module("hpcdet.attempt", run_name="__main__", alter_sys=False)\n'
+
+
+def make(folder: Path) -> TrialPaths:
+    return ranks.experiment(
+        folder / "EXP",
+        code=x.write_model(folder / "model"),
+        ranks=2,
+        hparams={"x": 0.5, "global_batch_size": 32},
+        entrypoint="model_def:Model",
+        until=8,
+        distributed={"backend": "gloo"},
+    )
+
+
+@contextmanager
+def attempt(
+    trial: TrialPaths, number: int, places: list[Host], code: str
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The two ranks of an attempt, each in its place."""
+    Claim("0001-0000.0", "here").write_once(trial.attempt(number).claim)
+    command = (sys.executable, "-c", code, str(trial.root.parent.parent), "1", str(number))
+    together = places[0] is places[1]
+    processes = []
+    try:
+        for rank, host in enumerate(places):
+            env = environment(
+                RANK=str(rank),
+                WORLD_SIZE="2",
+                LOCAL_RANK=str(rank if together else 0),
+                LOCAL_WORLD_SIZE="2" if together else "1",
+                NODE_RANK="0" if together else str(rank),
+            )
+            processes.append(
+                subprocess.Popen(host.argv(*command), env=env, stdin=subprocess.DEVNULL)
+            )
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def train(trial: TrialPaths, number: int, places: list[Host], code: str) -> Reason:
+    """An attempt from start to end; why it ended, as its worker would judge it."""
+    with attempt(trial, number, places, code) as processes:
+        codes = [process.wait(ranks.PATIENCE_S) for process in processes]
+    paths = trial.attempt(number)
+    worst = next((code for code in codes if code), 0)
+    first_step = progress.of(paths).first_step
+    seen = ends.Evidence(Verdict.read(paths.verdict), None, worst, first_step=first_step)
+    return ends.judge(seen)[0]
+
+
+@contextmanager
+def attack(places: list[Host]) -> Iterator[tuple[list[Booty], Event]]:
+    """An intruder in each place; what they got is known at the end of the block.
+
+    The event is set as soon as one has got more than proofs.
+    """
+    fork = multiprocessing.get_context("fork")
+    besiegers, got, rich = [], list[Booty](), fork.Event()
+    for host in dict.fromkeys(places):
+        quits, quit_ = fork.Pipe(duplex=False)
+        hears, tells = fork.Pipe(duplex=False)
+        process = fork.Process(
+            target=intruders.besiege, args=(f"/run/netns/{host.name}", quits, tells, rich)
+        )
+        process.start()
+        besiegers.append((process, quit_, hears))
+    try:
+        yield got, rich
+        for _, quit_, hears in besiegers:
+            quit_.send(None)
+            assert hears.poll(60), "the intruder is gone"
+            got.append(hears.recv())
+    finally:
+        for process, *_ in besiegers:
+            process.kill()
+            process.join()
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["one host", "two hosts"])
+def test_who_attacks_the_ranks_gets_nothing_and_costs_nothing(
+    hosts: tuple[Host, Host], tmp_path: Path, count: int
+) -> None:
+    """And once he stops, the trial ends as if nothing had been."""
+    places = [hosts[0], hosts[count - 1]]
+    trials, reasons = [make(tmp_path / "1")], list[Reason]()
+
+    def go_on() -> None:
+        if reasons[-1:] == ["completed"]:
+            trials.append(make(tmp_path / f"{len(trials) + 1}"))
+        number = len(trials[-1].attempts()) + 1
+        reasons.append(train(trials[-1], number, places, SLOW + RUN))
+
+    with attack(places) as (got, _):
+        until = time.monotonic() + ATTACK_S
+        while not reasons or time.monotonic() < until:
+            go_on()
+    while reasons[-1] != "completed":
+        go_on()
+        assert len(reasons) < 60, reasons
+    print(reasons, [(len(one.ports), one.connections, one.proofs) for one in got])
+    story = [log.read_text() for log in sorted(tmp_path.glob("*/EXP/trials/*/attempts/*/logs/*"))]
+    assert reasons[0] == "unproven", (reasons, story)
+    assert set(reasons) <= NO_FAULT | {"completed"}, (reasons, story)
+    for booty in got:
+        assert booty.ports and not booty.more_than_proofs, booty
+        assert not booty.said and not booty.sockets, booty
+    assert sum(booty.proofs for booty in got) > 0, got
+    once = ranks.run(make(tmp_path / "undisturbed"), 2).verdict()
+    verdicts = [once, *(Verdict.read(trial.attempts()[-1].verdict) for trial in trials)]
+    assert all(one is not None and one.cause == "completed" for one in verdicts)
+    assert len({one.digest for one in verdicts if one}) == 1
+
+
+def test_without_the_proofs_he_is_a_rank(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    """The same attack on the same ranks, which do not ask gloo's peers who they are."""
+    places = [hosts[0], hosts[0]]
+    trial = make(tmp_path)
+    with attack(places) as (got, rich), attempt(trial, 1, places, SLOW + CARELESS + RUN):
+        rich.wait(ranks.PATIENCE_S)
+    assert any(booty.more_than_proofs for booty in got), got
