@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcdet.cli import follow
+from hpcdet.cli import follow, main
 from hpcdet.control import presence
 from hpcdet.read import find, report
 from hpcdet.read.gather import gather
@@ -698,3 +699,53 @@ def test_run_as_a_module(cli: Cli) -> None:
         [sys.executable, "-m", "hpcdet", "--version"], capture_output=True, text=True, timeout=120
     )
     assert done.stdout.startswith("hpcdet, version")
+
+
+HOSTILE = "n\x1b[31m\x9b2J\x07\x7f\x85o"
+FORMATS = ("table", "wide", "json", "jsonl", "csv")
+
+
+def test_no_control_character_that_others_wrote_reaches_a_terminal_or_a_page(cli: Cli) -> None:
+    """Name, labels, hyperparameters, metrics, errors, commands; in every format of every verb."""
+    built = Builder(
+        cli.root / "odd-7f3a",
+        name=HOSTILE,
+        labels=[HOSTILE],
+        description=HOSTILE,
+        hyperparameters={HOSTILE: HOSTILE},
+    )
+    built.job(tasks=1)
+    built.worker(0, host=HOSTILE, end="idle")
+    trial = built.trial(**{HOSTILE: HOSTILE})
+    attempt = trial.attempt()
+    attempt.metrics("validation", 100, **{"validation_loss": 0.5, HOSTILE: HOSTILE})
+    attempt.checkpoint(100)
+    attempt.line("notice", signal=HOSTILE)
+    attempt.log(f"Traceback (most recent call last):\nValueError: {HOSTILE}\n")
+    attempt.end("user_error", error=f"ValueError: {HOSTILE}")
+    trial.control("fail", why=HOSTILE)
+    built.decide("fail", trial=1, why=HOSTILE)
+    built.command("tag", add=[HOSTILE])
+    built.close("ERROR", why=HOSTILE)
+    verbs = [
+        *(["ls"], ["status"], ["status", "odd"], ["show", "odd"], ["show", "odd/1"]),
+        *(["metrics", "odd"], ["events", "odd"], ["explain", "odd"], ["eff", "odd"]),
+        *(["ckpt", "ls", "odd"], ["config", "show", "odd"]),
+        *(["best", "odd"], ["schedule", "odd"], ["logs", "odd"], ["searcher", "status", "odd"]),
+    ]
+    said = dict[tuple[str, ...], str]()
+    for verb in verbs:
+        for form in FORMATS:
+            if verb[0] == "logs" and form in ("table", "wide"):
+                continue  # the log as the code wrote it, colours and all
+            cli.capture.readouterr()
+            assert main.run([*verb, "-o", form]) == 0, (verb, form)
+            said[*verb, form] = "".join(cli.capture.readouterr())
+    cli("report", "odd")
+    said["report",] = built.paths.report.read_text()
+    raw = {key: re.findall(r".{0,20}[\x00-\x08\x0b-\x1f\x7f-\x9f].{0,9}", text)
+           for key, text in said.items()}  # fmt: skip
+    assert {key: found[:2] for key, found in raw.items() if found} == {}
+    for key in (("ls", "json"), ("ls", "csv"), ("metrics", "odd", "jsonl"), ("report",)):
+        assert r"n\u001b[31m\u009b2J" in said[key], said[key][:500]
+    assert cli("ls", "-o", "json").items[0]["name"] == HOSTILE

@@ -30,6 +30,7 @@ from hpcdet.read import (
     timing,
     views,
 )
+from hpcdet.read.escapes import escaped
 from hpcdet.store import home
 
 Finding = dict[str, Any]
@@ -86,9 +87,10 @@ def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
     for finding, others in _alike(findings):
         many = "trials" if others > 1 else "trial"
         more = f" (and {others} more {many} likewise)" if others else ""
-        click.echo(facts.folded(f"{finding['about']}: {finding['finding']}{more}", "  "))
+        what = f"{finding['about']}: {finding['finding']}{more}"
+        click.echo(escaped(facts.folded(what, "  ")))
         for line in finding["evidence"]:
-            click.echo(f"    {line}")
+            click.echo(escaped(f"    {line}"))
         if finding["next"]:
             click.echo(f"  next: {finding['next']}")
 

@@ -18,6 +18,7 @@ import hpcdet
 from hpcdet.cli.settings import global_options
 from hpcdet.cli.table_of_verbs import SECTIONS, VERBS
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable, refused
+from hpcdet.read.escapes import escaped
 
 EXAMPLES = """\
 Examples:
@@ -179,7 +180,8 @@ def _say(code: str, what: str, where: str, hint: str, as_json: bool) -> None:
         body = {"code": code, "message": what, "where": where, "hint": hint}
         click.echo(json.dumps({"error": body}), err=True)
         return
-    first, *more = what.splitlines() or [""]
+    first, *more = escaped(what).splitlines() or [""]
+    where, hint = escaped(where), escaped(hint)
     click.echo(f"error: {where}: {first}" if where else f"error: {first}", err=True)
     for line in more:
         click.echo(f"  {line}", err=True)

@@ -21,6 +21,7 @@ import click
 
 from hpcdet.cli.settings import settings
 from hpcdet.errors import UsageError
+from hpcdet.read.escapes import escaped
 from hpcdet.read.shapes import shape
 from hpcdet.store import files
 from hpcdet.store.records import number
@@ -97,7 +98,7 @@ class Output:
                 self._csv(rows)
             case "id":
                 for row in rows:
-                    click.echo(str(row[key]))
+                    click.echo(escaped(str(row[key])))
             case _:
                 if not rows and empty:
                     settings().note(empty)
@@ -210,14 +211,14 @@ def text(value: Any) -> str:
         trees = any(isinstance(each, dict) for each in value)
         return shape(value, text) if trees else ",".join(text(each) for each in value) or "-"
     if isinstance(value, dict):
-        return " ".join(f"{key}={shape(each, text)}" for key, each in value.items()) or "-"
+        return " ".join(f"{text(key)}={shape(each, text)}" for key, each in value.items()) or "-"
     # a name that somebody chose must not move the cursor of somebody else's terminal
     return "".join(c if c.isprintable() else "?" for c in " ".join(str(value).split()))
 
 
 def _json(value: Any, indent: int | None = None) -> str:
     """JSON as every parser takes it: NaN and infinities are strings, as in the journals."""
-    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return escaped(json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False))
 
 
 def _finite(value: Any) -> Any:
@@ -232,9 +233,9 @@ def _cell(value: Any) -> Any:
     """A value in CSV; text that a spreadsheet would take for a formula is made inert."""
     if isinstance(value, dict | list):
         return _json(value)
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return "'" + value
-    return value
+    if not isinstance(value, str):
+        return value
+    return ("'" if value[:1] in ("=", "+", "-", "@", "\t", "\r") else "") + escaped(value)
 
 
 def output(verb: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -13,6 +13,7 @@ import click
 
 from hpcdet.errors import UsageError
 from hpcdet.read import find
+from hpcdet.read.escapes import escaped
 
 if TYPE_CHECKING:
     from hpcdet.site import Site
@@ -82,11 +83,11 @@ class Settings:
     def note(self, text: str) -> None:
         """A line for people, on standard error; not with ``--quiet``."""
         if not self.quiet:
-            click.echo(text, err=True)
+            click.echo(escaped(text), err=True)
 
     def warn(self, text: str) -> None:
         """A warning on standard error."""
-        click.echo(f"warning: {text}", err=True)
+        click.echo(escaped(f"warning: {text}"), err=True)
 
 
 def settings() -> Settings:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hpcdet.cli import best, facts, follow, words
 from hpcdet.cli.output import Column, Item, text
+from hpcdet.read.escapes import escaped
 
 _TRIAL = (
     Column("STATE", "state", cut=False),
@@ -85,7 +86,7 @@ def headline(item: dict[str, Any]) -> str:
     lines += _not_finite(item)
     if same := _same(item["trials"]):
         lines.append(f"  all trials: {text(same)}")
-    return "\n".join(facts.folded(line, "    ") for line in lines)
+    return escaped("\n".join(facts.folded(line, "    ") for line in lines))
 
 
 def failures(item: Item) -> list[str]:

@@ -10,7 +10,7 @@ def shape(value: Any, leaf: Callable[[Any], str]) -> str:
     """``convolution(channels=16 kernel=3), pooling(kind=max)``; ``leaf`` says what is no tree."""
     if isinstance(value, dict) and value:
         name = shape(value["name"], leaf) if "name" in value else ""
-        parts = [f"{key}={shape(each, leaf)}" for key, each in value.items() if key != "name"]
+        parts = [f"{leaf(key)}={shape(each, leaf)}" for key, each in value.items() if key != "name"]
         return name if name and not parts else f"{name}({' '.join(parts)})"
     if isinstance(value, list | tuple) and any(isinstance(each, dict) for each in value):
         return ", ".join(shape(each, leaf) for each in value)

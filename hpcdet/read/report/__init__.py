@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from hpcdet import shipped
+from hpcdet.read.escapes import escaped
 from hpcdet.read.gather import Gathered, gather
 from hpcdet.read.report.page import content
 from hpcdet.store import files
@@ -54,6 +55,7 @@ def render(gathered: Gathered, now: float) -> str:
     )
     style = (folder / "style.css").read_text()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return environment.get_template("report.html.j2").render(
+    page = environment.get_template("report.html.j2").render(
         **content(gathered, now), style=Markup(style), style_digest=digest
     )
+    return escaped(page)
