@@ -149,3 +149,14 @@ def test_status_warns_where_paused_trials_hold_too_much(cli: Cli) -> None:
         assert ("max_paused_bytes" in said.err) == (number == 2)
     [item] = cli("status", "digits", "-o", "json").items
     assert item["paused_bytes"] == 200
+
+
+def test_plan_tells_what_brackets_cost(cli: Cli, tmp_path: Path) -> None:
+    cli("init", tmp_path / "work")
+    flags = ["--site", "local", "--set", "searcher.max_trials=16"]
+    hint = "name: async_halving finds as good a trial sooner"
+    for name in ("adaptive_asha", "hyperband", "async_halving"):
+        planned = cli(
+            "plan", tmp_path / "work" / "random.yaml", *flags, "--set", f"searcher.name={name}"
+        )
+        assert (hint in planned.out) == (name != "async_halving"), name
