@@ -14,6 +14,7 @@ import platform
 import re
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ _UNPROVEN = (
     "(docs/security.md)"
 )
 _lifeline: Lifeline | None = None
+_forgetting: threading.Thread | None = None
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,8 @@ def leave() -> None:
     if _lifeline is not None:
         _lifeline.close()
         gloo.release()
+        if _forgetting is not None:
+            _forgetting.join()
         _lifeline = None
 
 
@@ -169,8 +173,16 @@ def _host(ranks: Ranks, meeting: Path) -> _Met:
         where |= {"folder": door.folder, "runs": _runs(ranks), "schema": 2}
         files.replace(meeting, files.canonical({**where, "secret": secret.hex()}))
         others = door.admit(secret, ranks.world, PATIENCE_S)
-    files.replace(meeting, files.canonical(where))  # all who need the secret know it
+    # all who need the secret know it; nobody has to wait until the file is without it
+    global _forgetting
+    _forgetting = threading.Thread(target=_forget, args=(meeting, where), name="rendezvous")
+    _forgetting.start()
     return _Met(secret, others)
+
+
+def _forget(meeting: Path, where: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # it is of no use to anybody who can read it
+        files.replace(meeting, files.canonical(where))
 
 
 def _visit(ranks: Ranks, meeting: Path) -> _Met:
