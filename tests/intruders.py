@@ -135,6 +135,7 @@ def _gloo(booty: Booty, address: str, port: int, number: int, rich: Event) -> No
     booty.bodies.append(bodies)
     with be_a_rank_for_gloo(port, number, address) as connection:
         booty.connections += 1
+        connection.settimeout(120)  # the first message may take as long as ranks begin
         for message in talk_gloo(connection, b"zz"):
             if len(message) > PREAMBLE.size:
                 bodies.append(len(message) - PREAMBLE.size)
