@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from hpcdet.errors import IntegrityError
+from hpcdet.read.lines import ATTEMPT, DECISION
 from hpcdet.store import bounded, config, files, journal, packed, yaml_bounds
 from tests.builders import Builder
 
@@ -304,6 +305,23 @@ def test_a_verb_on_a_bad_experiment_ends_with_a_clear_error(good: Path, tmp_path
             assert re.search(f'{name}[:"]', err) and "hint" in err, (call, err)
         assert read < READ, call
     assert refused > len(calls) // 3
+
+
+def test_a_line_that_lacks_what_its_kind_has_is_named(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    calls = []
+    for kind in (*ATTEMPT, *DECISION):
+        built = Builder(root / f"{kind.replace('_', '')}-0000")
+        attempt = built.trial().attempt()
+        if kind in ATTEMPT:
+            attempt.line(kind)
+        else:
+            built.decide(kind)
+        verbs = ("status", "events", "metrics", "explain", "index update", "eff", "show -o json")
+        calls += [[*verb.split(), built.paths.id] for verb in verbs]
+    for call, (rc, _, err, _) in zip(calls, run(root, calls), strict=True):
+        assert rc == 9 or (rc == 0 and call[0] != "status"), (call, rc, err)
+        assert rc == 0 or ("has no" in err and "hint" in err), (call, err)
 
 
 def test_a_file_is_opened_without_waiting_and_only_if_it_is_one(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from hpcdet.read.lines import ATTEMPT, DECISION, sound
 from hpcdet.store import chain, config, files, journal, packed, trials
 from hpcdet.store.controls import accepted
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths
@@ -57,7 +58,7 @@ class GatheredAttempt:
 
     @cached_property
     def lines(self) -> list[Line]:
-        return journal.read(self.paths.journal)
+        return sound(journal.read(self.paths.journal), ATTEMPT, self.paths.journal)
 
     def of_kind(self, *kinds: str) -> Iterator[Line]:
         return (line for line in self.lines if line["kind"] in kinds)
@@ -66,7 +67,8 @@ class GatheredAttempt:
     def profiles(self) -> list[Line]:
         """Where the time of all its ranks went (``profile``), as far as they told."""
         world = max((line["world"] for line in self.of_kind("start")), default=1)
-        others = (journal.read(self.paths.profile(rank)) for rank in range(1, world))
+        places = (self.paths.profile(rank) for rank in range(1, world))
+        others = (sound(journal.read(path), ATTEMPT, path) for path in places)
         return [*self.of_kind("profile"), *(line for lines in others for line in lines)]
 
     @cached_property
@@ -187,7 +189,7 @@ class Gathered:
 
     @cached_property
     def decisions(self) -> list[Line]:
-        return chain.read(self.paths)
+        return sound(chain.read(self.paths), DECISION, self.paths.decisions(0).parent)
 
     @cached_property
     def commands(self) -> list[tuple[int, Command]]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcdet.read.gather import Gathered, GatheredAttempt, GatheredTrial, Line, batches
+from hpcdet.read.lines import ATTEMPT, DECISION, sound
 from hpcdet.store import journal
 from hpcdet.store.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.record import Record
@@ -214,6 +215,7 @@ def read_trial(
     for attempt in gathered.attempts:
         memory = known.get(attempt.number) or AttemptMemory(attempt.number)
         lines, mark, same = read_on(attempt.paths.journal, memory.mark)
+        sound(lines, ATTEMPT, attempt.paths.journal)
         if not same:
             memory = AttemptMemory(attempt.number)
         news.append(News(attempt.number, lines, same, memory.rows))
@@ -292,6 +294,7 @@ class TermMemory:
     def read(self, path: Path) -> bool:
         """Read on; returns whether anything is new."""
         lines, self.mark, same = read_on(path, self.mark)
+        sound(lines, DECISION, path)
         if not same:
             self.lines = []
         # a searcher's event is in the trial's journal as well

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import IntegrityError
-from hpcdet.store import journal, packed
+from hpcdet.store import files, journal, packed
 from hpcdet.store.journal import Line
 from hpcdet.store.layout import ExperimentPaths
 
@@ -195,15 +195,24 @@ def _follow(
         parts.append([{**line, "term": term} for line in lines])
         if known:
             break
-        before = lines[0]["accepts"]
-        accepted = before["n"]
-        terms = [n for n in terms if n < before["term"]]
-        if before["term"]:
-            terms.append(before["term"])
+        accepted, former = _accepts(lines[0], path)
+        terms = [n for n in terms if n < former]
+        if former:
+            terms.append(former)
     if not reached:
         return None
     lines = [line for part in reversed(parts) for line in part]
     return _Way(lines, newest, newest_n, since)
+
+
+def _accepts(first: Line, path: Path) -> tuple[int, int]:
+    """How many records a term accepts, and of which former term; 0 of 0 for the first."""
+    before = first.get("accepts")
+    found = [before.get(key) for key in ("n", "term")] if isinstance(before, dict) else []
+    match found:
+        case [int(n), int(term)]:
+            return n, term
+    raise files.damaged(path, "its first record does not say what it accepts")
 
 
 def _size(path: Path) -> int:

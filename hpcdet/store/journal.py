@@ -72,7 +72,8 @@ def decode(raw: bytes) -> Line | None:
         line = bounded.json_value(raw, VALUES)
     except ValueError:
         return None
-    return line if isinstance(line, dict) else None
+    said = isinstance(line, dict) and isinstance(line.get("kind"), str)
+    return line if said and isinstance(line.get("t"), str) else None
 
 
 @dataclass
