@@ -32,7 +32,7 @@ def manifest(checkpoint: Path) -> dict[str, Any]:
     """
     hint = "hpcdet ckpt verify says which of a trial's are"
     try:
-        found = manifests.read(checkpoint)
+        found = manifests.outline(checkpoint)
         for shard in found["shards"]:
             size = (checkpoint / shard["file"]).stat().st_size
             if size != shard["bytes"]:

@@ -53,6 +53,27 @@ def read(folder: Path) -> dict[str, Any]:
         raise IntegrityError(what, where=str(path), hint=HINT) from None
 
 
+def outline(folder: Path) -> dict[str, Any]:
+    """As ``read``, as far as files are linked by it; who loads the copy validates all of it.
+
+    Raises:
+        IntegrityError: there is none, it is not what was written, or names files elsewhere.
+    """
+    path = folder / MANIFEST
+    raw = files.read_json(path)
+    if not isinstance(raw, dict) or sealed.digest(raw) != raw.get(sealed.ROOT):
+        raise IntegrityError("it is not what was written", where=str(path), hint=HINT)
+    rows = raw.get("shards")
+    shards: list[Any] = rows if isinstance(rows, list) else [None]
+    if _lead_elsewhere(shards):
+        raise IntegrityError("it names files outside of its folder", where=str(path), hint=HINT)
+    named = all(_map(one) and _FILE.fullmatch(str(one.get("file"))) for one in shards)
+    sized = named and all(_whole(one.get("bytes")) for one in shards)
+    if not (sized and _map(raw.get("meta")) and _text(raw.get("name"))):
+        raise IntegrityError("it is not a checkpoint's manifest", where=str(path), hint=HINT)
+    return raw
+
+
 class _Refused(ValueError):
     """It is JSON, and not what hpcdet writes."""
 
