@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdet.jobs import decisions
 from hpcdet.read.beyond import Beyond, beyond
 from hpcdet.read.gather import Gathered
 from tests.builders import Builder
@@ -114,6 +115,25 @@ def test_plan_foretells_it_and_says_by_which_rates(
         *("plan", config, "--site", "local", "--set", "searcher.max_trials=1", "-o", "json")
     ).items
     assert alone["beyond"] is None  # nobody leaves at a rung
+
+
+def test_the_last_twenty_of_the_name_that_have_rungs_are_looked_at(
+    built: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, wanted = built.paths.root.parent, Gathered(built.paths).config
+    assert (found := decisions.former(root, wanted)) and found.source == "short-0001"
+    looked: list[str] = []
+    monkeypatch.setattr(decisions, "beyond", lambda one: looked.append(one.paths.id) or [])
+    for number in range(2, 21):
+        search = SEARCH if number % 2 else {**SEARCH, "name": "random", "num_rungs": None}
+        Builder(root / f"short-{number:04d}", searcher=search)
+        Builder(root / f"other-{number:04d}", searcher=SEARCH)
+    assert decisions.former(root, wanted) is None
+    assert looked == [f"short-{number:04d}" for number in range(19, 0, -2)]
+    Builder(root / "short-0021", searcher=SEARCH)
+    looked.clear()
+    assert decisions.former(root, wanted) is None
+    assert looked == [f"short-{number:04d}" for number in range(21, 1, -2)]
 
 
 def test_a_submission_warns_by_what_a_former_one_has_shown(

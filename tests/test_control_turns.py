@@ -17,7 +17,7 @@ from hpcdet.control.facts import Facts
 from hpcdet.control.holder import Fenced, Holder
 from hpcdet.control.sight import Sight
 from hpcdet.errors import UsageError
-from hpcdet.schedulers.base import Capabilities, Refusal, TaskState
+from hpcdet.schedulers.base import Capabilities, Refusal, Submission, TaskState
 from hpcdet.search import api, registry
 from hpcdet.store import chain, config, files, journal, lease, limits, packed
 from hpcdet.store.controls import in_force
@@ -818,6 +818,25 @@ def test_arrays_are_chunked_by_what_site_and_scheduler_allow(tmp_path: Path) -> 
     assert [j.submission.tasks for j in narrow.scheduler.jobs.values()] == [3]
 
 
+def test_arrays_that_are_too_wide_are_halved_and_refused_only_where_there_are_none(
+    tmp_path: Path,
+) -> None:
+    def refuse(submission: Submission) -> Refusal | None:
+        too_wide = submission.tasks > most
+        return Refusal("width", "Invalid job array specification") if too_wide else None
+
+    most = 3
+    search = {"max_concurrent_trials": 8}
+    world = World.make(tmp_path, Waves(count=8, width=8), searcher=search)
+    world.scheduler.refuse = refuse
+    assert advance(world.paths, world.holder()).state != "PAUSED"
+    assert [job.submission.tasks for job in world.scheduler.jobs.values()] == [2, 2, 2, 2]
+    most = 0
+    none = World.make(tmp_path / "none", Waves(count=2, width=2))
+    none.scheduler.refuse = refuse
+    assert advance(none.paths, none.holder()).state == "PAUSED"
+
+
 def test_an_unavailable_scheduler_is_waited_for(tmp_path: Path) -> None:
     world = World.make(tmp_path)
     holder = world.holder()
@@ -1094,6 +1113,25 @@ def test_spares_wait_where_nobody_submits_later_and_start_only_for_work(tmp_path
     assert later(world, holder, 1).closed
     assert len(world.scheduler.jobs) == 2
     assert world.scheduler.live == [("1", 0), ("1", 3)]  # who see for themselves that it is over
+
+
+def test_the_end_takes_only_sentinels_that_wait_out_of_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    can = {"requeue": "none", "submit_from_compute": True}
+    world = World.make(tmp_path, Waves(1, 1), {"scheduler": "slurm", "capabilities": can})
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    play.vanish(play.start("1"), TaskState.NODE_FAIL)
+    world.scheduler.jobs["2"].states = [TaskState.COMPLETED]  # it ran after that, and left
+    later(world, holder)
+    names = [job.submission.name for job in world.scheduler.jobs.values()]
+    assert names == [f"paper-0001-{name}" for name in ("1", "1-sentinel", "2", "2-sentinel")]
+    canceled: list[str] = []
+    monkeypatch.setattr(world.scheduler, "cancel", canceled.append)
+    play.finish(play.claim(play.start("3")))
+    assert later(world, holder, 1).closed
+    assert canceled == ["4"]
 
 
 def test_where_nobody_submits_per_trial_there_is_a_task_for_each_trial(tmp_path: Path) -> None:

@@ -151,6 +151,7 @@ def test_partitions_and_times() -> None:
          "invalid"),
         ("sbatch: error: Batch job submission failed: Slurm temporarily unable to accept job, "
          "sleeping and retrying", "limit"),
+        ("sbatch: error: Batch job submission failed: Invalid job array specification", "width"),
         ("sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect "
          "failure)", "unavailable"),
         ("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
@@ -368,6 +369,8 @@ def test_capabilities_are_the_narrower_of_site_and_cluster(
         (True, False, 51, 9)
     )
     assert scheduler(limits={"max_array": 7}).capabilities().max_array_tasks == 7
+    # recorded by an older version: it had asked for accounting alone
+    assert scheduler(capabilities={"accounting": True}).capabilities().max_array_tasks == 51
     fake("scontrol", "exit 1")  # a script can be prepared all the same
     assert scheduler(limits={"max_array": 7}).capabilities().max_array_tasks == 7
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,13 @@ def test_the_cluster_is_asked_once_a_day(cluster: Cluster, cli: Cli, tmp_path: P
     kept.write_text(json.dumps({**old, "at": old["at"] - facts.GOOD_FOR_S}))
     (cluster.folder / "away").touch()
     assert resolved().limits.kill_wait_s == 46
+    # who asks anew hears that it is that answer
+    said = cli("site", "detect", "--profile", "generic-slurm").err
+    assert "did not answer (scontrol show config: Unable to contact" in said
+    day = datetime.fromtimestamp(old["at"] - facts.GOOD_FOR_S, UTC).date()
+    assert f"what it said on {day} stands" in said
+    kept.write_text(json.dumps({**old, "at": "yesterday"}))
+    assert "did not answer" in facts.resolved(load("generic-slurm"))[1]
     kept.write_text("{")
     site, assumed = facts.resolved(load("generic-slurm"))
     assert "did not answer (scontrol show config: Unable to contact" in assumed

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from hpcdet.control import daemon
+from hpcdet.control.controller import Turn
 from hpcdet.jobs.launch import Allocation
 from hpcdet.site import loading
 from hpcdet.store import config, files, journal, lease, nudges, trials
@@ -36,6 +37,7 @@ from hpcdet.worker import (
     again,
     cancels,
     claims,
+    handover,
     outlook,
     patience,
     sentinel,
@@ -306,6 +308,49 @@ def test_a_sentinel_tells_though_the_storage_is_away_for_a_moment(
     Closed("COMPLETED").write_once(paths.closed)
     assert sentinel.watch(paths, 1) is None
     assert len(once.refused) == 3
+
+
+@pytest.mark.parametrize(
+    ("turn", "told"),
+    [
+        (Turn(True, wanted=2, lacking=2), True),
+        (Turn(True, wanted=2, lacking=2, live=(1,), blind="it is away"), True),
+        (Turn(True), False),
+        (Turn(True, actions=("submit 2 workers as job 7",), wanted=2, lacking=2), False),
+        (Turn(True, actions=("found submission 2 as job 7",), wanted=2, lacking=2), False),
+    ],
+)
+def test_a_sentinel_tells_only_where_somebody_is_needed_and_nobody_was_sent(
+    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch, turn: Turn, told: bool
+) -> None:
+    """Its time may be over after any turn."""
+    files.write_once(paths.site, loading.dump(x.local_site()))
+    files.write_once(paths.config, config.dump(x.config()))
+    monkeypatch.setattr(sentinel, "turns", lambda *_: iter([turn]))
+    assert (sentinel.watch(paths, 1) is not None) == paths.stuck(1).exists() == told
+
+
+def test_what_is_wrong_with_an_experiment_ends_both_programs_with_a_line_and_its_code(
+    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = ("--index", "0", "--restart", "0", "--code", "1")
+    asked = [str(paths.root), "--submission", "1"]
+    programs = [(sentinel, asked), (handover, [*asked, *place])]
+    paths.site.write_text("scheduler: abacus\n")
+    paths.site.chmod(0o600)
+    monkeypatch.setenv("HPCDET_JOB", "7_0")
+    for module, argv in programs:
+        assert module.main(argv) == 4
+        assert f"error: {paths.site}" in capsys.readouterr().err
+
+    def away(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(paths.site))
+
+    for module, argv in programs:
+        monkeypatch.setattr(module, "START_S", 0.0)
+        monkeypatch.setattr(module, "from_resolved", away)
+        assert module.main(argv) == 5
+        assert capsys.readouterr().err == f"error: {paths.site}: Input/output error\n"
 
 
 def test_storage_that_is_away_while_a_worker_starts_ends_no_task(

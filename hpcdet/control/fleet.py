@@ -281,14 +281,12 @@ def _submitted(holder: Holder, intent: Intent, job: str) -> int:
 
 
 def _refused(holder: Holder, intent: Intent, refusal: Refusal) -> int:
-    if refusal.kind == "unavailable":
-        raise _Later(refusal.message)
-    if refusal.kind == "limit":
-        if intent.tasks == 1:
-            raise _Later(refusal.message)
+    if refusal.kind in ("limit", "width") and intent.tasks > 1:
         holder.width = max(1, intent.tasks // 2)
         _give_up(holder, intent, f"too wide for now: {refusal.message}")
         return 0
+    if refusal.kind in ("limit", "unavailable"):
+        raise _Later(refusal.message)
     _give_up(holder, intent, refusal.message)
     halt(holder, refusal.message)
     raise _Later(refusal.message)

@@ -15,9 +15,11 @@ from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Seen
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs import succession
-from hpcdet.schedulers.base import SubmissionRefused
+from hpcdet.schedulers.base import Job, SubmissionRefused, Task, TaskState
 from hpcdet.store import files, overrides
 from hpcdet.store.records import Intent, Submitted
+
+_LIVES = (TaskState.PENDING, TaskState.RUNNING)
 
 
 def post(holder: Holder, seen: Seen) -> None:
@@ -45,13 +47,20 @@ def dismiss(holder: Holder) -> None:
     """Take those of an experiment that is over out of the queue; one that runs sees for itself."""
     if holder.kind == "sentinel":
         return
+    posted: list[Job] = []
     for number in holder.paths.submissions():
-        if number <= holder.watch.left_behind:
-            continue
-        submitted = Submitted.read(holder.paths.sentinel_submitted(number))
-        if submitted is not None and submitted.job:
+        if number > holder.watch.left_behind:
+            submitted = Submitted.read(holder.paths.sentinel_submitted(number))
+            if submitted is not None and submitted.job:
+                posted.append(Job(submitted.job, 1, submitted.at))
+    scheduler = holder.hands.scheduler
+    rows: dict[str, list[Task]] = {}
+    with contextlib.suppress(Unavailable):
+        rows = scheduler.query(posted) if posted else {}
+    for job in (one.job for one in posted):
+        if not rows.get(job) or any(row.state in _LIVES for row in rows[job]):
             with contextlib.suppress(Unavailable):
-                holder.hands.scheduler.cancel(submitted.job)
+                scheduler.cancel(job)
 
 
 def _post(holder: Holder, number: int, job: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,6 +20,8 @@ from hpcdet.store.config import Resolved
 LOOK_S = 2.0
 """Seconds between two looks of a trial for what is wanted of it."""
 _TURN_S = 10.0
+_FORMER = 20
+"""Of so many experiments the journals are read; older ones say little of the present cluster."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +33,17 @@ class Decisions:
 
 
 def former(root: Path, wanted: Resolved) -> Decisions | None:
-    """As they took on average in the newest experiment of the name; None if none has shown it."""
-    for paths in reversed(find.experiments(root)):
-        if paths.id.rpartition("-")[0] != wanted.name:
-            continue
+    """As they took on average in the newest experiment of the name that shows it, of the last 20.
+
+    None: none of them does.
+    """
+    newest = reversed(find.experiments(root))
+    named = (paths for paths in newest if paths.id.rpartition("-")[0] == wanted.name)
+    for paths in itertools.islice(named, _FORMER):
         with contextlib.suppress(*UNREADABLE):
             gathered = gather(paths)
-            if gathered.config.searcher.wait_at_rungs_s:
+            search = gathered.config.searcher
+            if search.wait_at_rungs_s or not search.rungs:
                 continue  # who waits hears sooner
             if found := [one.seconds for one in beyond(gathered) if one.heard]:
                 return Decisions(round(statistics.mean(found), 3), paths.id)

@@ -104,7 +104,8 @@ class Refusal:
     """Why a submission did not happen.
 
     ``kind``: ``invalid`` (will never work: say it to the user), ``limit`` (back-pressure: try a
-    smaller one later), ``unavailable`` (try again later).
+    smaller one later), ``width`` (the array is too wide: try a smaller one now), ``unavailable``
+    (try again later).
     """
 
     kind: str

@@ -2,7 +2,7 @@
 
 ``scontrol show config``, ``scontrol show partition`` and ``sacctmgr show assoc`` are run on the
 login node; what they say lies in ``facts-KEY.json`` of the user's cache folder, one file for each
-cluster as this host sees it. The answers go into the resolved site, so that nodes never ask.
+cluster as this host sees it. The answers go into the resolved site, so that nodes need not ask.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,9 @@ def resolved(
 ) -> tuple[Site, str]:
     """The site with what its file leaves open, and why some of that is assumed; "" if nothing is.
 
+    Where ``fresh`` is asked for and the cluster does not answer, what it said before stands, and
+    the second value says so.
+
     Args:
         pool: the partition of the experiment; None: the default one.
         ask: False: neither the cluster nor what it has said before; careful values are assumed.
@@ -74,13 +77,14 @@ def resolved(
         }
         values[part] = getattr(site, part).model_copy(update=told)
     assumed = site.open - answers.keys()
-    day = datetime.fromtimestamp(known.at, UTC).date() if known is not None else ""
+    day = _day(known) if known is not None else ""
     origins = {key: f"asked on {day}: {source}" for key, (_, source) in answers.items()}
     origins |= dict.fromkeys(assumed, f"assumed: {why or 'the cluster does not say'}")
     found = site.settled(values, origins)
     if known is None:
         return found, f"{why}: careful values are assumed for {', '.join(sorted(assumed))}"
-    return found, ""
+    # whoever wanted another answer hears that it is the former one
+    return found, f"{why}: what it said on {day} stands" if why and fresh else ""
 
 
 def _answers(known: Facts, site: Site, pool: str | None) -> Iterator[tuple[str, tuple[Any, str]]]:
@@ -150,7 +154,7 @@ def _facts(fresh: bool) -> tuple[Facts | None, str]:
         try:
             now = ask()
         except Unavailable as error:
-            return before, "" if before else f"the cluster did not answer ({error.what})"
+            return before, f"the cluster did not answer ({error.what})"
         files.replace(path, files.canonical(dataclasses.asdict(now)))
         return now, ""
     except (OSError, Unavailable) as error:
@@ -164,9 +168,15 @@ def _path(scontrol: str) -> Path:
 
 def _read(path: Path) -> Facts | None:
     try:
-        return Facts(**(files.read_json(path) or {}))
-    except (OSError, TypeError, ValueError):
+        found = Facts(**(files.read_json(path) or {}))
+        _day(found)
+    except (OSError, TypeError, ValueError, OverflowError):
         return None  # of another version, or damaged: ask anew
+    return found
+
+
+def _day(known: Facts) -> date:
+    return datetime.fromtimestamp(known.at, UTC).date()
 
 
 def ask() -> Facts:

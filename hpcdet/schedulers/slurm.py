@@ -34,6 +34,7 @@ from hpcdet.schedulers.slurm_tasks import Accounts
 from hpcdet.schedulers.variables import scrubbed
 from hpcdet.site import Site
 from hpcdet.site.detection import parse_config
+from hpcdet.site.models import Limits
 
 _LIMIT_S = 120
 
@@ -251,12 +252,13 @@ class SlurmScheduler:
     def capabilities(self) -> Capabilities:
         """See ``base.Scheduler``. A site that was resolved at submission has asked already.
 
-        Of another one the narrower counts of what the cluster and the site file say, and the
-        site's word alone while the cluster does not answer: scripts can be prepared.
+        Of one that leaves something open, or has the widest array by default, the narrower counts
+        of what the cluster and the site file say, and the site's word alone while the cluster does
+        not answer: scripts can be prepared.
         """
         can, limits = self.site.capabilities, self.site.limits
         accounting, widest = bool(can.accounting), ""
-        if can.accounting is None:
+        if can.accounting is None or limits.max_array == Limits().max_array:
             with contextlib.suppress(Unavailable):
                 accounting, widest = self._accounting(), self._config.get("MaxArraySize", "")
         return Capabilities(

@@ -49,6 +49,7 @@ STATES = {
 _NODES = re.compile(r"(\d+)([KM]?)")  # 2048 nodes are printed as 2K
 _LIMIT = re.compile(r"MaxSubmit|MaxJobs|SubmitJobs|job submit limit|temporarily unable to accept")
 _OTHER_LIMIT = re.compile(r"\b(?:QOS|Assoc|Part)\w*(?:Max|Min|Grp)\w+")
+_WIDTH = re.compile(r"Invalid job array specification")
 _UNAVAILABLE = re.compile(
     r"[Uu]nable to contact|[Tt]imed out|Connection (?:refused|timed out|reset)|standby mode"
     r"|[Zz]ero [Bb]ytes|[Cc]ommunication connection failure|[Aa]uthentication|munge"
@@ -261,6 +262,8 @@ def refusal(said: str) -> Refusal:
         return Refusal("unavailable", text)
     if any(_LIMIT.search(name) for name in named) or (not named and _LIMIT.search(text)):
         return Refusal("limit", text)
+    if _WIDTH.search(text):
+        return Refusal("width", text)
     return Refusal("invalid", text)
 
 

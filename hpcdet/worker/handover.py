@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 import sys
 
-from hpcdet.errors import HpcdetError
 from hpcdet.site.loading import from_resolved
 from hpcdet.store import files, lease
 from hpcdet.store.layout import ExperimentPaths, WorkerPaths
 from hpcdet.store.records import Closed, End, Final, WorkerClaim, WorkerEnd
 from hpcdet.worker import again, allocation, claims
 from hpcdet.worker.patience import START_S, insist, within
-from hpcdet.worker.turning import turns
+from hpcdet.worker.turning import code_of, turns
 
 
 def hand_over(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> str:
@@ -65,13 +64,8 @@ def bury(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> None:
 
 def main(argv: list[str]) -> int:
     """0, or the code of what is wrong with the experiment; the script ends with its worker's."""
-    try:
-        said = hand_over(*again.task("hpcdet.worker.handover", argv))
-    except HpcdetError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(f"handed over: {said}")
-    return 0
+    task = again.task("hpcdet.worker.handover", argv)
+    return code_of(lambda: print(f"handed over: {hand_over(*task)}"))
 
 
 if __name__ == "__main__":

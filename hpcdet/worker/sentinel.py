@@ -22,7 +22,7 @@ from hpcdet.store import files, overrides
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Stuck
 from hpcdet.worker.patience import START_S, insist, within
-from hpcdet.worker.turning import turns
+from hpcdet.worker.turning import code_of, turns
 
 
 def watch(paths: ExperimentPaths, submission: int) -> Stuck | None:
@@ -36,7 +36,7 @@ def watch(paths: ExperimentPaths, submission: int) -> Stuck | None:
             return None
         if turn.held:
             alone = bool(turn.wanted) and not (turn.busy or turn.live)
-            why = "" if turn.live and not turn.blind else _why(turn, can)
+            why = "" if _goes_on(turn) else _why(turn, can)
             if alone and not can.submit_from_compute:
                 break
     # without a reason the lease was another's all the time, or tasks live: somebody is there
@@ -48,6 +48,12 @@ def _is_quiet(turn: Turn, submission: int) -> bool:
     if turn.state in ("PAUSED", "STOPPING"):
         return True
     return not turn.blind and any(number != submission for number in turn.live)
+
+
+def _goes_on(turn: Turn) -> bool:
+    """Whether somebody lives, was just sent, or nobody is needed."""
+    sent = any(action.startswith(("submit ", "found submission ")) for action in turn.actions)
+    return sent or not turn.wanted or bool(turn.live and not turn.blind)
 
 
 def _why(turn: Turn, can: Capabilities) -> str:
@@ -82,13 +88,13 @@ def _tell(paths: ExperimentPaths, submission: int, why: str) -> Stuck:
 
 
 def main(argv: list[str]) -> int:
-    """0, whatever it found."""
+    """0, whatever it found; else the code of what is wrong with the experiment."""
     parser = argparse.ArgumentParser(prog="hpcdet.worker.sentinel")
     parser.add_argument("experiment", type=Path)
     parser.add_argument("--submission", type=int, required=True)
     given = parser.parse_args(argv)
-    watch(ExperimentPaths(given.experiment.absolute()), given.submission)
-    return 0
+    paths = ExperimentPaths(given.experiment.absolute())
+    return code_of(lambda: watch(paths, given.submission))
 
 
 if __name__ == "__main__":

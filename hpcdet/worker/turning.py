@@ -5,15 +5,27 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hpcdet.control import controller
 from hpcdet.control.controller import Holder, Turn
+from hpcdet.errors import HpcdetError, refused
 from hpcdet.site.loading import from_resolved
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.worker.patience import START_S, insist, within
 
 _LOOK_S = 10.0
+
+
+def code_of(program: Callable[[], object]) -> int:
+    """The exit code of such a program: 0, or that of what is wrong, which is said."""
+    try:
+        program()
+    except (HpcdetError, OSError) as error:
+        known = refused(error) if isinstance(error, OSError) else error
+        print(f"error: {known}", file=sys.stderr)
+        return known.exit_code
+    return 0
 
 
 def turns(paths: ExperimentPaths, kind: str) -> Iterator[Turn]:
