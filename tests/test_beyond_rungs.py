@@ -62,6 +62,21 @@ def test_it_is_counted_from_the_report_that_was_decided_upon(built: Builder) -> 
     ]
 
 
+def test_lines_that_lack_what_is_counted_count_for_nothing(cli: Cli) -> None:  # noqa: F811
+    built = Builder(cli.root / "short-0001", searcher=SEARCH)
+    attempt = built.trial().attempt()
+    attempt.line("metrics", group="validation", step=10, metrics={"validation_loss": 0.5})
+    whole = {"kind": "report", "trial": 1, "length": {"batches": 10}, "metrics": {}}
+    for lost in ("trial", "length", "metrics"):
+        built.decide("event", event={key: whole[key] for key in whole if key != lost})
+        for action in ({"kind": "pause"}, {"trial": 1}, {"kind": "pause", "trial": 1}):
+            built.decide("action", action=action)
+    assert beyond(Gathered(built.paths)) == []
+    assert cli("eff", built.paths.id, "-o", "json").items[0]["beyond_batches"] == 0
+    attempt.line("waited", rung=10, until="paused")
+    assert "'waited', has no seconds" in cli("eff", built.paths.id, code=9).err
+
+
 def test_eff_and_explain_say_it_for_each_trial_and_in_all(cli: Cli, built: Builder) -> None:  # noqa: F811
     rows = cli("eff", built.paths.id, "-o", "json").items
     keys = ("trained_batches", "beyond_batches", "beyond_s", "waited_s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from hpcdet.schedulers.base import Submission
 from hpcdet.schedulers.local import LocalScheduler
 from hpcdet.schedulers.local_state import JobFolder
 from hpcdet.store import config
-from hpcdet.store.config import Resolved
+from hpcdet.store.config import Environment, Resolved
 from hpcdet.store.layout import ExperimentPaths
 from tests import experiments as x
 from tests.commands import Cli
@@ -47,6 +48,24 @@ def test_a_command_runs_in_a_job_and_leaves_nothing_behind(state: Path, tmp_path
     assert (answer.code, said) == (3, "good\nbad\n")
     assert not root.exists()
     x.until(lambda: everything_ended(state))
+
+
+@pytest.mark.parametrize(("seen", "kept"), [("0", "cuda"), ("", "cpu")])
+def test_a_command_has_the_variables_of_its_device(
+    state: Path, cli: Cli, tmp_path: Path, seen: str, kept: str
+) -> None:
+    wanted = Environment({"CUDA_VISIBLE_DEVICES": seen}, {"DEVICE": "cpu"}, {"DEVICE": "cuda"})
+    script = "import os; print('it is', os.environ['DEVICE'])"
+    with errand.folder(tmp_path / "root") as place:
+        argv = [sys.executable, "-c", script]
+        _, said = errand.run(place, x.local_site(), Resolved(environment=wanted), argv, 120)
+    assert said == f"it is {kept}\n"
+    model = x.write_model(tmp_path / "model")
+    (model / "model_def.py").write_text(f"{script}\nraise SystemExit(3)")
+    values = x.config() | {"environment": dataclasses.asdict(wanted)}
+    (model / "config.yaml").write_bytes(config.dump(values))
+    said = cli("test", model / "config.yaml", "--site", "local", code=4).err
+    assert f"it is {kept}" in said
 
 
 def test_a_job_that_dies_is_too_long_or_is_unwanted_is_ended(state: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import settings
 from hpcdet.cli.times import Seconds
 from hpcdet.errors import ConfigError, StillPending
-from hpcdet.jobs import create, errand
+from hpcdet.jobs import create, errand, launch
 from hpcdet.search import api, registry
 from hpcdet.search.program import ProgramError
 from hpcdet.store import config, files, history
@@ -82,6 +83,7 @@ def rehearse(wanted: Request, timeout: float | None = None) -> None:
             try:
                 done = subprocess.run(
                     argv,
+                    env=launch.with_variables(os.environ, wanted.resolved.environment),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,

@@ -116,6 +116,7 @@ def _check(
         raise problems.failure(wrong, origins, source) from None
     if not wrong:
         wrong += [*checks.errors(config), *entrypoints.errors(config)]
+        wrong += methods.unlimited(config.searcher)
     if wrong:
         raise problems.failure(wrong, origins, source)
     doubts += checks.warnings(config)

@@ -12,7 +12,7 @@ from hpcdet.config.models import Config, Searcher
 from hpcdet.config.problems import Problem, default
 from hpcdet.rungs import hyperband
 from hpcdet.space.space import Space
-from hpcdet.store.config import COPYING, HALVING, WHOLE, resolve
+from hpcdet.store.config import COPYING, HALVING, MODELLED, WHOLE, resolve
 
 _COMPARED = tuple(name for name in HALVING if name not in WHOLE)
 _LEARNING = ("random", *HALVING, *COPYING)
@@ -78,6 +78,24 @@ def problems(asked: Searcher) -> Iterator[Problem]:
         if asked.name == "adaptive_asha" and _said(asked, other):
             what = f"bracket_rungs says which brackets there are, and so does {other}"
             yield Problem(f"searcher.{other}", what, "keep one of them")
+
+
+def unlimited(asked: Searcher) -> Iterator[Problem]:
+    """A limit that nobody asks where a model's pace is kept (``search.rule.Cut``).
+
+    Of configs that are written anew only: searches that have begun go on as they are.
+    """
+    sampler = asked.sampler.name or MODELLED.get(asked.name, "random")
+    compared = asked.name in _COMPARED and asked.rule == "hybrid"
+    if (
+        compared
+        and asked.rule_version > 4
+        and sampler != "random"
+        and _said(asked, "promotion_share")
+    ):
+        what = f"with the sampler {sampler}, rule_version: {asked.rule_version} keeps its own pace"
+        hint = "leave it out, or use rule_version: 4 or the sampler random"
+        yield Problem("searcher.promotion_share", what, hint)
 
 
 def doubts(config: Config, written: Mapping[str, Any]) -> Iterator[Problem]:

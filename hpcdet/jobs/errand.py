@@ -9,6 +9,8 @@ meet. All it needs and all it says lies in a folder that is removed afterwards.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 import shutil
 import signal
 import socket
@@ -21,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.errors import HpcdetError, StillPending, Unavailable
-from hpcdet.jobs import render, submission
+from hpcdet.jobs import launch, render, submission
 from hpcdet.schedulers.base import Job, Scheduler, Submission, SubmissionRefused, Task
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site, loading
-from hpcdet.store import files
+from hpcdet.store import config, files
 from hpcdet.store.config import Resolved
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.record import Record
@@ -103,6 +105,8 @@ def run(
     command = [python, "-Pm", "hpcdet.jobs.errand", str(place), *argv]
     text = render.render(experiment, once, intent, paths, command=command)
     files.write_once(paths.site, loading.dump(once))
+    wanted = {"environment": dataclasses.asdict(experiment.environment)}
+    files.write_once(paths.config, config.dump(wanted))
     script = paths.script(1)
     files.replace(script, text.encode(), submission.SCRIPT_MODE)
     files.make_folder(paths.job_log(1))
@@ -180,12 +184,14 @@ def main(argv: list[str]) -> int:
     place, command = Path(argv[0]), argv[1:]
     if command[-2:-1] == ["--index"]:
         del command[-2:]
+    wanted = config.load(ExperimentPaths(place).config).environment
     # the script ignores these for its worker; of these two, one shall end this
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with open(place / "output", "wb") as output:
         done = subprocess.run(
             command,
             cwd=place,
+            env=launch.with_variables(os.environ, wanted),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hpcdet.jobs import environment
 from hpcdet.jobs.lanes import devices
 from hpcdet.site.models import Launcher, Site
-from hpcdet.store.config import Resolved, Resources
+from hpcdet.store.config import Environment, Resolved, Resources
 from hpcdet.store.layout import AttemptPaths, ExperimentPaths
 
 # What Slurm says of the batch step's own place. srun replaces it; other launchers do not.
@@ -87,10 +87,7 @@ def launch(
     place = (str(paths.root), str(attempt.trial), str(attempt.number))
     same = ("--identity", identity) if identity else ()
     rank = (python, "-Pm", "hpcdet.attempt", *place, *same)
-    given = clean_environment(os.environ)
-    wanted = experiment.environment
-    given.update(wanted.environment_variables)
-    given.update(wanted.cuda_variables if devices(given, 0, 1) else wanted.cpu_variables)
+    given = with_variables(clean_environment(os.environ), experiment.environment)
     given["HPCDET_BACKEND"] = experiment.distributed.backend
     if allocation.end_at is not None:
         given["HPCDET_DEADLINE"] = f"{allocation.end_at:.3f}"
@@ -129,6 +126,13 @@ def listener_argv(launcher: Launcher, command: tuple[str, ...]) -> tuple[str, ..
         *("--job-name=listener", *(arg for arg in launcher.args if arg.startswith("--account"))),
         *command,
     )
+
+
+def with_variables(given: Mapping[str, str], wanted: Environment) -> dict[str, str]:
+    """The variables of a training process: with those of ``environment`` on top, as they are for
+    processes that see accelerators, or none."""
+    found = {**given, **wanted.environment_variables}
+    return found | (wanted.cuda_variables if devices(found, 0, 1) else wanted.cpu_variables)
 
 
 def clean_environment(variables: Mapping[str, str]) -> dict[str, str]:

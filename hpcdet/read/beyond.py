@@ -65,16 +65,16 @@ def _leaving(gathered: Gathered) -> Iterator[tuple[int, str, int]]:
         if line["kind"] == "event":
             last = line["event"]
         elif line["kind"] == "action" and last.get("kind") == "report":
-            action, length = line["action"], last["length"]
-            leaves = action["kind"] in ("pause", "stop") and action["trial"] == last["trial"]
-            if leaves and isinstance(length, dict):
-                [(unit, value)] = length.items()
-                yield int(action["trial"]), str(unit), int(value)
+            action, trial, length = line["action"], last.get("trial"), last.get("length")
+            leaves = action.get("kind") in ("pause", "stop") and action.get("trial") == trial
+            if leaves and isinstance(trial, int) and isinstance(length, dict):
+                for unit, value in length.items():
+                    yield trial, str(unit), int(value)
 
 
 def _reports(attempt: GatheredAttempt, unit: str) -> list[tuple[int, Line]]:
     lines = (line for line in attempt.of_kind("metrics") if line["group"] == "validation")
-    return [(int(line["units"].get(unit, -1)), line) for line in lines]
+    return [(int((line.get("units") or {}).get(unit, -1)), line) for line in lines]
 
 
 def _beyond(trial: int, length: int, attempt: GatheredAttempt, report: Line, passed: int) -> Beyond:

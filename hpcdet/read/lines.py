@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from hpcdet.store import files
 from hpcdet.store.journal import Line
 
-Shapes = Mapping[str, Mapping[str, type[Any]]]
+Shapes = Mapping[str, Mapping[str, type[Any] | UnionType]]
 
 ATTEMPT: Shapes = {
     "metrics": {"group": str, "step": int, "metrics": dict},
@@ -26,6 +27,7 @@ ATTEMPT: Shapes = {
     "alert": {"level": object, "text": object},
     "start": {"world": int},
     "profile": {"rank": int},
+    "waited": {"seconds": int | float},
 }
 """Keys of the lines of an attempt's journal that are not asked for with a default."""
 
