@@ -111,7 +111,7 @@ def test_hostile_names_are_words_and_never_commands(tmp_path: Path, name: str) -
         f'#!/bin/bash\nprintf "%s\\n" "$@" "$TEXT" >> {shlex.quote(str(told))}\nexit 0\n'
     )
     python.chmod(0o755)
-    experiment = replace(EXPERIMENT, environment=Environment({"TEXT": name}, None, str(python)))
+    experiment = replace(EXPERIMENT, environment=Environment({"TEXT": name}, python=str(python)))
     text = script(slurm(), experiment, str(root))
     said = directives(text)
     assert said["chdir"] == str(root)
@@ -146,7 +146,7 @@ def test_a_task_requeues_itself_only_if_told_to_and_never_the_whole_array(tmp_pa
     scontrol.write_text(f'#!/bin/bash\nkill -TERM $PPID; echo "scontrol $*" >> {told}\n')
     for file in (python, scontrol):
         file.chmod(0o755)
-    experiment = replace(EXPERIMENT, environment=Environment({}, None, str(python)))
+    experiment = replace(EXPERIMENT, environment=Environment({}, python=str(python)))
     paths = ExperimentPaths(tmp_path / "exp")
     site = slurm(capabilities={"requeue": "user"})
     text = render(experiment, site, INTENT, paths, {"PATH": f"{tmp_path}:{os.defpath}"})
@@ -293,6 +293,13 @@ def test_a_users_defaults_become_directives_with_their_origin() -> None:
     assert site.view().directives == {"account": "mine", "partition": "long"}
     assert site.origins["directives.account"] == "$SBATCH_ACCOUNT"
     assert site.view("gpu").directives["partition"] == "gpu"
+
+
+def test_a_command_in_the_place_of_a_worker_is_handed_over_to_nobody() -> None:
+    paths = ExperimentPaths(Path("/scratch/digits-7f3a"))
+    for site in (slurm(), sites.load("local")):
+        text = render(EXPERIMENT, site, INTENT, paths, {}, command=["echo", "done"])
+        assert "echo done --index" in text and "worker.handover" not in text
 
 
 def test_a_sentinel_is_small_and_where_its_workers_are(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from hpcdet.store.records import Intent
 _LOOK_S = 0.1
 _REMOVE_S = 5.0
 _TAIL = 4000
+_VARIABLES = "environment.yaml"
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def run(
     text = render.render(experiment, once, intent, paths, command=command)
     files.write_once(paths.site, loading.dump(once))
     wanted = {"environment": dataclasses.asdict(experiment.environment)}
-    files.write_once(paths.config, config.dump(wanted))
+    files.write_once(place / _VARIABLES, config.dump(wanted))
     script = paths.script(1)
     files.replace(script, text.encode(), submission.SCRIPT_MODE)
     files.make_folder(paths.job_log(1))
@@ -184,7 +185,7 @@ def main(argv: list[str]) -> int:
     place, command = Path(argv[0]), argv[1:]
     if command[-2:-1] == ["--index"]:
         del command[-2:]
-    wanted = config.load(ExperimentPaths(place).config).environment
+    wanted = config.load(place / _VARIABLES).environment
     # the script ignores these for its worker; of these two, one shall end this
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with open(place / "output", "wb") as output:

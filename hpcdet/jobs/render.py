@@ -123,6 +123,7 @@ def render(
         values = variables(jinja, experiment, site, view, intent, paths, environ)
         if command:
             values["worker"] = list(command)
+            values["handover"] = ["true"]  # no worker dies there that others could go on for
         text = jinja.get_template(name).render(values)
     except TemplateNotFound as error:
         where = ":".join(str(folder) for folder in folders)
