@@ -262,3 +262,15 @@ def second_state(rank: int, world: int) -> dict[str, Any]:
             first, last = tree.rows(len(one), rank, world)
             model[name] = checkpoint.Sharded(one[first:last].clone(), tuple(one.shape), first)
     return {"model": model, "table": torch.arange(64).bfloat16(), "step": 3}
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("scalar", ()), ("array", (1,))])
+def test_a_text_of_characters_that_do_not_exist_is_refused(
+    kind: str, shape: tuple[int, ...]
+) -> None:
+    """Taken out of its array, numpy would end it in a SystemError."""
+    beyond = torch.tensor(list((0x110000).to_bytes(4, "little")), dtype=torch.uint8)
+    with pytest.raises(ValueError, match="characters that do not exist"):
+        tree.from_bytes(kind, "<U1", shape, beyond)
+    last = torch.tensor(list((0x10FFFF).to_bytes(4, "little")), dtype=torch.uint8)
+    assert str(tree.from_bytes("scalar", "<U1", (), last)) == "\U0010ffff"

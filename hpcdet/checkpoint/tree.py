@@ -18,6 +18,7 @@ import functools
 import json
 import math
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -301,13 +302,21 @@ def _first(skeleton: dict[str, Any]) -> tuple[str, Any]:
 
 
 def from_bytes(kind: str, dtype: str, shape: tuple[int, ...], data: torch.Tensor) -> Any:
-    """The value of a leaf whose bytes are in ``data``, a tensor of uint8, which it may keep."""
+    """The value of a leaf whose bytes are in ``data``, a tensor of uint8, which it may keep.
+
+    Raises:
+        ValueError: a text has characters that do not exist; numpy would raise a SystemError.
+    """
     if kind == "tensor":
         return data.view(getattr(torch, dtype)).reshape(shape)
     if kind == "bytes":
         return data.numpy().tobytes()
     # np.zeros would make "<U1" of "<U0"
     array = data.numpy().view(dtype).reshape(shape) if data.numel() else np.ndarray(shape, dtype)
+    if array.dtype.kind == "U" and array.nbytes:
+        points = np.frombuffer(data.numpy(), array.dtype.str[0] + "u4")
+        if points.max() > sys.maxunicode:
+            raise ValueError("a text has characters that do not exist")
     return array[()] if kind == "scalar" else array
 
 

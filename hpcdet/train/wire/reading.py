@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import struct
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -122,11 +121,6 @@ class _Reader:
         if kind == "scalar" and shape:
             raise ValueError("a scalar has no axes")
         content = bytearray(self.take(size))
-        if (
-            dtype[1] == "U"
-            and np.frombuffer(content, f"{dtype[0]}u4").max(initial=0) > sys.maxunicode
-        ):
-            raise ValueError("there are no such characters")
         own = torch.frombuffer(content, dtype=torch.uint8) if size else _NOTHING
         return from_bytes(kind, dtype, shape, own)
 
