@@ -24,7 +24,9 @@ class Remembering(PaperScheduler):
     """A scheduler with accounting."""
 
     def launched_on(self, job: str, index: int) -> tuple[str, ...]:
-        return ("n7",)
+        return self.nodes
+
+    nodes: tuple[str, ...] = ("n7",)
 
 
 def make(tmp_path: Path, **settings: object) -> World:
@@ -103,6 +105,20 @@ def test_a_task_held_after_a_failed_launch_is_replaced_without_its_node(tmp_path
     assert intent is not None and intent.exclude == ["n7"]
 
 
+def test_of_a_job_on_several_nodes_those_go_that_fail_again(tmp_path: Path) -> None:
+    world = make(tmp_path)
+    holder = world.holder()
+    advance(world.paths, holder)
+    excluded = []
+    for job, nodes in enumerate((("n1", "n2"), ("n2", "n3")), 1):
+        world.scheduler.nodes = nodes  # type: ignore[attr-defined]
+        fail_to_launch(world, str(job))
+        turns(world, holder, 4)
+        intent = Intent.read(world.paths.intent(job + 1))
+        excluded.append(intent.exclude if intent is not None else None)
+    assert excluded == [[], ["n2"]]
+
+
 def test_three_launches_that_fail_in_a_row_are_a_matter_for_a_person(tmp_path: Path) -> None:
     world = make(tmp_path)
     holder = world.holder()
@@ -119,6 +135,8 @@ def test_three_launches_that_fail_in_a_row_are_a_matter_for_a_person(tmp_path: P
     commands.ask(world.paths, "resume")
     turns(world, holder, 2)
     assert world.scheduler.live == [(str(fruitless.LAUNCHES + 1), 0)]
+    intent = Intent.read(world.paths.intent(fruitless.LAUNCHES + 1))
+    assert intent is not None and intent.exclude == []  # somebody has looked after the node
 
 
 def test_a_launch_that_fails_now_and_then_is_no_matter_for_anybody(tmp_path: Path) -> None:
@@ -207,3 +225,42 @@ def test_why_tasks_wait_and_since_when_is_told_by_one_holder_to_the_next(tmp_pat
     turns(world, world.holder(), 2)
     [wait] = states.waits(gather.gather(world.paths))
     assert wait["since"] == "2026-01-01T00:00:00Z" and wait["long"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"since": "soon"}, {"since": "2026-01-01"}, {"tasks": "3"}, {"reason": ["x"]}]
+)
+def test_reasons_that_are_none_are_passed_over(tmp_path: Path, wrong: dict[str, object]) -> None:
+    good = {"reason": "Priority", "kind": "other", "tasks": 1, "since": "2026-01-01T00:00:00Z"}
+    beat = lease.Beat("x", waits=[{**good, "long": False}, {**good, **wrong}])
+    if wrong:
+        beat.waits[1]["long"] = False
+    assert beat.reasons() == [{**good, "long": False}]
+    world = make(tmp_path)
+    holder = world.holder()
+    advance(world.paths, holder)
+    world.scheduler.reasons["1"] = "Priority"
+    holder.close()
+    path = lease.beat_path(world.paths, holder.lease.term or 1)
+    path.unlink()
+    lease.Beat("x", released=True, waits=[{"reason": "Priority", **wrong}]).write_once(path)
+    turns(world, world.holder(), 2)
+    assert [one["reason"] for one in states.waits(gather.gather(world.paths))] == ["Priority"]
+
+
+def test_what_has_left_the_queue_waits_no_more(tmp_path: Path) -> None:
+    """The scheduler is not asked again where nothing of ours can be in the queue."""
+    world = make(tmp_path)
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    world.scheduler.reasons["1"] = "ReqNodeNotAvail, UnavailableNodes:n1"
+    turns(world, holder, 2)
+    assert states.waits(gather.gather(world.paths))
+    attempt = play.claim(worker := play.start("1"))
+    play.report(attempt, 10)
+    holder.lease.beat()
+    advance(world.paths, holder)  # before the scheduler may be asked again
+    play.leave(worker)
+    turns(world, holder, 1)
+    holder.lease.beat()
+    assert not states.waits(gather.gather(world.paths))

@@ -131,7 +131,7 @@ def _turn(holder: Holder, calm: bool) -> Turn:
     seen = holder.watch.look(closing.busy(holder))
     holder.lease.blind = holder.watch.blind
     holder.lease.waiting = sum(place.phase == "pending" for place in seen.places)
-    stuck.tell(holder)
+    stuck.tell(holder, seen)
     closing.close_gone(holder, seen.gone)
     charging.charge(holder, seen.places)
     standings = learn(holder)

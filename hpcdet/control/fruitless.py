@@ -6,6 +6,8 @@ job may ask for what it can never get.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hpcdet.control import deaths
 from hpcdet.control.decided import Decided
 from hpcdet.control.holder import Holder
@@ -25,8 +27,16 @@ def why(holder: Holder, seen: Seen) -> str:
 
 
 def nodes(decided: Decided) -> set[str]:
-    """Nodes of the last launches that failed."""
-    return {node for one in decided.unlaunched[-LAUNCHES:] for node in one["nodes"]}
+    """Nodes of the launches that failed of late, since somebody has last looked after that.
+
+    Of a job on several nodes, whose launch one of them has failed, those that failed before.
+    """
+    last = max((one["submission"] for one in decided.unlaunched), default=0)
+    since = max(decided.resumed_after, last - LAUNCHES)
+    recent = [one["nodes"] for one in decided.unlaunched if one["submission"] > since]
+    times = Counter(node for found in recent for node in found)
+    alone = {found[0] for found in recent if len(found) == 1}
+    return alone | {node for node, count in times.items() if count > 1}
 
 
 def _launches(holder: Holder) -> str:

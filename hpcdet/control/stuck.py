@@ -8,9 +8,7 @@ What its owner holds is left alone, and all else passes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
 
 from hpcdet.control import fleet
 from hpcdet.control.holder import Holder
@@ -23,11 +21,12 @@ REASONS = 8
 """So many different reasons for waiting are told at most."""
 
 
-def tell(holder: Holder) -> None:
+def tell(holder: Holder, seen: Seen) -> None:
     """Say with the next beats why tasks wait, the most frequent reason first."""
+    jobs = {place.job for place in seen.live if place.phase == "pending"}
     now, most_s = files.now(), holder.hands.site.limits.waits_warn_s
     counts: Counter[tuple[str, WaitKind]] = Counter()
-    for row in holder.watch.waiting():
+    for row in (row for row in holder.watch.waiting() if row.job in jobs):
         counts[row.reason.partition(",")[0], row.wait.kind] += row.count
     since = _since(holder) if counts else {}
     holder.lease.waits = [
@@ -105,14 +104,8 @@ def _since(holder: Holder) -> dict[str, str]:
     """When each reason was seen first, by this holder or the one before it."""
     known = list(holder.lease.waits)
     if not known and (before := lease.before(holder.paths, holder.lease.term)) is not None:
-        known = before.waits
-    return dict(_dated(known))
-
-
-def _dated(waits: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    for one in waits:
-        if isinstance(one.get("reason"), str) and isinstance(one.get("since"), str):
-            yield one["reason"], one["since"]
+        known = before.reasons()
+    return {one["reason"]: one["since"] for one in known}
 
 
 def _seconds(since: str, until: str) -> float:

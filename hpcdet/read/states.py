@@ -159,7 +159,7 @@ def _waiting(gathered: Gathered) -> int:
 def waits(gathered: Gathered) -> list[dict[str, Any]]:
     """Why tasks wait in the queue, as the last holder heard it (``store.lease.Lease.waits``)."""
     told = lease.last(gathered.paths)
-    return told[1].waits if told is not None and told[1] is not None else []
+    return told[1].reasons() if told is not None and told[1] is not None else []
 
 
 def _reasons(gathered: Gathered) -> str:

@@ -35,10 +35,13 @@ _TABLE: dict[str, Wait] = {
     "AssocMaxWallDurationPerJobLimit": Wait("never", _WALLTIME),
     "InvalidAccount": Wait("never", _ACCOUNT),
     "InvalidQOS": Wait("never", _QOS),
+    "AccountNotAllowed": Wait("never", _ACCOUNT),
+    "QOSNotAllowed": Wait("never", _QOS),
     # pass when somebody repairs the cluster, or ends the maintenance
     "PartitionDown": Wait("outage"),
     "PartitionInactive": Wait("outage"),
     "ReqNodeNotAvail": Wait("outage"),
+    "NodeDown": Wait("outage"),
     # with the text that Slurm gives instead of a name
     "Nodes required for job are DOWN": Wait("outage"),
     # by its owner

@@ -17,8 +17,9 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,21 @@ class Beat(Record):
     at: str = ""
     waiting: int = 0
     waits: list[dict[str, Any]] = field(default_factory=list)
+
+    def reasons(self) -> list[dict[str, Any]]:
+        """``waits``, as far as they are what ``Lease.waits`` says: the file may be anybody's."""
+        return [one for one in self.waits if _is_reason(one)]
+
+
+_REASON = {"reason": str, "kind": str, "tasks": int, "since": str, "long": bool}
+
+
+def _is_reason(one: Mapping[str, Any]) -> bool:
+    try:
+        timed = datetime.fromisoformat(one["since"]).tzinfo is not None
+    except (KeyError, TypeError, ValueError):
+        return False
+    return timed and all(type(one.get(key)) is kind for key, kind in _REASON.items())
 
 
 class Lease:
