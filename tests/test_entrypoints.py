@@ -171,6 +171,14 @@ OWN = [
     ("horovodrun -np 2 python3 t.py", "horovodrun"),
     (["torchrun", "t.py"], "torchrun"),
     (["srun", "python3", "t.py"], "srun"),
+    ("python -u -m torch.distributed.run t.py", "torch.distributed.run"),
+    ("time -p torchrun t.py", "torchrun"),
+    ("nice -n 5 timeout -k 5 60s mpirun -n 2 ./a", "mpirun"),
+    ("bash -c 'set -e; torchrun t.py'", "torchrun"),
+    ("uv run torchrun t.py", "torchrun"),
+    ("if true; then torchrun t.py; fi", "torchrun"),
+    ("{ torchrun t.py; }", "torchrun"),
+    (["bash", "-c", "exec torchrun t.py"], "torchrun"),
 ]
 
 
@@ -196,6 +204,8 @@ def test_launchers_of_others_are_refused_by_name_on_several_slots(
         "python3 t.py --launcher torchrun",
         "python3 t.py mpirun && echo 'torchrun t.py'",
         "accelerate config",
+        "bash -c 'echo torchrun'",
+        "python3 -c 'import torchrun' -m torch.distributed.run",
         "python3 torchrun.py",
     ],
 )
@@ -205,3 +215,39 @@ def test_a_launcher_that_is_only_mentioned_is_none(tmp_path: Path, entrypoint: s
     file.write_bytes(resolved.dump({"entrypoint": entrypoint, "searcher": search}))
     loaded = config.load(file, ["resources.slots_per_trial=2"])
     assert loaded.config.entrypoint == entrypoint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        ("torch_distributed --nnodes 2 --trial m:T", "m:T"),
+        ("horovod --autohorovod --trial m:T", "m:T"),
+        ("horovod --trial=m:T", "m:T"),
+        ("torch_distributed python3 t.py --trial x", "python3 t.py --trial x"),
+    ],
+)
+def test_the_class_of_trial_is_found(tmp_path: Path, arguments: str, meant: str) -> None:
+    file = tmp_path / "c.yaml"
+    search = {"name": "single", "metric": "loss", "max_length": 10}
+    entrypoint = f"python3 -m determined.launch.{arguments}"
+    file.write_bytes(resolved.dump({"entrypoint": entrypoint, "searcher": search}))
+    assert config.load(file).config.entrypoint == meant
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("torch_distributed --trial", "--trial names no class"),
+        ("horovod --autohorovod python3 t.py", "Horovod is not used here"),
+        ("torch_distributed --nnodes 2 python3 t.py", "there is no command behind"),
+    ],
+)
+def test_a_launcher_that_cannot_be_left_out_is_named(
+    tmp_path: Path, arguments: str, said: str
+) -> None:
+    file = tmp_path / "c.yaml"
+    search = {"name": "single", "metric": "loss", "max_length": 10}
+    entrypoint = f"python3 -m determined.launch.{arguments}"
+    file.write_bytes(resolved.dump({"entrypoint": entrypoint, "searcher": search}))
+    with pytest.raises(ConfigError, match=said):
+        config.load(file)

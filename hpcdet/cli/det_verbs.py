@@ -14,7 +14,7 @@ _NO_PROJECTS = "there are no workspaces or projects: a root folder each (HPCDET_
 _NO_TASKS = "only experiments are run here; start it by the scheduler: srun --pty, sbatch"
 _TEMPLATES = "a template is a file: hpcdet submit CONFIG --template FILE"
 _BOARD = "hpcdet report ID, hpcdet metrics ID --plot; the code's own TensorBoard files are in EXP"
-_MODELS = "there is no registry: hpcdet ckpt pin keeps a checkpoint, hpcdet tag labels experiments"
+_MODELS = "there is no registry: hpcdet ckpt pin CHECKPOINT, hpcdet tag ID --add LABEL"
 _QUEUE = "the scheduler has the queue: squeue --me, hpcdet status"
 _PRIORITY = "the scheduler decides: slurm.sbatch_args (--nice), hpcdet hold ID, hpcdet release ID"
 
@@ -24,17 +24,17 @@ NOUNS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         {
             "activate": "hpcdet resume ID",
             "unpause": "hpcdet resume ID",
-            "archive": "hpcdet archive ID packs it into a file; hpcdet tag ID --add archived",
+            "archive": "hpcdet archive ID (into one file); hpcdet tag ID --add archived",
             "unarchive": "unpack the archive under a root; hpcdet tag ID --rm archived",
             "cancel": "hpcdet cancel ID",
             "config": "hpcdet show ID --section config",
-            "continue": "hpcdet resume ID, hpcdet retry ID; hpcdet fork ID to change more",
+            "continue": "hpcdet resume ID, hpcdet retry ID; hpcdet fork ID (to change more)",
             "create": "hpcdet submit CONFIG MODEL_DIR",
             "delete": "hpcdet rm ID",
             "delete-tb-files": "no TensorBoard files are written but by the code itself",
             "describe": "hpcdet show ID",
-            "download": "hpcdet ckpt get CHECKPOINT FOLDER",
-            "download-model-def": "the code is in the folder code/ of hpcdet show ID --fields path",
+            "download": "hpcdet ckpt get CHECKPOINT -o FOLDER",
+            "download-model-def": "code/ in the folder of: hpcdet ls --fields id,path",
             "kill": "hpcdet cancel ID --now",
             "label add": "hpcdet tag ID --add LABEL",
             "label remove": "hpcdet tag ID --rm LABEL",
@@ -45,7 +45,7 @@ NOUNS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
             "move": "hpcdet move ID FOLDER",
             "pause": "hpcdet pause ID",
             "set max-slots": "hpcdet set ID resources.max_slots=N",
-            "set gc-policy": "checkpoint_storage.save_*; hpcdet ckpt rm, hpcdet ckpt pin",
+            "set gc-policy": "checkpoint_storage.save_*; hpcdet ckpt pin CHECKPOINT",
             "set log-retention": "logs stay as long as the experiment's folder",
             "set priority": _PRIORITY,
             "set weight": _PRIORITY,
@@ -58,7 +58,7 @@ NOUNS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         ("t",),
         {
             "describe": "hpcdet show ID/3, hpcdet metrics ID/3",
-            "download": "hpcdet ckpt get CHECKPOINT FOLDER",
+            "download": "hpcdet ckpt get CHECKPOINT -o FOLDER",
             "kill": "hpcdet cancel ID/3",
             "logs": "hpcdet logs ID/3",
             "set log-retention": "logs stay as long as the experiment's folder",
@@ -69,7 +69,7 @@ NOUNS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         ("c",),
         {
             "describe": "hpcdet ckpt ls ID -o json, hpcdet ckpt digest PATH",
-            "download": "hpcdet ckpt get CHECKPOINT FOLDER",
+            "download": "hpcdet ckpt get CHECKPOINT -o FOLDER",
             "delete": "hpcdet ckpt rm CHECKPOINT",
             "rm": "hpcdet ckpt rm CHECKPOINT",
         },

@@ -23,10 +23,14 @@ _SHELL = re.compile(r"[|&;<>()$`*?#~\[\]{}\\\n]|(?:^|\s)\w+=")
 _STARTS_RANKS = frozenset({None, "torch_distributed", "deepspeed"})
 """Launchers that start what hpcdet starts; None: ``determined.exec.harness``."""
 _OWN = {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "srun"}
+_OPTION = re.compile(r"-.*|[\d.]+[smhd]?")
+"""An option of a wrapper, or a number after it: ``timeout -k 5 60s``, ``nice -n 5``."""
 _OWN_MODULES = re.compile(
     r"torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.\w+"
 )
-_WRAPPERS = frozenset({"command", "env", "exec", "nice", "nohup", "time"})
+_WRAPPERS = frozenset({"!", "command", "conda", "do", "else", "env", "exec", "if", "nice", "nohup"})
+_WRAPPERS |= {"run", "setsid", "stdbuf", "then", "time", "timeout", "uv", "while", "{"}
+_NO_HOROVOD = "Horovod is not used here; a PyTorchTrial trains on all ranks without it"
 _FRAMEWORKS = "leave the launcher out: hpcdet starts the ranks (docs/frameworks.md)"
 
 
@@ -52,18 +56,21 @@ def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
     if place == 0:
         return
     launcher, rest = _name(words[place]), words[place + 1 :]
+    trial = _trial(rest)
     if "--" in rest:
         rest = rest[rest.index("--") + 1 :]
-    if rest[:1] == ["--trial"] or (rest and rest[0].startswith("--trial=")):
-        rest = [rest[0].partition("=")[2] or (rest[1] if len(rest) > 1 else "")]
-    elif not rest or rest[0].startswith("-"):
+    if trial is not None:
+        rest = [trial]
+    elif launcher == "horovod":
+        yield Problem("entrypoint", _NO_HOROVOD, _FRAMEWORKS), True
+        return
+    if trial == "":
+        yield Problem("entrypoint", "--trial names no class", "--trial model_def:MyTrial"), True
+        return
+    if not rest or rest[0].startswith("-"):
         what = f"there is no command behind {words[place]}"
         hint = "write -- between the launcher's own options and the command"
         yield Problem("entrypoint", what, hint), True
-        return
-    if launcher == "horovod" and not (len(rest) == 1 and _CLASS.fullmatch(rest[0])):
-        what = "Horovod is not used here; a PyTorchTrial trains on all ranks without it"
-        yield Problem("entrypoint", what, _FRAMEWORKS), True
         return
     whole = isinstance(given, list) and not (len(rest) == 1 and _CLASS.fullmatch(rest[0]))
     values["entrypoint"] = rest if whole else rest[0] if len(rest) == 1 else shlex.join(rest)
@@ -118,6 +125,19 @@ def _place(words: Sequence[str]) -> int:
     return 2 if LAUNCHER.fullmatch(words[2]) else 0
 
 
+def _trial(arguments: Sequence[str]) -> str | None:
+    """The class of ``--trial`` among a launcher's arguments; None without that option."""
+    for at, word in enumerate(arguments):
+        if word == "--trial":
+            return "".join(arguments[at + 1 : at + 2])
+        if word.startswith("--trial="):
+            return word.partition("=")[2]
+        if _PYTHON.fullmatch(word):  # what follows are the script's own
+            return None
+    only = arguments[-1:]
+    return only[0] if len(arguments) == 1 and _CLASS.fullmatch(only[0]) else None
+
+
 def _name(module: str) -> str | None:
     match = LAUNCHER.fullmatch(module)
     return match[1] if match else None
@@ -129,27 +149,35 @@ def _own_launchers(entrypoint: str | list[str]) -> Iterator[str]:
         name = words[0].rpartition("/")[2]
         if name in _OWN and (name != "accelerate" or words[1:2] == ["launch"]):
             yield name if name != "accelerate" else "accelerate launch"
-        elif (
-            _PYTHON.fullmatch(words[0])
-            and words[1:2] == ["-m"]
-            and _OWN_MODULES.fullmatch("".join(words[2:3]))
-        ):
-            yield f"{words[0]} -m {words[2]}"
+        elif name in ("sh", "bash", "dash", "zsh") and "-c" in words[1:-1]:
+            yield from _own_launchers(words[words.index("-c") + 1])
+        elif _PYTHON.fullmatch(name) and "-m" in words[1:-1]:
+            at = words.index("-m")
+            options = all(word.startswith("-") for word in words[1:at])
+            if options and _OWN_MODULES.fullmatch(words[at + 1]):
+                yield f"{words[0]} -m {words[at + 1]}"
 
 
 def _commands(entrypoint: str | list[str]) -> Iterator[list[str]]:
     """The simple commands of a shell's line, without assignments and wrappers before them."""
     words = entrypoint if isinstance(entrypoint, list) else _tokens(entrypoint)
     command: list[str] = []
+    wrapped = False
     for word in [*words, ";"]:
         if isinstance(entrypoint, str) and re.fullmatch(r"[;&|()]+", word):
             if command:
                 yield command
-            command = []
-        elif command or not (re.fullmatch(r"\w+=.*", word) or word in _WRAPPERS):
+            command, wrapped = [], False
+        elif command or not (_is_before(word) or (wrapped and _OPTION.fullmatch(word))):
             command.append(word)
+        else:
+            wrapped = True
     if command:
         yield command
+
+
+def _is_before(word: str) -> bool:
+    return bool(re.fullmatch(r"\w+=.*", word, re.DOTALL)) or word in _WRAPPERS
 
 
 def _tokens(text: str) -> list[str]:
