@@ -34,7 +34,12 @@ def notify(holder: Holder, event: str, kind: str, why: str) -> None:
     holder.fence()
     try:
         code = run_hook(
-            holder.paths, wishes.command, kind, why, holder.lease.beat, holder.hands.held
+            holder.paths,
+            wishes.command,
+            kind,
+            why,
+            beat=holder.lease.beat,
+            held=holder.hands.held,
         )
     except (OSError, ConfigError) as error:
         holder.actions.append(f"hook for {event} failed: {error}")

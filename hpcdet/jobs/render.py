@@ -121,9 +121,8 @@ def render(
     view = site.view(experiment.resources.resource_pool)
     try:
         values = variables(jinja, experiment, site, view, intent, paths, environ)
-        if command:
-            values["worker"] = list(command)
-            values["handover"] = ["true"]  # no worker dies there that others could go on for
+        if command:  # it is no worker, in whose place others would go on
+            values |= {"worker": list(command), "handover": None}
         text = jinja.get_template(name).render(values)
     except TemplateNotFound as error:
         where = ":".join(str(folder) for folder in folders)

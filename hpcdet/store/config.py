@@ -263,10 +263,10 @@ class Environment:
     """``environment``. ``python`` is the interpreter on the nodes; None: the site's."""
 
     environment_variables: dict[str, str] = field(default_factory=dict)
-    cpu_variables: dict[str, str] = field(default_factory=dict)
-    cuda_variables: dict[str, str] = field(default_factory=dict)
     image: str | None = None
     python: str | None = None
+    cpu_variables: dict[str, str] = field(default_factory=dict)
+    cuda_variables: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

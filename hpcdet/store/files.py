@@ -219,6 +219,8 @@ def _write_temporary(path: Path, data: bytes | Iterable[bytes], mode: int) -> Pa
     temporary = path.parent / f".{path.name}.{nonce}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
+        if mode & 0o077:  # asked for: the umask has no say
+            os.fchmod(fd, mode)
         for piece in (data,) if isinstance(data, bytes) else data:
             write_all(fd, piece)
         os.fsync(fd)

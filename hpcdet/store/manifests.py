@@ -169,7 +169,7 @@ _KEYS: Mapping[str, Callable[[Any], bool]] = {
     "private": _list_of(_digest_or_none),
     "shards": _list_of(_shard),
     "meta": _map,
-    "prev_root": _digest_or_none,
+    "prev_root": _text,
 }
 _META: Mapping[str, Callable[[Any], bool]] = {
     "save_s": _number,
