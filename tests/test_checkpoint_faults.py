@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import random
 import shutil
@@ -63,16 +64,16 @@ class Fault:
 
 def kill_after(nth: int, also: Sequence[str]) -> None:
     """This process is killed by the n-th of these system calls, once that is done."""
-    count = 0
+    numbers = itertools.count(1)  # several threads call
 
     def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal count
-            count += 1
-            result = real(*arguments, **options)
-            if count == nth:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
+            number = next(numbers)
+            try:  # a call that fails is one, too: a file that is looked for and is not there
+                return real(*arguments, **options)
+            finally:
+                if number == nth:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
         return call
 
