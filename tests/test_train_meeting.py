@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
@@ -21,10 +22,11 @@ from hpcdet.errors import Unavailable
 from hpcdet.train import lifeline
 from hpcdet.train.lifeline import Lifeline
 from hpcdet.train.meeting import door as doors
-from hpcdet.train.meeting import gloo, proof
+from hpcdet.train.meeting import gloo, proof, shutter
 from hpcdet.train.meeting.door import Door, knock
 from hpcdet.train.meeting.frames import MOST_BYTES, Frame, Incoming, Kind
 from hpcdet.train.meeting.store import AttemptStore
+from hpcdet.train.ranks import PEER_LOST
 from tests import intruders, ranks
 
 SECRET = bytes(range(32))
@@ -289,8 +291,24 @@ def in_groups(
         except Exception as error:
             return error
 
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(rank, range(2)))
+    found: list[object] = [None, None]
+    ended = threading.Semaphore(0)
+
+    def run(number: int) -> None:
+        found[number] = rank(number)
+        ended.release()
+
+    def give_up(code: int) -> None:
+        assert code == PEER_LOST
+        ended.release()  # that rank's thread waits in gloo for ever
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(gloo, "leave", give_up)
+        for number in range(2):
+            threading.Thread(target=run, args=(number,), daemon=True).start()
+        for _ in range(2):
+            assert ended.acquire(timeout=60)
+    return found
 
 
 def prove_and_shut() -> None:
@@ -319,13 +337,55 @@ def test_gloo_s_ranks_prove_the_secret_and_shut_their_ports() -> None:
     ranks.elsewhere(prove_and_shut)
 
 
+def be_late() -> None:
+    """One rank comes to each exchange long after the time that a group has for its proofs."""
+    pytest.MonkeyPatch().setattr(gloo, "PROOF_S", 0.5)
+
+    def use(group: dist.ProcessGroupGloo, rank: int) -> object:
+        value = torch.tensor([rank + 1.0])
+        for _ in range(2):
+            if rank:
+                time.sleep(1.0)
+            group.allreduce([value]).wait()  # type: ignore[attr-defined]
+        if rank:
+            time.sleep(1.0)
+            group.send([value], 0, 7).wait()  # type: ignore[attr-defined]
+        else:
+            group.recv([value], 1, 7).wait()  # type: ignore[attr-defined]
+        return value.item()
+
+    told: list[BaseException] = []
+    with guarded(told) as stores_of_both:
+        assert in_groups(stores_of_both, use) == [6.0, 6.0]
+    assert not told
+
+
+def test_a_group_waits_for_a_rank_as_long_as_it_lives() -> None:
+    """The time for the proofs is none of the group's."""
+    ranks.elsewhere(be_late)
+
+
+def test_looking_for_sockets_changes_none() -> None:
+    """Who has set a time-out for new sockets has not set one for those that there are."""
+    one, other = socket.socketpair()
+    before = socket.getdefaulttimeout()
+    try:
+        socket.setdefaulttimeout(3.0)
+        with shutter.open_until_connected():
+            pass
+        assert os.get_blocking(one.fileno()) and os.get_blocking(other.fileno())
+    finally:
+        socket.setdefaulttimeout(before)
+        one.close()
+        other.close()
+
+
 def be_intruded(answer: bytes | None, proves: bool) -> None:
     """In a process of its own: gloo does not always survive what it was sent."""
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(gloo, "PROOF_S", 1.0)
     if not proves:
         monkeypatch.setattr(gloo.ProvenGloo, "_prove", lambda *_: [])
-        monkeypatch.setattr(gloo.ProvenGloo, "_set_default_timeout", lambda *_: None)
     make, got = gloo._Gloo.create_device, bytearray()
     intruding: list[threading.Thread] = []
 
@@ -361,7 +421,7 @@ def be_intruded(answer: bytes | None, proves: bool) -> None:
         one.join(10)
     assert (struct.pack("f", 1.25) in got) is not proves, (bytes(got), found)
     if proves:
-        assert all(isinstance(one, gloo.Unproven) for one in found), found
+        assert all(one is None or isinstance(one, gloo.Unproven) for one in found), found
         assert told and "of its own attempt" in str(told[0])
 
 

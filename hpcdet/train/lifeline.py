@@ -131,8 +131,9 @@ class Lifeline:
         if self.lost.is_set():
             return
         self.lost.set()
-        self._tell_all(Kind.LOST)
+        # first: telling the others may wait for one that takes nothing any more
         threading.Thread(target=self._end, name="lifeline", daemon=True).start()
+        self._tell_all(Kind.LOST)
 
     def _end(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

@@ -138,6 +138,8 @@ def follow(
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(launched.socket)
             said, given, _, _ = socket.recv_fds(connection, 2, 2)
+            if len(said) != 2:  # the launcher is gone
+                return os.EX_TEMPFAIL
             output = [given.pop(0) if said[n : n + 1] == b"r" else n + 1 for n in (0, 1)]
             answer = run(launched, env, output)
             for fd in {*output} - {1, 2}:

@@ -316,7 +316,8 @@ def _opened(folder: Path) -> Iterator[str]:
         found = os.fstat(fd)
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise PermissionError(f"{folder} is not this user's alone")
-        yield f"/proc/self/fd/{fd}"
+        inside = f"/proc/self/fd/{fd}"
+        yield inside if Path(inside).is_dir() else str(folder)
     finally:
         os.close(fd)
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,9 +26,12 @@ import torch.distributed as dist
 from hpcdet.errors import Unavailable
 from hpcdet.train.lifeline import NEVER, Lifeline
 from hpcdet.train.meeting import proof, shutter
+from hpcdet.train.ranks import PEER_LOST
 
 PROOF_S = 30.0
 """Seconds for connecting and for the proofs of a group, from when all its ranks are there."""
+_PAIRS_A_SECOND = 5000
+"""So many pairs the store helps to connect; large groups get as much time on top."""
 INTERFACES = "GLOO_SOCKET_IFNAME"
 """Names the interfaces that gloo is to use, where a site says so."""
 _NEWS_S = 2.0
@@ -72,6 +77,7 @@ def guard(attempt: Attempt) -> None:
     """From now on gloo's groups prove the attempt's secret."""
     global _attempt
     _attempt = attempt
+    os.environ.pop("TORCH_GLOO_LAZY_INIT", None)  # pairs connect while the ports are open
     dist.distributed_c10d.ProcessGroupGloo = ProvenGloo  # type: ignore[assignment, misc]
 
 
@@ -91,8 +97,11 @@ def new_group(store: Any, rank: int, size: int, options: Any) -> dist.ProcessGro
 class ProvenGloo(_Gloo):
     """A gloo group of ranks that have proven to each other that they are of this attempt.
 
+    If that takes too long (``PROOF_S``) this process ends: gloo waits for ever, and cannot be
+    interrupted.
+
     Raises:
-        Unproven: one could not within ``PROOF_S``.
+        Unproven: one has sent a wrong proof.
         RuntimeError: one is gone.
     """
 
@@ -106,10 +115,10 @@ class ProvenGloo(_Gloo):
             timeout = options
         elif options is not None:
             own, timeout = options, options._timeout
-        own._timeout = timedelta(seconds=PROOF_S)
+        own._timeout = timeout  # for good: older versions of gloo's transport know no other
         nonces = _nonces(store, rank, size)
         _broken.append(self)
-        with _explained(_attempt, rank, size):
+        with _bounded(_attempt, rank, size), _explained(_attempt, rank, size):
             with shutter.open_until_connected():
                 own._devices = own._devices or _devices(_attempt.address)
                 super().__init__(store, rank, size, own)
@@ -117,7 +126,6 @@ class ProvenGloo(_Gloo):
                 if strangers := self._prove(_attempt.secret, number, nonces):
                     raise _Strangers(strangers)
         _broken.remove(self)
-        self._set_default_timeout(timeout)
 
     def _prove(self, secret: bytes, number: int, nonces: Sequence[bytes]) -> list[int]:
         """Exchange proofs with all other ranks at once; returns those whose proof is wrong.
@@ -163,6 +171,29 @@ class _Strangers(RuntimeError):
     def __init__(self, ranks: Collection[int]) -> None:
         super().__init__()
         self.ranks = ranks
+
+
+@contextlib.contextmanager
+def _bounded(attempt: Attempt, rank: int, size: int) -> Iterator[None]:
+    """End this process if what is done inside takes too long, and say why."""
+
+    def late() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the main thread
+        if not attempt.lifeline.lost.wait(_NEWS_S):
+            attempt.tell(Unproven(rank, {*range(size)} - {rank}, size))
+        leave(PEER_LOST)
+
+    timer = threading.Timer(PROOF_S + size * size / _PAIRS_A_SECOND, late)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+leave = os._exit
+"""How a process ends that waits in gloo."""
 
 
 @contextlib.contextmanager

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import resource
 import socket
+import stat
 import struct
 from collections.abc import Iterable, Iterator
 
@@ -47,7 +49,11 @@ def open_until_connected() -> Iterator[None]:
 
 def _listening() -> Iterator[_Listener]:
     """The sockets of this process that wait for TCP connections."""
-    for name in os.listdir("/proc/self/fd"):
+    try:
+        names = os.listdir("/proc/self/fd")
+    except FileNotFoundError:  # a container without it: the ports stay open
+        return
+    for name in names:
         with contextlib.suppress(OSError), _borrowed(int(name)) as found:
             kind = (found.family, found.type)
             waits = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
@@ -64,13 +70,17 @@ def _filter(listeners: Iterable[_Listener], option: int) -> None:
 
 @contextlib.contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """A socket by its descriptor, which stays open.
+    """A socket by its descriptor, which stays open, and blocks or not as it did.
 
     Raises:
         OSError: that is none.
     """
-    found = socket.socket(fileno=descriptor)
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        raise OSError(errno.ENOTSOCK, "no socket")
+    blocks = os.get_blocking(descriptor)
+    found = socket.socket(fileno=descriptor)  # has setdefaulttimeout's way, which is shared
     try:
+        os.set_blocking(descriptor, blocks)
         yield found
     finally:
         found.detach()
