@@ -54,7 +54,8 @@ def test_a_command_runs_in_a_job_and_leaves_nothing_behind(state: Path, tmp_path
 def test_a_command_has_the_variables_of_its_device(
     state: Path, cli: Cli, tmp_path: Path, seen: str, kept: str
 ) -> None:
-    wanted = Environment({"CUDA_VISIBLE_DEVICES": seen}, {"DEVICE": "cpu"}, {"DEVICE": "cuda"})
+    variables = {"cpu_variables": {"DEVICE": "cpu"}, "cuda_variables": {"DEVICE": "cuda"}}
+    wanted = Environment({"CUDA_VISIBLE_DEVICES": seen}, **variables)
     script = "import os; print('it is', os.environ['DEVICE'])"
     with errand.folder(tmp_path / "root") as place:
         argv = [sys.executable, "-c", script]
