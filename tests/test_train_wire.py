@@ -338,3 +338,19 @@ def _rehearses(experiment: Path, said: Path) -> None:
     with said.open("w") as file:
         os.dup2(file.fileno(), 2)
     assert rehearse(experiment, 1) == 1
+
+
+def test_what_may_not_be_sent_is_found_at_once_however_deep_it_lies() -> None:
+    """Each level of lists of tuples was tried twice: 2 to the power of their number."""
+    value: Any = object()
+    for _ in range(60):
+        value = [(value,)]
+    with pytest.raises(TypeError, match=r"value(\[0\]){8}… is a object"):
+        wire.encode(value)
+    endless: list[Any] = []
+    endless.append((endless,))
+    with pytest.raises(TypeError, match="nested more than 200 deep"):
+        wire.encode(endless)
+    table = [(1, 2), (3, object())]
+    with pytest.raises(TypeError, match=r"value\[1\]\[1\]"):
+        wire.encode(table)

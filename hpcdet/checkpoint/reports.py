@@ -72,7 +72,7 @@ def collect(
     while True:
         for rank in range(1, world):
             if rank not in found:
-                report = files.read_json(folder / _name(rank, world))
+                report = files.read_json(folder / _name(rank, world), large=True)
                 if report is not None:
                     found[rank] = report
         if len(found) == world:

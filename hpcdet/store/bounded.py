@@ -15,6 +15,8 @@ DEEPEST = 120
 """Levels of mappings and lists within each other: some more than a config may have."""
 NODES = 500_000
 """Values, mappings and lists of one document."""
+MANY_NODES = 20_000_000
+"""The same of a document that grows with the trials of a search or the tensors of a model."""
 DIGITS = 300
 """Digits of one number: more than any float has, which ends at 309."""
 _LONG_NUMBER = re.compile(rb"(?<![0-9])[0-9]{%d}" % (DIGITS + 1))

@@ -33,6 +33,8 @@ FOLDER_MODE = 0o700
 LARGEST = 16 << 20
 """Bytes of a file that is read as a whole: records have a few thousand, a provenance or a history
 of a long search a few million."""
+HUGE = 512 << 20
+"""The same of a file that grows with the trials of a search or the tensors of a model."""
 _HINT = "hpcdet writes nothing like it: put the file back from a backup, or move it away"
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -181,22 +183,27 @@ def bounded_read(file: IO[bytes], path: Path, most: int = LARGEST) -> bytes:
     return data
 
 
-def read_json(path: Path) -> Any | None:
+def read_json(path: Path, large: bool = False) -> Any | None:
     """The JSON value of a file, or None if the file is not there or not complete.
+
+    Args:
+        large: it grows with the trials of a search or the tensors of a model.
 
     Raises:
         IntegrityError: it is no file, or holds what nobody writes (``bounded``).
     """
     try:
+        if large:
+            return parse_json(read(path, HUGE), path, bounded.MANY_NODES)
         return parse_json(read(path), path)
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def parse_json(data: bytes, path: Path) -> Any | None:
-    """The JSON value of a file's bytes; as ``read_json``."""
+def parse_json(data: bytes, path: Path, most: int = bounded.NODES) -> Any | None:
+    """The JSON value of a file's bytes, of at most so many values; as ``read_json``."""
     try:
-        return bounded.json_value(data)
+        return bounded.json_value(data, most)
     except bounded.Unreasonable as error:
         raise damaged(path, str(error)) from error
     except ValueError:

@@ -70,7 +70,7 @@ def of(paths: ExperimentPaths) -> History | None:
     Raises:
         IntegrityError: it cannot be understood.
     """
-    value = files.read_json(paths.history)
+    value = files.read_json(paths.history, large=True)
     if value is None:
         return None
     try:

@@ -60,7 +60,7 @@ def outline(folder: Path) -> dict[str, Any]:
         IntegrityError: there is none, it is not what was written, or names files elsewhere.
     """
     path = folder / MANIFEST
-    raw = files.read_json(path)
+    raw = files.read_json(path, large=True)
     if not isinstance(raw, dict) or sealed.digest(raw) != raw.get(sealed.ROOT):
         raise IntegrityError("it is not what was written", where=str(path), hint=HINT)
     rows = raw.get("shards")

@@ -13,6 +13,8 @@ from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
 EXPERIMENT, TRIAL, ATTEMPT = "HPCDET_EXPERIMENT", "HPCDET_TRIAL", "HPCDET_ATTEMPT"
 HELD = "HPCDET_HELD"
 """The experiment's folder by the descriptor of the rank that has opened it."""
+HELD_IS = "HPCDET_HELD_IS"
+"""Its device and inode: in another container or on another host the path means something else."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Place:
         if EXPERIMENT not in env:
             return None
         named, trial, attempt = Path(env[EXPERIMENT]), int(env[TRIAL]), int(env[ATTEMPT])
-        if HELD in env:
+        if HELD in env and _identity(env[HELD]) == env.get(HELD_IS):
             return _in(ExperimentPaths(Path(env[HELD]), named.name), trial, attempt)
         return Place.of(named, trial, attempt)
 
@@ -59,8 +61,10 @@ class Place:
     def announce(self, env: MutableMapping[str, str] = os.environ) -> None:
         """Let ``from_environment`` find this place, in this process and those it starts."""
         env.pop(HELD, None)
+        env.pop(HELD_IS, None)
         if self.held is not None:
             env[HELD] = str(self.held.root)
+            env[HELD_IS] = _identity(env[HELD])
         if self.experiment is not None:
             env[EXPERIMENT] = str(self.held.named if self.held else self.experiment.root)
             env[TRIAL] = str(self.trial.number)
@@ -74,3 +78,12 @@ def named(text: str, env: Mapping[str, str] = os.environ) -> str:
 
 def _in(paths: ExperimentPaths, trial: int, attempt: int, held: Held | None = None) -> Place:
     return Place(paths.trial(trial), paths.trial(trial).attempt(attempt), paths, held)
+
+
+def _identity(folder: str) -> str:
+    """Device and inode; "" where nothing is there."""
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return ""
+    return f"{found.st_dev}:{found.st_ino}"

@@ -115,23 +115,26 @@ def _write_list(out: list[Any], value: list[Any], depth: int) -> None:
             out.append(letter + LENGTH.pack(len(value)))
             out.append(packed)
             return
-    if not (run is None and _write_table(out, value, depth)):
+    if run is None and _is_table(value):
+        _write_table(out, value, depth)
+    else:
         _write_items(out, b"l", value, depth)
 
 
-def _write_table(out: list[Any], value: list[Any], depth: int) -> bool:
-    """Write a list of tuples of one length by columns; whether it is one, and may be sent."""
-    if set(map(type, value)) != {tuple} or len(set(map(len, value))) != 1 or not value[0]:
-        return False
-    before = len(out)
-    try:
-        out.append(b"z" + LENGTH.pack(len(value[0])))
-        for at in range(len(value[0])):  # zip would make an iterator of each row
+def _is_table(value: list[Any]) -> bool:
+    """Whether a list holds nothing but tuples of one length."""
+    return set(map(type, value)) == {tuple} and len(set(map(len, value))) == 1 and bool(value[0])
+
+
+def _write_table(out: list[Any], value: list[Any], depth: int) -> None:
+    """Write a list of tuples of one length by columns."""
+    out.append(b"z" + LENGTH.pack(len(value[0])))
+    for at in range(len(value[0])):  # zip would make an iterator of each row
+        try:
             _write_list(out, [row[at] for row in value], depth - 1)
-    except _Refused:  # to be written by rows, so that it is said where
-        del out[before:]
-        return False
-    return True
+        except _Refused as refused:  # its path ends with the row, where that is known
+            refused.path.insert(max(0, len(refused.path) - 1), f"[{at}]")
+            raise
 
 
 def _write_items(out: list[Any], letter: bytes, value: Sequence[Any], depth: int) -> None:

@@ -1,0 +1,35 @@
+"""Where a process finds its attempt: by the descriptor of its rank, as far as that leads there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcdet.train import place
+from hpcdet.train.place import Place
+
+
+@pytest.mark.parametrize("other", ["nothing", "another folder"])
+def test_a_descriptor_of_another_host_or_container_is_passed_over(
+    tmp_path: Path, other: str
+) -> None:
+    """What a command starts by ``srun`` or in a container has the rank's environment."""
+    named, elsewhere = tmp_path / "exp-0001", tmp_path / "another"
+    named.mkdir()
+    elsewhere.mkdir()
+    found = named.stat()
+    env = {
+        **{place.EXPERIMENT: str(named), place.TRIAL: "1", place.ATTEMPT: "2"},
+        place.HELD: f"/proc/self/fd/{(fd := os.open(named, os.O_RDONLY))}",
+        place.HELD_IS: f"{found.st_dev}:{found.st_ino}",
+    }
+    try:
+        here = Place.from_environment(env)
+        assert here is not None and str(here.attempt.root).startswith(env[place.HELD])
+    finally:
+        os.close(fd)
+    env[place.HELD] = str(elsewhere if other == "another folder" else tmp_path / "gone")
+    there = Place.from_environment(env)
+    assert there is not None and there.attempt.root.is_relative_to(named)
