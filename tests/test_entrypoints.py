@@ -117,8 +117,8 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def by_ranks(entrypoint: str | list[str], folder: Path) -> tuple[list[str], bool]:
-    """By as many ranks, each as the launcher of a site starts it."""
+def by_ranks(entrypoint: str | list[str], folder: Path, **more: str) -> tuple[list[str], bool]:
+    """By as many ranks, each as the launcher of a site starts it. ``more``: of the environment."""
     paths = ExperimentPaths(folder / "exp-0001")
     file = folder / "c.yaml"
     given = {"entrypoint": entrypoint, "resources": {"slots_per_trial": RANKS}}
@@ -132,6 +132,7 @@ def by_ranks(entrypoint: str | list[str], folder: Path) -> tuple[list[str], bool
     for rank in range(RANKS):
         env = {
             **environment(folder),
+            **more,
             **{"RANK": str(rank), "LOCAL_RANK": str(rank)},
             **{"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)},
         }
@@ -153,6 +154,14 @@ def test_an_entrypoint_does_what_a_shell_makes_of_it(
     (tmp_path / "ours").mkdir()
     assert by_ranks(entrypoint, tmp_path / "ours") == expected
     assert expected[0], "nothing ran"
+
+
+def test_folders_for_temporary_files_may_have_long_names(tmp_path: Path) -> None:
+    """A socket's path may have 107 bytes."""
+    far = tmp_path / ("far" * 40)
+    far.mkdir()
+    found, good = by_ranks(f"FOO=1 {L} python3 t.py && true", tmp_path, TMPDIR=str(far))
+    assert good and len(found) == RANKS
 
 
 def test_the_table_has_forty_rows_and_they_differ() -> None:

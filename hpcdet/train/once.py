@@ -24,6 +24,7 @@ from hpcdet.store import files
 from hpcdet.store.layout import AttemptPaths
 from hpcdet.store.record import Record
 from hpcdet.store.records import Verdict
+from hpcdet.train.meeting.door import opened
 from hpcdet.train.ranks import Ranks
 
 BEFORE = "HPCDET_SHELL"
@@ -91,7 +92,8 @@ def launch(attempt: AttemptPaths, ranks: Ranks, argv: Sequence[str]) -> int | No
     env = os.environ | ranks.variables()
     with socket.socket(socket.AF_UNIX) as listener:
         path = str(Path(folder) / f"{os.getpid()}.sock")
-        listener.bind(path)
+        with opened(Path(folder)) as inside:  # however long its own path is
+            listener.bind(f"{inside}/{Path(path).name}")
         listener.listen(ranks.local_world)
         before = known["environment"]
         now = {name: text for name, text in os.environ.items() if name not in _SHELLS_OWN}
@@ -136,7 +138,9 @@ def follow(
         env = {name: text for name, text in os.environ.items() if name not in launched.removed}
         env |= launched.changed
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(launched.socket)
+            there = Path(launched.socket)
+            with opened(there.parent) as inside:
+                connection.connect(f"{inside}/{there.name}")
             said, given, _, _ = socket.recv_fds(connection, 2, 2)
             if len(said) != 2:  # the launcher is gone
                 return os.EX_TEMPFAIL

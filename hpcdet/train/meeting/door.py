@@ -271,7 +271,7 @@ def _connect(where: Path | tuple[str, int], patience_s: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(patience_s)
-        with _opened(where) as inside:
+        with opened(where) as inside:
             connection.connect(f"{inside}/{SOCKET}")
         if peer_uid(connection) != os.geteuid():
             raise PermissionError(f"{where} is somebody else's")
@@ -289,7 +289,7 @@ def _unix() -> tuple[str, socket.socket]:
         listener = socket.socket(socket.AF_UNIX)
         try:
             folder = tempfile.mkdtemp(prefix="hpcdet-", dir=parent)
-            with _opened(Path(folder)) as inside:
+            with opened(Path(folder)) as inside:
                 listener.bind(f"{inside}/{SOCKET}")
             return folder, listener
         except OSError as error:  # some network file systems have no sockets
@@ -305,7 +305,7 @@ def _unix() -> tuple[str, socket.socket]:
 
 
 @contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[str]:
+def opened(folder: Path) -> Iterator[str]:
     """A short path to what is now in a folder of this user's, however long its own path is.
 
     Raises:
