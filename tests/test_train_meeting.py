@@ -292,22 +292,25 @@ def in_groups(
             return error
 
     found: list[object] = [None, None]
-    ended = threading.Semaphore(0)
+    gave_up = threading.Event()
 
     def run(number: int) -> None:
         found[number] = rank(number)
-        ended.release()
 
     def give_up(code: int) -> None:
         assert code == PEER_LOST
-        ended.release()  # that rank's thread waits in gloo for ever
+        gave_up.set()  # a rank of its own process would be gone; its thread waits in gloo for ever
 
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(gloo, "leave", give_up)
-        for number in range(2):
-            threading.Thread(target=run, args=(number,), daemon=True).start()
-        for _ in range(2):
-            assert ended.acquire(timeout=60)
+    pytest.MonkeyPatch().setattr(gloo, "leave", give_up)  # this process is for one test only
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 60
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < until:
+        if gave_up.wait(0.1):  # the other one may have a moment longer
+            for thread in threads:
+                thread.join(5)
+            break
     return found
 
 
