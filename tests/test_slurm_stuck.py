@@ -45,7 +45,7 @@ def test_a_time_limit_above_the_partitions_is_told_and_can_be_repaired(lab_b: La
     until(lambda: "PartitionTimeLimit" in hpcdet("status", run.paths.id).stdout, run.story)
     said = hpcdet("explain", run.paths.id).stdout
     assert "resources.walltime_s" in said and f"hpcdet resume {run.paths.id}" in said, said
-    assert not [job for job in run.jobs() if job["JobState"] == "PENDING"], run.story()
+    until(lambda: all(job["JobState"] != "PENDING" for job in run.jobs()), run.story)
     mended = hpcdet("resume", run.paths.id, "--set", "resources.walltime_s=240")
     assert mended.returncode == 0, mended.stderr
     run.wait()
