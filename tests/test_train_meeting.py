@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import struct
 import threading
@@ -13,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -272,9 +274,9 @@ def guarded(told: list[BaseException]) -> Iterator[list[Store]]:
 
 
 def ports() -> set[int]:
-    """Where this process, or another one, listens."""
-    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
-    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
+    """Where this process listens."""
+    connections = psutil.Process().net_connections("tcp")
+    return {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
 
 
 def in_groups(
@@ -375,12 +377,52 @@ def test_looking_for_sockets_changes_none() -> None:
     try:
         socket.setdefaulttimeout(3.0)
         with shutter.open_until_connected():
-            pass
+            shutter.behind(lambda: None)
         assert os.get_blocking(one.fileno()) and os.get_blocking(other.fileno())
     finally:
         socket.setdefaulttimeout(before)
         one.close()
         other.close()
+
+
+def test_ports_are_shut_when_the_last_of_several_groups_has_connected() -> None:
+    """Two threads make groups; a server that the code opens meanwhile is none of gloo's."""
+
+    def takes(server: socket.socket) -> bool:
+        try:
+            socket.create_connection(server.getsockname()[:2], timeout=0.2).close()
+        except TimeoutError:
+            return False
+        return True
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+
+        def serve(address: str = HERE[0], family: int = socket.AF_INET) -> socket.socket:
+            return stack.enter_context(socket.create_server((address, 0), family=family))
+
+        entered, leave = threading.Event(), threading.Event()
+
+        def elsewhere() -> None:
+            with shutter.open_until_connected():
+                entered.set()
+                leave.wait(60)
+
+        closed = shutter.behind(serve)
+        assert not takes(closed)
+        with shutter.open_until_connected():
+            gloos = shutter.behind(serve)
+            other = pool.submit(elsewhere)
+            entered.wait(60)
+            users = serve()
+            assert all(map(takes, (closed, gloos, users)))
+        assert all(map(takes, (closed, gloos, users))), "another thread's group connects"
+        leave.set()
+        other.result(60)
+        assert [takes(one) for one in (closed, gloos, users)] == [False, False, True]
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits
+        with contextlib.suppress(OSError):  # no IPv6 here
+            assert not takes(shutter.behind(lambda: serve("::1", socket.AF_INET6)))
 
 
 def be_intruded(answer: bytes | None, proves: bool) -> None:

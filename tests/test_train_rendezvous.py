@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import socket
+import threading
 import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +22,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.store import files
 from hpcdet.train import beside, rendezvous, verdicts
 from hpcdet.train.ranks import Ranks
+from tests import ranks as processes
 
 
 def test_ranks_that_share_an_accelerator_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +67,80 @@ def test_code_that_makes_the_process_group_itself_hears_whose_it_is(
     with pytest.raises(ConfigError, match="hpcdet makes the process group"):
         rendezvous.meet(Ranks(0, 2, 0, 2), tmp_path / "rendezvous.json", "gloo")
     rendezvous.meet(Ranks(0, 2, 0, 2), None, "gloo")  # a script alone: it is the launcher's
+
+
+def test_an_interface_that_a_host_does_not_have_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert rendezvous._addresses("node1") == ["127.0.0.1"]
+    for named in ("lo,nowhere0", "nowhere0"):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
+        with pytest.raises(ConfigError, match="has no interface 'nowhere0' with") as caught:
+            rendezvous.meet(Ranks(0, 2, 0, 1), tmp_path / "rendezvous.json", "gloo")
+        assert caught.value.where == f"GLOO_SOCKET_IFNAME={named}" and "(lo" in caught.value.hint
+
+
+def test_addresses_of_a_name_that_are_another_host_s_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    name = socket.gethostname()
+    own = rendezvous._addresses(name)
+    look_up = socket.getaddrinfo
+
+    def stale(host: str, *given: Any, **options: Any) -> list[Any]:
+        found = look_up("198.51.100.7", 0, type=socket.SOCK_STREAM)
+        with contextlib.suppress(OSError):
+            found += look_up(host, *given, **options)
+        return found
+
+    monkeypatch.setattr(rendezvous.socket, "getaddrinfo", stale)
+    assert rendezvous._addresses(name) == own
+
+
+def test_the_secret_of_a_meeting_is_gone_when_its_ranks_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the file system: else it would take the next one's with it."""
+    meeting, slow = tmp_path / "rendezvous.json", threading.Event()
+    forget = rendezvous._forget
+
+    def slowly(*given: Any) -> None:
+        slow.wait(60)
+        forget(*given)
+
+    monkeypatch.setattr(rendezvous, "_forget", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            other = pool.submit(rendezvous._visit, Ranks(1, 2, 1, 2), meeting)
+            met = [rendezvous._host(Ranks(0, 2, 0, 2), meeting), other.result(60)]
+            assert met[0].secret == met[1].secret
+            for connection in (*met[0].connections.values(), *met[1].connections.values()):
+                connection.close()
+            threading.Timer(0.2, slow.set).start()
+            rendezvous.leave()
+            assert "secret" not in files.read_json(meeting)  # type: ignore[operator]
+            slow.clear()
+
+
+def test_ranks_meet_again_and_torch_knows_their_groups(tmp_path: Path) -> None:
+    """Code that takes its group down, and goes on with another one."""
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda rank: processes.elsewhere(_meets_twice, rank, tmp_path), range(2)))
+
+
+def _meets_twice(rank: int, folder: Path) -> None:
+    warnings.simplefilter("error")
+    for _ in range(2):
+        rendezvous.meet(Ranks(rank, 2, rank, 2), folder / "rendezvous.json", "gloo")
+        gc.collect()  # torch makes the group's Python object anew where it needs it
+        dist.distributed_c10d._set_pg_timeout(timedelta(days=2), dist.group.WORLD)
+        value = torch.tensor([rank + 1])
+        dist.all_reduce(value)
+        assert value.item() == 3
+        dist.destroy_process_group()
+    rendezvous.leave()
 
 
 def test_ranks_that_another_launcher_started_are_warned_of(

@@ -22,6 +22,7 @@ from hpcdet.store import files
 from hpcdet.store.held import identity
 from hpcdet.store.records import Verdict
 from hpcdet.train import notice, once
+from hpcdet.train.descendants import Descendants
 from hpcdet.train.entrypoint import INTERPRETER, Entrypoint
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import PEER_LOST, Ranks
@@ -128,7 +129,7 @@ def _run(
 ) -> tuple[once.Answer, Verdict | None]:
     """How a command ended, and what its ``core.init`` said of that.
 
-    Notices are held back until its ``core.init`` hears them.
+    Its ``core.init`` hears of notices, those that came before as well.
 
     Raises:
         ConfigError: there is no such command.
@@ -154,18 +155,19 @@ def _run(
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:
-    told = False
+    """Until it has ended; notices are handed on to whatever it has started, or starts later."""
+    below = Descendants(child.pid)
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return child.wait(_LOOK_S)
-        if notice.heard() and not told:  # perhaps it came to this process only
-            told = True
-            child.send_signal(signal.Signals[notice.heard()])
+        if notice.heard():  # perhaps it came to this process only
+            below.tell(signal.Signals[notice.heard()])
 
 
 def _begin(parent: int) -> None:
-    """In the child: keep notices until they can be heard, and die with its rank."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, notice.NOTICES)
+    """In the child: a notice ends nothing that knows none, and it dies with its rank."""
+    for number in notice.NOTICES:
+        signal.signal(number, signal.SIG_IGN)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -7,6 +7,7 @@ torch is imported, which takes seconds: this module imports nothing that is slow
 
 from __future__ import annotations
 
+import atexit
 import signal
 import time
 from types import FrameType
@@ -22,12 +23,17 @@ def _hear(number: int, _frame: FrameType | None) -> None:
 
 
 def install() -> None:
-    """Hear notices from now on; those that were blocked until now are heard at once."""
+    """Hear notices from now on; those that were blocked until now are heard at once.
+
+    Python takes its handlers away at its very end: one that comes then is nobody's.
+    """
     for number in NOTICES:
         signal.signal(number, _hear)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)
+    atexit.unregister(ignore)
+    atexit.register(ignore)
 
 
 def hold() -> None:

@@ -115,6 +115,8 @@ def meet(
     if dist.is_initialized():
         raise own_group()
     global _lifeline
+    if _lifeline is not None:  # of a group that the code has taken down
+        leave()
     met = _host(ranks, meeting) if ranks.chief else _visit(ranks, meeting)
     _lifeline = Lifeline(met.connections)
     store = AttemptStore(_lifeline, ranks.chief)
@@ -147,7 +149,7 @@ def refusal(error: BaseException) -> ConfigError | None:
 
 def leave() -> None:
     """Take the process group down, if there is one; the other ranks may go on without this one."""
-    global _lifeline
+    global _lifeline, _forgetting
     if _lifeline is not None:
         _lifeline.leave()
     if dist.is_initialized():
@@ -157,9 +159,10 @@ def leave() -> None:
     if _lifeline is not None:
         _lifeline.close()
         gloo.release()
-        if _forgetting is not None:
-            _forgetting.join()
         _lifeline = None
+    if _forgetting is not None:  # it would take the secret of the next meeting out of that file
+        _forgetting.join()
+        _forgetting = None
 
 
 def _host(ranks: Ranks, meeting: Path) -> _Met:
@@ -246,13 +249,16 @@ def _addresses(host: str) -> list[str]:
     """Where other hosts may reach this one: as the site says, or as it is named and routed.
 
     Failing both, wherever it has an address.
+
+    Raises:
+        ConfigError: the site names an interface that is not here, or has no address.
     """
     if named := os.environ.get(gloo.INTERFACES):
-        return [address for name in named.split(",") if (address := _on(name))]
+        return [_on_named(name) for name in named.split(",")]
     found: list[str] = []
     with contextlib.suppress(OSError):
         infos = socket.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
-        found = [str(info[4][0]) for info in infos]
+        found = [one for info in infos if _is_own(one := str(info[4][0]))]
     found.append(_towards("192.0.2.1"))  # never sent to: only asks which address leaves this host
     return _outside(found) or _outside(_on(name) for _, name in socket.if_nameindex())
 
@@ -306,6 +312,30 @@ def _check_devices(ranks: Ranks, store: Store, backend: str) -> None:
             hint="ask for as many accelerators as resources.slots_per_trial, or for fewer slots; "
             "distributed.backend: gloo lets ranks share one",
         )
+
+
+def _is_own(address: str) -> bool:
+    """True where this host has the address: its name may stand for another one in its files."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.bind((address, 0))
+        return True
+    return False
+
+
+def _on_named(interface: str) -> str:
+    """The IPv4 address of an interface that the site names.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if address := _on(interface):
+        return address
+    with_address = [name for _, name in socket.if_nameindex() if _on(name)]
+    raise ConfigError(
+        f"{socket.gethostname()} has no interface {interface!r} with an IPv4 address",
+        where=f"{gloo.INTERFACES}={os.environ[gloo.INTERFACES]}",
+        hint=f"name one that it has ({', '.join(with_address)}), or none: unset the variable",
+    )
 
 
 def _on(interface: str) -> str:

@@ -77,7 +77,6 @@ def guard(attempt: Attempt) -> None:
     """From now on gloo's groups prove the attempt's secret."""
     global _attempt
     _attempt = attempt
-    os.environ.pop("TORCH_GLOO_LAZY_INIT", None)  # pairs connect while the ports are open
     dist.distributed_c10d.ProcessGroupGloo = ProvenGloo  # type: ignore[assignment, misc]
 
 
@@ -94,7 +93,15 @@ def new_group(store: Any, rank: int, size: int, options: Any) -> dist.ProcessGro
     return kind(store, rank, size, options)
 
 
-class ProvenGloo(_Gloo):
+class _Kind(type(_Gloo)):  # type: ignore[misc]
+    """torch asks whether a group is one of gloo's by the name that ``ProvenGloo`` has taken."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        # where no code holds a group, torch makes it a new face, of the class that it knows
+        return isinstance(instance, _Gloo)
+
+
+class ProvenGloo(_Gloo, metaclass=_Kind):
     """A gloo group of ranks that have proven to each other that they are of this attempt.
 
     If that takes too long (``PROOF_S``) this process ends: gloo waits for ever, and cannot be
@@ -108,7 +115,8 @@ class ProvenGloo(_Gloo):
     def __init__(
         self, store: Any, rank: int, size: int, options: Any = None, timeout: timedelta = NEVER
     ) -> None:
-        assert _attempt is not None
+        attempt = _attempt
+        assert attempt is not None
         own = _Gloo._Options()  # type: ignore[attr-defined]
         own._threads = 2
         if isinstance(options, timedelta):
@@ -116,14 +124,15 @@ class ProvenGloo(_Gloo):
         elif options is not None:
             own, timeout = options, options._timeout
         own._timeout = timeout  # for good: older versions of gloo's transport know no other
+        os.environ.pop("TORCH_GLOO_LAZY_INIT", None)  # pairs connect while the ports are open
         nonces = _nonces(store, rank, size)
         _broken.append(self)
-        with _bounded(_attempt, rank, size), _explained(_attempt, rank, size):
+        with _bounded(attempt, rank, size), _explained(attempt, rank, size):
             with shutter.open_until_connected():
-                own._devices = own._devices or _devices(_attempt.address)
+                own._devices = own._devices or shutter.behind(lambda: _devices(attempt.address))
                 super().__init__(store, rank, size, own)
             for number in range(len(own._devices)):  # collectives take them in turn
-                if strangers := self._prove(_attempt.secret, number, nonces):
+                if strangers := self._prove(attempt.secret, number, nonces):
                     raise _Strangers(strangers)
         _broken.remove(self)
 

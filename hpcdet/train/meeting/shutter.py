@@ -15,36 +15,62 @@ import resource
 import socket
 import stat
 import struct
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 # linux/filter.h: one instruction, BPF_RET | BPF_K with 0: keep no byte of any packet
 _NOTHING = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
 _PROGRAM = struct.pack("HL", 1, ctypes.addressof(_NOTHING))
 _ATTACH, _DETACH = 26, 27
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
 
+T = TypeVar("T")
 _Listener = tuple[int, int]
-_shut: set[_Listener] = set()
+_lock = threading.Lock()
+_ours: set[_Listener] = set()
 """Descriptor and inode of each."""
+_connecting = 0
+"""Groups that are about to connect, in several threads."""
+_limits = (0, 0)
+"""Of descriptors, as they were before the first of these groups."""
+
+
+def behind(make: Callable[[], T]) -> T:
+    """Make something that listens: its ports are open while some group connects, else shut."""
+    with _lock:
+        before = set(_listening())
+        made = make()
+        new = set(_listening()) - before
+        _ours.intersection_update(before)  # those that are closed are nobody's any more
+        _ours.update(new)
+        if not _connecting:
+            _filter(new, _ATTACH)
+    return made
 
 
 @contextlib.contextmanager
 def open_until_connected() -> Iterator[None]:
-    """Inside, gloo's ports are open; those that were made there are shut afterwards, too.
+    """Inside, the ports are open, and those that are made there, too.
 
-    Meanwhile the process may have as many descriptors as the system allows it.
+    Meanwhile the process may have as many descriptors as the system allows it. Several threads
+    may be inside; the last one shuts the ports.
     """
-    global _shut
-    before = set(_listening())
-    _filter(_shut & before, _DETACH)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    global _connecting, _limits
+    with _lock:
+        if not _connecting:
+            _filter(_ours, _DETACH)
+            _limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (_limits[1], _limits[1]))
+        _connecting += 1
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        now = set(_listening())
-        _shut = (_shut & now) | (now - before)
-        _filter(_shut, _ATTACH)
+        with _lock:
+            _connecting -= 1
+            if not _connecting:
+                resource.setrlimit(resource.RLIMIT_NOFILE, _limits)
+                _filter(_ours, _ATTACH)
 
 
 def _listening() -> Iterator[_Listener]:
@@ -55,9 +81,8 @@ def _listening() -> Iterator[_Listener]:
         return
     for name in names:
         with contextlib.suppress(OSError), _borrowed(int(name)) as found:
-            kind = (found.family, found.type)
             waits = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if kind == (socket.AF_INET, socket.SOCK_STREAM) and waits:
+            if found.family in _INTERNET and found.type == socket.SOCK_STREAM and waits:
                 yield int(name), os.fstat(int(name)).st_ino
 
 
