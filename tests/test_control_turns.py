@@ -13,6 +13,7 @@ import pytest
 from hpcdet.control import commands, controller
 from hpcdet.control import sight as sights
 from hpcdet.control.controller import Turn, advance
+from hpcdet.control.ends import BUDGETS, judge
 from hpcdet.control.facts import Facts
 from hpcdet.control.holder import Fenced, Holder
 from hpcdet.control.sight import Sight
@@ -403,6 +404,24 @@ def test_preemptions_cost_no_restart_and_all_failed_is_an_error(tmp_path: Path) 
     state, why = closed(world)
     assert state == "ERROR"
     assert "ZeroDivisionError" in why
+
+
+def test_ranks_that_cannot_prove_who_they_are_are_tried_again_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred times; here three."""
+    error = "Unproven: rank 0 could not make sure"
+    end = End("unproven", error=error)
+    assert judge([end] * 99, None, 0).again and not judge([end] * 100, None, 0).again
+    monkeypatch.setitem(BUDGETS, "unproven", 3)
+    world = World.make(tmp_path, Waves(count=1, width=1), max_restarts=0)
+    play, holder, [worker] = begun(world)
+    for progressed in (False, False, True, False, False):
+        play.end(play.claim(worker), "unproven", error=error, progressed=progressed)
+        assert not advance(world.paths, holder).closed
+    play.end(play.claim(worker), "unproven", error=error)
+    assert advance(world.paths, holder).closed
+    assert closed(world) == ("ERROR", f"no progress: unproven 3 times in a row: {error}")
 
 
 def test_what_cannot_get_better_is_not_tried_again(tmp_path: Path) -> None:
