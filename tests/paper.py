@@ -48,7 +48,7 @@ class PaperScheduler:
     """Jobs on paper.
 
     ``refuse`` is asked before each submission, ``down`` makes it Unavailable, ``stale`` makes it
-    repeat its last answer.
+    repeat its last answer. ``granted``: nodes of a job.
     """
 
     name: str = "paper"
@@ -65,6 +65,7 @@ class PaperScheduler:
     held: dict[str, bool] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     used: dict[str, list[Usage]] = field(default_factory=dict)
+    granted: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def submit(self, submission: Submission) -> str:
         self._answer()
@@ -137,7 +138,8 @@ class PaperScheduler:
 
     def _task(self, job: str, index: int, state: TaskState, restarts: int) -> Task:
         reason = self.reasons.get(job, "")
-        return Task(job, index, state, reason, restarts, wait=slurm_waits.wait(reason))
+        nodes, wait = self.granted.get(job, ()), slurm_waits.wait(reason)
+        return Task(job, index, state, reason, restarts, nodes, wait=wait)
 
     def _answer(self) -> None:
         if self.down:

@@ -185,6 +185,10 @@ class Run:
         """Fields of ``scontrol show job`` of every task of this experiment, ended ones too."""
         return [job for job in self.cluster.jobs() if job["JobName"].startswith(self.paths.id)]
 
+    def tasks(self) -> list[dict[str, str]]:
+        """Those of workers: without the small job behind each array."""
+        return [job for job in self.jobs() if not job["JobName"].endswith("-sentinel")]
+
     def submissions(self) -> list[str]:
         """The scheduler's ids of all submissions."""
         numbers = self.paths.submissions()

@@ -139,6 +139,36 @@ def test_three_launches_that_fail_in_a_row_are_a_matter_for_a_person(tmp_path: P
     assert intent is not None and intent.exclude == []  # somebody has looked after the node
 
 
+@pytest.mark.parametrize("granted", [True, False])
+def test_tasks_that_are_canceled_at_their_launch_are_sent_elsewhere_three_times(
+    tmp_path: Path, granted: bool
+) -> None:
+    """Slurm does so with a task that may not be requeued. One that its user cancels while it waits
+    has had no node."""
+    world = make(tmp_path)
+    holder = world.holder()
+    advance(world.paths, holder)
+    excluded = []
+    for job in range(1, fruitless.LAUNCHES + 1):
+        if granted:
+            world.scheduler.granted[str(job)] = (f"n{job}",)
+        world.scheduler.cancel(str(job))
+        turns(world, holder, 3)
+        intent = Intent.read(world.paths.intent(job + 1))
+        excluded.append(intent.exclude if intent is not None else None)
+        holder.close()  # each by another process, as sentinels do
+        holder = world.holder()
+    state, why = states.experiment_state(gather.gather(world.paths))
+    if not granted:
+        assert excluded == [[]] * fruitless.LAUNCHES and state == "PENDING"
+        return
+    assert excluded == [["n1"], ["n1", "n2"], None]
+    assert state == "PAUSED" and "could not be launched on n1, n2, n3" in why, why
+    commands.ask(world.paths, "resume")
+    turns(world, holder, 2)
+    assert len(world.scheduler.live) == 1
+
+
 def test_a_launch_that_fails_now_and_then_is_no_matter_for_anybody(tmp_path: Path) -> None:
     world = make(tmp_path)
     play, holder = world.play(), world.holder()

@@ -153,20 +153,23 @@ def test_a_task_requeues_itself_only_if_told_to_and_never_the_whole_array(tmp_pa
     job = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_ID": "7"}
 
     assert bash(text, CODE="85", SLURM_RESTART_COUNT="2", **job).returncode == 85
+    allowed, taken_back = (f"scontrol update JobId=7_3 Requeue={on}" for on in (1, 0))
     assert told.read_text().splitlines() == [
+        allowed,
         f"-Pm hpcdet.worker.again {paths.root} --submission 1 --index 3 --restart 2 --code 85",
         "scontrol requeue Incomplete 7_3",
+        taken_back,
     ]
     told.unlink()
     assert bash(text, CODE="1", **job).returncode == 1
-    assert "scontrol" not in told.read_text() and "handover" in told.read_text()
+    assert "Incomplete" not in told.read_text() and "handover" in told.read_text()
     told.unlink()
     assert bash(text, CODE="0", **job).returncode == 0  # it has seen to that itself
     assert "handover" not in told.read_text()
     told.unlink()
     scontrol.write_text(f'#!/bin/bash\necho "scontrol $*" >> {told}; exit 1\n')
     assert bash(text, CODE="85", **job).returncode == 85
-    assert told.read_text().splitlines()[1:] == [
+    assert told.read_text().splitlines()[2:] == [
         "scontrol requeue Incomplete 7_3",
         f"-Pm hpcdet.worker.handover {paths.root} --submission 1 --index 3 --restart 0 --code 85",
     ]
@@ -176,6 +179,7 @@ def test_a_task_requeues_itself_only_if_told_to_and_never_the_whole_array(tmp_pa
     assert bash(text, CODE="85", **job).returncode == 0  # over: nothing is started
     assert not told.exists()
 
+    assert {"no-requeue"} == directives(text).keys() & {"requeue", "no-requeue"}
     text = render(experiment, slurm(), INTENT, paths, {"PATH": f"{tmp_path}:{os.defpath}"})
     assert {"no-requeue"} == directives(text).keys() & {"requeue", "no-requeue"}
     assert "scontrol" not in text

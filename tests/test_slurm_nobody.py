@@ -75,7 +75,7 @@ def test_spare_tasks_replace_ended_ones_with_nobody_at_home(lab_b: Lab) -> None:
 
 
 def _throttle(run: Run) -> str:
-    jobs = [job for job in run.jobs() if job.get("ArrayTaskThrottle")]
+    jobs = [job for job in run.tasks() if job.get("ArrayTaskThrottle")]
     return jobs[0]["ArrayTaskThrottle"] if jobs else ""
 
 

@@ -92,15 +92,16 @@ def begun(run: Run) -> None:
     until(lambda: run.batches() >= 12, run.story, PATIENCE_S)
 
 
-def went_on(run: Run, digest: str, since: float) -> None:
+def went_on(run: Run, digest: str, since: float, attempts: int = 2) -> None:
     """It ends well, in the state of an undisturbed one, and leaves nothing in the queue.
 
     Args:
         since: when the cluster called node or job gone.
+        attempts: that it takes at least.
     """
 
     def again() -> bool:
-        later = run.paths.trial(1).attempts()[1:]
+        later = run.paths.trial(1).attempts()[attempts - 1 :]
         lines = [line for attempt in later for line in journal.read(attempt.journal)]
         return any(line["kind"] == "first_step" for line in lines)
 
@@ -108,7 +109,7 @@ def went_on(run: Run, digest: str, since: float) -> None:
     print(f"trained again {time.time() - since:.0f} s after node or job was gone")
     run.faster()
     run.wait(timeout=PATIENCE_S)
-    assert run.reasons()[-1] == "completed" and len(run.reasons()) > 1, run.story()
+    assert run.reasons()[-1] == "completed" and len(run.reasons()) >= attempts, run.story()
     same_bits(run.digest(), digest, run.story())
     until(lambda: not queued(run), run.story, PATIENCE_S)
 
@@ -134,7 +135,7 @@ def test_a_worker_is_killed(lab: Lab, site: Site) -> None:
     assert len(run.submissions()) == (2 if site else 1), run.story()
 
 
-@pytest.mark.parametrize("site", [RARE_REQUEUE, SUCCESSOR])
+@pytest.mark.parametrize("site", [RARE_REQUEUE, RARE_SUCCESSOR])
 def test_a_node_is_set_down(lab: Lab, site: Site) -> None:
     digest = reference(lab)
     run = submit(lab, site)
@@ -143,6 +144,42 @@ def test_a_node_is_set_down(lab: Lab, site: Site) -> None:
     state(run, nodes[:1], "DOWN")
     went_on(run, digest, time.time())
     assert len(run.submissions()) == (2 if site else 1), run.story()
+
+
+def test_a_launch_fails(lab: Lab) -> None:
+    """Slurm would hold a task that it may requeue, and nobody of ours runs to see it."""
+    digest, before = reference(lab), lab.cluster.options
+    lab.cluster.reconfigure(replace(before, prolog=True))
+    bad = "n1"
+    lab.cluster.launches_fail(bad)
+    try:
+        run = submit(lab, ASKED)
+        shown = ("sinfo", "-h", "-n", bad, "-o", "%T")
+        until(lambda: "drain" in lab.cluster.check(*shown), run.story, PATIENCE_S)
+        went_on(run, digest, time.time(), attempts=1)
+    finally:
+        lab.cluster.launches_fail(bad, on=False)
+        lab.cluster.reconfigure(before)
+    assert bad not in run.claim().nodes and len(run.submissions()) == 2, run.story()
+
+
+def at_once(run: Run) -> None:
+    """SIGKILL the batch script, the worker and all ranks, as for want of memory."""
+    worker = run.worker_pid()
+    script = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+    for pid in (script, worker, *processes_of(run.paths, "hpcdet.attempt")):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("site", [RARE_REQUEUE, RARE_SUCCESSOR])
+def test_a_whole_job_is_killed_at_once(lab: Lab, site: Site) -> None:
+    digest = reference(lab)
+    run = submit(lab, site)
+    begun(run)
+    at_once(run)
+    went_on(run, digest, time.time())
+    assert len(run.submissions()) == 2, run.story()
 
 
 @contextlib.contextmanager
@@ -239,16 +276,16 @@ def test_a_node_drains(lab: Lab) -> None:
     assert not set(run.claim().nodes) & set(nodes)
 
 
-@ON_REQUEST
-def test_what_its_user_cancels(lab: Lab) -> None:
+@pytest.mark.parametrize("site", [RARE_REQUEUE, RARE_SUCCESSOR])
+def test_what_its_user_cancels(lab: Lab, site: Site) -> None:
     """``scancel`` wakes the job behind the array, too; it leaves: others go on, or nobody."""
     digest = reference(lab)
-    run = submit(lab, NO_REQUEUE)
+    run = submit(lab, site)
     begun(run)
     lab.cluster.check("scancel", run.submissions()[0])
     went_on(run, digest, time.time())
     assert len(run.submissions()) == 2, run.story()
-    other = submit(lab, NO_REQUEUE)
+    other = submit(lab, site)
     begun(other)
     assert hpcdet("cancel", other.paths.id, "--wait").returncode == 0
     until(lambda: not queued(other), other.story, PATIENCE_S)

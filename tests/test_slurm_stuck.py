@@ -25,7 +25,7 @@ def test_a_launch_that_fails_costs_its_node_and_nothing_else(lab_b: Lab) -> None
     try:
         cluster.check("scontrol", "requeue", run.task())
         held = "launch_failed_requeued_held"
-        until(lambda: any(job["Reason"] == held for job in run.jobs()), run.story)
+        until(lambda: any(job["Reason"] == held for job in run.tasks()), run.story)
         run.crank()
         run.until_attempts(2)
     finally:
@@ -34,7 +34,7 @@ def test_a_launch_that_fails_costs_its_node_and_nothing_else(lab_b: Lab) -> None
     run.wait()
     assert run.digest() == undisturbed(60)
     assert run.claim().nodes != [bad], run.story()
-    assert not [job for job in run.jobs() if job["JobState"] == "PENDING"]
+    assert not [job for job in run.tasks() if job["JobState"] == "PENDING"]
 
 
 def test_a_time_limit_above_the_partitions_is_told_and_can_be_repaired(lab_b: Lab) -> None:
@@ -45,7 +45,7 @@ def test_a_time_limit_above_the_partitions_is_told_and_can_be_repaired(lab_b: La
     until(lambda: "PartitionTimeLimit" in hpcdet("status", run.paths.id).stdout, run.story)
     said = hpcdet("explain", run.paths.id).stdout
     assert "resources.walltime_s" in said and f"hpcdet resume {run.paths.id}" in said, said
-    until(lambda: all(job["JobState"] != "PENDING" for job in run.jobs()), run.story)
+    until(lambda: all(job["JobState"] != "PENDING" for job in run.tasks()), run.story)
     mended = hpcdet("resume", run.paths.id, "--set", "resources.walltime_s=240")
     assert mended.returncode == 0, mended.stderr
     run.wait()

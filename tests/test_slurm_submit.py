@@ -106,7 +106,7 @@ def test_a_prepared_script_is_submitted_by_hand_and_carries_no_token(lab: Lab) -
     assert run.reasons() == ["completed"], run.story()
     assert run.digest() == undisturbed(100)
     assert run.task() == f"{job.stdout.strip()}_0"
-    names = {(entry["JobName"], entry["Comment"].split(":")[0]) for entry in run.jobs()}
+    names = {(entry["JobName"], entry["Comment"].split(":")[0]) for entry in run.tasks()}
     assert names == {(f"{run.paths.id}-1", "hpcdet")}
 
 
@@ -135,7 +135,7 @@ def test_a_submission_cut_off_before_it_was_noted_is_found_again(lab: Lab) -> No
     until(lambda: len(run.submissions()) == 1, run.story)
     lab.cluster.check("scontrol", "release", run.submissions()[0])
     run.wait()
-    assert len(run.jobs()) == 1
+    assert len(run.tasks()) == 1
     assert run.reasons() == ["completed"], run.story()
 
 
@@ -155,7 +155,7 @@ def test_a_queue_holds_what_is_held_and_what_waits_for_another_job(lab: Lab) -> 
         assert done.returncode == 0, done.stderr
         runs.append(_run(lab, done.stdout.strip()))
     good, bad = runs
-    held = {(job["JobState"], job["Reason"]) for run in runs for job in run.jobs()}
+    held = {(job["JobState"], job["Reason"]) for run in runs for job in run.tasks()}
     assert held == {("PENDING", "JobHeldUser")}
     done = hpcdet("submit", *words, "--no-test", "-o", "id", "--after", good.paths.id)
     assert done.returncode == 0, done.stderr
@@ -172,7 +172,7 @@ def test_a_queue_holds_what_is_held_and_what_waits_for_another_job(lab: Lab) -> 
     bad.crank()
     until(lambda: views.status(bad.paths)["state"] == "PAUSED", bad.story)
     assert f"job {gates[1]} did not end well" in views.status(bad.paths)["why"]
-    until(lambda: all(job["JobState"] == "CANCELLED" for job in bad.jobs()), bad.story)
+    until(lambda: all(job["JobState"] == "CANCELLED" for job in bad.tasks()), bad.story)
 
 
 def test_a_chain_of_jobs_decides_while_nothing_else_runs(lab: Lab) -> None:
@@ -220,7 +220,7 @@ def test_a_chain_of_jobs_decides_while_nothing_else_runs(lab: Lab) -> None:
 
 
 def _is_throttled(run: Run, most: str) -> bool:
-    return any(job.get("ArrayTaskThrottle") == most for job in run.jobs())
+    return any(job.get("ArrayTaskThrottle") == most for job in run.tasks())
 
 
 def test_wide_searches_come_in_chunks_and_wait_for_room(lab: Lab) -> None:
@@ -252,7 +252,7 @@ def test_a_task_that_comes_back_leaves_its_siblings_alone(lab: Lab) -> None:
     run = lab.submit(values, pace=0.1, site={"python": lab.fake})
     for trial in (1, 2, 3):
         run.until_attempts(1, trial)
-    (leader,) = [job for job in run.jobs() if job["JobId"] == job["ArrayJobId"]]
+    (leader,) = [job for job in run.tasks() if job["JobId"] == job["ArrayJobId"]]
     task = f"{leader['ArrayJobId']}_{leader['ArrayTaskId']}"
     (victim,) = [trial for trial in (1, 2, 3) if run.task(trial) == task]
     pid = run.worker_pid(victim)
@@ -266,7 +266,7 @@ def test_a_task_that_comes_back_leaves_its_siblings_alone(lab: Lab) -> None:
         assert ends[-1] == "completed" and len(ends) == 1 + (trial == victim), run.story()
         assert set(ends[:-1]) <= {"lost", "preempted"}, run.story()
         assert run.digest(trial) == undisturbed(300, trial)
-    restarts = {job["ArrayTaskId"]: job["Restarts"] for job in run.jobs()}
+    restarts = {job["ArrayTaskId"]: job["Restarts"] for job in run.tasks()}
     assert restarts == {
         index: "1" if index == leader["ArrayTaskId"] else "0" for index in ("0", "1", "2")
     }

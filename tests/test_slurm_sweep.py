@@ -68,7 +68,7 @@ def test_two_lanes_of_one_task_run_side_by_side_and_come_back_together(lab: Lab)
         undisturbed(200, trial) for trial in range(1, 5)
     ]
     # one place in the queue served them all
-    assert [(job["Restarts"], job["NumTasks"]) for job in run.jobs()] == [("1", "4")]
+    assert [(job["Restarts"], job["NumTasks"]) for job in run.tasks()] == [("1", "4")]
     made = [action["trial"] for action in _decided(run, "create")]
     assert made == [1, 2, 3, 4] and len(_decided(run, "shutdown")) == 1
     assert hpcdet("searcher", "replay", "--verify", run.paths.id).returncode == 0
@@ -103,7 +103,7 @@ def test_six_trials_on_three_workers_crashes_included(lab: Lab) -> None:
     # queue time was paid once per worker: nobody submitted anything for the other trials
     assert len(run.submissions()) == 1
     assert len(list(run.paths.workers())) == 3
-    assert {job["Restarts"] for job in run.jobs()} == {"0"}
+    assert {job["Restarts"] for job in run.tasks()} == {"0"}
 
 
 def _decided(run: Run, kind: str) -> list[dict[str, object]]:

@@ -31,7 +31,7 @@ def test_a_failed_trial_gets_more_memory_elsewhere_and_all_are_gone_at_once(lab:
     assert run.claim(1).nodes != [bad] and run.reasons(2) == [""], run.story()
     script = run.paths.script(2).read_text()
     assert "#SBATCH --mem=2048M" in script and f"#SBATCH --exclude={bad}" in script
-    job = next(job for job in run.jobs() if job["JobName"].endswith("-2"))
+    job = next(job for job in run.tasks() if job["JobName"].endswith("-2"))
     assert (job["MinMemoryNode"], job["ExcNodeList"]) == ("2G", bad)
 
     asked = hpcdet("cancel", run.paths.id, "--now", "--wait")

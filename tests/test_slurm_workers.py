@@ -48,7 +48,7 @@ def test_preemption_with_grace_requeues_the_told_task_alone(lab_b: Lab) -> None:
     run.wait()
     assert run.reasons(3) == ["completed"], run.story()
     assert [run.digest(trial) for trial in (1, 2, 3)] == [undisturbed(300, n) for n in (1, 2, 3)]
-    restarts = {f"{job['ArrayJobId']}_{job['ArrayTaskId']}": job["Restarts"] for job in run.jobs()}
+    restarts = {f"{job['ArrayJobId']}_{job['ArrayTaskId']}": job["Restarts"] for job in run.tasks()}
     assert restarts[run.claim(3).job] == "0", restarts
 
 
@@ -71,7 +71,7 @@ def test_jobs_that_preemption_cancels_are_submitted_again(lab_b: Lab) -> None:
     assert run.reasons() == ["preempted", "completed"], run.story()
     assert run.digest() == undisturbed(200)
     assert len(run.submissions()) == 2
-    assert {job["Restarts"] for job in run.jobs()} == {"0"}
+    assert {job["Restarts"] for job in run.tasks()} == {"0"}
 
 
 def test_a_node_where_nothing_starts_is_left_and_excluded(lab_b: Lab) -> None:
@@ -99,8 +99,8 @@ def test_a_worker_that_cannot_start_does_not_requeue_itself_for_ever(lab_b: Lab)
     broken.chmod(0o700)
     site = {"python": str(broken), "max_restarts_in_place": 1}
     run = lab_b.submit(config(30), site=site)
-    until(lambda: [job["JobState"] for job in run.jobs()] == ["FAILED"], run.story)
-    assert [job["Restarts"] for job in run.jobs()] == ["1"]
+    until(lambda: [job["JobState"] for job in run.tasks()] == ["FAILED"], run.story)
+    assert [job["Restarts"] for job in run.tasks()] == ["1"]
 
 
 def test_workers_poll_no_more_than_the_site_allows(lab_b: Lab) -> None:

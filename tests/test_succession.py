@@ -45,13 +45,13 @@ def slurm(**can: Any) -> Site:
 @pytest.mark.parametrize(
     ("can", "way", "dependency"),
     [
-        ({"requeue": "user"}, "requeue", ""),
+        ({"requeue": "user"}, "requeue", "afternotok"),
         ({"requeue": "none"}, "successor", "afternotok"),
         ({"requeue": "none", "submit_from_compute": False}, "spares", "afterany"),
         ({"requeue": "user", "submit_from_compute": False}, "spares", "afterany"),
         (
             {"requeue": "user", "submit_from_compute": False, "login_daemon": "allowed"},
-            "requeue",
+            "daemon",
             "",
         ),
     ],

@@ -316,8 +316,7 @@ def test_a_sentinel_tells_though_the_storage_is_away_for_a_moment(
         (Turn(True, wanted=2, lacking=2), True),
         (Turn(True, wanted=2, lacking=2, live=(1,), blind="it is away"), True),
         (Turn(True), False),
-        (Turn(True, actions=("submit 2 workers as job 7",), wanted=2, lacking=2), False),
-        (Turn(True, actions=("found submission 2 as job 7",), wanted=2, lacking=2), False),
+        (Turn(True, wanted=2, lacking=2, sent=2), False),
     ],
 )
 def test_a_sentinel_tells_only_where_somebody_is_needed_and_nobody_was_sent(

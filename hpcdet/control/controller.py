@@ -57,6 +57,7 @@ class Turn:
         busy: trials that run.
         wanted: workers that there should be.
         lacking: how many of those there were not before this turn, which may have sent for them.
+        sent: tasks that this turn has submitted, or found to be submitted.
     """
 
     held: bool
@@ -68,6 +69,16 @@ class Turn:
     busy: int = 0
     wanted: int = 0
     lacking: int = 0
+    sent: int = 0
+
+    @property
+    def strands(self) -> bool:
+        """True if trials wait for a worker while none lives and none was sent.
+
+        Nobody is needed while the experiment waits for its user.
+        """
+        waits = self.state in ("PAUSED", "STOPPING")
+        return bool(self.wanted) and not (self.live or self.sent or waits)
 
 
 def advance(paths: ExperimentPaths, holder: Holder, *, calm: bool = False) -> Turn:
@@ -111,6 +122,7 @@ def advance(paths: ExperimentPaths, holder: Holder, *, calm: bool = False) -> Tu
         closed=closed is not None,
         actions=tuple(holder.actions),
         blind=holder.watch.blind,
+        sent=holder.sent,
     )
     if closed is not None:
         holder.close()
@@ -132,6 +144,7 @@ def _turn(holder: Holder, calm: bool) -> Turn:
     holder.lease.blind = holder.watch.blind
     holder.lease.waiting = sum(place.phase == "pending" for place in seen.places)
     stuck.tell(holder, seen)
+    stuck.note_unlaunched(holder, seen)
     closing.close_gone(holder, seen.gone)
     charging.charge(holder, seen.places)
     standings = learn(holder)

@@ -57,8 +57,8 @@ class Decided:
         recent: those that ended last.
         touched: those of which something else may be wanted than their files say.
         submissions: the number of the last one of the experiment that this is a fork of.
-        unlaunched: tasks that the scheduler held instead of starting them (``submission``,
-            ``run``, ``nodes``, ``why``), the last ones.
+        unlaunched: the last tasks that the scheduler could not launch, and canceled or holds
+            (``submission``, ``run``, ``nodes``, ``why``).
     """
 
     method: api.Searcher

@@ -1,7 +1,7 @@
 """Submissions that come to nothing, and when it is time to ask a person instead of trying again.
 
-A worker may end before it takes a trial; a launch may fail, after which Slurm holds the task; a
-job may ask for what it can never get.
+A worker may end before it takes a trial; a launch may fail, after which Slurm cancels or holds
+the task; a job may ask for what it can never get.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcdet.store.records import Claim, WorkerEnd
 WORKERS = 5
 """Submissions in a row of which no worker took a trial, until a person is asked."""
 LAUNCHES = 3
-"""Submissions in a row of which the scheduler held a task instead of starting it, likewise."""
+"""Submissions in a row of which the scheduler could not launch a task, likewise."""
 
 
 def why(holder: Holder, seen: Seen) -> str:
@@ -51,7 +51,7 @@ def _launches(holder: Holder) -> str:
     where = sorted({node for one in row for node in one["nodes"]})
     on = f" on {', '.join(where)}" if where else ""
     return (
-        f"{len(row)} submissions in a row were held instead of started{on} ({row[0]['why']}): "
+        f"{len(row)} submissions in a row could not be launched{on} ({row[0]['why']}): "
         "ask the cluster's administrators, then resume"
     )
 

@@ -140,6 +140,7 @@ class Holder:
         submits: False where jobs cannot be submitted from: everything else is done.
         unmet: this turn wanted a submission that it may not make.
         actions: what this turn has done, for journals of those who turn.
+        sent: tasks of the jobs that this turn has submitted, or found to be submitted.
         throttled_until: by ``hands.clock``; the scheduler is not asked to take jobs before.
         charges_at: by ``hands.clock``; accounting is not asked before.
         unheeded_since: by ``hands.clock``; since when running trials are asked to leave.
@@ -157,6 +158,7 @@ class Holder:
     submits: bool = True
     unmet: bool = False
     actions: list[str] = field(default_factory=list)
+    sent: int = 0
     throttled_until: float = 0.0
     width: int = 1 << 30
     charges_at: float = 0.0
@@ -210,6 +212,7 @@ class Holder:
             IntegrityError: these cannot be read.
         """
         self.actions = []
+        self.sent = 0
         self.unmet = False
         if self.hands.clock() < self._lent_until:
             return False

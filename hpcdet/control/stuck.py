@@ -1,8 +1,8 @@
 """Jobs that wait: what the scheduler says of them, and those that will never start by themselves.
 
-A task that the scheduler holds after a launch that failed is canceled, and another one submitted
-without its node. A job that cannot start as it is goes, and its user is told what repairs it.
-What its owner holds is left alone, and all else passes.
+A task whose launch failed is over, or the scheduler holds it: then it is canceled. Another one is
+submitted without its node. A job that cannot start as it is goes, and its user is told what repairs
+it. What its owner holds is left alone, and all else passes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from hpcdet.control import fleet
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Seen
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers.base import Prunes, Remembers, Task, WaitKind
+from hpcdet.schedulers.base import Prunes, Remembers, Task, TaskState, WaitKind
 from hpcdet.store import files, lease
 
 REASONS = 8
 """So many different reasons for waiting are told at most."""
+_CANCELED = "canceled before their worker came up"
 
 
 def tell(holder: Holder, seen: Seen) -> None:
@@ -39,6 +40,25 @@ def tell(holder: Holder, seen: Seen) -> None:
         }
         for (reason, kind), tasks in counts.most_common(REASONS)
     ]
+
+
+def note_unlaunched(holder: Holder, seen: Seen) -> None:
+    """Record the launches that failed of tasks that may not be requeued.
+
+    Slurm has canceled them: they were given nodes, and their worker never came up.
+    """
+    noted = max((one["submission"] for one in holder.decided.unlaunched), default=0)
+    since = max(noted, holder.decided.resumed_after)
+    for place in seen.places:
+        by_us = ("cancel", place.job), ("cancel", place.job, place.index)
+        if place.submission <= since or place.worker is not None:
+            continue
+        if any(key in holder.written for key in by_us):
+            continue
+        row = holder.watch.row(place.job, place.index)
+        if row is not None and row.state is TaskState.CANCELED and row.nodes:
+            since = place.submission
+            _unlaunched(holder, row, place.submission, row.nodes, _CANCELED)
 
 
 def mend(holder: Holder, seen: Seen) -> None:
@@ -69,15 +89,19 @@ def _launch_failed(holder: Holder, row: Task, submission: int) -> None:
     nodes: tuple[str, ...] = ()
     if row.restarts and isinstance(scheduler, Remembers):
         nodes = scheduler.launched_on(row.job, row.index)
-    run = [row.job, row.index, row.restarts]
-    if all(run != one["run"] for one in holder.decided.unlaunched):
-        holder.record(
-            "unlaunched", run=run, submission=submission, nodes=list(nodes), why=row.reason
-        )
+    _unlaunched(holder, row, submission, nodes, row.reason)
     holder.fence()
     _cancel(holder, row)
     on = f" on {', '.join(nodes)}" if nodes else ""
     holder.actions.append(f"cancel {_name(row)}: {row.reason}{on}")
+
+
+def _unlaunched(
+    holder: Holder, row: Task, submission: int, nodes: tuple[str, ...], why: str
+) -> None:
+    run = [row.job, row.index, row.restarts]
+    if all(run != one["run"] for one in holder.decided.unlaunched):
+        holder.record("unlaunched", run=run, submission=submission, nodes=list(nodes), why=why)
 
 
 def _cancel(holder: Holder, row: Task) -> None:

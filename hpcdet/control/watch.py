@@ -336,7 +336,8 @@ class Watch:
                 with contextlib.suppress(Unavailable):
                     self._scheduler.hasten(row.job, row.index)
 
-    def _row(self, job: str, index: int) -> Task | None:
+    def row(self, job: str, index: int) -> Task | None:
+        """What the scheduler's last answer says of a task; None if it does not name it."""
         found = self._rows.get((job, index))
         if found is not None:
             return found
@@ -358,7 +359,7 @@ class Watch:
             return place("over"), [Gone(worker, "lost")] if worker is not None and is_open else []
         if job not in self._asked:
             return place("running" if is_open else "pending"), []
-        row = self._row(job, index)
+        row = self.row(job, index)
         known = self._steady.get(key)
         if known is not None and known[0] is row and known[1].worker is worker and is_open:
             return known[1], []
@@ -393,7 +394,7 @@ class Watch:
         return place("over", said), gone
 
     def _said(self, job: str, index: int) -> TaskState | None:
-        row = self._row(job, index)
+        row = self.row(job, index)
         return row.state if row else None
 
     def _reason(self, said: TaskState) -> Reason:

@@ -62,7 +62,6 @@ def collect(
     intent: Intent,
     paths: ExperimentPaths,
     *,
-    requeue: bool,
     signal_lead_s: int,
     expand: Callable[[str], str],
 ) -> Options:
@@ -74,7 +73,7 @@ def collect(
     Raises:
         ConfigError: ``slurm.sbatch_args`` is not understood, or asks for what hpcdet sets itself.
     """
-    ours = _ours(experiment, intent, paths, requeue=requeue, signal_lead_s=signal_lead_s)
+    ours = _ours(experiment, intent, paths, signal_lead_s=signal_lead_s)
     values: dict[str, Value] = {**ours, **_waiting(experiment, intent)}
     for name, value in view.directives.items():
         values[name] = expand(value) if isinstance(value, str) else value
@@ -100,7 +99,6 @@ def of_sentinel(
     intent: Intent,
     paths: ExperimentPaths,
     *,
-    requeue: bool,
     signal_lead_s: int,
     expand: Callable[[str], str],
     dependency: str,
@@ -112,9 +110,7 @@ def of_sentinel(
 
     Raises ConfigError as ``collect``.
     """
-    given = collect(
-        experiment, view, intent, paths, requeue=requeue, signal_lead_s=signal_lead_s, expand=expand
-    )
+    given = collect(experiment, view, intent, paths, signal_lead_s=signal_lead_s, expand=expand)
     small: dict[str, Value] = {
         "dependency": f"{dependency}:{intent.watches}",
         # else it stays in the queue for ever once all tasks have ended well
@@ -136,7 +132,6 @@ def _ours(
     intent: Intent,
     paths: ExperimentPaths,
     *,
-    requeue: bool,
     signal_lead_s: int,
 ) -> dict[str, Value]:
     need = experiment.resources
@@ -156,8 +151,8 @@ def _ours(
         "output": f"{logs}/%A_%a.log",
         "open-mode": "append",
         "signal": f"USR2@{signal_lead_s}",
-        "requeue": requeue,
-        "no-requeue": not requeue,
+        # the script allows it once it runs: a launch that fails must not leave a task that is held
+        "no-requeue": True,
         "export": "NIL",
     }
 

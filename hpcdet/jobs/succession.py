@@ -2,6 +2,10 @@
 
 Whatever the site, the batch script that survives its worker comes first (``worker.again``,
 ``worker.handover``). This is about what remains when the whole job is gone.
+
+A task may be requeued only while its worker is at work: its batch script allows it at its start.
+So a launch that fails ends the task, which Slurm would otherwise hold for ever, and the job behind
+its array goes on.
 """
 
 from __future__ import annotations
@@ -10,18 +14,25 @@ from typing import Literal
 
 from hpcdet.site.models import Site
 
-Way = Literal["supervisor", "requeue", "successor", "spares"]
+Way = Literal["supervisor", "requeue", "daemon", "successor", "spares"]
 
 WORDS: dict[Way, str] = {
     "supervisor": "tasks start again on this machine, as long as it is up",
-    "requeue": "the scheduler requeues the task",
+    "requeue": "the scheduler requeues the task; where it does not, a small job behind each array "
+    "(afternotok) submits new workers",
+    "daemon": "the scheduler requeues the task; where it does not, the searcher on a login node "
+    "submits new workers",
     "successor": "a small job behind each array (afternotok) submits new workers",
     "spares": "spare tasks of the array go on, as jobs cannot be submitted from nodes; a small job "
     "behind it (afterany) tells when they are used up",
 }
 """What happens once the scheduler calls a node or a job gone, for people."""
 
-_DEPENDENCY: dict[Way, str] = {"successor": "afternotok", "spares": "afterany"}
+_DEPENDENCY: dict[Way, str] = {
+    "requeue": "afternotok",
+    "successor": "afternotok",
+    "spares": "afterany",
+}
 
 
 def way(site: Site) -> Way:
@@ -30,9 +41,9 @@ def way(site: Site) -> Way:
         return "supervisor"
     if site.capabilities.nobody_submits:
         return "spares"
-    if site.capabilities.requeue == "user" or not site.capabilities.submit_from_compute:
-        return "requeue"
-    return "successor"
+    if not site.capabilities.submit_from_compute:
+        return "daemon"
+    return "requeue" if site.capabilities.requeue == "user" else "successor"
 
 
 def dependency(site: Site) -> str:

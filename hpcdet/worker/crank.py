@@ -27,11 +27,17 @@ _LONGEST_S = 300.0
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What came of a turn; ``ours``: it was ours to make, or there is nothing left to turn."""
+    """What came of a turn.
+
+    Attributes:
+        ours: it was ours to make, or there is nothing left to turn.
+        strands: as ``controller.Turn.strands``.
+    """
 
     ours: bool
     failed: bool = False
     actions: tuple[str, ...] = ()
+    strands: bool = False
 
 
 class Crank:
@@ -121,22 +127,26 @@ class Crank:
         over = self._wait(lambda: self._made >= ticket, min(limit_s, _LONGEST_S))
         return over and self._last.ours
 
-    def last_turn(self) -> None:
+    def last_turn(self) -> bool:
         """See to it that somebody turns after this worker's end, which may be the last one's.
 
         A holder that was killed keeps the lease until its time to live is over: wait for that,
         or for a sign that it lives and will see the end itself. After a notice there is time
         for one turn only.
+
+        Returns:
+            False if trials may wait for a worker that nobody has been able to send.
         """
         if not self._allowed:
-            return
+            return True
         left_s = within(self._ttl_s + self.every_s, self._notices.heard)
         before = insist(lambda: lease.last(self._paths), left_s)
         while not self.turned() and left_s() > 0:
             with contextlib.suppress(OSError):  # who cannot look does not know
                 if lease.last(self._paths) != before:
-                    return
+                    return True
             self._notices.wait(self.every_s)
+        return self._last.ours and not self._last.strands
 
     def close(self) -> None:
         """Let the lease go, so that the next one need not wait for it to expire.
@@ -230,4 +240,4 @@ class _Turner:
         except Exception:
             traceback.print_exc(file=sys.stderr)
             return _Outcome(False, failed=True)
-        return _Outcome(turn.held or turn.closed, actions=turn.actions)
+        return _Outcome(turn.held or turn.closed, actions=turn.actions, strands=turn.strands)

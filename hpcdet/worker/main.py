@@ -105,11 +105,18 @@ class Worker:
         end = insist(lambda: self._end(why), self._left_to_drain)
         insist(lambda: end.write_once(self.me.end), self._left_to_drain)
         self._note("end", why=end.why, sync=True)
-        if end.why != "closed" and not end.returns:
-            # perhaps nobody is left to see that this worker must be replaced
-            with contextlib.suppress(OSError):  # it has said why it ends, and does not come back
-                self.crank.last_turn()
-        return REQUEUE if end.returns else 0
+        if end.returns:
+            return REQUEUE
+        # perhaps nobody is left to see that this worker must be replaced
+        return 0 if end.why == "closed" or self._replaced() else 1
+
+    def _replaced(self) -> bool:
+        """False if nobody may have been sent: an error has the batch script and the job behind
+        the array go on."""
+        try:
+            return self.crank.last_turn()
+        except OSError:
+            return False
 
     def _end(self, why: str) -> WorkerEnd:
         """Why this worker ends, and whether its task comes back."""
@@ -350,8 +357,8 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
     """Be the worker of one array task; returns the exit code of the process.
 
     0: left by itself, or there was nothing to be. 85: the trial goes on in this task, requeued.
-    1: the experiment did not appear; or the storage was away to the end, where no task requeues
-    itself.
+    1: the experiment did not appear; the storage was away to the end, where no task requeues
+    itself; or trials wait for a worker that could not be sent.
     """
     notices = Notices().install()
     paths = ExperimentPaths(Path(exp).absolute())

@@ -44,16 +44,15 @@ def watch(paths: ExperimentPaths, submission: int) -> Stuck | None:
 
 
 def _is_quiet(turn: Turn, submission: int) -> bool:
-    """Whether nobody needs to be told: it waits for its user, who knows; or other jobs live."""
+    """True if nobody needs to be told: it waits for its user, who knows; or other jobs live."""
     if turn.state in ("PAUSED", "STOPPING"):
         return True
     return not turn.blind and any(number != submission for number in turn.live)
 
 
 def _goes_on(turn: Turn) -> bool:
-    """Whether somebody lives, was just sent, or nobody is needed."""
-    sent = any(action.startswith(("submit ", "found submission ")) for action in turn.actions)
-    return sent or not turn.wanted or bool(turn.live and not turn.blind)
+    """True if somebody lives, was just sent, or nobody is needed."""
+    return bool(turn.sent) or not turn.wanted or bool(turn.live and not turn.blind)
 
 
 def _why(turn: Turn, can: Capabilities) -> str:

@@ -18,9 +18,10 @@
 #SBATCH --partition=gpu
 
 # The warning before the time limit goes to the ranks (no B:), as each of them has to save.
+# Slurm would hold a task for ever that it may requeue and whose launch fails: not before it runs.
 # A requeued task adds to its log instead of replacing it.
 #SBATCH --signal=USR2@120
-#SBATCH --requeue
+#SBATCH --no-requeue
 #SBATCH --output=/scratch/digits-7f3a/jobs/0001.logs/%A_%a.log
 #SBATCH --open-mode=append
 
@@ -50,6 +51,9 @@ task=${task:-$SLURM_JOB_ID}
 # A task that is started again after the end has nothing to do.
 [ -e /scratch/digits-7f3a/closed.json ] && exit 0
 
+# The launch went well. From here on Slurm may requeue the task, after the death of a node, too.
+scontrol update JobId="$task" Requeue=1
+
 py -Pm hpcdet.worker /scratch/digits-7f3a --submission 1 --digest '' --index "$index"
 code=$?
 
@@ -59,7 +63,10 @@ left="--index $index --restart $restart --code $code"
 if py -Pm hpcdet.worker.again /scratch/digits-7f3a --submission 1 $left; then
     # TERM stays ignored: a requeue ends the job, and with it the command that asks for it.
     # `Incomplete` leaves a canceled task canceled.
-    scontrol requeue Incomplete "$task" && exit 85
+    if scontrol requeue Incomplete "$task"; then
+        scontrol update JobId="$task" Requeue=0  # until it runs again, as above
+        exit 85
+    fi
 fi
 # A worker that ends by itself sees to it that others go on. One that was killed has told nobody:
 # submit its successor, if nobody else does.
