@@ -56,7 +56,7 @@ def test_every_reason_that_slurm_names_has_its_class() -> None:
 
     assert kinds(HELD, HELD.replace(" ", "_"), "JobHeldAdmin", "JobHoldMaxRequeue") == {"launch"}
     never = (
-        *("BadConstraints", "PartitionTimeLimit", "PartitionNodeLimit", "InvalidAccount"),
+        *("BadConstraints", "PartitionTimeLimit", "InvalidAccount"),
         *("QOSMaxWallDurationPerJobLimit", "AssocMaxWallDurationPerJobLimit", "InvalidQOS"),
         *(
             "QOSMaxCpuPerJobLimit",
@@ -72,7 +72,8 @@ def test_every_reason_that_slurm_names_has_its_class() -> None:
     assert kinds("Priority", "Resources", "Licenses", "Reservation", "None", "") == {"other"}
     outage = "ReqNodeNotAvail, UnavailableNodes:n1", "PartitionDown", "PartitionInactive"
     down = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority"
-    assert kinds(*outage, down) == {"outage"}
+    # of a job that is wider than its partition: slurm_waits.TOO_WIDE
+    assert kinds(*outage, down, "PartitionNodeLimit") == {"outage"}
     assert kinds("JobHeldUser", "job requeued in held state") == {"held"}
     assert kinds("BeginTime") == {"begin_time"}
     assert kinds("DependencyNeverSatisfied") == {"in_vain"}
@@ -156,6 +157,9 @@ def test_tasks_that_are_canceled_at_their_launch_are_sent_elsewhere_three_times(
         turns(world, holder, 3)
         intent = Intent.read(world.paths.intent(job + 1))
         excluded.append(intent.exclude if intent is not None else None)
+        waiting = states.waiting_jobs(gather.gather(world.paths))
+        if granted:  # for `squeue --start`
+            assert waiting == ([str(job + 1)] if intent is not None else [])
         holder.close()  # each by another process, as sentinels do
         holder = world.holder()
     state, why = states.experiment_state(gather.gather(world.paths))
@@ -182,6 +186,7 @@ def test_a_launch_that_fails_now_and_then_is_no_matter_for_anybody(tmp_path: Pat
         play.end(attempt, "node_fail", progressed=True, first_step=True)
         play.vanish(worker, TaskState.NODE_FAIL)
         turns(world, holder, 4)
+        assert states.waiting_jobs(gather.gather(world.paths)) == [str(job + 2)]
     assert states.experiment_state(gather.gather(world.paths))[0] == "RUNNING"
 
 
@@ -189,7 +194,6 @@ def test_a_launch_that_fails_now_and_then_is_no_matter_for_anybody(tmp_path: Pat
     ("reason", "repair"),
     [
         ("PartitionTimeLimit", "resources.walltime_s"),
-        ("PartitionNodeLimit", "resources.nodes"),
         ("QOSMaxWallDurationPerJobLimit", "resources.walltime_s"),
         ("AssocMaxWallDurationPerJobLimit", "resources.walltime_s"),
         ("BadConstraints", "resources.memory_per_slot"),

@@ -357,10 +357,10 @@ def test_code_that_is_in_no_commit_is_said_refused_or_meant(cli: Cli, tmp_path: 
 
 
 SINFO = """\
-batch*|2-00:00:00|8|up|REQUEUE
-short|30:00|2|up|OFF
-tidal|30:00|2K|down|REQUEUE
-gang|1-00:00:00|2|up|GANG,SUSPEND
+batch*|2-00:00:00|8|up|REQUEUE|1-infinite
+short|30:00|4|up|OFF|1-2
+tidal|30:00|2K|down|REQUEUE|1-infinite
+gang|1-00:00:00|2|up|GANG,SUSPEND|1-infinite
 """
 
 
@@ -387,7 +387,11 @@ def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
             "resources.walltime_s",
             "at most 0-00:30",
         ),
-        (Resources(resource_pool="short", nodes=3), "resources.nodes", "partition short has 2"),
+        (
+            Resources(resource_pool="short", nodes=3),
+            "resources.nodes",
+            "partition short gives a job at most 2",
+        ),
         (Resources(walltime_s=200000), "resources.walltime_s", "at most 2-00:00"),
         (Resources(resource_pool="gang"), "resources.resource_pool", "suspends jobs"),
         (Resources(slots_per_node=5), "resources.slots_per_node", "more nodes"),

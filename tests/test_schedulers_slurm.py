@@ -120,15 +120,23 @@ def test_host_lists(text: str, names: str) -> None:
 
 
 def test_partitions_and_times() -> None:
-    more = "short|5:00|3|up|REQUEUE\nwide|n/a|2K|down|GANG,SUSPEND\nnonsense\n"
+    more = "short|5:00|3|up|REQUEUE|1-2\nwide|n/a|2K|down|GANG,SUSPEND|1-infinite\nnonsense\n"
     parts = {part.name: part for part in slurm_text.sinfo(recorded("sinfo") + more)}
     assert (parts["short"].max_walltime_s, parts["short"].nodes) == (300, 7)
     assert parts["batch"].max_walltime_s is None
     assert [name for name, part in parts.items() if part.default] == ["batch"]
     assert parts["wide"] == slurm_text.PartitionInfo("wide", None, 2048, False, suspends=True)
     assert [name for name, part in parts.items() if part.suspends] == ["wide"]
+    assert [parts[name].widest for name in ("batch", "short", "wide")] == [4, 2, 2048]
     times = ["2-12:00:00", "1-0", "01:02:03", "15", "infinite", "UNLIMITED", "n/a"]
     assert [slurm_text.seconds(t) for t in times] == [216000, 86400, 3723, 900, None, None, None]
+
+
+def test_a_job_is_too_wide_if_none_of_its_partitions_can_ever_give_its_nodes() -> None:
+    partitions = "a*|infinite|4|up|OFF|1-2\nb|infinite|8|up|OFF|1-infinite\n"
+    asked = "7|a|3\n8|a,b|3\n9|b|9\n10|a,b|9\n11|elsewhere|9\n12|b|1K\n"
+    too_wide = [job for job in range(6, 13) if slurm_text.too_wide(str(job), asked, partitions)]
+    assert too_wide == [7, 9, 10, 12]
 
 
 @pytest.mark.parametrize(

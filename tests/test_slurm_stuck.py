@@ -6,8 +6,11 @@ import dataclasses
 
 import pytest
 
+from hpcdet.schedulers.base import Job
+from hpcdet.schedulers.slurm import SlurmScheduler
 from hpcdet.store.records import Intent
 from tests import experiments
+from tests.cluster.configuration import NODES
 from tests.experiments import until
 from tests.slurm_runs import Lab, hpcdet, undisturbed
 
@@ -35,6 +38,34 @@ def test_a_launch_that_fails_costs_its_node_and_nothing_else(lab_b: Lab) -> None
     assert run.digest() == undisturbed(60)
     assert run.claim().nodes != [bad], run.story()
     assert not [job for job in run.tasks() if job["JobState"] == "PENDING"]
+
+
+def test_what_no_partition_can_give_is_told_from_what_waits_for_its_nodes(lab_b: Lab) -> None:
+    """Slurm says PartitionNodeLimit of both, by its manual."""
+    cluster = lab_b.cluster
+    batch = "PartitionName=batch"
+
+    def submit(nodes: int) -> str:
+        argv = ("sbatch", "--parsable", "-N", str(nodes), "-o", "/dev/null", "--wrap", "true")
+        return cluster.check(*argv).strip()
+
+    def kinds() -> list[str]:
+        found = SlurmScheduler(lab_b.site()).query([Job(job, 1) for job in jobs])
+        return [found[job][0].wait.kind for job in jobs]
+
+    jobs = [submit(len(NODES) + 1)]
+    cluster.check("scontrol", "update", batch, "MaxNodes=1")
+    try:
+        jobs.append(submit(2))
+        until(lambda: kinds() == ["never", "never"], lambda: cluster.check("squeue"))
+        # a partition of which no node is left, as Slurm may see it
+        cluster.check("scontrol", "update", batch, "MaxNodes=UNLIMITED")
+        cluster.check(
+            "scontrol", "update", f"NodeName={','.join(NODES)}", "State=DRAIN", "Reason=t"
+        )
+        until(lambda: kinds() == ["never", "outage"], lambda: cluster.check("squeue"))
+    finally:
+        cluster.check("scontrol", "update", batch, "MaxNodes=UNLIMITED")
 
 
 def test_a_time_limit_above_the_partitions_is_told_and_can_be_repaired(lab_b: Lab) -> None:

@@ -195,7 +195,7 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
             prepared = "it is prepared and waits to be submitted by hand"
             yield _finding("pending", name, prepared, hint)
     if item["health"] == "queued":
-        waiting = [job["job"] for job in views.jobs(gathered) if job["job"]]
+        waiting = states.waiting_jobs(gathered)
         hint = f"squeue --start -j {','.join(waiting)}" if waiting else f"hpcdet resume {name}"
         shared = []
         if item["state"] == "STOPPING":

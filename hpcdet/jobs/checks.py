@@ -254,9 +254,9 @@ def _refuse_impossible(
             f"{cpus} cores on one node; those of {name} have {view.cpus_per_node}",
             where="resources.cpus_per_slot" if lanes == 1 else "worker.lanes",
         )
-    if partition is not None and need.least_nodes > partition.nodes:
+    if partition is not None and need.least_nodes > partition.widest:
         raise ConfigError(
-            f"{need.least_nodes} nodes; partition {name} has {partition.nodes}",
+            f"{need.least_nodes} nodes; partition {name} gives a job at most {partition.widest}",
             where="resources.nodes",
         )
 

@@ -118,9 +118,10 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
         return {"health": "stalled", "last_turn_s": age, "why": unreadable}
     if works:
         return {"health": "ok", "last_turn_s": age, "why": ""}
-    submitted = {j.number for j in gathered.jobs if j.submitted and j.submitted.job}
-    seen = {w.paths.submission for w in gathered.workers}
-    if submitted - seen:
+    submitted = [j.submitted.job for j in gathered.jobs if j.submitted and j.submitted.job]
+    begun = {w.paths.submission for w in gathered.workers}
+    fresh = {j.submitted.job for j in gathered.jobs if j.submitted and j.number not in begun}
+    if fresh.intersection(waiting_jobs(gathered)):
         why = "jobs wait in the queue" + _reasons(gathered)
         return {"health": "queued", "last_turn_s": age, "why": why}
     if waiting := _waiting(gathered):
@@ -136,24 +137,54 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
     return {"health": "stalled", "last_turn_s": age, "why": why}
 
 
+def _newest(gathered: Gathered) -> dict[tuple[int, int], GatheredWorker]:
+    """The newest worker of each task, by submission and index."""
+    newest: dict[tuple[int, int], GatheredWorker] = {}
+    for worker in gathered.workers:
+        key = (worker.paths.submission, worker.paths.index)
+        if key not in newest or worker.paths.incarnation > newest[key].paths.incarnation:
+            newest[key] = worker
+    return newest
+
+
 def _waiting(gathered: Gathered) -> int:
     """Tasks that wait in the queue, by the files.
 
     The last holder told how many it saw there; who started since waits no more. A worker whose
     task was to be requeued said so in its end, which may be later.
     """
-    newest: dict[tuple[int, int], GatheredWorker] = {}
-    for worker in gathered.workers:
-        key = (worker.paths.submission, worker.paths.index)
-        if key not in newest or worker.paths.incarnation > newest[key].paths.incarnation:
-            newest[key] = worker
-    returning = sum(w.end is not None and w.end.returns for w in newest.values())
+    returning = sum(w.end is not None and w.end.returns for w in _newest(gathered).values())
     told = lease.last(gathered.paths)
     beat = told[1] if told is not None else None
     if beat is None:
         return returning
     started = sum(w.claim is not None and w.claim.at > beat.at for w in gathered.workers)
     return max(returning, beat.waiting - started)
+
+
+def waiting_jobs(gathered: Gathered) -> list[str]:
+    """Ids of the jobs of which tasks may wait in the queue, by the files.
+
+    A task waits no more if its launch failed, or its worker has ended and does not come back. One
+    whose worker was lost may have been requeued, until another job was sent in its place.
+    """
+    jobs = {j.number: j.submitted.job for j in gathered.jobs if j.submitted and j.submitted.job}
+    unlaunched = [line["run"] for line in gathered.decisions if line["kind"] == "unlaunched"]
+    over = {(job, index) for job, index, _ in unlaunched}
+    for (number, index), worker in _newest(gathered).items():
+        end = worker.end
+        if (
+            end is not None
+            and not end.returns
+            and (end.why != "lost" or number < max(jobs, default=0))
+        ):
+            over.add((jobs.get(number), index))
+    tasks = {job.number: job.intent.tasks for job in gathered.jobs}
+    return [
+        job
+        for number, job in jobs.items()
+        if any((job, index) not in over for index in range(tasks[number]))
+    ]
 
 
 def waits(gathered: Gathered) -> list[dict[str, Any]]:

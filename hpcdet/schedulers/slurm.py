@@ -19,7 +19,7 @@ from submitit.core import utils
 from submitit.slurm.slurm import SlurmExecutor
 
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers import slurm_tasks, slurm_text
+from hpcdet.schedulers import slurm_tasks, slurm_text, slurm_waits
 from hpcdet.schedulers.base import (
     Capabilities,
     Job,
@@ -31,6 +31,7 @@ from hpcdet.schedulers.base import (
 )
 from hpcdet.schedulers.polling import SharedQuery
 from hpcdet.schedulers.slurm_tasks import Accounts
+from hpcdet.schedulers.slurm_text import Row
 from hpcdet.schedulers.variables import scrubbed
 from hpcdet.site import Site
 from hpcdet.site.detection import parse_config
@@ -172,6 +173,7 @@ class SlurmScheduler:
         self.answered_at = answer.at
         rows = slurm_tasks.by_job(slurm_text.squeue(answer.text))
         found = {job.job: slurm_tasks.own(rows.get(job.job, []), job) for job in jobs}
+        self._tell_too_wide(found)
         missing = {job.job: slurm_tasks.missing(job, found[job.job]) for job in jobs}
         lacking = [job for job in jobs if missing[job.job]]
         gone = frozenset(job.job for job in lacking if slurm_tasks.settled(job, answer.at))
@@ -189,6 +191,18 @@ class SlurmScheduler:
             if not all(row.task.state.final for row in ends):
                 self._expect_change("_accounts")
         return {job: [row.task for row in rows] for job, rows in found.items()}
+
+    def _tell_too_wide(self, found: dict[str, list[Row]]) -> None:
+        """Of jobs that wait for the size of their partition, mark those that it can never give."""
+        wait = slurm_waits.wait(slurm_waits.SIZE)
+        waiting = [job for job, rows in found.items() if any(r.task.wait == wait for r in rows)]
+        if not waiting:
+            return
+        with contextlib.suppress(Unavailable):
+            asked, _, partitions = self._sizes.get(frozenset(waiting)).text.partition("\n\n")
+            for job in waiting:
+                if slurm_text.too_wide(job, asked, partitions):
+                    found[job] = slurm_tasks.told(found[job], wait, slurm_waits.TOO_WIDE)
 
     def usage(self, jobs: Sequence[Job]) -> dict[str, list[Usage]]:
         """See ``base.Accounts``."""
@@ -278,7 +292,7 @@ class SlurmScheduler:
 
     def partitions(self) -> list[slurm_text.PartitionInfo]:
         """The partitions of the cluster with their limits."""
-        return slurm_text.sinfo(self._ask(["sinfo", "-h", "-o", "%P|%l|%D|%a|%M"]))
+        return slurm_text.sinfo(self._ask(slurm_text.PARTITIONS))
 
     @cached_property
     def _config(self) -> Mapping[str, str]:
@@ -307,6 +321,13 @@ class SlurmScheduler:
             )
 
         return self._shared("sacct", ask, str)
+
+    @cached_property
+    def _sizes(self) -> SharedQuery:
+        def ask(_: frozenset[str]) -> str:
+            return f"{self._ask(slurm_text.ASKED)}\n\n{self._ask(slurm_text.PARTITIONS)}"
+
+        return self._shared("sizes", ask, str)
 
     @cached_property
     def _usage(self) -> SharedQuery:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from hpcdet.schedulers.base import Job, Task, TaskState
+from hpcdet.schedulers.base import Job, Task, TaskState, Wait
 from hpcdet.schedulers.slurm_text import Row
 
 _SETTLED_S = 30
@@ -40,6 +40,14 @@ def by_job(rows: Sequence[Row]) -> dict[str, list[Row]]:
 def own(rows: Sequence[Row], job: Job) -> list[Row]:
     """The rows that are of this job and not of an older one with its id."""
     return [row for row in rows if is_of(job, row.submitted)]
+
+
+def told(rows: Sequence[Row], before: Wait, now: Wait) -> list[Row]:
+    """The rows, with another word for why those wait that had this one."""
+    return [
+        replace(row, task=replace(row.task, wait=now)) if row.task.wait == before else row
+        for row in rows
+    ]
 
 
 def is_of(job: Job, submitted: float | None) -> bool:

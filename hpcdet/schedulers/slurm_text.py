@@ -77,6 +77,7 @@ class PartitionInfo:
     Attributes:
         default: jobs that name no partition go there.
         suspends: jobs are stopped and stay in memory while others run in their place.
+        max_nodes: that one job may have (MaxNodes); None: all of them.
     """
 
     name: str
@@ -85,6 +86,17 @@ class PartitionInfo:
     up: bool
     default: bool = False
     suspends: bool = False
+    max_nodes: int | None = None
+
+    @property
+    def widest(self) -> int:
+        """The most nodes that a job can ever have here, those that are down counted."""
+        return self.nodes if self.max_nodes is None else min(self.nodes, self.max_nodes)
+
+
+PARTITIONS = ("sinfo", "-h", "-o", "%P|%l|%D|%a|%M|%s")
+ASKED = ("squeue", "--me", "-h", "-t", "PENDING", "-o", "%F|%P|%D")
+"""Job, partitions and least number of nodes of what waits."""
 
 
 def squeue_format() -> str:
@@ -268,15 +280,14 @@ def refusal(said: str) -> Refusal:
 
 
 def sinfo(text: str) -> list[PartitionInfo]:
-    """The rows of ``sinfo -h -o '%P|%l|%D|%a|%M'``; lines that are not understood are left out."""
+    """The rows that ``PARTITIONS`` prints; lines that are not understood are left out."""
     found: dict[str, PartitionInfo] = {}
     for line in text.splitlines():
         parts = [part.strip() for part in line.split("|")]
-        count = _NODES.fullmatch(parts[2]) if len(parts) == 5 else None
-        if count is None:
+        nodes = _count(parts[2]) if len(parts) == 6 else None
+        if nodes is None:
             continue
         name = parts[0].removesuffix("*")
-        nodes = int(count[1]) * 1024 ** " KM".index(count[2] or " ")
         found[name] = PartitionInfo(
             name,
             seconds(parts[1]),
@@ -284,8 +295,30 @@ def sinfo(text: str) -> list[PartitionInfo]:
             parts[3] == "up",
             parts[0].endswith("*"),
             "SUSPEND" in parts[4] or "GANG" in parts[4],
+            _count(parts[5].rpartition("-")[2]),  # 1-infinite, or 2-8
         )
     return list(found.values())
+
+
+def _count(text: str) -> int | None:
+    found = _NODES.fullmatch(text)
+    return int(found[1]) * 1024 ** " KM".index(found[2] or " ") if found else None
+
+
+def too_wide(job: str, asked: str, partitions: str) -> bool:
+    """True if a job asks for more nodes than any of its partitions can ever give to one.
+
+    Args:
+        asked: what ``ASKED`` prints. A job that it lacks is taken to fit.
+        partitions: what ``PARTITIONS`` prints.
+    """
+    widest = {part.name: part.widest for part in sinfo(partitions)}
+    for line in asked.splitlines():
+        one, names, nodes = (*line.split("|"), "", "")[:3]
+        least, known = _count(nodes), [widest.get(name) for name in names.split(",")]
+        if one == job and least is not None:
+            return all(most is not None and least > most for most in known)
+    return False
 
 
 def seconds(text: str) -> int | None:

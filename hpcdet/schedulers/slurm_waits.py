@@ -21,6 +21,9 @@ _ACCOUNT = "name a valid account: --account in slurm.sbatch_args, or directives 
 _QOS = "name a valid QOS: --qos in slurm.sbatch_args, or directives in the site file"
 _LESS = "it asks for more than one job may have here: lessen resources, or choose another QOS"
 
+SIZE = "PartitionNodeLimit"
+TOO_WIDE = Wait("never", _NODES)
+
 _TABLE: dict[str, Wait] = {
     # held by Slurm itself; `scontrol release` by an administrator would help, a new job does, too
     "launch failed requeued held": Wait("launch", _LAUNCH),
@@ -30,13 +33,14 @@ _TABLE: dict[str, Wait] = {
     "BadConstraints": Wait("never", _MATCH),
     "DependencyNeverSatisfied": Wait("in_vain"),
     "PartitionTimeLimit": Wait("never", _WALLTIME),
-    "PartitionNodeLimit": Wait("never", _NODES),
     "QOSMaxWallDurationPerJobLimit": Wait("never", _WALLTIME),
     "AssocMaxWallDurationPerJobLimit": Wait("never", _WALLTIME),
     "InvalidAccount": Wait("never", _ACCOUNT),
     "InvalidQOS": Wait("never", _QOS),
     "AccountNotAllowed": Wait("never", _ACCOUNT),
     "QOSNotAllowed": Wait("never", _QOS),
+    # may mean nodes that are down, too; of a job that is wider than its partition: `TOO_WIDE`
+    SIZE: Wait("outage", _NODES),
     # pass when somebody repairs the cluster, or ends the maintenance
     "PartitionDown": Wait("outage"),
     "PartitionInactive": Wait("outage"),
