@@ -139,8 +139,7 @@ class Holder:
         hold: submissions are prepared only, for a person to give to the scheduler.
         submits: False where jobs cannot be submitted from: everything else is done.
         unmet: this turn wanted a submission that it may not make.
-        actions: what this turn has done, for journals of those who turn.
-        sent: tasks of the jobs that this turn has submitted, or found to be submitted.
+        actions, sent: what this turn has done, for people; the tasks that it has submitted.
         throttled_until: by ``hands.clock``; the scheduler is not asked to take jobs before.
         charges_at: by ``hands.clock``; accounting is not asked before.
         unheeded_since: by ``hands.clock``; since when running trials are asked to leave.

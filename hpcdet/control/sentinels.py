@@ -1,8 +1,8 @@
 """A small job behind each array, where one is of use (``jobs.succession``).
 
 It runs when all tasks of the array have ended (badly, where it may submit others), and sees to it
-that the experiment goes on, or tells the user that nobody can (``worker.sentinel``). It is submitted as workers are: an intent, a tag,
-and the id after.
+that the experiment goes on, or tells the user that nobody can (``worker.sentinel``). It is
+submitted as workers are: an intent, a tag, and the id after.
 """
 
 from __future__ import annotations

@@ -139,6 +139,12 @@ class Crank:
         """
         if not self._allowed:
             return True
+        try:
+            return self._last_turn()
+        except OSError:  # the storage is away, and stays so
+            return False
+
+    def _last_turn(self) -> bool:
         left_s = within(self._ttl_s + self.every_s, self._notices.heard)
         before = insist(lambda: lease.last(self._paths), left_s)
         while not self.turned() and left_s() > 0:

@@ -107,16 +107,9 @@ class Worker:
         self._note("end", why=end.why, sync=True)
         if end.returns:
             return REQUEUE
-        # perhaps nobody is left to see that this worker must be replaced
-        return 0 if end.why == "closed" or self._replaced() else 1
-
-    def _replaced(self) -> bool:
-        """False if nobody may have been sent: an error has the batch script and the job behind
-        the array go on."""
-        try:
-            return self.crank.last_turn()
-        except OSError:
-            return False
+        # perhaps nobody is left to see that this worker must be replaced; an error has the batch
+        # script and the job behind the array see to that
+        return 0 if end.why == "closed" or self.crank.last_turn() else 1
 
     def _end(self, why: str) -> WorkerEnd:
         """Why this worker ends, and whether its task comes back."""
