@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from hpcdet.read import views
 from hpcdet.schedulers.base import Job
 from hpcdet.schedulers.slurm import SlurmScheduler
 from hpcdet.store.records import Intent
@@ -73,7 +74,9 @@ def test_a_time_limit_above_the_partitions_is_told_and_can_be_repaired(lab_b: La
     values = experiments.config(20, resources={"resource_pool": "short", "walltime_s": 3600})
     run = lab_b.submit_fakes(values)
     run.crank()
-    until(lambda: "PartitionTimeLimit" in hpcdet("status", run.paths.id).stdout, run.story)
+    # that it waits is said before it is taken out of the queue
+    until(lambda: views.status(run.paths)["state"] == "PAUSED", run.story)
+    assert "PartitionTimeLimit" in hpcdet("status", run.paths.id).stdout
     said = hpcdet("explain", run.paths.id).stdout
     assert "resources.walltime_s" in said and f"hpcdet resume {run.paths.id}" in said, said
     until(lambda: all(job["JobState"] != "PENDING" for job in run.tasks()), run.story)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.control import daemon
+from hpcdet.control import controller, daemon
 from hpcdet.control.controller import Turn
 from hpcdet.jobs.launch import Allocation
 from hpcdet.site import loading
@@ -406,6 +406,31 @@ def test_a_worker_that_cannot_say_why_it_ends_is_as_one_that_was_killed(
         work.site = x.local_site(capabilities=alone)
         assert work.work() == code
     assert WorkerEnd.read(work.me.end) is None
+
+
+@pytest.mark.parametrize(
+    ("turn", "code"),
+    [
+        (Turn(True, wanted=1, lacking=1), 1),
+        (Turn(True, wanted=1, lacking=1, sent=1), 0),
+        (Turn(True, wanted=1, live=(2,)), 0),
+        (Turn(True, "PAUSED", wanted=1, lacking=1), 0),
+        (Turn(True), 0),
+    ],
+)
+def test_a_worker_that_leaves_trials_for_which_nobody_was_sent_ends_with_an_error(
+    paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch, turn: Turn, code: int
+) -> None:
+    """The scheduler may refuse a job just then; the batch script and the job behind it try again."""
+    monkeypatch.setattr(controller, "advance", lambda *_: turn)
+    with journal.Writer(paths.worker(1, 0, 0).journal) as log:
+        work = at_work(paths, log, Allocation("job_0", ("n1",), end_at=0.0))
+        work.site = x.local_site(capabilities={"requeue": "none"})
+        files.write_once(paths.site, loading.dump(work.site))
+        files.write_once(paths.config, config.dump(x.config()))
+        work.crank = Crank(paths, work.site, log, work.notices)
+        assert work.work() == code
+        work.crank.close()
 
 
 def test_an_end_is_told_to_whoever_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
