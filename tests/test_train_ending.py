@@ -77,10 +77,11 @@ class Threads:
 
 def test_what_rank_0_stored_alone_counts_for_all(tmp_path: Path) -> None:
     """Else the others would save a step that is there, and wait for rank 0 for ever."""
+    place = Place.alone(tmp_path)  # one attempt for both
 
     def work(rank: int, exchange: checkpoint.Exchange) -> list[str]:
         peers: Any = Threads(rank, exchange)
-        place, state = Place.alone(tmp_path), {"w": torch.ones(3)}
+        state = {"w": torch.ones(3)}
         keeper = Keeper(place, peers, Resolved(), Tracker(None), Deadline(None))
         names = list[str]()
         for step in (2, 2, 3):
