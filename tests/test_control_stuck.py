@@ -214,6 +214,10 @@ def test_what_cannot_start_as_it_is_leaves_the_queue_and_its_user_hears_why(
     assert not world.scheduler.live
     state, why = states.experiment_state(gather.gather(world.paths))
     assert state == "PAUSED" and f"job 1 cannot start ({reason})" in why and repair in why
+    next = states.resuming(gather.gather(world.paths))
+    assert next == f"hpcdet resume {world.paths.id}" + (
+        " --set resources.walltime_s=LESS" if repair == "resources.walltime_s" else ""
+    )
     commands.ask(world.paths, "resume")
     turns(world, holder, 2)
     assert world.scheduler.live == [("2", 0)]

@@ -76,9 +76,10 @@ def test_a_time_limit_above_the_partitions_is_told_and_can_be_repaired(lab_b: La
     run.crank()
     # that it waits is said before it is taken out of the queue
     until(lambda: views.status(run.paths)["state"] == "PAUSED", run.story)
-    assert "PartitionTimeLimit" in hpcdet("status", run.paths.id).stdout
+    told = hpcdet("status", run.paths.id).stdout
+    assert "PartitionTimeLimit" in told and "--set resources.walltime_s=LESS" in told
     said = hpcdet("explain", run.paths.id).stdout
-    assert "resources.walltime_s" in said and f"hpcdet resume {run.paths.id}" in said, said
+    assert f"hpcdet resume {run.paths.id} --set resources.walltime_s=LESS" in said, said
     until(lambda: all(job["JobState"] != "PENDING" for job in run.tasks()), run.story)
     mended = hpcdet("resume", run.paths.id, "--set", "resources.walltime_s=240")
     assert mended.returncode == 0, mended.stderr

@@ -421,7 +421,7 @@ def test_a_worker_that_cannot_say_why_it_ends_is_as_one_that_was_killed(
 def test_a_worker_that_leaves_trials_for_which_nobody_was_sent_ends_with_an_error(
     paths: ExperimentPaths, monkeypatch: pytest.MonkeyPatch, turn: Turn, code: int
 ) -> None:
-    """The scheduler may refuse a job just then; the batch script and the job behind it try again."""
+    """The scheduler may refuse a job just then: the script and the job behind it try again."""
     monkeypatch.setattr(controller, "advance", lambda *_: turn)
     with journal.Writer(paths.worker(1, 0, 0).journal) as log:
         work = at_work(paths, log, Allocation("job_0", ("n1",), end_at=0.0))

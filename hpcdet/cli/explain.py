@@ -20,7 +20,6 @@ from hpcdet.errors import HpcdetError
 from hpcdet.read import (
     beyond,
     changes,
-    costs,
     find,
     gather,
     lineage,
@@ -92,7 +91,7 @@ def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
         for line in finding["evidence"]:
             click.echo(escaped(f"    {line}"))
         if finding["next"]:
-            click.echo(f"  next: {finding['next']}")
+            click.echo(escaped(f"  next: {finding['next']}"))
 
 
 def _alike(findings: list[Finding]) -> Iterator[tuple[Finding, int]]:
@@ -125,9 +124,7 @@ def _explain(gathered: gather.Gathered, trial: int) -> Iterator[Finding]:
         why = standing.shortened(why)  # that trial tells all of it
     yield _finding("state", item["id"], item["state"] + (f": {why}" if item["why"] else ""))
     if item["state"] == "PAUSED":
-        next = f"hpcdet resume {item['id']}"
-        if key := costs.exhausted(gathered):
-            next = f"hpcdet set {item['id']} {key}=MORE"
+        next = views.next_command(gathered)
         mends = why.startswith("searcher custom: ")
         where = [f"the program runs in {gathered.paths.code}: mend it there"] if mends else []
         if "has shown a finite number" in why:

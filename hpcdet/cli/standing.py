@@ -74,7 +74,7 @@ def headline(item: dict[str, Any]) -> str:
     if item["why"]:
         lines.append(f"  {shortened(item['why'])}")
     if item["stuck"] and "hpcdet " not in item["why"]:
-        lines.append(f"  next: hpcdet resume {item['id']}")
+        lines.append(f"  next: {item['next']}")
     if item["state"] not in follow.ENDED:
         turn = item["last_turn_s"]
         age = "" if turn is None else f", last turn {words.duration(turn)} ago"

@@ -300,9 +300,13 @@ def _give_up(holder: Holder, intent: Intent, why: str) -> None:
     holder.actions.append(f"submission {intent.number} given up: {why}")
 
 
-def halt(holder: Holder, why: str) -> None:
-    """Submit nothing more until somebody resumes the experiment, and say why."""
-    holder.record("state", state="PAUSED", why=why, by="scheduler")
+def halt(holder: Holder, why: str, change: str = "") -> None:
+    """Submit nothing more until somebody resumes the experiment, and say why.
+
+    Args:
+        change: of the config, as ``--set`` takes it, with which to resume it.
+    """
+    holder.record("state", state="PAUSED", why=why, by="scheduler", change=change)
     holder.actions.append(f"paused: {why}")
 
 

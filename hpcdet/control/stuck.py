@@ -78,7 +78,8 @@ def mend(holder: Holder, seen: Seen) -> None:
             elif not holder.decided.halted:
                 holder.fence()
                 _cancel(holder, row)
-                fleet.halt(holder, f"job {row.job} cannot start ({row.reason}): {row.wait.repair}")
+                why = f"job {row.job} cannot start ({row.reason}): {row.wait.repair}"
+                fleet.halt(holder, why, row.wait.change)
             holder.written[key] = True
     except Unavailable as error:
         fleet.later(holder, error.what)

@@ -51,6 +51,12 @@ def stuck(gathered: Gathered) -> bool:
     return bool(said.get("by")) and experiment_state(gathered)[0] == "PAUSED"
 
 
+def resuming(gathered: Gathered) -> str:
+    """The command that resumes the experiment, with what its holder asked to be changed."""
+    change = _said(gathered).get("change")
+    return f"hpcdet resume {gathered.id}" + (f" --set {change}" if change else "")
+
+
 def _said(gathered: Gathered) -> dict[str, Any]:
     return next((line for line in reversed(gathered.decisions) if line["kind"] == "state"), {})
 

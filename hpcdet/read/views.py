@@ -57,12 +57,19 @@ def brief(source: Source) -> View:
     }
 
 
+def next_command(gathered: Gathered) -> str:
+    """The command with which a paused experiment goes on."""
+    key = costs.exhausted(gathered)
+    return f"hpcdet set {gathered.id} {key}=MORE" if key else states.resuming(gathered)
+
+
 def status(source: Source) -> View:
     """An experiment at a glance.
 
     Returns:
-        ``id, name, state, why, stuck`` (paused by trouble), ``health, health_why, last_turn_s``,
-        ``waits`` (``states.waits``), ``searcher, metric, best {trial, value, step} or None (with
+        ``id, name, state, why, stuck`` (paused by trouble), ``next`` (the command with which it
+        goes on then, else ""), ``health, health_why, last_turn_s``, ``waits`` (``states.waits``),
+        ``searcher, metric, best {trial, value, step} or None (with
         constraints, a feasible one), objectives, compared_at, front, nearest`` (``standings``),
         ``max_length, max_trials, created, workers, labels, path, spent`` (``costs.spent``),
         ``purged`` (what a purge of scratch took, for people), ``not_finite`` (a
@@ -71,7 +78,7 @@ def status(source: Source) -> View:
     """
     gathered = gather(source)
     state, why = states.experiment_state(gathered)
-    keepers = states.health(gathered)
+    keepers, stuck = states.health(gathered), states.stuck(gathered)
     searcher = gathered.config.searcher
     stand = standings.standings(gathered)
     rows = _trials(gathered, stand)
@@ -82,7 +89,8 @@ def status(source: Source) -> View:
         "name": gathered.config.name,
         "state": state,
         "why": why,
-        "stuck": states.stuck(gathered),
+        "stuck": stuck,
+        "next": next_command(gathered) if stuck else "",
         "health": keepers["health"],
         "health_why": keepers["why"],
         "last_turn_s": keepers["last_turn_s"],

@@ -42,10 +42,12 @@ class Wait:
             its owner have ended. ``outage``: until the partition or the node is back.
             ``begin_time``: until a time. ``other``: its turn has not come.
         repair: what a person can do about ``launch`` and ``never``.
+        change: of the config, as ``--set`` takes it, where one key repairs it.
     """
 
     kind: WaitKind = "other"
     repair: str = ""
+    change: str = ""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ _QOS = "name a valid QOS: --qos in slurm.sbatch_args, or directives in the site 
 _LESS = "it asks for more than one job may have here: lessen resources, or choose another QOS"
 
 SIZE = "PartitionNodeLimit"
-TOO_WIDE = Wait("never", _NODES)
+TOO_WIDE = Wait("never", _NODES, "resources.nodes=FEWER")
+_TIME = Wait("never", _WALLTIME, "resources.walltime_s=LESS")
 
 _TABLE: dict[str, Wait] = {
     # held by Slurm itself; `scontrol release` by an administrator would help, a new job does, too
@@ -32,9 +33,9 @@ _TABLE: dict[str, Wait] = {
     # will not start as they are
     "BadConstraints": Wait("never", _MATCH),
     "DependencyNeverSatisfied": Wait("in_vain"),
-    "PartitionTimeLimit": Wait("never", _WALLTIME),
-    "QOSMaxWallDurationPerJobLimit": Wait("never", _WALLTIME),
-    "AssocMaxWallDurationPerJobLimit": Wait("never", _WALLTIME),
+    "PartitionTimeLimit": _TIME,
+    "QOSMaxWallDurationPerJobLimit": _TIME,
+    "AssocMaxWallDurationPerJobLimit": _TIME,
     "InvalidAccount": Wait("never", _ACCOUNT),
     "InvalidQOS": Wait("never", _QOS),
     "AccountNotAllowed": Wait("never", _ACCOUNT),
