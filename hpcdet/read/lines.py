@@ -41,6 +41,7 @@ DECISION: Shapes = {
     "throttle": {"job": str, "running": int},
     "command": {"seq": int},
     "event": {"event": dict},
+    "unlaunched": {"run": list},
 }
 """The same of the journal of a term."""
 

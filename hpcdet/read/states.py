@@ -176,7 +176,7 @@ def waiting_jobs(gathered: Gathered) -> list[str]:
     """
     jobs = {j.number: j.submitted.job for j in gathered.jobs if j.submitted and j.submitted.job}
     unlaunched = [line["run"] for line in gathered.decisions if line["kind"] == "unlaunched"]
-    over = {(job, index) for job, index, _ in unlaunched}
+    over = {tuple(map(str, run[:2])) for run in unlaunched}
     for (number, index), worker in _newest(gathered).items():
         end = worker.end
         if (
@@ -184,12 +184,12 @@ def waiting_jobs(gathered: Gathered) -> list[str]:
             and not end.returns
             and (end.why != "lost" or number < max(jobs, default=0))
         ):
-            over.add((jobs.get(number), index))
+            over.add((jobs.get(number, ""), str(index)))
     tasks = {job.number: job.intent.tasks for job in gathered.jobs}
     return [
         job
         for number, job in jobs.items()
-        if any((job, index) not in over for index in range(tasks[number]))
+        if any((job, str(index)) not in over for index in range(tasks[number]))
     ]
 
 
