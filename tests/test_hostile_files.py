@@ -324,6 +324,39 @@ def test_a_line_that_lacks_what_its_kind_has_is_named(tmp_path: Path) -> None:
         assert rc == 0 or ("has no" in err and "hint" in err), (call, err)
 
 
+def test_a_damaged_record_of_times_costs_a_listing_one_line(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    sound = {
+        "rank": 0,
+        "host": "a",
+        "batches": 40,
+        "seconds": 2.0,
+        "steps": 40,
+        "samples": 320,
+        "slowest_s": 0.1,
+        "phases": {"forward": 2.0},
+        "use": {"cpu_cores": 0.5},
+    }
+    wrong = {key: {"x": []} if isinstance(value, dict) else None for key, value in sound.items()}
+    for key in sound:
+        built = Builder(root / f"{key.replace('_', '')}-0000")
+        built.trial().attempt().line("profile", **{**sound, key: wrong[key]})
+    Builder(root / "good-0000").trial().attempt().line("profile", **sound)
+    calls = [["eff", "-o", "json"], ["eff"]]
+    calls += [["metrics", f"{key.replace('_', '')}-0000", "--group", "timing"] for key in sound]
+    (rc, out, _, _), (plain, _, err, _), *one_by_one = run(root, calls)
+    assert rc == plain == 0
+    [row] = json.loads(out)["items"]
+    assert row["id"] == "good-0000/1" and row["step_s"] == 0.05
+    warnings = json.loads(out)["warnings"]
+    for key in sound:
+        said = f"{key.replace('_', '')}-0000 is left out: trials/0001/attempts/1/journal.jsonl: "
+        assert any(said in line and f"'profile', has no valid '{key}'" in line for line in warnings)
+        assert f"has no valid '{key}'" in err
+    for key, (rc, _, err, _) in zip(sound, one_by_one, strict=True):
+        assert rc == 9 and f"has no valid '{key}'" in err and "hint" in err, err
+
+
 def test_a_file_is_opened_without_waiting_and_only_if_it_is_one(tmp_path: Path) -> None:
     for harm in (fifo, unix_socket, device, folder, looping):
         path = tmp_path / harm.__name__

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import UnionType
-from typing import Any
+from types import GenericAlias, UnionType
+from typing import Any, get_args
 
+from hpcdet.errors import IntegrityError
 from hpcdet.store import files
 from hpcdet.store.journal import Line
 
-Shapes = Mapping[str, Mapping[str, type[Any] | UnionType]]
+Kind = type[Any] | UnionType | GenericAlias
+Shapes = Mapping[str, Mapping[str, Kind]]
+
+NUMBER = int | float
+NUMBERS = GenericAlias(dict, (str, NUMBER))
 
 ATTEMPT: Shapes = {
     "metrics": {"group": str, "step": int, "metrics": dict},
@@ -26,10 +31,20 @@ ATTEMPT: Shapes = {
     "notice": {"signal": object},
     "alert": {"level": object, "text": object},
     "start": {"world": int},
-    "profile": {"rank": int},
-    "waited": {"seconds": int | float},
+    "profile": {
+        "rank": int,
+        "host": str,
+        "batches": int,
+        "seconds": NUMBER,
+        "steps": int,
+        "phases": NUMBERS,
+    },
+    "waited": {"seconds": NUMBER},
 }
 """Keys of the lines of an attempt's journal that are not asked for with a default."""
+
+OPTIONAL: Shapes = {"profile": {"samples": int, "slowest_s": NUMBER, "use": NUMBERS}}
+"""Keys that a line may lack."""
 
 DECISION: Shapes = {
     "state": {"state": str},
@@ -53,8 +68,24 @@ def sound(lines: list[Line], shapes: Shapes, path: Path) -> list[Line]:
         IntegrityError: one lacks what a line of its kind has; names it.
     """
     for line in lines:
-        for key, kind in shapes.get(line["kind"], {}).items():
-            if not isinstance(line.get(key, ...), kind) or line.get(key, ...) is ...:
-                what = f"line {line.get('n')}, {line['kind']!r}, has no {key} that is one"
-                raise files.damaged(path, what)
+        named = line["kind"]
+        for key, kind in shapes.get(named, {}).items():
+            if key not in line or not _is_one(line[key], kind):
+                raise _lacking(line, key, path)
+        for key, kind in OPTIONAL.get(named, {}).items():
+            if key in line and not _is_one(line[key], kind):
+                raise _lacking(line, key, path)
     return lines
+
+
+def _is_one(value: Any, kind: Kind) -> bool:
+    """Of a generic map its values are looked at, too."""
+    if isinstance(kind, GenericAlias):
+        _, each = get_args(kind)
+        return isinstance(value, dict) and all(isinstance(item, each) for item in value.values())
+    return isinstance(value, kind)
+
+
+def _lacking(line: Line, key: str, path: Path) -> IntegrityError:
+    what = f"line {line.get('n')}, {line['kind']!r}, has no valid {key!r}"
+    return files.damaged(path, what)
