@@ -20,6 +20,7 @@ from hpcdet.search.api import (
     Start,
     State,
 )
+from hpcdet.search.halving import NEWEST
 from hpcdet.search.registry import searcher
 from hpcdet.store.config import resolve
 from tests import by_definition
@@ -88,7 +89,7 @@ def compared(rule: str, kind: str, dice: random.Random) -> Compared:
     timed, smaller = dice.random() < 0.15, dice.random() < 0.5
     share = dice.choice([0.5, None]) if rule == "hybrid" else None
     asked: dict[str, Any] = {"name": kind, "rule": rule, "divisor": eta, "metric": "loss"}
-    asked |= {"max_trials": trials, "max_concurrent_trials": places, "rule_version": 5}
+    asked |= {"max_trials": trials, "max_concurrent_trials": places, "rule_version": NEWEST}
     asked |= {"smaller_is_better": smaller, "promotion_share": share}
     asked |= {"max_time": top, "time_metric": "seen"} if timed else {"max_length": {"batches": top}}
     ratio = Fraction(str(eta))

@@ -259,10 +259,14 @@ def test_an_adaptive_search_is_honoured(tmp_path: Path) -> None:
             "searcher.promotion_share: rule: stopping promotes nobody",
         ),
         (
-            "{name: asha, max_trials: 9, max_length: 9, sampler: {name: tpe}, promotion_share: 1}",
+            "{name: asha, max_trials: 9, max_length: 9, rule_version: 5, sampler: {name: tpe}, "
+            "promotion_share: 1}",
             "searcher.promotion_share: with the sampler tpe, rule_version: 5 keeps its own pace",
         ),
-        ("{name: bohb, max_length: 9, promotion_share: null}", "searcher.promotion_share: with"),
+        (
+            "{name: bohb, max_length: 9, rule_version: 5, promotion_share: null}",
+            "searcher.promotion_share: with",
+        ),
         (
             "{name: adaptive_asha, max_trials: 9, max_length: 9, bracket_rungs: [2], max_rungs: 3}",
             "and so does max_rungs",
@@ -280,7 +284,7 @@ def test_searches_that_cannot_be(tmp_path: Path, searcher: str, said: str) -> No
         load(tmp_path, "entrypoint: x", f"searcher={searcher}")
 
 
-@pytest.mark.parametrize("others", ["rule_version: 4, sampler: {name: tpe}", "rule_version: 5"])
+@pytest.mark.parametrize("others", ["sampler: {name: tpe}", "rule_version: 5"])
 def test_a_share_is_kept_where_something_asks_for_it(tmp_path: Path, others: str) -> None:
     asked = f"{{name: asha, max_trials: 9, max_length: 9, promotion_share: 0.25, {others}}}"
     loaded = load(tmp_path, "entrypoint: x", f"searcher={asked}")

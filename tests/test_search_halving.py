@@ -26,6 +26,7 @@ from hpcdet.search.api import (
     Stop,
 )
 from hpcdet.search.books import OPEN, StateView
+from hpcdet.search.halving import NEWEST
 from hpcdet.search.registry import RULES, searcher
 from hpcdet.store.config import resolve
 from hpcdet.units import Length
@@ -105,7 +106,8 @@ SPACE = {"lr": {"type": "loguniform", "low": 1e-4, "high": 1.0}}
 
 
 def make(name: str = "async_halving", top: int = 9, **asked: Any) -> Searcher:
-    settings = {"metric": "loss", "max_length": {"batches": top}, "divisor": 3, "rule_version": 5}
+    settings = {"metric": "loss", "max_length": {"batches": top}, "divisor": 3}
+    settings["rule_version"] = NEWEST
     settings |= asked
     config = {"hyperparameters": SPACE, "searcher": {"name": name, **settings}}
     return searcher(resolve(config | {"reproducibility": {"experiment_seed": 1}}))
@@ -225,9 +227,9 @@ def test_paused_trials_wait_for_the_last_new_one_while_enough_have_gone_on() -> 
     assert early.end(1, "failed") == "continue 2"  # the one has failed, and nobody has gone on
 
 
-def test_no_more_than_a_share_goes_on_however_fast_a_model_improves() -> None:
+def test_by_version_5_no_more_than_a_share_goes_on_however_fast_a_model_improves() -> None:
     asked = {"num_rungs": 2, "max_trials": 30, "max_concurrent_trials": 2, "top": 3}
-    model = {"sampler": {"name": "tpe", "random_fraction": 1.0}}
+    model = {"sampler": {"name": "tpe", "random_fraction": 1.0}, "rule_version": 5}
     run = Run(make(**asked, **model))
     assert run.report(1, 1, 0.5) == "pause 1, create 3"
     assert run.report(2, 1, 0.6) == "pause 2, create 4"
@@ -254,8 +256,8 @@ def test_no_more_than_a_share_goes_on_however_fast_a_model_improves() -> None:
         return int(run.state["brackets"][0]["on"][0])
 
     assert went_on(**model) == 9
-    assert went_on(**model, rule_version=4) > 20  # as experiments go on that began with it
-    assert went_on() > 20  # at random nobody gets better by and by: this is luck
+    for version in (4, NEWEST):
+        assert went_on(**{**model, "rule_version": version}) > 20
 
 
 def test_promotion_pauses_first_and_a_small_rung_sends_its_best() -> None:

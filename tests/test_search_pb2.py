@@ -11,8 +11,8 @@ import pytest
 
 from hpcdet.search import registry
 from hpcdet.search.api import Continue, Create, Pause, Report, SegmentEnd, Shutdown, Start, Stop
-from hpcdet.search.pb2 import at, place_of
 from hpcdet.space.domains import Double, Int, Log, LogInt, LogUniform
+from hpcdet.space.places import at, place_of
 from hpcdet.store.config import resolve
 from hpcdet.store.parents import Parent
 from hpcdet.units import Length

@@ -16,7 +16,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.search import api, model_based
 from hpcdet.search.api import Action, Create, Report, Searcher, SegmentEnd, Shutdown, Start
 from hpcdet.search.registry import NAMES, searcher
-from hpcdet.store.config import COPYING, MODELLED, resolve
+from hpcdet.store.config import COPYING, WHOLE, resolve
 from hpcdet.store.records import Trial
 from hpcdet.units import Length
 
@@ -205,7 +205,7 @@ def test_without_optuna_only_models_are_missed(monkeypatch: pytest.MonkeyPatch) 
     }
     for method in sorted({*NAMES} - {"custom"}):
         asked: dict[str, Any] = {"name": method, "max_trials": 4, **needs.get(method, {})}
-        if method in MODELLED:
+        if method in WHOLE:
             with pytest.raises(ConfigError, match=r"Optuna(.|\n)*hpcdet\[search\]"):
                 make(**asked)
             continue

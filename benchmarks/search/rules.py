@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcdet.search import api
+from hpcdet.search.halving import NEWEST
 from hpcdet.search.registry import searcher
 from hpcdet.store.config import resolve
 from hpcdet.units import Length
@@ -57,7 +58,7 @@ def ours(
         "max_trials": ladder.trials,
         "max_concurrent_trials": ladder.workers,
         "promotion_share": 0.5,  # the defaults of a config
-        "rule_version": 5,
+        "rule_version": NEWEST,
     }
     config = {
         "hyperparameters": hyperparameters or {},

@@ -15,6 +15,7 @@ import optuna
 
 from benchmarks.search.rules import METRIC
 from hpcdet.search import api
+from hpcdet.search.halving import NEWEST
 from hpcdet.search.registry import searcher
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.engine import Simulation
@@ -77,6 +78,7 @@ def ours_model(trials: int, times: int) -> list[float]:
         "divisor": 4,
         "max_trials": trials + warm + times,
         "max_concurrent_trials": 25,
+        "rule_version": NEWEST,
         "sampler": {"name": "tpe", "random_fraction": 0.0},
     }
     resolved = resolve({"hyperparameters": SPACE, "searcher": asked})

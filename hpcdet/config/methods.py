@@ -81,7 +81,7 @@ def problems(asked: Searcher) -> Iterator[Problem]:
 
 
 def unlimited(asked: Searcher) -> Iterator[Problem]:
-    """A limit that nobody asks where a model's pace is kept (``search.rule.Cut``).
+    """A limit that nobody asks where ``rule_version`` 5 keeps a model's pace (``search.rule``).
 
     Of configs that are written anew only: searches that have begun go on as they are.
     """
@@ -89,12 +89,12 @@ def unlimited(asked: Searcher) -> Iterator[Problem]:
     compared = asked.name in _COMPARED and asked.rule == "hybrid"
     if (
         compared
-        and asked.rule_version > 4
+        and asked.rule_version == 5
         and sampler != "random"
         and _said(asked, "promotion_share")
     ):
-        what = f"with the sampler {sampler}, rule_version: {asked.rule_version} keeps its own pace"
-        hint = "leave it out, or use rule_version: 4 or the sampler random"
+        what = f"with the sampler {sampler}, rule_version: 5 keeps its own pace"
+        hint = "leave it out, or use rule_version: 6 or the sampler random"
         yield Problem("searcher.promotion_share", what, hint)
 
 

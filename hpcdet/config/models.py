@@ -115,8 +115,8 @@ class Searcher(Section):
     promotion_share: float | None = Field(default=0.5, ge=0)
     """Until all trials were made, hybrid promotes paused ones only while fewer than this share of
     those that may go on have gone on; null: whenever they are among the best."""
-    rule_version: Literal[4, 5] = 5
-    """How rules are kept: 5, or 4 as in experiments of former versions (docs/search.md)."""
+    rule_version: Literal[4, 5, 6] = 6
+    """How rules are kept: 6, or 4 or 5 as in experiments of former versions (docs/search.md)."""
     divisor: float = Field(default=4, gt=1)
     """Of this many trials at a rung one goes on."""
     num_rungs: int | None = Field(default=None, ge=1, le=1000)

@@ -46,6 +46,9 @@ from hpcdet.units import Length
 
 Above = Literal["nothing", "rung", "unknown"]
 
+NEWEST = 6
+"""``searcher.rule_version`` of new experiments."""
+
 _GOOD = ("target", "stopped", "user_exit")
 
 
@@ -62,9 +65,9 @@ class Halving:
         goals: constraints and several objectives, where there are any; None: the metric alone.
         version: ``searcher.rule_version``. By 4 a trial that was stopped at the last rung but one
             goes on after all where it has trained to its end before it heard; one that is promoted
-            and had ended before its next rung counts as one that went on; whom cohorts and
-            ``promotion_share`` let go on comes first even when no new trial is to be made; and a
-            model that improves takes more than their share up the rungs (``Cut.paced``).
+            and had ended before its next rung counts as one that went on; and whom cohorts and
+            ``promotion_share`` let go on comes first even when no new trial is to be made. By 5
+            no more than their share of a model's trials go on (``Cut.paced``).
     """
 
     name: str
@@ -80,7 +83,7 @@ class Halving:
     time_metric: str = ""
     promotion_share: float | None = None
     goals: Goals | None = None
-    version: int = 5
+    version: int = NEWEST
 
     def initial(self) -> State:
         """Lists below ``bracket`` have one item for each trial; ``late``: reports while paused.
@@ -383,7 +386,7 @@ class Halving:
 
     @functools.cached_property
     def _cut(self) -> Cut:
-        paced = self.version > 4 and self.rule.paced and self.sampler.learns
+        paced = self.version == 5 and self.rule.paced and self.sampler.learns
         return Cut.of(self.divisor, self.rule.cohorts, self.promotion_share, paced)
 
     @functools.cached_property

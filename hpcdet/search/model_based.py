@@ -39,6 +39,7 @@ from hpcdet.space.domains import (
     uniform,
 )
 from hpcdet.space.errors import dotted
+from hpcdet.space.places import index_of
 from hpcdet.space.space import MAX_REDRAWS, Space, bits
 from hpcdet.space.tree import Axis
 
@@ -318,10 +319,8 @@ def to_value(domain: Domain, value: Any) -> Any:
     match domain:
         case Log(minval, maxval, base):
             return min(max(math.log(value) / math.log(base), minval), maxval)
-        case Categorical(vals):
-            # True == 1 == 1.0, but they are different choices
-            same = [n for n, other in enumerate(vals) if type(other) is type(value)]
-            return next(n for n in same if vals[n] == value)
+        case Categorical():
+            return index_of(domain, value)
     return value
 
 

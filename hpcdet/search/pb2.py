@@ -20,17 +20,9 @@ from numpy.typing import NDArray
 
 from hpcdet.search.explore import Explorer, Perturb
 from hpcdet.search.sampling import View
-from hpcdet.space.domains import (
-    Domain,
-    Double,
-    Int,
-    Log,
-    LogInt,
-    LogUniform,
-    rounded,
-    uniform,
-)
+from hpcdet.space.domains import Domain, Double, Int, Log, LogInt, LogUniform, uniform
 from hpcdet.space.errors import Path
+from hpcdet.space.places import at, place_of
 from hpcdet.space.space import Space, bits
 from hpcdet.space.tree import Axis
 
@@ -106,42 +98,6 @@ class RecordedExplorer:
         if known is not None:
             return dict(known)
         return self.explorer.explore(view, donor, params, number)
-
-
-# -- numbers as places in [0, 1] -----------------------------------------------------------
-
-
-def place_of(domain: Domain, value: Any) -> float:
-    """Where a number lies between its bounds, on the scale on which it is drawn."""
-    low, high, number = _scaled(domain, value)
-    return min(max((number - low) / (high - low), 0.0), 1.0)
-
-
-def at(domain: Domain, place: float) -> Any:
-    """The number at a place; whole ones are rounded, and come on their steps."""
-    match domain:
-        case Double(low, high):
-            return min(low + place * (high - low), math.nextafter(high, low))
-        case Log(low, high, base):
-            return rounded(base ** min(low + place * (high - low), math.nextafter(high, low)))
-        case LogUniform(low, high):
-            return min(max(rounded(low * (high / low) ** place), low), high)
-        case LogInt(low, high):
-            return min(max(round(rounded(low * (high / low) ** place)), low), high)
-        case Int(low, high, step):
-            return low + (step or 1) * round(place * ((high - low) // (step or 1)))
-    raise TypeError(f"{domain!r} has no places")
-
-
-def _scaled(domain: Domain, value: Any) -> tuple[float, float, float]:
-    match domain:
-        case Double(low, high) | Int(low, high):
-            return low, high, value
-        case Log(low, high, base):
-            return low, high, math.log(value) / math.log(base)
-        case LogUniform(low, high) | LogInt(low, high):
-            return math.log(low), math.log(high), math.log(value)
-    raise TypeError(f"{domain!r} has no places")
 
 
 def _spread(shift: Sequence[float]) -> Array:

@@ -206,25 +206,24 @@ def _sampler(
     name = asked.name or MODELLED.get(searcher.name)
     if name is None or name == "random":
         return _warmed(Independent(space, seed), resolved, space, history)
-    model_based.library()
-    fraction = asked.random_fraction
+    at_rungs = searcher.name not in WHOLE
+    startup, fraction = asked.startup or 0, asked.random_fraction
     if fraction is None:
-        fraction = 0.0 if searcher.name in WHOLE else 1 / 3
-    model = ModelBased(
-        space,
-        seed,
-        name,
-        asked.startup or 0,
-        fraction,
-        len(searcher.goals.objectives),
-        asked.population_size or model_based.population(searcher.max_trials),
-    )
-    asked_for: Sampler = model
-    if name == "gp":
-        asked_for = Elsewhere(model, resolved.hyperparameters, beat)
+        fraction = 1 / 3 if at_rungs else 0.0
+    sampler: Sampler
+    if name == "tpe" and at_rungs:
+        from hpcdet.search.density_sampler import DensitySampler  # numpy: not for every verb
+
+        sampler = DensitySampler(space, seed, startup, fraction)
+    else:
+        model_based.library()
+        parents = asked.population_size or model_based.population(searcher.max_trials)
+        objectives = len(searcher.goals.objectives)
+        model = ModelBased(space, seed, name, startup, fraction, objectives, parents)
+        sampler = Elsewhere(model, resolved.hyperparameters, beat) if name == "gp" else model
     if history is not None and name != "nsga2":
-        asked_for = Informed.by(asked_for, history)
-    return Recorded(_warmed(asked_for, resolved, space, history), known)
+        sampler = Informed.by(sampler, history)
+    return Recorded(_warmed(sampler, resolved, space, history), known)
 
 
 def _program(resolved: Resolved, code: Path, patience_s: float) -> Program:

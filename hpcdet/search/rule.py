@@ -25,7 +25,7 @@ class Rule:
     Attributes:
         verdict: from its rank (0 is best) and how many go on, ``floor(n / divisor)`` of n.
         cohorts: n counts whole cohorts only; see ``cohorts``.
-        paced: it keeps who may not go on yet, so that the pace of a search can be kept (``Cut``).
+        paced: by ``rule_version`` 5 it keeps the pace of searches with a model (``Cut``).
     """
 
     name: str
@@ -39,9 +39,8 @@ class Cut:
     """Up to which rank trials go on; the divisor is ``over / under``.
 
     Attributes:
-        paced: where hyperparameters come from a model that learns, later trials are better than
-            earlier ones, so that far more than ``1/divisor`` of those that come to a rung are among
-            its best. Then no more go on than that share, and of those that wait the best first.
+        paced: no more go on than ``1/divisor`` of those that have come to a rung, and of those that
+            wait the best first, though later trials of a model are better than earlier ones.
     """
 
     over: int

@@ -171,10 +171,15 @@ class Space:
                 found.append((axis, domain, values[axis.path]))
         return found
 
+    @functools.cached_property
+    def axes(self) -> list[tuple[Axis, Domain]]:
+        """The values that may be drawn and are no constants, in the order of ``drawn``."""
+        return [(axis, domain) for axis, domain in self._drawn if not isinstance(domain, Const)]
+
     @property
     def dimensions(self) -> int:
         """How many values may be drawn that are no constants."""
-        return sum(not isinstance(domain, Const) for _, domain in self._drawn)
+        return len(self.axes)
 
     @property
     def conditional(self) -> bool:
