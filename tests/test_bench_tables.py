@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import bench_search
 
 from benchmarks.search import tabled, tables
+from benchmarks.search.rules import Ladder
+from hpcdet.search.halving import NEWEST
 
 NAME = "linear, breast cancer"
 ROWS = 16
@@ -40,6 +42,12 @@ def test_a_table_says_on_its_rows_what_training_has_shown() -> None:
     assert table.costs[:, -1].mean() == pytest.approx(1)
     between = {**params, "alpha": params["alpha"] * 1.01}
     assert np.isfinite(table.curve(between)[0]).all()
+
+
+def test_benchmarks_measure_searches_of_the_newest_version() -> None:
+    ladder = Ladder(27, 3, 4, rung_count=4)
+    for name in (tabled.WITH, tabled.WITHOUT, "hpcdet bohb", "hpcdet adaptive_asha"):
+        assert tabled.METHODS[name](ladder, tables.LINEAR, 0).version == NEWEST
 
 
 def test_its_methods_are_compared_and_the_rows_are_those_of_every_benchmark(

@@ -319,6 +319,15 @@ def test_samplers_learn_of_objectives_and_constraints(sampler: str) -> None:
     assert sum(one.violation > 0 for one in late) < len(late) / 4
 
 
+def test_densities_part_trials_by_constraints_and_fronts() -> None:
+    limits, model = [{"metric": "ms", "upper": 6}], {"name": "tpe", "random_fraction": 0.0}
+    asked: dict[str, Any] = {"objectives": BOTH, "constraints": limits, "sampler": model}
+    run = told(curve, 80, "async_halving", num_rungs=1, **asked)
+    late = list(StateView(run.state).params().values())[40:]
+    assert sum(abs(params["y"] - 0.5) for params in late) / len(late) < 0.2
+    assert sum(params["x"] > 0.6 for params in late) < len(late) / 4
+
+
 def test_a_gaussian_process_is_told_of_them_too() -> None:
     limits = [{"metric": "ms", "upper": 6}]
     run = told(curve, 9, "nsga2", objectives=BOTH, constraints=limits)
