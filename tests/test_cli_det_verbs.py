@@ -67,9 +67,3 @@ def test_what_is_named_is_a_command_line() -> None:
 def test_a_verb_of_determined_is_refused_with_ours(cli: Cli, words: list[str], said: str) -> None:
     failed = cli(*words, code=2)
     assert said in failed.err and not failed.out
-
-
-def test_the_documentation_has_the_whole_table() -> None:
-    text = (Path(__file__).parent.parent / "docs" / "determined.md").read_text()
-    missing = [row for row in det_verbs.rows() if f"| `{row[0]}` | {row[1]} |" not in text]
-    assert not missing

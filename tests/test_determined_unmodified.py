@@ -118,10 +118,10 @@ def test_one_module_under_two_names() -> None:
 
 NOT_THERE = {
     "import determined.cli": "No module named 'determined.cli': hpcdet has none: the command line",
-    "from determined import EnvContext": "hpcdet has no determined.EnvContext: it belongs to",
+    "from determined import EnvContext": "hpcdet has no determined.EnvContext: use get_cluster",
     "import determined as d; d.nothing": "has no attribute 'nothing'",
-    "from determined.experimental.client import get_model": (
-        "hpcdet has no determined.experimental.client.get_model: it comes with"
+    "from determined.experimental.client import get_experiment": (
+        "hpcdet has no determined.experimental.client.get_experiment: no Python API yet: hpcdet sho"
     ),
 }
 

@@ -5,7 +5,10 @@ By the names they have there; a module's sentence is that of all it holds.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NoReturn
+
+from hpcdet.determined._client import sentences
 
 _MASTER = "hpcdet has no master to speak to"
 _TF_KERAS = (
@@ -18,25 +21,47 @@ _CLIENT = (
 )
 _STARTS = "hpcdet starts the ranks itself, one for each of resources.slots_per_trial"
 _INSIDE = "it belongs to Determined's own workings, and no code of a trial needs it"
-
-_OF_THE_CLIENT = (
-    *("Checkpoint", "Determined", "Experiment", "ExperimentReference", "Model", "ModelOrderBy"),
-    *("ModelSortBy", "ModelVersion", "OrderBy", "Project", "Trial", "TrialOrderBy"),
-    *("TrialReference", "TrialSortBy", "checkpoint", "metrics", "model"),
+_FILES = "files stay in the trial's folder"
+_ALONE = "core.init() alone gives a context for one rank"
+_REDUCES = "the trainer reduces: wrap_reducer, and what evaluate_batch gives"
+_RNG = "DeterminedCallback keeps random numbers in checkpoints"
+_MODEL = "hpcdet's checkpoints hold the model"
+_UTIL = (
+    *("calculate_batch_sizes", "check_sshd", "download_gcs_blob_with_backoff", "filter_duplicates"),
+    *("force_create_symlink", "forward_signals", "get_member_func", "has_param", "humanize_float"),
+    *("is_overridden", "legacy_trial_entrypoint_to_script", "make_metrics", "make_timing_log"),
+    *("mask_checkpoint_storage", "mask_config_dict", "match_legacy_trial_class"),
+    *("rmtree_nfs_safe", "signal_process_tree", "validate_batch_metrics", "write_user_code"),
+)
+_COMMON_UTIL = (
+    *("debug_mode", "deprecated", "get_config_path", "get_max_retries_config"),
+    *("is_protobuf_timestamp", "parse_protobuf_timestamp", "preserve_random_state"),
+    *("safe_load_yaml_with_exceptions", "sizeof_fmt", "wait_for"),
 )
 
+
+def _each(of: str, names: Iterable[str], why: str) -> dict[str, str]:
+    return {f"{of}.{name}": why for name in names}
+
+
 ABSENT = {
-    **{f"determined.experimental.{name}": _CLIENT for name in _OF_THE_CLIENT},
+    **dict(sentences()),
+    "determined.experimental.client": _CLIENT,
     "determined.experimental.test_one_batch": "`hpcdet test` tries one batch",
-    "determined.TrialContext.from_config": "pytorch.init() gives the context",
-    "determined.pytorch.TrainUnit.should_stop": _INSIDE,
-    "determined.tensorboard.TensorboardManager.to_sync": "files stay in the trial's folder",
-    "determined.tensorboard.get_experiment_sync_path": "files stay in the trial's folder",
-    "determined.EnvContext": _INSIDE,
+    **_each(
+        "determined.ClusterInfo",
+        ("cluster_id", "master_cert_file", "master_cert_name", "master_url", "session_token"),
+        _MASTER,
+    ),
+    "determined.EnvContext": "use get_cluster_info()",
+    "determined.InvalidHP.msg": "use str(error)",
     "determined.RendezvousInfo": "use get_cluster_info().container_addrs and container_rank",
     "determined.ResourcesInfo": "use get_cluster_info().slot_ids",
+    "determined.TrialContext.env": "use get_cluster_info()",
+    "determined.TrialContext.from_config": "pytorch.init() gives the context",
     "determined.TrialController": _INSIDE,
-    "determined.cli": "the command line is `hpcdet`; docs/determined.md has a table of the verbs",
+    **_each("determined.LegacyTrial", ("trial_context_class", "trial_controller_class"), _INSIDE),
+    "determined.cli": "the command line is `hpcdet`; docs/determined-names.md has all verbs",
     "determined.common.api": _MASTER,
     "determined.common.check": _INSIDE,
     "determined.common.constants": _INSIDE,
@@ -46,12 +71,13 @@ ABSENT = {
     "determined.common.experimental": _CLIENT,
     "determined.common.storage": "use core.init().checkpoint: store_path, restore_path, upload",
     "determined.common.streams": _MASTER,
-    "determined.common.util": _INSIDE,
+    **_each("determined.common.util", _COMMON_UTIL, _INSIDE),
     "determined.common.v1file_utils": _INSIDE,
     "determined.constants": _INSIDE,
-    "determined.core.DummyDistributedContext": "core.init() alone gives a context for one rank",
+    "determined.core.Context.info": "use determined.get_cluster_info()",
+    "determined.core.DummyDistributedContext": _ALONE,
     "determined.core.DummyCheckpointContext": "core.init() alone keeps checkpoints in a folder",
-    "determined.core.DummyExperimentalCoreContext": _INSIDE,
+    "determined.core.DummyExperimentalCoreContext": _ALONE,
     "determined.core.DummyPreemptContext": "core.init() alone is never told to leave",
     "determined.core.DummyProfilerContext": "core.init() alone measures, too",
     "determined.core.DummySearcherContext": "core.init() alone has a searcher without operations",
@@ -59,50 +85,91 @@ ABSENT = {
     "determined.core.DummyTrainContext": "core.init() alone keeps reports",
     "determined.core.SearcherContextMissing": _INSIDE,
     "determined.deploy": "there is nothing to deploy: `pip install hpcdet` on a login node",
+    "determined.errors.InternalException.message": "use str(error)",
     "determined.exec": _STARTS,
-    "determined.experimental.client": _CLIENT,
     "determined.gpu": "use torch.cuda, or get_cluster_info().slot_ids",
     "determined.horovod": "Horovod is given up: all ranks are those of torch.distributed",
     "determined.ipc": "use core.init().distributed: gather, allgather, broadcast",
-    "determined.keras.DeterminedCallback.load_model": "hpcdet's checkpoints hold the model",
-    "determined.keras.DeterminedCallback.save_model": "hpcdet's checkpoints hold the model",
-    "determined.keras.InputData": _TF_KERAS,
-    "determined.keras.ArrayLike": _TF_KERAS,
-    "determined.keras.SequenceAdapter": _TF_KERAS,
-    "determined.keras.TFKerasExperimentalContext": _TF_KERAS,
+    **_each("determined.keras.DeterminedCallback", ("load_model", "save_model"), _MODEL),
+    **_each(
+        "determined.keras",
+        (
+            *("ArrayLike", "InputData", "SequenceAdapter", "TFKerasExperimentalContext"),
+            *("TFKerasTrainConfig", "TFKerasTrial", "TFKerasTrialContext"),
+            *("TFKerasTrialController", "load_model_from_checkpoint_path"),
+        ),
+        _TF_KERAS,
+    ),
     "determined.keras.TFKerasTensorBoard": "use determined.keras.TensorBoard",
-    "determined.keras.TFKerasTrainConfig": _TF_KERAS,
-    "determined.keras.TFKerasTrial": _TF_KERAS,
-    "determined.keras.TFKerasTrialContext": _TF_KERAS,
-    "determined.keras.TFKerasTrialController": _TF_KERAS,
     "determined.keras.callbacks": "use Keras's own callbacks beside DeterminedCallback",
-    "determined.keras.get_rng_state": "DeterminedCallback keeps random numbers in checkpoints",
-    "determined.keras.set_rng_state": "DeterminedCallback keeps random numbers in checkpoints",
-    "determined.keras.load_model_from_checkpoint_path": _TF_KERAS,
+    **_each("determined.keras", ("get_rng_state", "set_rng_state"), _RNG),
     "determined.launch.tensorflow": "with TensorFlow one rank trains: leave the launcher out",
     "determined.layers": _INSIDE,
     "determined.load": "use determined.pytorch.load_trial_from_checkpoint_path",
+    **_each("determined.pytorch.Batch", ("should_stop",), _INSIDE),
+    **_each("determined.pytorch.Epoch", ("should_stop",), _INSIDE),
+    **_each("determined.pytorch.TrainUnit", ("should_stop",), _INSIDE),
+    **_each(
+        "determined.pytorch.PyTorchTrial",
+        ("trial_context_class", "trial_controller_class"),
+        _INSIDE,
+    ),
+    **{
+        f"determined.pytorch.{kind}.{name}": _REDUCES
+        for kind in (
+            *("PyTorchTrialContext", "CheckpointLoadContext", "deepspeed.DeepSpeedTrialContext"),
+            "experimental.TorchBatchProcessorContext",
+        )
+        for name in ("reduce_metrics", "reset_reducers", "run_cross_slot_reduction")
+    },
+    **_each(
+        "determined.pytorch.deepspeed.DeepSpeedTrial",
+        ("trial_context_class", "trial_controller_class"),
+        _INSIDE,
+    ),
     "determined.pytorch.deepspeed.DeepSpeedTrialController": _INSIDE,
     "determined.pytorch.deepspeed.make_deepspeed_mpu": (
         "pipelines and tensor parallelism are refused by hpcdet: ZeRO of any stage works"
     ),
-    "determined.tensorboard.AzureTensorboardManager": "files stay in the trial's folder",
-    "determined.tensorboard.GCSTensorboardManager": "files stay in the trial's folder",
-    "determined.tensorboard.S3TensorboardManager": "files stay in the trial's folder",
-    "determined.tensorboard.azure": "files stay in the trial's folder",
-    "determined.tensorboard.base": "files stay in the trial's folder",
-    "determined.tensorboard.directory": "files stay in the trial's folder",
-    "determined.tensorboard.fetchers": "files stay in the trial's folder",
-    "determined.tensorboard.gcs": "files stay in the trial's folder",
+    **_each(
+        "determined.pytorch.samplers",
+        (
+            *("DistributedBatchSampler.batch_sampler", "DistributedBatchSampler.num_workers"),
+            *("DistributedBatchSampler.rank", "RepeatBatchSampler.batch_sampler"),
+            *("SkipBatchSampler.batch_sampler", "SkipBatchSampler.length", "SkipBatchSampler.skip"),
+        ),
+        "keep what the sampler was made with",
+    ),
+    **_each(
+        "determined.tensorboard",
+        (
+            *("AzureTensorboardManager", "GCSTensorboardManager", "S3TensorboardManager"),
+            *("azure", "base", "directory", "fetchers", "gcs", "s3", "shared", "util"),
+            "get_experiment_sync_path",
+            *(
+                "SharedFSTensorboardManager.shared_fs_base",
+                "SharedFSTensorboardManager.storage_path",
+            ),
+        ),
+        _FILES,
+    ),
+    **{
+        f"determined.tensorboard.{kind}.{name}": _FILES
+        for kind in ("TensorboardManager", "SharedFSTensorboardManager")
+        for name in ("last_sync", "sync_on_close", "to_sync", "upload_thread")
+    },
     "determined.tensorboard.metric_writers.tensorflow": (
         "use tf.summary with core.init().train.get_tensorboard_path()"
     ),
-    "determined.tensorboard.s3": "files stay in the trial's folder",
-    "determined.tensorboard.shared": "files stay in the trial's folder",
-    "determined.tensorboard.util": "files stay in the trial's folder",
-    "determined.util": _INSIDE,
+    **_each(
+        "determined.transformers.DetCallback",
+        ("last_progress", "searcher_metric", "time_metric"),
+        _INSIDE,
+    ),
+    **_each("determined.util", _UTIL, _INSIDE),
     "determined.workload": _INSIDE,
 }
+"""Nothing that is here has a sentence, nor what holds it."""
 
 
 def why_absent(name: str) -> str:
