@@ -3,7 +3,8 @@
     python -m tests.determined_corpus REPOSITORY [NAME...]
 
 Each code is copied as it is and run undisturbed, then again with one rank killed behind a
-checkpoint of a step above 0, and gone on; the digests of both ends are compared. Data are small
+checkpoint of a step above 0, and gone on; the digests of both ends are compared. What makes no
+checkpoint is killed behind a report and begins anew; its reports are compared. Data are small
 and made by ``tests/stubs``. Of configs only lengths, slots and what names a container change.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import os
@@ -21,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,9 @@ from hpcdet.store.records import Claim, Trial, Verdict
 
 STUBS = Path(__file__).parent / "stubs"
 PATIENCE_S = 240.0
+_TRIES = 3
+_MEASURED = ("timing", "system")
+"""Groups of metrics that hpcdet measures itself."""
 FIXTURES = "e2e_tests/tests/fixtures"
 LAUNCH = "python3 -m determined.launch.torch_distributed python3"
 NET = {"learning_rate": 1.0, "n_filters1": 4, "n_filters2": 4, "dropout1": 0.25, "dropout2": 0.5}
@@ -217,15 +222,24 @@ def try_out(case: Case, repository: Path, folder: Path) -> Outcome:
         if any(one in log for one in REFUSED):
             return Outcome("refused by name", _last(log))
         return _failed(log)
-    if _step(whole) == 0:
-        return Outcome("run", "it makes no checkpoint of a step above 0")
-    killed = prepare(case, repository, folder / "2")
-    at = _kill_once(killed, case, _step(whole))
-    if at is None:
+    saves, wanted = _step(whole) > 0, len(_reports(whole))
+    if not saves and wanted < 2:
+        return Outcome("run", "it neither saves nor reports")
+    behind = _saved if saves else functools.partial(_reported, wanted)
+    for number in range(_TRIES):
+        killed = prepare(case, repository, folder / f"killed-{number}")
+        at = _kill_once(killed, case, behind)
+        if at is not None:
+            break
+    else:
         return Outcome("run", "it ended before it could be killed")
     verdict, log = finish(killed, case)
     if verdict is None or verdict.verdict != "done":
         return _failed(log)
+    if not saves:
+        equal = _reports(whole) == _reports(killed)
+        word = "reports equal" if equal else "DIFFERS"
+        return Outcome(word, f"killed behind {at} reports of {wanted}; it saves nothing")
     if _digest(whole) == _digest(killed):
         return Outcome("killed and equal", f"from {at} of {_step(whole)} batches")
     if case.never:
@@ -317,33 +331,51 @@ def finish(trial: TrialPaths, case: Case) -> tuple[Verdict | None, str]:
     return None, log
 
 
-def _kill_once(trial: TrialPaths, case: Case, last: int) -> int | None:
-    """SIGKILL for the last rank once there is a checkpoint in the middle; its step."""
+def _kill_once(
+    trial: TrialPaths, case: Case, behind: Callable[[TrialPaths], int | None]
+) -> int | None:
+    """SIGKILL for the last rank behind what is told; None where the code ended before."""
     with start(trial, case) as (attempt, processes):
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end and all(one.poll() is None for one in processes):
-            found = [one.step for one in checkpoint.committed(trial.checkpoints)]
-            if found and 0 < found[-1] < last:
+            if (at := behind(trial)) is not None:
                 _kill(processes[-1])
                 for one in processes:
                     one.wait()
-                return found[-1] if Verdict.read(attempt.verdict) is None else None
+                return at if Verdict.read(attempt.verdict) is None else None
             time.sleep(0.002)
     return None
+
+
+def _saved(trial: TrialPaths) -> int | None:
+    """The step of a checkpoint above 0, once there is one."""
+    return _step(trial) or None
+
+
+def _reported(wanted: int, trial: TrialPaths) -> int | None:
+    """How many reports there are, once there is one and not all of them."""
+    found = len(_reports(trial))
+    return found if 0 < found < wanted else None
 
 
 def _step(trial: TrialPaths) -> int:
     return max((one.step for one in checkpoint.committed(trial.checkpoints)), default=0)
 
 
-def _digest(trial: TrialPaths) -> str:
-    """Of the last checkpoint, and of the metrics by step: the last report of each counts."""
-    newest = checkpoint.committed(trial.checkpoints)[-1]
-    seen: dict[tuple[str, int], Any] = {}
+def _reports(trial: TrialPaths) -> dict[tuple[str, int], Any]:
+    """The code's own metrics by group and step: the last report of each counts."""
+    found: dict[tuple[str, int], Any] = {}
     for attempt in trial.attempts():
-        for line in journal.read(attempt.journal):
-            if line["kind"] == "metrics":
-                seen[line["group"], line["step"]] = line["metrics"]
+        for line in journal.read(attempt.journal) if attempt.journal.exists() else ():
+            if line["kind"] == "metrics" and line["group"] not in _MEASURED:
+                found[line["group"], line["step"]] = line["metrics"]
+    return found
+
+
+def _digest(trial: TrialPaths) -> str:
+    """Of the last checkpoint, and of the validations."""
+    newest = checkpoint.committed(trial.checkpoints)[-1]
+    seen = _reports(trial)
     validations = {at: seen[at] for at in sorted(seen) if at[0] == "validation"}
     state = checkpoint.content_digest(trial.checkpoints / newest.name)
     return f"{state[:12]}/{hashlib.sha256(repr(validations).encode()).hexdigest()[:4]}"

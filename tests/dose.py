@@ -8,8 +8,8 @@ BLOWS = int(os.environ.get("HPCDET_CHAOS", "20"))
 SEED = int(os.environ.get("HPCDET_CHAOS_SEED", "1"))
 EVERY_CALL = bool(os.environ.get("HPCDET_EVERY_CALL"))
 """Whether a folder is exchanged before each call of a rank, not before a sample of them."""
-ENTRYPOINTS = int(os.environ.get("HPCDET_ENTRYPOINTS_EVERY", "4"))
-"""Of the table of entrypoints one in so many is executed; 1: all, in three minutes."""
+ENTRYPOINTS = int(os.environ.get("HPCDET_ENTRYPOINTS_EVERY", "5"))
+"""Of the table of entrypoints one in so many is executed; 1: all, in five minutes."""
 SEARCHES = int(os.environ.get("HPCDET_SEARCHES", "200"))
 """Random searches in which each rule of halving is compared with its definition."""
 FRAMEWORKS = bool(os.environ.get("HPCDET_FRAMEWORKS"))

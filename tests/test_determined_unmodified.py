@@ -107,6 +107,26 @@ def test_the_package_itself_wins(tmp_path: Path) -> None:
     assert again.stdout == "True\n" and "which knows nothing of hpcdet" in again.stderr
 
 
+def test_folders_of_that_name_without_a_package_in_them_change_nothing(tmp_path: Path) -> None:
+    """Data, or modules of the code's own, which are found beside hpcdet's."""
+    (tmp_path / "code" / "determined" / "mine").mkdir(parents=True)
+    (tmp_path / "code" / "determined" / "core.py").write_text("raise AssertionError('hidden')\n")
+    (tmp_path / "code" / "determined" / "mine" / "deep.py").write_text("NAME = __name__\n")
+    (tmp_path / "other" / "determined").mkdir(parents=True)
+    program = (
+        "import determined.core, determined.mine.deep as deep; from determined import pytorch\n"
+        "print(determined.core.__name__, deep.NAME, determined.__name__)\n"
+        "try: import determined.nothing\n"
+        "except ModuleNotFoundError as error: print(error)\n"
+    )
+    for first in (tmp_path / "other", Path(standin.FOLDER)):
+        done = imports(program, tmp_path / "code", first)
+        assert done.stdout.splitlines() == [
+            "hpcdet.determined.core determined.mine.deep hpcdet.determined",
+            "No module named 'determined.nothing': hpcdet has none (docs/determined.md)",
+        ], done.stderr
+
+
 def test_one_module_under_two_names() -> None:
     done = imports(
         "import determined.core, hpcdet.determined.core\n"

@@ -23,6 +23,7 @@ from hpcdet.train.entrypoint import parse
 from tests import dose
 
 RANKS = 2
+PATIENCE_S = 300
 L = "python3 -m determined.launch.torch_distributed"
 SCRIPT = """\
 import json, os, sys
@@ -39,6 +40,8 @@ args = args[args.index("--") + 1:] if "--" in args else args
 runs = [subprocess.Popen(args, env={{**os.environ, "RANK": str(n)}}) for n in range({RANKS})]
 sys.exit(max(run.wait() for run in runs))
 """
+
+WRAPPED = "python3 -m determined.launch.wrap_rank RANK --"
 
 TABLE = [
     f"{L} python3 t.py",
@@ -81,6 +84,19 @@ TABLE = [
     "FOO=1 python3 -m determined.launch.deepspeed python3 t.py && echo SECOND >>$MARKS",
     [*L.split(), "python3", "t.py", "$HOME", "a b"],
     ["sh", "-c", f"FOO=1 {L} python3 t.py $HOME"],
+    f'exec {L} python3 t.py "it\'s" \'a "b" c\'',
+    f"bash -c 'set -eu; FOO=${{FOO:-x}} {L} python3 t.py \"$FOO $HOME\"'",
+    f"cd sub || exit 1; {L} python3 ../t.py; cd .. && {L} python3 t.py up",
+    f"{L} python3 t.py & wait $! && echo WAITED >>$MARKS",
+    f"(sleep 0.1; echo SLOW >>$MARKS) & {L} python3 t.py <a.txt; wait",
+    f'echo piped | {{ read -r line; {L} python3 t.py "$line"; }}',
+    f'{L} python3 t.py [ab].txt ?.tx* "*.txt" >"out $FOO.txt" 2>&1; ls out* >>$MARKS',
+    f"export CODE=3; ! {L} python3 t.py; {L} python3 t.py || {{ unset CODE; {L} python3 t.py 3; }}",
+    f"trap 'echo TRAP >>$MARKS' EXIT; {L} python3 t.py",
+    f"run() {{ {L} python3 t.py \"$@\"; }}; run 1 '2 3' && L='{L}' && $L python3 t.py 4",
+    "FOO=1 python3 -m 'determined.launch.torch_distributed' python3 t.py && echo ONCE >>$MARKS",
+    f"PYTHONPATH=sub:$PYTHONPATH timeout 60 nice -n 1 {L} python3 t.py; echo ONCE >>$MARKS",
+    "FOO=2 python3 -umdetermined.launch.torch_distributed python3 t.py; echo ONCE >>$MARKS",
 ]
 
 
@@ -104,7 +120,7 @@ def by_shell(entrypoint: str | list[str], folder: Path) -> tuple[list[str], bool
         (stand_in / f"{name}.py").write_text(LAUNCHER)
     env = {**environment(folder), "PYTHONPATH": str(stand_in.parent.parent)}
     words = ["sh", "-c", entrypoint] if isinstance(entrypoint, str) else entrypoint
-    done = subprocess.run(words, cwd=code, env=env, capture_output=True, timeout=60)
+    done = subprocess.run(words, cwd=code, env=env, capture_output=True, timeout=PATIENCE_S)
     return marks(folder / "marks"), done.returncode == 0
 
 
@@ -142,7 +158,7 @@ def by_ranks(entrypoint: str | list[str], folder: Path, **more: str) -> tuple[li
         if found.kind == "command":
             words = [sys.executable, "-Pm", "hpcdet.attempt", str(paths.root), "1", "1"]
         started.append(subprocess.Popen(words, cwd=cwd, env=env, stdout=subprocess.DEVNULL))
-    codes = [one.wait(60) for one in started]
+    codes = [one.wait(PATIENCE_S) for one in started]
     return marks(folder / "marks"), not any(codes)
 
 
@@ -164,8 +180,26 @@ def test_folders_for_temporary_files_may_have_long_names(tmp_path: Path) -> None
     assert good and len(found) == RANKS
 
 
-def test_the_table_has_forty_rows_and_they_differ() -> None:
-    assert len({json.dumps(one) for one in TABLE}) == 40
+def test_the_rows_of_the_table_differ() -> None:
+    assert len({json.dumps(one) for one in TABLE}) == len(TABLE) == 53
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (f"PYTHONPATH=src {L}", "PYTHONPATH="),
+        (f"export PYTHONPATH=src; {L}", "PYTHONPATH="),
+        (f"env -i PATH=$PATH {L}", "env -i"),
+        ("FOO=1 python3 -I -m determined.launch.torch_distributed", "python3 -I"),
+    ],
+)
+def test_what_hides_the_launchers_is_refused(tmp_path: Path, before: str, said: str) -> None:
+    file = tmp_path / "c.yaml"
+    search = {"name": "single", "metric": "loss", "max_length": 10}
+    file.write_bytes(resolved.dump({"entrypoint": f"{before} python3 t.py", "searcher": search}))
+    with pytest.raises(ConfigError, match=f"{said} hides hpcdet's launchers.*") as caught:
+        config.load(file)
+    assert "PYTHONPATH=FOLDER:$PYTHONPATH" in str(caught.value)
 
 
 OWN = [
@@ -233,9 +267,13 @@ def test_a_launcher_that_is_only_mentioned_is_none(tmp_path: Path, entrypoint: s
         ("horovod --autohorovod --trial m:T", "m:T"),
         ("horovod --trial=m:T", "m:T"),
         ("torch_distributed python3 t.py --trial x", "python3 t.py --trial x"),
+        ("torch_distributed python3 t.py -- x", "python3 t.py -- x"),
+        ("wrap_rank --no-redirect-stdio RANK python3 t.py", "python3 t.py"),
+        ("wrap_rank 0 -- python3 t.py", "python3 t.py"),
+        (f"torch_distributed {WRAPPED} python3 t.py", "python3 t.py"),
     ],
 )
-def test_the_class_of_trial_is_found(tmp_path: Path, arguments: str, meant: str) -> None:
+def test_what_is_launched_is_found(tmp_path: Path, arguments: str, meant: str) -> None:
     file = tmp_path / "c.yaml"
     search = {"name": "single", "metric": "loss", "max_length": 10}
     entrypoint = f"python3 -m determined.launch.{arguments}"

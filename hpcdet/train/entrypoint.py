@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hpcdet import launchers
+
 INTERPRETER = "HPCDET_INTERPRETER"
 """The interpreter that an entrypoint named, in the environment of what runs in it."""
-_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
-_SHELL = re.compile(r"[|&;<>()$`*?#~=\[\]{}\\]")
-_DETERMINED_LAUNCHERS = "determined.launch."
-_LAUNCHES = re.compile(r"-m\s+determined\.launch\.\w")
 
 
 @dataclass(frozen=True)
@@ -41,38 +38,24 @@ class Entrypoint:
     @property
     def launches(self) -> bool:
         """Whether it is a command with a launcher of Determined's in it: run once on each node."""
-        return self.kind == "command" and any(_LAUNCHES.search(word) for word in self.argv)
+        return self.kind == "command" and bool(launchers.named(self.argv))
 
 
 def parse(entrypoint: str | Sequence[str], env: Mapping[str, str] = os.environ) -> Entrypoint:
     """What an entrypoint means for this process."""
-    if isinstance(entrypoint, str) and _CLASS.fullmatch(entrypoint):
+    if isinstance(entrypoint, str) and launchers.CLASS.fullmatch(entrypoint):
         return Entrypoint("class", (entrypoint,))
-    argv = _argv(entrypoint)
+    argv = launchers.words(entrypoint)
+    if (launch := launchers.at_front(argv)) is not None:  # the ranks are there already
+        if launch.trial:
+            return Entrypoint("class", (launch.trial,))
+        argv = launch.command or argv
     if argv and _PYTHON.fullmatch(Path(argv[0]).name) and _is_script(argv[1:]):
         if _is_ours(argv[0], env):
             return Entrypoint("script", argv[1:])
         return Entrypoint("interpreter", argv)
     whole = ("sh", "-c", entrypoint) if isinstance(entrypoint, str) else tuple(entrypoint)
     return Entrypoint("command", whole)
-
-
-def _argv(entrypoint: str | Sequence[str]) -> tuple[str, ...]:
-    """The command as argv, without Determined's launchers (ranks are there already); empty if
-    it needs a shell."""
-    if isinstance(entrypoint, str):
-        if _SHELL.search(entrypoint):
-            return ()
-        argv = shlex.split(entrypoint)
-    else:
-        argv = list(entrypoint)
-    if len(argv) > 3 and argv[1] == "-m" and argv[2].startswith(_DETERMINED_LAUNCHERS):
-        rest = argv[3:]
-        while rest and rest[0] == "--":
-            rest = rest[1:]
-        starts = [at for at, word in enumerate(rest) if _PYTHON.fullmatch(Path(word).name)]
-        argv = rest[starts[0] :] if starts else rest
-    return tuple(argv)
 
 
 def _is_script(arguments: tuple[str, ...]) -> bool:

@@ -2,7 +2,8 @@
 
 A folder of hpcdet's with a package ``determined`` in it is the last on this process's module
 path, and in ``PYTHONPATH`` for what it starts. Whoever imports that package gets the installed
-one, if there is one; else ``hpcdet.determined``, under that name, with its submodules.
+one, if there is one; else ``hpcdet.determined``, under that name, with its submodules. Folders
+``determined`` without an ``__init__.py`` are no package: what they have beside is found, too.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def stand_in() -> None:
             "of hpcdet: it trains as if alone; uninstall it to have hpcdet's face of it"
         )
         return
-    sys.meta_path.insert(0, _Finder())  # first: else the path finder makes a second copy
+    beside = [*(real.submodule_search_locations or [])] if real is not None else []
+    sys.meta_path.insert(0, _Finder(beside))  # first: else the path finder makes a second copy
     sys.modules[NAME] = importlib.import_module(FACE)
     importlib.import_module(f"{FACE}._groups").take_over()
     _say(
@@ -73,16 +75,31 @@ def _say(text: str) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """``determined.X`` is the module ``hpcdet.determined.X``, the same object."""
+    """``determined.X`` is the module ``hpcdet.determined.X``, the same object.
+
+    Args:
+        beside: folders of this name that are no package, for what hpcdet has not.
+    """
+
+    def __init__(self, beside: Sequence[str]) -> None:
+        self._beside = beside
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not name.startswith(f"{NAME}."):
+        parent = sys.modules.get(name.rpartition(".")[0])
+        if (
+            not name.startswith(f"{NAME}.")
+            or parent is None
+            or not parent.__name__.startswith(FACE)
+        ):
             return None
         there = FACE + name.removeprefix(NAME)
         found = importlib.util.find_spec(there)
         if found is None:
+            own = PathFinder.find_spec(name, self._beside) if name.count(".") == 1 else None
+            if own is not None:
+                return own
             why = importlib.import_module(f"{FACE}._absent").why_absent(name)
             raise ModuleNotFoundError(
                 f"No module named {name!r}: hpcdet has none"

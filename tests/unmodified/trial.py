@@ -39,6 +39,9 @@ class LineTrial(pytorch.PyTorchTrial):
         self.context = context
         self.model = context.wrap_model(Line(hparams["slope"]))
         assert self.model.config["kind"] == "line"
+        # the class itself on one rank; on several DDP's, which passes on what the model has
+        assert isinstance(self.model, (Line, torch.nn.parallel.DistributedDataParallel))
+        assert isinstance(getattr(self.model, "module", self.model), Line)
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), 0.003))
 
     def build_training_data_loader(self):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from hpcdet import launchers
 from hpcdet.errors import ConfigError
 from hpcdet.train import once
 from hpcdet.train.place import Place
@@ -22,20 +23,21 @@ def become(launcher: str, arguments: Sequence[str]) -> NoReturn:
     ``RANK``, ``WORLD_SIZE`` and the like are set for it, as torch's launcher would have done.
 
     Args:
-        launcher: its module, for messages.
+        launcher: its module.
         arguments: options for the launcher before ``--``, which count for nothing; the command.
 
     Raises:
         ConfigError: there is no command, or this is no rank of hpcdet's.
     """
-    command = list(arguments[arguments.index("--") + 1 :] if "--" in arguments else arguments)
-    if command and command[0] == "--trial":
+    found = launchers.read(launcher, arguments)
+    if found.trial is not None:
         raise ConfigError(
             "--trial names a class",
             where=launcher,
-            hint=f"write it as entrypoint: {' '.join(command[1:2])}",
+            hint=f"write it as entrypoint: {found.trial}",
         )
-    if not command or command[0].startswith("-"):
+    command = list(found.command)
+    if not command:
         raise ConfigError(
             f"there is no command in {' '.join(arguments) or 'its arguments'}",
             where=launcher,
