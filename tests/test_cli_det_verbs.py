@@ -60,10 +60,21 @@ def test_what_is_named_is_a_command_line() -> None:
         (["e", "create", "const.yaml", ".", "-f"], "hpcdet submit CONFIG MODEL_DIR"),
         (["trial", "logs", "-f", "7"], "hpcdet logs ID/3"),
         (["e", "label", "add", "7", "x"], "hpcdet tag ID --add"),
-        (["experiment"], "hpcdet submit"),
-        (["preview-search", "c.yaml"], "hpcdet plan"),
+        (["det", "e", "list"], "'e list' is a verb of Determined's. Here: hpcdet ls"),
+        (["e", "set", "priority", "3", "9"], "'e set priority' is a verb"),
+        (["experiment"], "\n      create              hpcdet submit CONFIG MODEL_DIR\n"),
+        (["trial", "explode"], "'trial explode' is no verb of Determined's."),
+        (["preview-search", "c.yaml"], "'preview-search' is a verb of Determined's. Here: hpcdet"),
     ],
 )
 def test_a_verb_of_determined_is_refused_with_ours(cli: Cli, words: list[str], said: str) -> None:
     failed = cli(*words, code=2)
     assert said in failed.err and not failed.out
+
+
+def test_the_verbs_of_a_noun_fit_a_terminal(cli: Cli) -> None:
+    for noun in det_verbs.NOUNS:
+        if det_verbs.NOUNS[noun][1].keys() != {"*"}:
+            assert all(len(line) <= 80 for line in det_verbs.answer([noun]).splitlines())
+    said = cli("checkpoint", "list", code=2).err.splitlines()
+    assert len(said) == 6 and all(len(line) <= 80 for line in said)

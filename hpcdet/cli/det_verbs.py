@@ -5,6 +5,7 @@ A noun may be cut short as there (``e`` for ``experiment``); ``*`` is any verb o
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 _NO_SERVER = "there is no server to ask"
@@ -121,24 +122,48 @@ NOUNS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "dev": ((), {"*": _NO_SERVER}),
 }
 _BY_NAME = {name: noun for noun, (short, _) in NOUNS.items() for name in (noun, *short)}
+_ALONE = ("preview-search", "version")
+"""Verbs without a noun."""
+_COLUMN = 20
 _ALIASES = {"ls": "list", "lc": "list-checkpoints", "lt": "list-trials", "u": "update"}
 
 
-def instead_of(words: Sequence[str]) -> str:
-    """What does here what ``det WORDS`` does there; "" where ``det`` has no such noun.
+def answer(words: Sequence[str]) -> str:
+    """What is said to whoever types a verb of ``det``; "" where ``det`` has no such noun.
 
     Args:
         words: of the command line, without options.
     """
+    words = words[1:] if words[:1] == ["det"] else words
     noun = _BY_NAME.get(words[0]) if words else None
     if noun is None:
         return ""
-    verbs = NOUNS[noun][1]
+    verb = _verb(noun, words)
+    if verb:
+        length = 1 if noun in _ALONE else 1 + len(verb.split())
+        typed = " ".join(words[:length])
+        return f"{typed!r} is a verb of Determined's. Here: {NOUNS[noun][1][verb]}"
+    what = f"{' '.join(words[:2])!r} is no verb of Determined's. Of {noun!r} there are:"
+    return "\n".join([what, *(_row(*row) for row in NOUNS[noun][1].items() if row[0] != "*")])
+
+
+def instead_of(words: Sequence[str]) -> str:
+    """What does here what ``det WORDS`` does there; "" where ``det`` has no such verb."""
+    noun = _BY_NAME.get(words[0]) if words else None
+    return NOUNS[noun][1].get(_verb(noun, words), "") if noun is not None else ""
+
+
+def _verb(noun: str, words: Sequence[str]) -> str:
+    """Which of a noun's verbs is meant; "" where it is none."""
     verb = _ALIASES.get(words[1], words[1]) if len(words) > 1 else ""
-    for name in (" ".join([verb, *words[2:3]]), verb, "*"):
-        if name in verbs:
-            return verbs[name]
-    return "; ".join(dict.fromkeys(verbs.values()))
+    verbs = NOUNS[noun][1]
+    return next((one for one in (" ".join([verb, *words[2:3]]), verb, "*") if one in verbs), "")
+
+
+def _row(verb: str, instead: str) -> str:
+    indent = " " * (_COLUMN + 4)
+    first = f"    {verb:{_COLUMN}}"
+    return textwrap.fill(instead, 80, initial_indent=first, subsequent_indent=indent)
 
 
 def rows() -> list[tuple[str, str]]:

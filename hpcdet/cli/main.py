@@ -53,12 +53,10 @@ class LazyGroup(click.Group):
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             import difflib
 
-            from hpcdet.cli.det_verbs import instead_of
+            from hpcdet.cli.det_verbs import answer
 
-            words = [word for word in args if not word.startswith("-")]
-            if instead := instead_of(words):
-                what = f"{' '.join(words[:2])!r} is a verb of Determined's."
-                raise click.UsageError(f"{what} Here: {instead}", ctx)
+            if said := answer([word for word in args if not word.startswith("-")]):
+                raise click.UsageError(said, ctx)
             near = difflib.get_close_matches(args[0], VERBS, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise click.UsageError(f"No such verb: {args[0]!r}.{hint}", ctx)

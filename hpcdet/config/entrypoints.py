@@ -92,7 +92,7 @@ def doubts(config: Config, written: Mapping[str, Any]) -> Iterator[Problem]:
     hides = launchers.hidden(config.entrypoint)
     if hides and config.compat.determined != "off":
         what = f"{hides} hides hpcdet's face of Determined: `import determined` will fail"
-        yield Problem("entrypoint", what, _PATH)
+        yield Problem("entrypoint", f"{what} ({_PATH})")
     ranks = config.resources.slots_per_trial
     alone = isinstance(config.entrypoint, str) and launchers.CLASS.fullmatch(config.entrypoint)
     if ranks > 1 and not alone and not launchers.named(written.get("entrypoint")):
