@@ -143,7 +143,7 @@ def answer(words: Sequence[str]) -> str:
         length = 1 if noun in _ALONE else 1 + len(verb.split())
         typed = " ".join(words[:length])
         return f"{typed!r} is a verb of Determined's. Here: {NOUNS[noun][1][verb]}"
-    what = f"{' '.join(words[:2])!r} is no verb of Determined's. Of {noun!r} there are:"
+    what = f"{' '.join(words[:2])!r} is no verb of Determined's. There are:"
     return "\n".join([what, *(_row(*row) for row in NOUNS[noun][1].items() if row[0] != "*")])
 
 
@@ -163,7 +163,7 @@ def _verb(noun: str, words: Sequence[str]) -> str:
 def _row(verb: str, instead: str) -> str:
     indent = " " * (_COLUMN + 4)
     first = f"    {verb:{_COLUMN}}"
-    return textwrap.fill(instead, 80, initial_indent=first, subsequent_indent=indent)
+    return textwrap.fill(instead, 78, initial_indent=first, subsequent_indent=indent)
 
 
 def rows() -> list[tuple[str, str]]:
