@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -267,13 +268,34 @@ def test_rules_of_ours_on_a_bad_cluster(rule: str) -> None:
     assert course.at[4] > course.at[16] > course.at[64] > 0
 
 
+@dataclass
+class Watched:
+    """A searcher, and when it told each trial last what to do."""
+
+    method: api.Searcher
+    words: dict[int, tuple[str, float]] = field(default_factory=dict)
+    now: Callable[[], float] = float
+    name: str = "watched"
+    version: int = 1
+
+    def initial(self) -> api.State:
+        return self.method.initial()
+
+    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+        state, actions = self.method.on_event(state, event)
+        for action in actions:
+            if isinstance(action, api.Pause | api.Stop | api.Continue):
+                self.words[action.trial] = type(action).__name__.lower(), self.now()
+        return state, actions
+
+
 @pytest.mark.parametrize("directive_s", [0.0, 30.0])
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_where_trials_come_to_their_end_before_they_hear(
     rule: str, directive_s: float
 ) -> None:
     """Decisions that take longer than a rung: trials that are told to leave end by themselves."""
-    ends: set[str] = set()
+    to_leave: set[str] = set()
     for seed in range(40):
         method = compared(rule, "async_halving", random.Random(seed))
         rungs = method.defined.brackets[0].rungs
@@ -281,20 +303,31 @@ def test_rules_where_trials_come_to_their_end_before_they_hear(
         cluster = Cluster(
             3, visible=visible, poll_s=60, directive_s=directive_s, fail_per_h=9, save_s=1
         )
+        watched = Watched(method)
         simulation = Simulation(
-            method,
+            watched,
             cluster,
             Curves(seed, rungs[-1]),
             rungs,
             seed=seed,
+            keep=True,
             metric="loss",
             time_metric="seen" if method.defined.timed else "",
             smaller_is_better=method.sign > 0,
         )
+        watched.now = lambda simulation=simulation: simulation.now
         course = simulation.run()
         assert course.over and not course.stalled
-        ends |= {event.reason for event in method.told if isinstance(event, api.SegmentEnd)}
-    assert "target" in ends
+        ends = {moment.trial: moment.at_s for moment in course.moments if moment.what == "finish"}
+        told = [event for event in method.told if isinstance(event, api.SegmentEnd)]
+        heard = {event.trial for event in told if event.reason == "target"}
+        to_leave |= {
+            word
+            for trial, (word, at_s) in watched.words.items()
+            if at_s < ends.get(trial, 0.0) and trial in heard
+        }
+    word = "stop" if rule == "stopping" else "pause"
+    assert (word in to_leave) == (directive_s > 0)
 
 
 CONFIG = """
