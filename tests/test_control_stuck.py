@@ -14,7 +14,7 @@ from hpcdet.read import gather, states
 from hpcdet.schedulers import slurm_text, slurm_waits
 from hpcdet.schedulers.base import TaskState
 from hpcdet.store import lease
-from hpcdet.store.records import Intent
+from hpcdet.store.records import Intent, WorkerEnd
 from tests.paper import PaperScheduler, Waves, World
 
 HELD = "launch failed requeued held"
@@ -171,6 +171,23 @@ def test_tasks_that_are_canceled_at_their_launch_are_sent_elsewhere_three_times(
     commands.ask(world.paths, "resume")
     turns(world, holder, 2)
     assert len(world.scheduler.live) == 1
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_the_launch_of_a_requeued_task_may_fail_too(tmp_path: Path, restarts: int) -> None:
+    """Not so where its user cancels it while its worker is at work."""
+    world = make(tmp_path, site={"capabilities": {"requeue": "user"}})
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    world.scheduler.granted["1"] = ("n1",)
+    worker = play.start("1")
+    turns(world, holder, 1)
+    WorkerEnd("signal", worker.name, returns=True).write_once(worker.end)
+    world.scheduler.jobs["1"].restarts[0] = restarts
+    play.vanish(worker, TaskState.CANCELED)
+    turns(world, holder, 4)
+    intent = Intent.read(world.paths.intent(2))
+    assert intent is not None and intent.exclude == (["n1"] if restarts else [])
 
 
 def test_a_launch_that_fails_now_and_then_is_no_matter_for_anybody(tmp_path: Path) -> None:

@@ -50,13 +50,15 @@ def note_unlaunched(holder: Holder, seen: Seen) -> None:
     noted = max((one["submission"] for one in holder.decided.unlaunched), default=0)
     since = max(noted, holder.decided.resumed_after)
     for place in seen.places:
-        by_us = ("cancel", place.job), ("cancel", place.job, place.index)
-        if place.submission <= since or place.worker is not None:
+        if place.phase != "over" or place.submission <= since:
             continue
+        by_us = ("cancel", place.job), ("cancel", place.job, place.index)
         if any(key in holder.written for key in by_us):
             continue
         row = holder.watch.row(place.job, place.index)
-        if row is not None and row.state is TaskState.CANCELED and row.nodes:
+        if row is None or row.state is not TaskState.CANCELED or not row.nodes:
+            continue
+        if place.worker is None or place.worker.incarnation < row.restarts:
             since = place.submission
             _unlaunched(holder, row, place.submission, row.nodes, _CANCELED)
 
