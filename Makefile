@@ -6,7 +6,7 @@ WORKERS ?= 2
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test searches test-frameworks test-determined names check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-elastic bench-gpu bench-search bench-search-tables bench-calibration clean
+.PHONY: demo test searches test-frameworks test-determined names check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-gpu bench-search bench-search-tables bench-calibration clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
@@ -73,6 +73,9 @@ bench-checkpoint: setup  ## saves and stalls beside the disk itself and what oth
 
 bench-mpi: setup  ## the MPI backend against raw mpi4py and gloo; overlap on and off
 	$(PY) benchmarks/bench_mpi.py
+
+bench-meeting: setup  ## ranks that prove who they are beside torch's store and plain gloo: start and steps
+	$(PY) benchmarks/bench_meeting.py
 
 bench-elastic: setup  ## what the same bits on any number of ranks cost: step time against DDP
 	$(PY) benchmarks/bench_elastic.py

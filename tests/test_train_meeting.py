@@ -27,7 +27,7 @@ from hpcdet.train.meeting import door as doors
 from hpcdet.train.meeting import gloo, proof, shutter
 from hpcdet.train.meeting.door import Door, knock
 from hpcdet.train.meeting.frames import MOST_BYTES, Frame, Incoming, Kind
-from hpcdet.train.meeting.store import AttemptStore
+from hpcdet.train.meeting.store import AttemptStore, _Table
 from hpcdet.train.ranks import PEER_LOST
 from tests import intruders, ranks
 
@@ -229,6 +229,23 @@ def test_a_rank_waits_for_a_key_in_one_thread_and_sets_another_in_the_next() -> 
             with pytest.raises(dist.DistStoreError, match="word is no number"):
                 one.add("word", 1)
         assert second.get("word") == b"x"
+
+
+def test_who_waits_for_several_keys_waits_until_all_are_there_at_once() -> None:
+    table, found = _Table(), list[str]()
+
+    def ask(kind: Kind, *parts: bytes) -> None:
+        table.ask(Frame(kind, 0, parts), lambda _: found.append(f"{kind.name} {b''.join(parts)!r}"))
+
+    ask(Kind.WAIT, b"a", b"b")
+    ask(Kind.GET, b"b", b"a")
+    ask(Kind.SET, b"a", b"1")
+    ask(Kind.DELETE, b"a")
+    ask(Kind.SET, b"b", b"1")
+    assert found == ["SET b'a1'", "DELETE b'a'", "SET b'b1'"]
+    ask(Kind.COMPARE_SET, b"a", b"x", b"1")  # which stores nothing
+    ask(Kind.ADD, b"a", b"1")
+    assert sorted(found[4:]) == ["ADD b'a1'", "GET b'ba'", "WAIT b'ab'"]
 
 
 def test_a_loss_is_told_to_all_and_a_goodbye_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

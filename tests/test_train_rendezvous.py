@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -125,13 +127,14 @@ def test_the_secret_of_a_meeting_is_gone_when_its_ranks_leave(
 
 
 def test_ranks_meet_again_and_torch_knows_their_groups(tmp_path: Path) -> None:
-    """Code that takes its group down, and goes on with another one."""
+    """Code that takes its group down, and goes on with another one; on one host, by loopback."""
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda rank: processes.elsewhere(_meets_twice, rank, tmp_path), range(2)))
 
 
 def _meets_twice(rank: int, folder: Path) -> None:
     warnings.simplefilter("error")
+    os.environ["GLOO_SOCKET_IFNAME"] = "nowhere0"  # which is for the way to other hosts
     for _ in range(2):
         rendezvous.meet(Ranks(rank, 2, rank, 2), folder / "rendezvous.json", "gloo")
         gc.collect()  # torch makes the group's Python object anew where it needs it
@@ -139,6 +142,9 @@ def _meets_twice(rank: int, folder: Path) -> None:
         value = torch.tensor([rank + 1])
         dist.all_reduce(value)
         assert value.item() == 3
+        connections = psutil.Process().net_connections("tcp")
+        listening = {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN}
+        assert listening == {"127.0.0.1"}
         dist.destroy_process_group()
     rendezvous.leave()
 

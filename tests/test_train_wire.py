@@ -74,6 +74,20 @@ def test_what_is_rare_arrives_bit_for_bit() -> None:
     assert wire.copied(empty).dtype == empty.dtype and wire.copied(empty).shape == (2, 3)
     state = torch.nn.BatchNorm1d(3).state_dict()
     assert wire.copied(state)._metadata == state._metadata  # type: ignore[attr-defined]
+    for array in (
+        np.arange(10)[::-2],
+        np.asfortranarray(np.arange(6).reshape(2, 3)),
+        np.array(3.5),
+        np.arange(3, dtype=">i2"),
+        np.array(["2020", "NaT"], "M8[D]"),
+        np.longdouble(1) / 3,
+        np.array(["a", "\ud800"]),
+    ):
+        got = wire.copied(array)
+        assert (type(got), got.dtype, got.shape) == (type(array), array.dtype, array.shape)
+        assert got.tobytes() == array.tobytes()
+    keyed = {True: 1, 2: 2, None: 3, 0.5: 4, b"x": 5, (1, ("a", np.int8(2))): 6, "y": 7}
+    assert list(map(repr, wire.copied(keyed))) == list(map(repr, keyed))
     grown = torch.nn.Parameter(torch.ones(2, 3)) * 2
     got = wire.copied([grown.t().conj(), torch.ones(3).expand(2, 3)])
     assert not got[0].requires_grad and torch.equal(got[0], grown.t()) and got[1].is_contiguous()
@@ -98,6 +112,14 @@ Colour = enum.IntEnum("Colour", "RED")
 
 
 class Text(str):
+    pass
+
+
+class Marks(dict[str, int]):
+    pass
+
+
+class Marked(torch.Tensor):
     pass
 
 
@@ -131,6 +153,11 @@ REFUSED = {
     "a masked array": (np.ma.zeros(1), "value is a numpy.ma.MaskedArray of float64"),
     "a sparse tensor": ({1: torch.ones(2).to_sparse()}, r"value\[1\] is a tensor of .*sparse_coo"),
     "a tensor without data": (torch.ones(1, device="meta"), "value is a tensor of .*on meta"),
+    "a tensor of one's own": (torch.ones(1).as_subclass(Marked), "value is a tests.test_train_wire.Mark"),
+    "a shape": ({"s": torch.ones(2).shape}, r"value\['s'\] is a torch.Size"),
+    "bytes of no type": (np.void(b"abc"), "value is a numpy.void of"),
+    "an int of one's own": ([Colour.RED, 1], r"value\[0\] is a tests.test_train_wire.Colour"),
+    "a dict of one's own": (Marks(a=1), "value is a tests.test_train_wire.Marks"),
     "a key": ([{frozenset(): 1}], r"value\[0\] is a dict with a frozenset as a key"),
     "a part of a key": ({(1, Point(1, 2)): 1}, "value is a dict with a tuple as a key"),
     "itself": (endless, r"value\[0\]\['again'\]\[0\].*… is nested more than 200 deep"),
@@ -148,6 +175,12 @@ def test_anything_else_is_a_type_error_that_says_what_and_where(value: Any, word
     for method in (*methods, "gather_local"):
         with pytest.raises(TypeError, match=rf"context.distributed.{method}: {words}"):
             getattr(context, method)(value)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused_too() -> None:
+    with pytest.raises(TypeError, match=r"value\[0\] is a nested tensor of torch.float32"):
+        wire.encode([torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])])
 
 
 def _read(message: bytes) -> None:

@@ -37,7 +37,6 @@ from hpcdet.train.ranks import Ranks
 from hpcdet.train.saying import say, say_error
 
 PATIENCE_S = 300.0
-_LOOPBACK = "127.0.0.1"
 _BACKENDS = ("auto", "nccl", "gloo", "mpi")
 _OWN_GROUP = re.compile(
     r"process group twice|variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected"
@@ -169,7 +168,7 @@ def _host(ranks: Ranks, meeting: Path) -> _Met:
     """As rank 0: publish where it listens and what the others have to know, and let them in."""
     name = socket.gethostname()
     # where all ranks share a node, nobody outside it can connect
-    addresses = [] if ranks.local_world == ranks.world else _addresses(name) or [_LOOPBACK]
+    addresses = [] if ranks.local_world == ranks.world else _addresses(name) or [gloo.LOOPBACK]
     secret = proof.draw()
     with Door(addresses, ranks.world) as door:
         where: dict[str, Any] = {"host": name, "addresses": addresses, "ports": door.ports}
@@ -277,12 +276,14 @@ def _towards(address: str) -> str:
 
 def _own_address(ranks: Ranks, store: Store) -> str:
     """This host's address on the way to the others'; loopback where they share it."""
+    if ranks.local_world == ranks.world:
+        return gloo.LOOPBACK
     name = socket.gethostname()
-    own = (_addresses(name) or [_LOOPBACK])[0]
+    own = (_addresses(name) or [gloo.LOOPBACK])[0]
     store.set(f"host/{ranks.rank}", f"{name} {own}")
     told = store.multi_get([f"host/{rank}" for rank in range(ranks.world)])
     others = [address for host, address in (one.decode().split() for one in told) if host != name]
-    return _towards(others[0]) or own if others else _LOOPBACK
+    return _towards(others[0]) or own if others else gloo.LOOPBACK
 
 
 def device_of(ranks: Ranks) -> torch.device:

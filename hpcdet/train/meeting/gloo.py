@@ -33,7 +33,8 @@ PROOF_S = 30.0
 _PAIRS_A_SECOND = 5000
 """So many pairs the store helps to connect; large groups get as much time on top."""
 INTERFACES = "GLOO_SOCKET_IFNAME"
-"""Names the interfaces that gloo is to use, where a site says so."""
+"""Names the interfaces between hosts that gloo is to use, where a site says so."""
+LOOPBACK = "127.0.0.1"
 _NEWS_S = 2.0
 """Seconds within which the lifeline tells that a rank is gone."""
 _Gloo = dist.ProcessGroupGloo
@@ -169,7 +170,7 @@ def _nonces(store: Any, rank: int, size: int) -> list[bytes]:
 
 
 def _devices(address: str) -> list[Any]:
-    if names := os.environ.get(INTERFACES):
+    if address != LOOPBACK and (names := os.environ.get(INTERFACES)):
         return [_Gloo.create_device(interface=name) for name in names.split(",")]
     return [_Gloo.create_device(hostname=address)]
 

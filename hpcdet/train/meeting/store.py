@@ -20,7 +20,18 @@ from hpcdet.train.lifeline import Lifeline
 from hpcdet.train.meeting.frames import Frame, Kind
 
 _YES, _NO = b"1", b"0"
+_PATIENT = (Kind.GET, Kind.WAIT)
+_STORING = (Kind.SET, Kind.ADD, Kind.COMPARE_SET)
 Answer = Callable[[Sequence[bytes]], None]
+
+
+class _Request:
+    """What is asked of the table, and how far its keys are known to be there."""
+
+    def __init__(self, frame: Frame, answer: Answer) -> None:
+        self.frame = frame
+        self.answer = answer
+        self.unseen = iter(frame.parts)
 
 
 class _Table:
@@ -28,30 +39,41 @@ class _Table:
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
-        self._waiting: list[tuple[Frame, Answer]] = []
+        self._waiting: dict[bytes, list[_Request]] = {}
+        """By the key that is missing."""
         self._lock = threading.Lock()
 
-    def ask(self, request: Frame, answer: Answer) -> None:
+    def ask(self, frame: Frame, answer: Answer) -> None:
         """Do what is asked; answered at once, or when the keys that it waits for are there."""
+        asked, answers = [_Request(frame, answer)], list[tuple[Answer, Sequence[bytes]]]()
         with self._lock:
-            ready = [(answer, found)] if (found := self._try(request)) is not None else []
-            if not ready:
-                self._waiting.append((request, answer))
-            elif request.kind in (Kind.SET, Kind.ADD, Kind.COMPARE_SET):
-                for waits in list(self._waiting):
-                    if (found := self._try(waits[0])) is not None:
-                        self._waiting.remove(waits)
-                        ready.append((waits[1], found))
-        for tell, found in ready:
+            while asked:
+                one = asked.pop()
+                if (missing := self._missing(one)) is not None:
+                    self._waiting.setdefault(missing, []).append(one)
+                    continue
+                answers.append((one.answer, self._do(one.frame)))
+                if one.frame.kind in _STORING and one.frame.parts[0] in self._values:
+                    asked += self._waiting.pop(one.frame.parts[0], ())
+        for tell, found in answers:
             tell(found)
 
-    def _try(self, request: Frame) -> Sequence[bytes] | None:
-        """The answer; None while there is none."""
+    def _missing(self, request: _Request) -> bytes | None:
+        """A key that a request waits for; None if it waits for none."""
+        if request.frame.kind not in _PATIENT:
+            return None
+        # from where it has waited; then all of them, as some may have been deleted
+        for key in itertools.chain(request.unseen, request.frame.parts):
+            if key not in self._values:
+                return key
+        return None
+
+    def _do(self, request: Frame) -> Sequence[bytes]:
         values, parts = self._values, request.parts
         if request.kind is Kind.GET:
-            return [values[key] for key in parts] if _has(values, parts) else None
+            return [values[key] for key in parts]
         if request.kind is Kind.WAIT:
-            return [] if _has(values, parts) else None
+            return []
         if request.kind is Kind.CHECK:
             return [_YES if _has(values, parts) else _NO]
         if request.kind is Kind.COUNT:

@@ -190,8 +190,9 @@ def _refuse_depth(depth: int) -> None:
 
 
 def _write_tensor(out: list[Any], value: torch.Tensor, _: int) -> None:
-    if value.layout != torch.strided or value.is_quantized or value.is_meta:
-        raise _Refused(f"a tensor of {value.dtype}, {value.layout}, on {value.device}")
+    if value.layout != torch.strided or value.is_quantized or value.is_meta or value.is_nested:
+        nested = "nested " * value.is_nested
+        raise _Refused(f"a {nested}tensor of {value.dtype}, {value.layout}, on {value.device}")
     _write_data(out, b"x", TORCH_NAMES[value.dtype], value.shape, data(value))
 
 
