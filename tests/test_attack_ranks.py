@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,8 +16,10 @@ from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
+import psutil
 import pytest
 
+from hpcdet.jobs import launch
 from hpcdet.store import progress
 from hpcdet.store.layout import TrialPaths
 from hpcdet.store.records import NO_FAULT, Claim, Reason, Verdict
@@ -52,15 +55,15 @@ gloo.shutter.behind = lambda make: make()
 RUN = 'runpy.run_module("hpcdet.attempt", run_name="__main__", alter_sys=False)\n'
 
 
-def make(folder: Path) -> TrialPaths:
+def make(folder: Path, backend: str = "gloo", pace_s: float = 0.0) -> TrialPaths:
     return ranks.experiment(
         folder / "EXP",
-        code=x.write_model(folder / "model"),
+        code=x.write_model(folder / "model", pace_s=pace_s),
         ranks=2,
         hparams={"x": 0.5, "global_batch_size": 32},
         entrypoint="model_def:Model",
         until=8,
-        distributed={"backend": "gloo"},
+        distributed={"backend": backend},
     )
 
 
@@ -180,3 +183,60 @@ def test_without_the_proofs_he_is_a_rank(hosts: tuple[Host, Host], tmp_path: Pat
             if rich.is_set():
                 break
     assert any(booty.more_than_proofs for booty in got), got
+
+
+def listening(pid: int) -> set[str]:
+    """Addresses at which a process waits for connections, on whichever host it is."""
+    process = Path(f"/proc/{pid}")
+    own = {str(fd.readlink()) for fd in (process / "fd").iterdir() if fd.is_symlink()}
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in (process / "net" / name).read_text().splitlines()[1:]
+    ]
+    here = [row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own]
+    return {row[1].partition(":")[0] for row in here}
+
+
+@contextmanager
+def over_mpi(trial: TrialPaths, host: Host) -> Iterator[list[psutil.Process]]:
+    """Two ranks that mpirun starts on a host, as a worker does; by the end they have ended well.
+
+    Given are mpirun and the ranks, once they train.
+    """
+    Claim("0001-0000.0", "here").write_once(trial.attempt(1).claim)
+    folder = trial.root.parent.parent
+    mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2")
+    command = (*mpirun, sys.executable, "-m", "hpcdet.attempt", str(folder), "1", "1")
+    env = environment(**dict([launch._SHARED_MEMORY]))
+    with (folder / "launcher.log").open("wb") as log:
+        started = subprocess.Popen(
+            host.argv(*command), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    try:
+        x.until(lambda: progress.of(trial.attempt(1)).first_step)
+        below = psutil.Process(started.pid).children(recursive=True)
+        yield [psutil.Process(started.pid), *below]
+        assert started.wait(ranks.PATIENCE_S) == 0, (folder / "launcher.log").read_text()
+    finally:
+        started.kill()
+        started.wait()
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine")
+def test_junk_at_the_ports_of_mpi_changes_nothing(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    """On one node its ranks speak through shared memory; mpirun listens, and gloo on loopback."""
+    attack_s = max(3.0, ATTACK_S)
+    once, disturbed = make(tmp_path / "1", "mpi"), make(tmp_path / "2", "mpi", attack_s / 8)
+    with over_mpi(once, hosts[0]):
+        pass
+    with over_mpi(disturbed, hosts[0]) as processes, attack([hosts[0]]) as (got, _):
+        found = {one.name(): listening(one.pid) for one in processes}
+        time.sleep(attack_s)
+    loopback = "0100007F"
+    assert any(at - {loopback} for name, at in found.items() if name == "mpirun"), found
+    assert not any(at - {loopback} for name, at in found.items() if name != "mpirun"), found
+    assert got[0].connections and not got[0].sockets, got
+    verdicts = [Verdict.read(trial.attempt(1).verdict) for trial in (once, disturbed)]
+    assert all(one is not None and one.cause == "completed" for one in verdicts)
+    assert len({one.digest for one in verdicts if one}) == 1
