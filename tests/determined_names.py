@@ -37,6 +37,7 @@ REMARKS = {
         f"determined.launch.{name}": "Makes way for the command behind it."
         for name in ("deepspeed", "horovod", "torch_distributed", "wrap_rank")
     },
+    "determined.launch.tensorflow": "Makes way for the command behind it, on one rank.",
     "determined.pytorch.PyTorchTrialContext.configure_apex_amp": (
         "raises: apex is given up; context.experimental.use_amp"
     ),

@@ -85,7 +85,7 @@ def test_it_can_be_switched_off(tmp_path: Path) -> None:
     entrypoint = "python3 trial.py --batches 4"
     trial = experiment(tmp_path / "EXP", entrypoint, "x", compat={"determined": "off"})
     verdict = ranks.run(trial, 2).verdict()
-    assert verdict is not None and "No module named 'determined'" in verdict.error
+    assert verdict is not None and "No module named 'determined' (hpcdet's" in verdict.error
 
 
 def imports(program: str, *path: Path) -> subprocess.CompletedProcess[str]:

@@ -184,6 +184,16 @@ def test_the_rows_of_the_table_differ() -> None:
     assert len({json.dumps(one) for one in TABLE}) == len(TABLE) == 53
 
 
+def test_where_one_rank_trains_several_slots_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    search = {"name": "single", "metric": "loss", "max_length": 10}
+    entrypoint = "FOO=1 python3 -m determined.launch.tensorflow python3 t.py"
+    file.write_bytes(resolved.dump({"entrypoint": entrypoint, "searcher": search}))
+    assert config.load(file).config.entrypoint == entrypoint
+    with pytest.raises(ConfigError, match="tensorflow trains on several ranks, hpcdet on one"):
+        config.load(file, ["resources.slots_per_trial=2"])
+
+
 @pytest.mark.parametrize(
     ("before", "said"),
     [
@@ -270,6 +280,7 @@ def test_a_launcher_that_is_only_mentioned_is_none(tmp_path: Path, entrypoint: s
         ("torch_distributed python3 t.py -- x", "python3 t.py -- x"),
         ("wrap_rank --no-redirect-stdio RANK python3 t.py", "python3 t.py"),
         ("wrap_rank 0 -- python3 t.py", "python3 t.py"),
+        ("tensorflow --port 4 -- python3 t.py", "python3 t.py"),
         (f"torch_distributed {WRAPPED} python3 t.py", "python3 t.py"),
     ],
 )

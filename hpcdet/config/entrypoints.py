@@ -45,9 +45,9 @@ def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
             what = f"there is no determined.launch.{name}"
             yield Problem("entrypoint", what, _FRAMEWORKS), True
             return
-        if name == "tensorflow":
+        if name == "tensorflow" and _slots(values) > 1:
             what = "determined.launch.tensorflow trains on several ranks, hpcdet on one"
-            hint = "leave the launcher out, with resources.slots_per_trial: 1 (docs/frameworks.md)"
+            hint = "set resources.slots_per_trial to 1 (docs/frameworks.md)"
             yield Problem("entrypoint", what, hint), True
             return
     found = launchers.at_front(launchers.words(given))
@@ -70,6 +70,13 @@ def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
     )
     what = f"the launcher is left out, as the ranks are started here: {values['entrypoint']!r}"
     yield Problem("entrypoint", what), False
+
+
+def _slots(values: Mapping[str, Any]) -> int:
+    """What is asked for, before anything is known to be right."""
+    resources = values.get("resources")
+    asked = resources.get("slots_per_trial") if isinstance(resources, Mapping) else None
+    return asked if isinstance(asked, int) else 1
 
 
 def errors(config: Config) -> Iterator[Problem]:

@@ -103,7 +103,6 @@ ABSENT = {
     "determined.keras.TFKerasTensorBoard": "use determined.keras.TensorBoard",
     "determined.keras.callbacks": "use Keras's own callbacks beside DeterminedCallback",
     **_each("determined.keras", ("get_rng_state", "set_rng_state"), _RNG),
-    "determined.launch.tensorflow": "with TensorFlow one rank trains: leave the launcher out",
     "determined.layers": _INSIDE,
     "determined.load": "use determined.pytorch.load_trial_from_checkpoint_path",
     **_each("determined.pytorch.Batch", ("should_stop",), _INSIDE),

@@ -113,7 +113,9 @@ PACKAGES = (
 def sentences() -> Iterator[tuple[str, str]]:
     """Each name with what does the same here."""
     found = dict(_by_name([_FUNCTIONS, _CLASSES, _MODULES]))
-    found["Determined"] = "there is no server to speak to: see its methods"
+    found["Determined"] = (
+        "there is no server to speak to; docs/determined-names.md names a command for each method"
+    )
     found |= {f"Determined.{name}": text for name, text in _by_name([_FUNCTIONS])}
     del found["Determined.login"]  # which is how one is made
     for kind, members in _MEMBERS.items():
