@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -158,6 +160,17 @@ def test_small_things(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="one rank trains, and there are 2"):
+        det.core.DistributedContext.from_tf_config()
+
+
+def test_the_strategy_of_tensorflow_is_that_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for TensorFlow, which the development set-up leaves out."""
+    module = types.ModuleType("tensorflow")
+    module.distribute = types.SimpleNamespace(get_strategy=lambda: "strategy")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tensorflow", module)
+    assert det.core.DistributedContext.from_tf_config() == (None, "strategy")
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(ConfigError, match="tensorflow cannot be imported"):
         det.core.DistributedContext.from_tf_config()
 
 
