@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm-b")]
 
 
 def test_a_launch_that_fails_costs_its_node_and_nothing_else(lab_b: Lab) -> None:
-    """The Prolog of a node fails: Slurm drains it, requeues the task and holds it for ever."""
+    """The Prolog of a node fails when a task starts there that was requeued: Slurm drains the node,
+    and holds the task for ever. Its user comes back."""
     cluster = lab_b.cluster
     cluster.reconfigure(dataclasses.replace(cluster.options, prolog=True))
     run = lab_b.submit(experiments.config(60), pace=0.1, site={"python": lab_b.fake})
@@ -30,7 +31,8 @@ def test_a_launch_that_fails_costs_its_node_and_nothing_else(lab_b: Lab) -> None
         cluster.check("scontrol", "requeue", run.task())
         held = "launch_failed_requeued_held"
         until(lambda: any(job["Reason"] == held for job in run.tasks()), run.story)
-        run.crank()
+        resumed = hpcdet("resume", run.paths.id)
+        assert resumed.returncode == 0, resumed
         run.until_attempts(2)
     finally:
         cluster.launches_fail(bad, on=False)

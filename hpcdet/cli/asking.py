@@ -210,18 +210,22 @@ def turn_until_somebody_works(paths: ExperimentPaths) -> None:
 
 
 def _somebody_works(crank: Crank) -> bool:
-    """Whether a worker lives or a job waits, or nothing is wanted of any."""
+    """True if a worker lives or a job waits that will start, or nothing is wanted of any."""
     gathered = gather.gather(crank.paths)
     if gathered.closed is not None or states.experiment_state(gathered)[0] == "PAUSED":
         return True
+    watch = crank.holder.watch
+    hopeless = {row.job for row in watch.hopeless}
+    jobs = {one.number: one.submitted.job for one in gathered.jobs if one.submitted}
     staying = any(
         _lives(worker, crank.holder)
+        and jobs.get(worker.paths.submission) not in hopeless
         and all(line["kind"] != "notice" for line in journal.read(worker.paths.journal))
         for worker in gathered.workers
     )
     begun = {worker.paths.submission for worker in gathered.workers}
-    queued = (job for job in gathered.jobs if job.submitted and job.submitted.job)
-    return staying or any(job.number not in begun for job in queued)
+    fresh = any(job and n not in begun and job not in hopeless for n, job in jobs.items())
+    return staying or fresh or any(row.job not in hopeless for row in watch.waiting())
 
 
 def _lives(worker: gather.GatheredWorker, holder: Holder) -> bool:

@@ -313,13 +313,14 @@ class Watch:
         rows = (row for rows in self._answers.values() for row in rows)
         return [row for row in rows if row.state is TaskState.PENDING]
 
+    @property
+    def hopeless(self) -> list[Task]:
+        """What waits and will not start by itself, by the scheduler's last answer."""
+        return [row for row in self.waiting() if row.wait.kind in ("launch", "never")]
+
     def stuck(self) -> list[Task]:
-        """What waits and will not start by itself, by two answers that follow each other."""
-        found = {
-            ("waits", row.job, row.index, row.reason): row
-            for row in self.waiting()
-            if row.wait.kind in ("launch", "never")
-        }
+        """The same, by two answers that follow each other."""
+        found = {("waits", row.job, row.index, row.reason): row for row in self.hopeless}
         for key in [key for key in self._suspicions if key[0] == "waits" and key not in found]:
             del self._suspicions[key]
         return [row for key, row in found.items() if self.confirmed(key)]
