@@ -97,6 +97,8 @@ TABLE = [
     "FOO=1 python3 -m 'determined.launch.torch_distributed' python3 t.py && echo ONCE >>$MARKS",
     f"PYTHONPATH=sub:$PYTHONPATH timeout 60 nice -n 1 {L} python3 t.py; echo ONCE >>$MARKS",
     "FOO=2 python3 -umdetermined.launch.torch_distributed python3 t.py; echo ONCE >>$MARKS",
+    f"{L} python3 t.py one | {L} python3 t.py two",
+    f"{L} sh -c 'sleep 1; python3 t.py late' & {L} python3 t.py early; wait",
 ]
 
 
@@ -181,7 +183,7 @@ def test_folders_for_temporary_files_may_have_long_names(tmp_path: Path) -> None
 
 
 def test_the_rows_of_the_table_differ() -> None:
-    assert len({json.dumps(one) for one in TABLE}) == len(TABLE) == 53
+    assert len({json.dumps(one) for one in TABLE}) == len(TABLE) == 55
 
 
 def test_where_one_rank_trains_several_slots_are_refused(tmp_path: Path) -> None:
@@ -232,6 +234,13 @@ OWN = [
     ("if true; then torchrun t.py; fi", "torchrun"),
     ("{ torchrun t.py; }", "torchrun"),
     (["bash", "-c", "exec torchrun t.py"], "torchrun"),
+    ("eval 'torchrun t.py'", "torchrun"),
+    ("$(which torchrun) t.py", "torchrun"),
+    ('FOO=1 "`command -v mpirun`" -n 2 python3 t.py', "mpirun"),
+    ("python3 /opt/env/bin/torchrun t.py", "torchrun"),
+    ("python3 -X dev -umtorch.distributed.run t.py", "torch.distributed.run"),
+    ("'/opt/my env/bin/torchrun' t.py", "torchrun"),
+    ("true | xargs jsrun ./a", "jsrun"),
 ]
 
 
@@ -260,6 +269,9 @@ def test_launchers_of_others_are_refused_by_name_on_several_slots(
         "bash -c 'echo torchrun'",
         "python3 -c 'import torchrun' -m torch.distributed.run",
         "python3 torchrun.py",
+        "python3 -W ignore t.py -m torch.distributed.run",
+        "command -v torchrun || pip install torch; python3 t.py",
+        "eval 'echo torchrun'",
     ],
 )
 def test_a_launcher_that_is_only_mentioned_is_none(tmp_path: Path, entrypoint: str) -> None:

@@ -20,13 +20,18 @@ from hpcdet.config.problems import Problem
 _STARTS_RANKS = frozenset({"", "torch_distributed", "deepspeed"})
 """Launchers that start what hpcdet starts; "": ``determined.exec.harness``."""
 _OWN = {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "srun"}
+_OWN |= {"orterun", "prun", "mpirun.hydra", "mpiexec.hydra", "jsrun", "aprun", "ibrun"}
 _OPTION = re.compile(r"-.*|[\d.]+[smhd]?")
 """An option of a wrapper, or a number after it: ``timeout -k 5 60s``, ``nice -n 5``."""
 _OWN_MODULES = re.compile(
     r"torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.\w+"
 )
 _WRAPPERS = frozenset({"!", "command", "conda", "do", "else", "env", "exec", "if", "nice", "nohup"})
-_WRAPPERS |= {"run", "setsid", "stdbuf", "then", "time", "timeout", "uv", "while", "{"}
+_WRAPPERS |= {"run", "setsid", "stdbuf", "then", "time", "timeout", "uv", "while", "xargs", "{"}
+_FOUND = re.compile(r"""(["']?)(?:\$\(|`)\s*(?:which|command\s+-v)\s+([^\s`)]+)\s*[`)]\1""")
+"""A command that is looked for, and run: ``$(which torchrun)``."""
+_ASKED = re.compile(r"\bcommand\s+-[vV]\b")
+_RUNS = re.compile(r"-[bBdEiIOPqsSuvx]*([mc])(.*)", re.DOTALL)
 _NO_HOROVOD = "Horovod is not used here; a PyTorchTrial trains on all ranks without it"
 _PATH = "write PYTHONPATH=FOLDER:$PYTHONPATH, or set it in environment.environment_variables"
 _FRAMEWORKS = "leave the launcher out: hpcdet starts the ranks (docs/frameworks.md)"
@@ -115,11 +120,26 @@ def _own_launchers(entrypoint: str | list[str]) -> Iterator[str]:
             yield name if name != "accelerate" else "accelerate launch"
         elif name in ("sh", "bash", "dash", "zsh") and "-c" in words[1:-1]:
             yield from _own_launchers(words[words.index("-c") + 1])
-        elif launchers.PYTHON.fullmatch(name) and "-m" in words[1:-1]:
-            at = words.index("-m")
-            options = all(word.startswith("-") for word in words[1:at])
-            if options and _OWN_MODULES.fullmatch(words[at + 1]):
-                yield f"{words[0]} -m {words[at + 1]}"
+        elif name == "eval":
+            yield from _own_launchers(" ".join(words[1:]))
+        elif launchers.PYTHON.fullmatch(name):
+            yield from _by_python(words)
+
+
+def _by_python(words: list[str]) -> Iterator[str]:
+    """The launcher that a Python runs, as a module or by its file."""
+    values = iter(words[1:])
+    for word in values:
+        if runs := _RUNS.fullmatch(word):
+            module = runs[2] or next(values, "")
+            if runs[1] == "m" and _OWN_MODULES.fullmatch(module):
+                yield f"{words[0]} -m {module}"
+            return
+        if word in ("-W", "-X"):
+            next(values, None)
+        elif not word.startswith("-"):
+            yield from _own_launchers([word.rpartition("/")[2], *values])
+            return
 
 
 def _commands(entrypoint: str | list[str]) -> Iterator[list[str]]:
@@ -147,6 +167,7 @@ def _is_before(word: str) -> bool:
 def _tokens(text: str) -> list[str]:
     """Words and operators; none of a text that is no shell's."""
     line = text.replace("\\\n", " ").replace("\n", ";")
+    line = _ASKED.sub("which", _FOUND.sub(lambda found: found[2], line))
     reader = shlex.shlex(line, posix=True, punctuation_chars=";&|()")
     reader.whitespace_split = True
     try:
