@@ -16,7 +16,7 @@ PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 _MODULE = re.compile(r"determined\.(?:launch\.(\w+)|exec\.harness)")
 _RUN = re.compile(rf"-[A-Za-z]*m[\s\\\"']*({_MODULE.pattern})(?![\w.])")
 _HIDDEN = re.compile(
-    r"\bPYTHONPATH=(?![^\s;&|]*\$\{?PYTHONPATH)|\benv\s+(-i\b|-\s)|\bpython[\d.]*\s+-[A-Za-z]*[EI]"
+    r"\bPYTHONPATH=(?![^\s;&|]*\$\{?PYTHONPATH)|\benv\s+(-i\b|-\s)|\bpython[\d.]*\s+-[bBdiOPqsSuvx]*[EI]"
 )
 _SHELL = re.compile(r"[|&;<>()$`*?#~\[\]{}\\\n]|(?:^|\s)\w+=")
 

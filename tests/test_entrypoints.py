@@ -186,6 +186,24 @@ def test_the_rows_of_the_table_differ() -> None:
     assert len({json.dumps(one) for one in TABLE}) == len(TABLE) == 55
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        'PYTHONPATH="src:$PYTHONPATH" X',
+        "PYTHONPATH=.:${PYTHONPATH:-} X",
+        "MY_PYTHONPATH=src X",
+        "X -E -I && python3 -mTestE",
+        "FOO=1 env -u BAR X",
+    ],
+)
+def test_what_hides_no_launcher_is_accepted(tmp_path: Path, command: str) -> None:
+    file = tmp_path / "c.yaml"
+    search = {"name": "single", "metric": "loss", "max_length": 10}
+    entrypoint = command.replace("X", f"{L} python3 t.py")
+    file.write_bytes(resolved.dump({"entrypoint": entrypoint, "searcher": search}))
+    assert not config.load(file).warnings
+
+
 def test_where_one_rank_trains_several_slots_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     search = {"name": "single", "metric": "loss", "max_length": 10}
