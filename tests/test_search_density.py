@@ -71,21 +71,39 @@ def test_the_highest_rung_with_enough_results_is_looked_at_and_no_other() -> Non
     assert statistics.median(one["x"] for one in suggestions) < 0.25
 
 
-def test_trials_without_a_finite_result_count_for_nothing() -> None:
+def test_who_was_held_back_below_is_no_unexplored_ground() -> None:
     space, history = Space(LINE), History()
-    for number in range(1, 21):
+    for number in range(1, 61):
         x = space.sample(5, number)["x"]
         history.known[number] = {"x": x}
-        history.rows.append((number, 1, abs(x - 0.2)))
+        history.rows.append((number, 1, x))
+        history.rows += [(number, 3, abs(x - 0.25))] if x < 0.5 else []
     sampler = DensitySampler(space, 5, random_fraction=0.0)
-    before = [sampler.suggest(history, number) for number in range(50, 70)]
-    for number in range(21, 41):
-        history.known[number] = {"x": 0.2}
-        if number > 30:
-            history.rows.append((number, 1, None))
-        else:
-            history.busy.append(number)
-    assert [sampler.suggest(history, number) for number in range(50, 70)] == before
+    suggestions = [sampler.suggest(history, number)["x"] for number in range(61, 101)]
+    assert statistics.median(abs(x - 0.25) for x in suggestions) < 0.1
+    assert sum(x > 0.7 for x in suggestions) < 4
+
+
+def test_who_has_failed_counts_as_worse_and_who_is_on_the_way_does_not_count() -> None:
+    space, history = Space(LINE), History()
+    for number in range(1, 41):
+        x = space.sample(5, number)["x"]
+        history.known[number] = {"x": x}
+        history.rows.append((number, 3, min(abs(x - 0.2), abs(x - 0.8))))
+    sampler = DensitySampler(space, 5, random_fraction=0.0)
+
+    def suggested() -> list[float]:
+        return [sampler.suggest(history, number)["x"] for number in range(200, 240)]
+
+    before = suggested()
+    for number in range(41, 61):
+        history.known[number] = {"x": 0.75 + number / 1000}
+        history.busy.append(number)
+        history.rows += [(number, 1, 0.0)] if number % 2 else []
+    assert suggested() == before
+    history.busy.clear()
+    history.rows += [(number, 3, None) for number in range(41, 61)]
+    assert sum(x > 0.5 for x in suggested()) < sum(x > 0.5 for x in before) / 2
 
 
 def test_any_space_is_suggested_from_and_conditions_hold() -> None:
@@ -124,14 +142,14 @@ def test_a_density_is_one() -> None:
     points = np.array([[0.0, 0.4], [0.0, 0.5], [2.0, 0.6], [1.0, math.nan]])
     steps = (np.arange(2000) + 0.5) / 2000
     rows = np.array(list(itertools.product((0.0, 1.0, 2.0), steps)))
-    densities = np.exp(log_density(rows, points, [choice, number]))
+    densities = np.exp(log_density(rows, points, [choice, number], 0.2))
     assert densities.mean() == pytest.approx(1.0, abs=0.01)
     by_choice = densities.reshape(3, -1).mean(axis=1)
     assert by_choice[0] > by_choice[2] == pytest.approx(by_choice[1], rel=0.02)
     lacking = np.array([[0.0, math.nan], [2.0, math.nan]])
-    alone = log_density(lacking[:, :1], points[:, :1], [choice])
+    alone = log_density(lacking[:, :1], points[:, :1], [choice], 0.2)
     # two values are fewer than three: the kernels of the second are as wide
-    assert (log_density(lacking, points, [choice, number]) > alone).tolist() == [False, True]
+    assert (log_density(lacking, points, [choice, number], 0.2) > alone).tolist() == [False, True]
 
 
 def test_what_it_looks_at_is_bounded() -> None:

@@ -6,8 +6,11 @@ highest ratio of the two.
 
 * Draws are those of random search, so that conditions and ``forbid`` hold. As they are few,
   suggestions stay spread out, also where many places become free before anybody has reported.
-* The highest rung with enough finite results is looked at, as in BOHB. Who has not come so far says
-  nothing: neither trials that were held back below, nor those that are open.
+* The best are those at the highest rung with enough finite results, as in BOHB. All that have come
+  there are among the best of the rungs below; so the others are not only the rest at that rung,
+  but also who was held back below it. Without these a model takes what they have shown for
+  unexplored, and proposes it again and again.
+* Open trials that are still below that rung do not count.
 """
 
 from __future__ import annotations
@@ -64,36 +67,55 @@ class DensitySampler:
         first = self.space.sample(self.seed, number)
         if uniform(bits(self.seed, number, ("", "model"))) < self.random_fraction:
             return first
-        ranked = self._ranked(view)
+        ranked, held_back = self._ranked(view)
         if not ranked:
             return first
-        good, others = self._parted(ranked, view.params())
+        good, others = self._parted(ranked, held_back, view.params())
         seeds = (bits(self.seed, number, ("", "draw"), n) for n in range(1, DRAWS))
         draws = [first, *(self.space.sample(seed, number) for seed in seeds)]
         rows = np.array([self._row(draw) for draw in draws])
         domains = [domain for _, domain in self.space.axes]
-        ratios = log_density(rows, good, domains) - log_density(rows, others, domains)
+        share = 1 / (len(good) + 1)
+        of_good, of_others = (log_density(rows, part, domains, share) for part in (good, others))
+        ratios = of_good - of_others
         return draws[int(ratios.argmax())]
 
-    def _ranked(self, view: View) -> list[int]:
-        """The trials at the rung that is looked at, best first; none while no rung has enough."""
+    def _ranked(self, view: View) -> tuple[list[int], list[int]]:
+        """The trials at the rung that is looked at, best first, and those that did not come there.
+
+        The latter are without a finite result, or not open any more. No rung is looked at, and both
+        are empty, while none has enough.
+        """
         enough = max(self.startup or max(self.space.dimensions + 2, 8), 2)
         seen = view.observations(max(BEST + RECENT, enough))
+        ranked: list[int] = []
+        held_back: list[int] = []
+        known = set(view.open())
         for _, rung in itertools.groupby(seen, lambda one: one.length):
-            ranked = [one.trial for one in rung if one.loss is not None]
-            if len(ranked) >= enough:
-                return ranked
-        return []
+            shown = list(rung)
+            if ranked:
+                held_back += [one.trial for one in shown if one.trial not in known]
+            else:
+                finite = [one.trial for one in shown if one.loss is not None]
+                if len(finite) >= enough:
+                    ranked = finite
+                    held_back = [one.trial for one in shown if one.loss is None]
+            known.update(one.trial for one in shown)
+        return ranked, held_back
 
     def _parted(
-        self, ranked: Sequence[int], params: Mapping[int, Mapping[str, Any]]
+        self,
+        ranked: Sequence[int],
+        held_back: Sequence[int],
+        params: Mapping[int, Mapping[str, Any]],
     ) -> tuple[Array, Array]:
         """Rows of the best trials, and of others. ``ranked``: best first."""
         # enough of them for a density, and no more than half
         most = min(len(ranked) // 2, BEST)
         cut = min(max(math.ceil(GOOD * len(ranked)), self.space.dimensions + 1), most)
         good = ranked[:cut]
-        others = sorted({*ranked[cut:BEST], *sorted(ranked[cut:])[-RECENT:]})
+        rest = [*ranked[cut:], *held_back]
+        others = sorted({*rest[: BEST - cut], *sorted(rest)[-RECENT:]})
         if len(self._rows) > 4 * (BEST + RECENT):
             self._rows.clear()
         for trial in (*good, *others):
@@ -122,12 +144,15 @@ def _coordinate(domain: Domain, value: Any) -> float:
     return place_of(domain, value)
 
 
-def log_density(rows: Array, points: Array, domains: Sequence[Domain]) -> Array:
+def log_density(rows: Array, points: Array, domains: Sequence[Domain], share: float) -> Array:
     """The logarithm of the density that ``points`` make at each of ``rows``.
 
     One kernel for each point, the product of those of its values; they get narrower with the
-    number of points (Scott's rule). A uniform density counts as one point more. What a row or a
-    point lacks says nothing: what its existence depends on has a kernel of its own.
+    number of points (Scott's rule). What a row or a point lacks says nothing: what its existence
+    depends on has a kernel of its own.
+
+    Args:
+        share: of a uniform density; equal ones make unexplored ground neither good nor bad.
     """
     count = len(points)
     narrowing = count ** (-1 / (4 + len(domains)))
@@ -145,5 +170,5 @@ def log_density(rows: Array, points: Array, domains: Sequence[Domain]) -> Array:
             kernel = np.exp(-0.5 * ((mine - theirs) / width) ** 2) / (width * math.sqrt(math.tau))
         unknown = np.isnan(mine) | np.isnan(theirs)
         kernels += np.log(np.where(unknown, 1.0, np.maximum(kernel, 1e-300)))
-    density: Array = np.log1p(np.exp(kernels).sum(axis=1)) - math.log(count + 1)
+    density: Array = np.log(share + (1 - share) * np.exp(kernels).mean(axis=1))
     return density
