@@ -110,7 +110,6 @@ def test_jobs_to_wait_for_stand_in_the_script_until_a_worker_has_begun(tmp_path:
         view,
         Intent(1, "n", "t", 1, 1, 0, held=True, after=["71", "72"]),
         world.paths,
-        requeue=False,
         signal_lead_s=1,
         expand=str,
     )
