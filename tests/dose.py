@@ -14,3 +14,6 @@ SEARCHES = int(os.environ.get("HPCDET_SEARCHES", "200"))
 """Random searches in which each rule of halving is compared with its definition."""
 FRAMEWORKS = bool(os.environ.get("HPCDET_FRAMEWORKS"))
 """Whether Determined's faces of other frameworks are killed; two minutes."""
+DAMAGED = int(os.environ.get("HPCDET_DAMAGED", "60"))
+"""Damaged records that verbs read; 2,000 take a quarter of an hour."""
+DAMAGED_SEED = int(os.environ.get("HPCDET_DAMAGED_SEED", "1"))

@@ -161,12 +161,21 @@ def test_a_secret_that_stands_elsewhere_too_is_refused_by_its_name(
         "x: &t s3cret-value\ndata:\n  secrets: {t: *t}\n",
         "b: &b {t: s3cret-value}\ndata:\n  secrets: {<<: *b}\n",
         "data:\n  secrets:\n    t: [a, 's3cret-value']\n    # and so on\n    u: {file: x}\n",
+        "data:\n  secrets:\n    t: s3cret-value\n      goes on\n\n      and on # c\n  other: 1\n",
+        'data:\n  secrets:\n    t: "s3cret-value\n\n      and \\\n      on" # c\n  other: 1\n',
+        "data:\n  secrets:\n    t: |+\n      s3cret-value\n\n\n  other: 1\n",
+        "data:\n  secrets:\n    t:\n    - s3cret-value\n    - |\n      s3cret-value\n  other: 1\n",
+        "data:\n  secrets:\n    t: &t !!str >-\n      s3cret-value\nx: *t\n",
+        "data:\n  secrets:\n    t: !!str &t 's3cret-value'\nx: *t\n",
+        "d: &d\n  secrets: {t: s3cret-value}\ndata: *d\n",
+        "\ufeffdata:\n  secrets:\n    t: s3cret-value\n  other: 1\n",
+        '{"d\\x61ta": {"s\\u0065crets": {"t": "s3cret-value"}}}',
     ],
 )
 def test_every_way_to_write_a_secret_is_found(text: str) -> None:
     shown = redacted(text.encode())
     assert b"s3cret-value" not in shown
-    before, after = yaml.safe_load(text), yaml.safe_load(shown)
+    before, after = yaml.safe_load(text), yaml.safe_load(shown.decode())
     assert after["data"]["secrets"]["t"] == {"stored": "t"}
     assert before["data"].get("other") == after["data"].get("other")
     assert redacted(shown) == shown
@@ -180,7 +189,35 @@ def test_what_holds_no_secret_is_copied_as_it_is(text: str) -> None:
     assert redacted(text.encode()) == text.encode()
 
 
+def test_a_secret_that_another_one_is_made_of_leaves_nothing_behind() -> None:
+    text = "data: {secrets: {t: &b {u: a-s3cret-value-longer-than-a-reference}, <<: *b}}\n"
+    assert redacted(text.encode()) == b'data: {secrets: {t: &b {stored: "t"}, <<: *b}}\n'
+
+
+LINES = "-- one of them --\nthe \"s3cret\"\tvalu\u00e9 \\n\nit ends\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LINES,
+        json.dumps({"a": LINES}),
+        json.dumps({"a": LINES}, ensure_ascii=False),
+        "a: |\n" + "".join(f"    {line}\n" for line in LINES.splitlines()),
+        yaml.safe_dump({"a": {"b": LINES}}, width=10, allow_unicode=True),
+        yaml.safe_dump({"a": {"b": LINES}}, default_style="'", allow_unicode=True),
+        "".join(f"# {line}\r\n" for line in LINES.splitlines()),
+        f'"""\n{LINES}"""\n',
+        "".join(f"{line!r}\n" for line in LINES.splitlines(keepends=True)),
+    ],
+)
+def test_a_secret_of_several_lines_is_found_however_it_is_written(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.secrets\.key"):
+        secrets.refuse_literal(text.encode(), {"key": LINES}, "x")
+
+
 def test_short_secrets_are_not_looked_for() -> None:
+    secrets.refuse_literal(b"it is 4 2 4 2 4 2", {"pin": "4\n2\n4\n2\n4\n"}, "x")
     secrets.refuse_literal(b"it is 42", {"pin": "42"}, "x")
     with pytest.raises(ConfigError, match=r"data\.secrets\.pin"):
         secrets.refuse_literal(b"it is 12345678", {"pin": ["a", {"b": "12345678"}]}, "x")

@@ -20,7 +20,11 @@ from hpcdet.store import yaml12
 
 _FORMS = ("env", "file")
 _REFERENCES = (*_FORMS, "stored")
-_ANCHOR = re.compile(r"&\S+\s+")
+_ANCHOR = re.compile(r"(?:!\S*\s+)?(&\S+\s+)")
+_ESCAPE = re.compile(rb"\\[xuU]")
+"""In quotes a key may be written so."""
+_MARK = "\ufeff"
+"""Before what some editors write; places in a document are counted behind it."""
 
 
 def separate(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[Problem]]:
@@ -63,14 +67,20 @@ def redacted(contents: bytes) -> bytes:
     if not spans:
         return contents
     text = contents.decode()
+    mark, text = text[: text.startswith(_MARK)], text.removeprefix(_MARK)
+    inner = {(a, b) for a, b in spans for c, d in spans if c <= a and b <= d and (a, b) != (c, d)}
     for (start, end), name in sorted(spans.items(), reverse=True):
+        if (start, end) in inner:
+            continue
         value = text[start:end]
         anchor = _ANCHOR.match(value)
         # a block ends where the next key begins: what is between belongs to that
         rest = value[len(value.rstrip()) :]
-        reference = f"{anchor[0] if anchor else ''}{{stored: {json.dumps(name)}}}"
-        text = f"{text[:start]}{reference}{rest}{text[end:]}"
-    return text.encode()
+        reference = f"{anchor[1] if anchor else ''}{{stored: {json.dumps(name)}}}"
+        # a list may begin right below its key, where a mapping has to be further in
+        indent = " " if value.startswith("-") else ""
+        text = f"{text[:start]}{indent}{reference}{rest}{text[end:]}"
+    return (mark + text).encode()
 
 
 def holds(contents: bytes) -> bool:
@@ -80,10 +90,11 @@ def holds(contents: bytes) -> bool:
 
 def _secrets(contents: bytes) -> Iterator[tuple[str, yaml.Node]]:
     """Name and value of each of ``data.secrets`` in what may be a config."""
-    if len(contents) > yaml12.LARGEST or not (b"secrets" in contents and b"data" in contents):
+    named = (b"secrets" in contents and b"data" in contents) or _ESCAPE.search(contents)
+    if len(contents) > yaml12.LARGEST or not named:
         return
     try:
-        nodes = [yaml12.node(contents.decode())]
+        nodes = [yaml12.node(contents.decode().removeprefix(_MARK))]
     except (UnicodeDecodeError, ConfigError):
         return
     for key in ("data", "secrets"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,6 +29,8 @@ SCANNED_BYTES = 1024**2
 """Files above this are data, and not looked into."""
 _FINDABLE = 8
 """Characters that a secret must have to be looked for: shorter ones are found by chance."""
+_LAYOUT = b" \t\r\n\\\"'#"
+"""What indentation, folding, quotes, escapes and comments put between the characters of a text."""
 URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -64,16 +67,27 @@ def refuse(path: Path, name: str) -> None:
 def refuse_literal(contents: bytes, literal: Mapping[str, Any], where: str) -> None:
     """Refuse contents that hold one of ``data.secrets``, which belong into no file but one.
 
+    However it is quoted, and wherever its lines are broken: it is looked for as it stands, and as
+    JSON has it, with layout left out of both.
+
     Raises:
         ConfigError: with the name of the secret, not the secret.
     """
+    plain = contents.translate(None, _LAYOUT) if literal else b""
     for name, value in literal.items():
-        if any(text.encode() in contents for text in _texts(value)):
+        if any(form in plain for text in _texts(value) for form in _forms(text)):
             raise ConfigError(
                 f"it holds the secret data.secrets.{name} in another place, too",
                 where=where,
                 hint="take it out there, or give the secret as {env: NAME} or {file: PATH}",
             )
+
+
+def _forms(text: str) -> set[bytes]:
+    """How a text may stand in a file, without layout; none that is found by chance."""
+    written = (text, json.dumps(text), json.dumps(text, ensure_ascii=False))
+    forms = {form.encode(errors="surrogatepass").translate(None, _LAYOUT) for form in written}
+    return {form for form in forms if len(form) >= _FINDABLE}
 
 
 def _texts(value: Any) -> Iterator[str]:

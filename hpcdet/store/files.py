@@ -50,6 +50,16 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
+def is_time(text: object) -> bool:
+    """True for a time with its zone, such as ``now`` gives."""
+    try:
+        time = datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return False
+    # a day more or less, for another zone, is a date still
+    return time is not None and time.tzinfo is not None and 1970 <= time.year < 9999
+
+
 def canonical(value: Any) -> bytes:
     """JSON with sorted keys and no spaces: equal values give equal bytes.
 

@@ -73,7 +73,7 @@ def decode(raw: bytes) -> Line | None:
     except ValueError:
         return None
     said = isinstance(line, dict) and isinstance(line.get("kind"), str)
-    return line if said and isinstance(line.get("t"), str) else None
+    return line if said and files.is_time(line.get("t")) else None
 
 
 @dataclass

@@ -16,6 +16,10 @@ from hpcdet.store import files, packed, typed
 from hpcdet.units import Length
 
 
+_TIMES = ("at", "created_at", "submitted_at", "started_at", "ended_at")
+"""Fields of records that are the time of something, or "" before it has happened."""
+
+
 @dataclass(frozen=True)
 class Record:
     """A record with a file of its own."""
@@ -32,7 +36,10 @@ class Record:
         for key in ("until", "length"):
             if isinstance(given.get(key), dict):
                 given[key] = Length.decode(given[key])
-        typed.refuse_others(cls, given)
+        typed.refuse_others(cls, given, lenient=False)
+        for key in _TIMES:
+            if (time := given.get(key, "")) != "" and not files.is_time(time):
+                raise ValueError(f"{key} is {typed.short(time)}, which is no time")
         try:
             return cls(**given)
         except TypeError as error:

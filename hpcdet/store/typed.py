@@ -31,54 +31,58 @@ def build(kind: type[T], value: Mapping[str, Any]) -> T:
     return kind(**given)
 
 
-def refuse_others(kind: type[Any], given: Mapping[str, Any]) -> None:
+def refuse_others(kind: type[Any], given: Mapping[str, Any], *, lenient: bool = True) -> None:
     """Compare the types of values with those of a dataclass's fields.
+
+    Args:
+        lenient: a number counts as text: of a name like 2024 YAML makes one.
 
     Raises:
         ValueError: one has another type; names it.
     """
-    fields = _fields(kind)  # type: ignore[arg-type]
+    fields = _fields(kind, lenient)  # type: ignore[arg-type]
     for name, item in given.items():
         fits, wanted = fields[name]
         if not fits(item):
-            raise ValueError(f"{name} is {_short(item)}, which is no {wanted}")
+            raise ValueError(f"{name} is {short(item)}, which is no {wanted}")
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value, or its type, as a message says it."""
     text = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 @functools.cache
-def _fields(kind: type[Any]) -> dict[str, tuple[Callable[[Any], bool], str]]:
+def _fields(kind: type[Any], lenient: bool) -> dict[str, tuple[Callable[[Any], bool], str]]:
     """By name whether a value fits a field, and what fields of its type are called."""
     hints = typing.get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]
-    return {name: (_test(hints[name]), _called(hints[name])) for name in names}
+    return {name: (_test(hints[name], lenient), _called(hints[name])) for name in names}
 
 
 def _called(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
 
 
-def _test(hint: Any) -> Callable[[Any], bool]:
+def _test(hint: Any, lenient: bool) -> Callable[[Any], bool]:
     """Whether a value has a type. What a dataclass of ours is made of has been tested before."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        tests = [_test(each) for each in inner]
+        tests = [_test(each, lenient) for each in inner]
         return lambda value: any(test(value) for test in tests)
     if origin is typing.Literal:
         kinds = tuple({type(each) for each in inner})  # a later version may know other words
         return lambda value: isinstance(value, kinds)
     if origin is list:
-        item = _test(inner[0])
+        item = _test(inner[0], lenient)
         return lambda value: isinstance(value, list) and all(map(item, value))
     if origin in (dict, Mapping):
-        item = _test(inner[1])
+        item = _test(inner[1], lenient)
         return lambda value: isinstance(value, dict) and all(map(item, value.values()))
     if hint is Any:
         return lambda _: True
-    if hint is str:  # of a name like 2024 YAML makes a number
+    if hint is str and lenient:
         return lambda value: isinstance(value, str | int | float)
     if hint in (int, float):
         number = (int,) if hint is int else (int, float)

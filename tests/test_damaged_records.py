@@ -1,0 +1,161 @@
+"""No damage of any record ends a verb that reads with a traceback, or keeps it from ending.
+
+``HPCDET_DAMAGED=N`` deals N of them, ``HPCDET_DAMAGED_SEED=S`` others.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcdet.control.presence import Daemon
+from hpcdet.control.searcher_job import Stopped
+from hpcdet.store import files, history, journal, records
+from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.record import Record
+from hpcdet.store.snapshots import Point, Snapshot, write
+from hpcdet.units import Length
+from tests import experiments as x
+from tests.builders import at, put
+from tests.commands import Cli
+from tests.damaging import damage, kind
+from tests.dose import DAMAGED, DAMAGED_SEED
+from tests.test_hostile_files import run
+
+READING = (
+    *("ls", "status", "status EXP", "status EXP/1", "status EXP -o json", "ls --trials -o json"),
+    *("show EXP", "show EXP/2", "show EXP/1.1 -o json", "show EXP -o csv", "config show EXP"),
+    *("events EXP", "events EXP --gantt", "events EXP -o json", "explain EXP", "explain EXP/2"),
+    *("metrics EXP", "metrics EXP --group timing", "metrics EXP --plot", "metrics EXP/1 --all"),
+    *("metrics EXP --last --x wall", "metrics EXP --best -o csv", "best EXP", "best EXP -o json"),
+    *("logs EXP/1", "logs EXP/2 --errors", "logs EXP/2 --attempt 1 --timestamps", "eff", "eff EXP"),
+    *("eff EXP --waste", "eff EXP --suggest", "schedule EXP/1", "schedule EXP --config"),
+    *("ckpt ls EXP", "ckpt ls EXP -o json", "ckpt digest EXP/1", "report EXP -o OUT/report.html"),
+    *("index rebuild EXP", "index update", "index check EXP", "index snapshot EXP OUT/index"),
+    *("searcher status EXP", "searcher replay EXP", "plan OUT/c.yaml"),
+)
+SLOW = (
+    *("ckpt verify EXP/1 --quick", "ckpt export EXP/1 -o OUT/weights.h5", "ckpt get EXP/1 -o OUT/copy"),
+    *("archive EXP --out OUT/all.tar.gz", "searcher replay EXP --verify", "wait EXP --timeout 1"),
+)
+"""They take a second each: of these one at most."""
+DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
+
+
+def unpacked(root: Path) -> None:
+    """Put what was packed back to where it was."""
+    for archive in sorted(root.rglob("history-*.zip")):
+        with zipfile.ZipFile(archive) as packed:
+            packed.extractall(archive.parent)
+        archive.unlink()
+
+
+def add_the_rest(paths: ExperimentPaths) -> None:
+    """Records of kinds that no undisturbed experiment of the local scheduler has."""
+    place = {"submissions": [1], "at": at(5)}
+    del place
+    trial, attempt = paths.trial(2), paths.trial(2).attempt(1)
+    job = paths.submissions()[-1]
+    intent = records.Intent(job, "x-1", "hpcdet:x:1-ab", 1, 1, 1, watches="12", at=at(1))
+    charge = {"worker": "0001-0000.0", "job": "12_0", "slots": 1, "start": 1.0, "end": 9.0}
+    rest: dict[Path, Record] = {
+        paths.sentinel(job): intent,
+        paths.sentinel_submitted(job): records.Submitted("13", "slurm", "", at(2)),
+        paths.stuck(job): records.Stuck("nobody is left", "hpcdet resume x", at(9)),
+        paths.charges(1): records.Charges([{**charge, "slot_s": 8.0}], [1], at(9)),
+        paths.limits(1): records.Limits(2, 10.0, None, [60], 1, at(3)),
+        paths.command(91): records.Command("set", 0, {"values": {"worker.idle_s": 5}}, "ada", at(4)),
+        paths.command(92): records.Command("resume", 1, {"checkpoint": "00000010.g1"}, "a", at(4)),
+        paths.reopened(1): records.Reopened(91, "ada", at(5)),
+        paths.daemon("elsewhere"): Daemon(1, 2, "boot", at(5)),
+        paths.root / "searcher" / "stopped-1.json": Stopped(at(6)),
+        paths.worker(1, 0, 0).final: records.Final(1, at(7)),
+        trial.control(97): records.Control("run", Length("batches", 60), rewinds=[["a.g1", 1]]),
+        attempt.root / "rendezvous.json": records.Final(0, at(1)),
+    }
+    for path, record in rest.items():
+        put(path, record)
+    shown = history.Past("old-0001", 1, {"x": 0.5}, [[30, 0.25]])
+    history.History([history.Source("old-0001", 1, {"failed": 2})], [shown]).write(paths.history)
+    write(paths, Snapshot(Point(1, 3, 300), {"a": [1]}), {"program": "x"})
+    (trial.root / "pinned").mkdir()
+    with journal.Writer(attempt.profile(1)) as writer:
+        writer.append("profile", rank=1, seconds={"data": 1.0}, steps=3)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """A real search of which a trial has failed: as it ended, unpacked, and not ended."""
+    top = tmp_path_factory.mktemp("whole")
+    root, model = top / "root", top / "model"
+    model.mkdir(mode=0o700)
+    (model / "c.yaml").write_text("a: 1\n")
+    values = x.config(
+        *(30, 3),
+        data={"every": 10, "crash": {"2": [15, 9]}},
+        max_restarts=1,
+        budget={"slot_hours": 10},
+        searcher={"name": "random", "max_concurrent_trials": 2},
+    )
+    with x.local_jobs(top / "state"):
+        paths = x.submit(values, root, x.local_site(python=x.fake_python(top)), model)
+        x.run_to_end(paths)
+        x.until(lambda: all((each.root / "end.json").exists() for each in paths.workers()))
+    ended, loose, open_ = top / "ended", top / "loose", top / "open"
+    paths.root.rename(ended)  # nobody is its copy
+    shutil.copytree(ended, loose)
+    unpacked(loose)
+    add_the_rest(ExperimentPaths(loose))
+    shutil.copytree(loose, open_)
+    (open_ / "closed.json").unlink()
+    (open_ / "reopened-1.json").unlink()
+    return {"ended": ended, "loose": loose, "open": open_}
+
+
+def kinds(folder: Path) -> dict[str, list[str]]:
+    """Files that hpcdet reads, by what they are: of many of a kind one is damaged at a time."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file() and not name.startswith(("code/", "scripts/")):
+            same = "".join("0" if sign.isdigit() else sign for sign in name)
+            found.setdefault(same, []).append(name)
+    return found
+
+
+def test_every_kind_of_record_is_damaged(whole: dict[str, Path]) -> None:
+    there = {name.rpartition("/")[2] for name in kinds(whole["loose"])}
+    assert {"experiment.yaml", "site.yaml", "trial.json", "claim.json", "verdict.json"} <= there
+    print(kinds(whole["loose"]), kinds(whole["ended"]))
+
+
+def test_damaged_records_end_no_verb_that_reads(whole: dict[str, Path], tmp_path: Path) -> None:
+    root, out = tmp_path / "root", tmp_path / "out"
+    out.mkdir()
+    draw = random.Random(DAMAGED_SEED)
+    calls: list[tuple[str, list[str]]] = []
+    for number in range(DAMAGED):
+        state = draw.choice(["ended", "loose", "loose", "open"])
+        groups = kinds(whole[state])
+        name = draw.choice(groups[draw.choice(sorted(groups))])
+        one = root / str(number) / f"x-{number:04d}"
+        shutil.copytree(whole[state], one)
+        harm = f"{DAMAGED_SEED} {number} {state}: {damage(one, name, draw)}"
+        for verb in [*draw.sample(READING, 6), *draw.sample(SLOW, draw.random() < 0.1)]:
+            word = verb.replace("OUT/", f"{out}/{number}-")
+            words = word.replace("EXP", one.name).split()
+            calls.append((harm, [*words, "-C", str(one.parent)]))
+    answers = run(root, [call for _, call in calls])
+    failed = []
+    for (harm, call), (rc, _, err, _) in zip(calls, answers, strict=True):
+        if rc not in DOCUMENTED or any(word in err for word in ("Traceback", "UNEXPECTED", "bug")):
+            failed.append(f"{harm}\n    hpcdet {' '.join(call)}: {rc} {err[-2000:]}")
+    assert not failed, f"{len(failed)} of {len(calls)}:\n" + "\n".join(failed)
