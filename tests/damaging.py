@@ -1,4 +1,4 @@
-"""Damage that an experiment's files can have: what a disk, an older version or somebody made of them.
+"""Damage to an experiment's files: what a disk, another version or somebody may make of them.
 
 A record is changed in one place and written back as its writer would, so that no checksum shields
 what is behind it. The rest happens to files as a whole.
@@ -148,7 +148,7 @@ def kind(name: str) -> Change | None:
     if "snapshots/" in name:
         return _snapshot
     ends: dict[str, Change] = {".json": _record, ".beat": _record, ".jsonl": _lines}
-    return {**ends, ".yaml": _yaml, ".zip": _archive}.get(os.path.splitext(base)[1])
+    return {**ends, ".yaml": _yaml, ".zip": _archive}.get(Path(base).suffix)
 
 
 def _cut(path: Path, draw: random.Random) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from hpcdet.control import daemon
 from hpcdet.errors import UsageError
-from hpcdet.store import home
+from hpcdet.store import home, scratch
 from hpcdet.store.layout import ExperimentPaths
 from tests import experiments as x
+from tests.builders import Builder
 from tests.commands import Cli
 from tests.slurm_runs import undisturbed
 
@@ -111,3 +112,21 @@ def test_move_wants_a_place_or_here_and_not_both(cli: Cli, tmp_path: Path) -> No
     for words in ((), (tmp_path, "--here")):
         assert "say where to" in cli("move", "any-0001", *words, code=2).err
     assert json.loads(cli("move", "any-0001", "-o", "json", code=2).err)["error"]["code"] == "USAGE"
+
+
+@pytest.mark.parametrize("where", [("--here",), ("to",)])
+def test_what_a_copy_has_on_scratch_is_the_originals(
+    cli: Cli, tmp_path: Path, where: tuple[str]
+) -> None:
+    original = Builder(cli.root / "a-0001").paths
+    on_scratch = tmp_path / "scratch" / "a-0001"
+    on_scratch.parent.mkdir()
+    scratch.link(original, on_scratch)
+    scratch.prepare(original)
+    home.settle(original)
+    copy = copy_of(original, tmp_path / "elsewhere" / "a-0001")
+    words = [tmp_path / "new-name" if word == "to" else word for word in where]
+    said = cli("move", copy.root, *words, code=2).err
+    assert "in the original's folder" in said and f"hpcdet fork {original.root}" in said
+    assert copy.root.is_dir() and scratch.target(copy) == scratch.target(original) == on_scratch
+    assert on_scratch.is_dir()

@@ -194,7 +194,7 @@ def test_a_secret_that_another_one_is_made_of_leaves_nothing_behind() -> None:
     assert redacted(text.encode()) == b'data: {secrets: {t: &b {stored: "t"}, <<: *b}}\n'
 
 
-LINES = "-- one of them --\nthe \"s3cret\"\tvalu\u00e9 \\n\nit ends\n"
+LINES = '-- one of them --\nthe "s3cret"\tvalu\u00e9 \\n\nit ends\n'
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
+from hpcdet.cli import main
 from hpcdet.errors import Unavailable
 from hpcdet.read import local
-from hpcdet.schedulers import local_job, polling
+from hpcdet.schedulers import local_job, polling, processes
 from hpcdet.schedulers.base import Job, Submission
 from hpcdet.schedulers.local import LocalScheduler
 from hpcdet.store import private
+from tests import experiments as x
+from tests.builders import Builder
 from tests.commands import Cli
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="gives folders to another user")
@@ -127,3 +134,70 @@ def test_the_index_is_kept_where_the_first_name_is_taken(
     cli("index", "update")
     assert Path(cli("index", "path", "@last").out.strip()).is_file()
     assert taken.read_text() == "a file of that name"
+
+
+def as_nobody(words: list[str]) -> tuple[int, str]:
+    """Exit code and output of a command that another user gives, in a process of its own."""
+    main.run([*words, "--help"])  # he may not be able to read the modules
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        for stream in (1, 2):
+            os.dup2(write, stream)
+        sys.stdout = sys.stderr = os.fdopen(1, "w", closefd=False)
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        code = main.run(words)
+        sys.stdout.flush()
+        os._exit(code)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = pipe.read()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
+
+
+def test_an_experiment_that_its_owner_shows_to_nobody_is_said_to_be_his() -> None:
+    with tempfile.TemporaryDirectory() as made:
+        root = Path(made)
+        root.chmod(0o755)
+        closed = Builder(root / "mine-0001").paths.root
+        closed.chmod(0o700)
+        for name in ("mine-0001", "mine", "mine-0001/3", str(closed), str(closed / "trials")):
+            code, said = as_nobody(["-C", made, "status", name])
+            owner = f"error: {closed}: it belongs to root, and you may not look into it\nhint: ask"
+            assert code == 5 and (said.startswith(owner) or name.endswith("trials")), said
+        assert as_nobody(["-C", made, "status", "other"])[0] == 3
+        code, said = as_nobody(["-C", made, "ls"])
+        assert code == 0 and "mine" not in said
+
+
+STUBBORN = """\
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+for number in range(1000):  # removing them takes a while
+    pathlib.Path(str(number)).touch()
+pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+def test_who_is_in_a_hurry_leaves_nothing_of_a_test_behind(tmp_path: Path) -> None:
+    model, temporary, mark = tmp_path / "model", tmp_path / "t", tmp_path / "mark"
+    for folder in (model, temporary):
+        folder.mkdir(mode=0o700)
+    (model / "wait.py").write_text(STUBBORN)
+    (model / "c.yaml").write_text(
+        f"name: x\nentrypoint: {sys.executable} wait.py {mark}\n"
+        "searcher: {name: single, metric: m, max_length: {batches: 1}}\n"
+    )
+    argv = [sys.executable, "-m", "hpcdet", "test", str(model / "c.yaml"), "--site", "local"]
+    environment = {**os.environ, "TMPDIR": str(temporary), "HPCDET_ROOT": str(tmp_path / "root")}
+    process = subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE)
+    x.until(lambda: mark.exists() and mark.read_text(), lambda: str(process.poll()))
+    assert [path.name[:12] for path in temporary.iterdir()] == ["hpcdet-test-"]
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.003)
+    assert list(temporary.iterdir()) == [] and processes.started(int(mark.read_text())) is None
+    assert process.returncode in (130, -signal.SIGINT)

@@ -123,6 +123,7 @@ def move_command(out: Output, id: str, to: Path | None, here: bool, dry_run: boo
         out.emit([_take_over(paths, dry_run)], COLUMNS)
         return
     refuse_live(paths)
+    _refuse_shared_scratch(paths)
     to = to.expanduser().absolute()
     target = to / paths.id if to.is_dir() else to
     if target.exists():
@@ -145,6 +146,23 @@ def _take_over(paths: ExperimentPaths, dry_run: bool) -> dict[str, object]:
     item = {"id": paths.id, "path": str(paths.root), "dry_run": dry_run}
     if home.is_here(paths):
         return {**item, "what": "lives here already"}
+    _refuse_shared_scratch(paths)
+    if dry_run:
+        return {**item, "what": "would be taken over"}
+    scratch.follow(paths)
+    home.settle(paths)
+    if paths.submissions() and not paths.closed.exists():
+        settings().note(f"its former jobs are left alone; to go on: hpcdet resume {paths.root}")
+    return {**item, "what": "taken over"}
+
+
+def _refuse_shared_scratch(paths: ExperimentPaths) -> None:
+    """Refuse to give another name to what lies on scratch, unless it is this experiment's alone.
+
+    Raises:
+        UsageError: it is the original's, of which this one is a copy.
+        ConfigError: as ``scratch.refuse_foreign``.
+    """
     there = home.original(paths)
     if there is not None and scratch.target(paths) is not None:
         raise UsageError(
@@ -153,13 +171,6 @@ def _take_over(paths: ExperimentPaths, dry_run: bool) -> dict[str, object]:
             hint=f"hpcdet fork {there}",
         )
     scratch.refuse_foreign(paths)
-    if dry_run:
-        return {**item, "what": "would be taken over"}
-    scratch.follow(paths)
-    home.settle(paths)
-    if paths.submissions() and not paths.closed.exists():
-        settings().note(f"its former jobs are left alone; to go on: hpcdet resume {paths.root}")
-    return {**item, "what": "taken over"}
 
 
 def _move(source: Path, target: Path) -> None:

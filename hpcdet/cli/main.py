@@ -28,6 +28,10 @@ Examples:
 """
 
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals by which people end a command."""
+
+
 class _ReaderGone(Exception):
     """Whoever reads our output has seen enough."""
 
@@ -198,15 +202,18 @@ def main(argv: Sequence[str] | None = None) -> Any:
     """The ``hpcdet`` script."""
     _mend_streams()
     os.umask(0o077)  # what is made is the user's alone, and so what jobs make
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:
+    for number in _ENDING:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _leave)
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 
 def _leave(number: int, _: FrameType | None) -> None:
-    """As by Ctrl-C, what was half done is undone and a lease given back; once is enough."""
-    signal.signal(number, signal.SIG_IGN)
+    """What was half done is undone and a lease given back; once is enough, and more is no help."""
+    for each in _ENDING:
+        signal.signal(each, signal.SIG_IGN)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     raise SystemExit(128 + number)
 
 

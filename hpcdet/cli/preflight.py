@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -18,6 +18,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.cli.times import Seconds
 from hpcdet.errors import ConfigError, StillPending
 from hpcdet.jobs import create, errand, launch
+from hpcdet.schedulers import processes
 from hpcdet.search import api, registry
 from hpcdet.search.program import ProgramError
 from hpcdet.store import config, files, history
@@ -79,23 +80,36 @@ def rehearse(wanted: Request, timeout: float | None = None) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="hpcdet-test-") as folder:
         argv = [sys.executable, *_rehearsal(wanted, Path(folder))]
+        variables = launch.with_variables(os.environ, wanted.resolved.environment)
         with busy("testing the code on one batch"):
             try:
-                done = subprocess.run(
-                    argv,
-                    env=launch.with_variables(os.environ, wanted.resolved.environment),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    errors="replace",
-                    timeout=timeout,
-                    check=False,
-                )
+                code, said = _ended(argv, variables, timeout)
             except subprocess.TimeoutExpired as error:
                 what = f"the test did not end in {timeout:.0f} s"
                 raise StillPending(what, where=str(wanted.model_dir)) from error
-    _judge(wanted, done.returncode, done.stdout)
+    _judge(wanted, code, said)
+
+
+def _ended(
+    argv: Sequence[str], variables: Mapping[str, str], timeout: float | None
+) -> tuple[int, str]:
+    """Exit code and output of a command, which leaves no process behind however this one ends."""
+    with subprocess.Popen(
+        argv,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=timeout)
+        except BaseException:
+            processes.kill_session(process.pid)
+            raise
+    return process.returncode, said
 
 
 def _rehearse_on_a_node(wanted: Request, timeout: float) -> None:

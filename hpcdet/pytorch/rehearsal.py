@@ -39,7 +39,8 @@ def rehearse(experiment: Path, trial: int) -> int:
     if record is None:
         print(f"hpcdet: there is no trial {trial} in {source.root}", file=sys.stderr)
         return 1
-    with tempfile.TemporaryDirectory(prefix="hpcdet-test-") as folder:
+    # beside it: who has made that one removes both, even if this process is killed
+    with tempfile.TemporaryDirectory(prefix=".hpcdet-test-", dir=source.root.parent) as folder:
         copy = ExperimentPaths(Path(folder) / source.id)
         copy.root.mkdir()
         shutil.copytree(source.code, copy.code)

@@ -6,13 +6,14 @@ Paths of experiments and of what is inside one are understood, too.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdet.errors import HpcdetError, NotFound
-from hpcdet.store import packed, scratch
+from hpcdet.errors import HpcdetError, NotFound, Unavailable
+from hpcdet.store import packed, scratch, trust
 from hpcdet.store.layout import EXPERIMENTS, AttemptPaths, ExperimentPaths, TrialPaths
 from hpcdet.store.records import Submitted
 
@@ -79,6 +80,7 @@ def reference(text: str, root: Path) -> Reference:
 
     Raises:
         NotFound: nothing fits, or more than one experiment does.
+        Unavailable: what fits is a folder of somebody else, who lets nobody look into it.
     """
     inside = _enclosing(text)
     if inside is not None:
@@ -140,7 +142,7 @@ def _experiment(name: str, root: Path) -> ExperimentPaths:
             raise NotFound("there are no experiments", where=str(root), hint=_ROOT_HINT)
         return all_of_them[-1]
     exact = ExperimentPaths(root / name)
-    if os.path.lexists(exact.config):
+    if _is_one(exact):
         return exact
     fits = [paths for paths in experiments(root) if paths.id.startswith(name)]
     job = _JOB.fullmatch(name)
@@ -149,9 +151,27 @@ def _experiment(name: str, root: Path) -> ExperimentPaths:
     if len(fits) == 1:
         return fits[0]
     if not fits:
+        for paths in map(ExperimentPaths, sorted(root.glob(f"{glob.escape(name)}*"))):
+            _is_one(paths)  # which says so if nobody may tell
         raise _nothing(name, root)
     names = ", ".join(sorted(paths.id for paths in fits)[:5])
     raise NotFound(f"{len(fits)} experiments fit: {names}", where=name, hint="type more of the id")
+
+
+def _is_one(paths: ExperimentPaths) -> bool:
+    """Whether a folder is an experiment. Raises Unavailable if its owner lets nobody see."""
+    try:
+        paths.config.lstat()
+    except PermissionError as error:
+        owner = trust.user(paths.root.lstat().st_uid)
+        raise Unavailable(
+            f"it belongs to {owner}, and you may not look into it",
+            where=str(paths.root),
+            hint=f"ask {owner} to let you read it: chmod -R g+rX, or setfacl for you alone",
+        ) from error
+    except OSError:
+        return False
+    return True
 
 
 def _best(paths: ExperimentPaths) -> int:
@@ -186,7 +206,7 @@ def _enclosing(text: str) -> Reference | None:
         return None
     for folder in (path, *path.parents):
         whole = ExperimentPaths(folder)
-        paths = whole if os.path.lexists(whole.config) else scratch.owner(folder)
+        paths = whole if _is_one(whole) else scratch.owner(folder)
         if paths is not None:
             parts = path.relative_to(folder).parts
             if parts and folder == paths.root and folder / parts[0] == paths.scratch:

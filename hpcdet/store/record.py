@@ -15,7 +15,6 @@ from typing import Any, Self
 from hpcdet.store import files, packed, typed
 from hpcdet.units import Length
 
-
 _TIMES = ("at", "created_at", "submitted_at", "started_at", "ended_at")
 """Fields of records that are the time of something, or "" before it has happened."""
 
