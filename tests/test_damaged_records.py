@@ -15,7 +15,8 @@ import pytest
 
 from hpcdet.control.presence import Daemon
 from hpcdet.control.searcher_job import Stopped
-from hpcdet.store import history, journal, records
+from hpcdet.errors import IntegrityError
+from hpcdet.store import charges, history, journal, records
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.record import Record
 from hpcdet.store.snapshots import Point, Snapshot, write
@@ -137,7 +138,6 @@ def kinds(folder: Path) -> dict[str, list[str]]:
 def test_every_kind_of_record_is_damaged(whole: dict[str, Path]) -> None:
     there = {name.rpartition("/")[2] for name in kinds(whole["loose"])}
     assert {"experiment.yaml", "site.yaml", "trial.json", "claim.json", "verdict.json"} <= there
-    print(kinds(whole["loose"]), kinds(whole["ended"]))
 
 
 @pytest.mark.parametrize("first", range(0, DAMAGED, BATCH))
@@ -165,3 +165,25 @@ def test_damaged_records_end_no_verb_that_reads(
         if rc not in DOCUMENTED or "UNEXPECTED" in err or "bug" in err
     ]
     assert not failed, f"{len(failed)} of {len(calls)}:\n" + "\n".join(failed)
+
+
+@pytest.mark.parametrize(
+    "change", [{"worker": [None]}, {"slot_s": "NaN"}, {"start": None}, {"job": 5}]
+)
+def test_a_charge_of_another_shape_is_refused_by_name(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    paths = ExperimentPaths(tmp_path)
+    charge = {"worker": "w", "job": "1", "slots": 1, "start": 1.0, "end": 9.0, "slot_s": 8.0}
+    put(paths.charges(1), records.Charges([charge], [1], at(9)))
+    assert len(charges.Book(paths).read()) == 1
+    put(paths.charges(1), records.Charges([{**charge, **change}], [1], at(9)))
+    with pytest.raises(IntegrityError, match=f"allocations: {next(iter(change))} is"):
+        charges.Book(paths).read()
+
+
+def test_a_record_whose_time_is_none_is_refused(tmp_path: Path) -> None:
+    for time in ("../../etc", "2026-01-01", "0001-01-01T00:00:00Z"):
+        put(tmp_path / "end.json", records.Final(1, time))
+        with pytest.raises(IntegrityError, match="which is no time"):
+            records.Final.read(tmp_path / "end.json")

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hpcdet.store import files, packed
+from hpcdet.store import files, packed, typed
 from hpcdet.store.budget import Charge
 from hpcdet.store.layout import ExperimentPaths
 from hpcdet.store.records import Charges
@@ -32,14 +32,19 @@ class Book:
     _read: set[int] = field(default_factory=set)
 
     def read(self) -> list[Charge]:
-        """All that is known now."""
+        """All that is known now. Raises IntegrityError: a record is not what was written."""
         for number in packed.numbers(self.paths.charges(0).parent, ".json"):
             if number in self._read:
                 continue
-            found = Charges.read(self.paths.charges(number))
+            path = self.paths.charges(number)
+            found = Charges.read(path)
             if found is not None:
+                try:
+                    self._take(found)
+                except (TypeError, ValueError) as error:  # a field is missing, or of another type
+                    what = str(error).rpartition(".__init__() ")[2]
+                    raise files.damaged(path, f"allocations: {what}") from error
                 self._read.add(number)
-                self._take(found)
         return list(self._known.values())
 
     def write(self, charges: Iterable[Charge], settled: Iterable[int]) -> None:
@@ -59,5 +64,7 @@ class Book:
     def _take(self, record: Charges) -> None:
         self.settled.update(record.settled)
         for given in record.allocations:
-            charge = Charge(**{key: value for key, value in given.items() if key in _FIELDS})
+            known = {key: value for key, value in given.items() if key in _FIELDS}
+            typed.refuse_others(Charge, known, lenient=False)
+            charge = Charge(**known)
             self._known.setdefault((charge.job, charge.start), charge)
