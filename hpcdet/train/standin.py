@@ -18,13 +18,14 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, ModuleType
 
+import hpcdet
 from hpcdet.errors import ConfigError
 from hpcdet.train.ranks import Ranks
 from hpcdet.train.saying import say
 
 NAME = "determined"
 FACE = "hpcdet.determined"
-FOLDER = str(Path(__file__).parent.parent / "standin")
+FOLDER = str(Path(hpcdet.__file__).parent / "standin")
 
 
 def offer(wanted: str, env: MutableMapping[str, str] = os.environ) -> None:
