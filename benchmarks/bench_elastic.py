@@ -23,9 +23,9 @@ sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 
 import results  # noqa: E402
 
-from hpcdet.store import config  # noqa: E402
-from hpcdet.store.layout import ExperimentPaths  # noqa: E402
-from hpcdet.store.records import Claim, Trial, Verdict  # noqa: E402
+from hpcdet.store.config import resolved_config  # noqa: E402
+from hpcdet.store.folder.layout import ExperimentPaths  # noqa: E402
+from hpcdet.store.folder.records import Claim, Trial, Verdict  # noqa: E402
 
 RANKS = (1, 2, 4)
 VIRTUAL = 4
@@ -153,7 +153,7 @@ def run(root: Path, name: str, ranks: int, exact: bool, steps: int) -> tuple[flo
         "resources": {"slots_per_trial": ranks, "slots_per_node": ranks, "cpus_per_slot": 1},
         "reproducibility": wanted,
     }
-    paths.config.write_bytes(config.dump(resolved))
+    paths.config.write_bytes(resolved_config.dump(resolved))
     trial = paths.trial(1)
     Trial(1, MODELS[name], 7).write_once(trial.record)
     attempt = trial.attempt(1)

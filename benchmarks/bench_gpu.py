@@ -37,7 +37,7 @@ sys.path[:0] = [str(TOP), str(TOP / "benchmarks"), str(HERE)]
 import gpu_model  # noqa: E402
 import results  # noqa: E402
 
-from hpcdet.store import journal  # noqa: E402
+from hpcdet.store.fs import journal  # noqa: E402
 from tests import ranks  # noqa: E402
 
 NO_DEVICE = 3

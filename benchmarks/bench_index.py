@@ -21,8 +21,8 @@ sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 import results  # noqa: E402
 
 from hpcdet.read import each, index, views  # noqa: E402
-from hpcdet.store import journal  # noqa: E402
-from hpcdet.store.layout import ExperimentPaths  # noqa: E402
+from hpcdet.store.folder.layout import ExperimentPaths  # noqa: E402
+from hpcdet.store.fs import journal  # noqa: E402
 from tests import test_hostile_files as hostile  # noqa: E402
 from tests.builders import AttemptBuilder, Builder, at  # noqa: E402
 

@@ -31,8 +31,9 @@ from hpcdet.control import holder as holding  # noqa: E402
 from hpcdet.control.controller import advance  # noqa: E402
 from hpcdet.control.sight import Sight  # noqa: E402
 from hpcdet.search import api, registry  # noqa: E402
-from hpcdet.store import journal, snapshots  # noqa: E402
-from hpcdet.store.records import Claim  # noqa: E402
+from hpcdet.store.decisions import snapshots  # noqa: E402
+from hpcdet.store.folder.records import Claim  # noqa: E402
+from hpcdet.store.fs import journal  # noqa: E402
 from hpcdet.units import Length  # noqa: E402
 from tests.builders import at  # noqa: E402
 from tests.paper import World  # noqa: E402

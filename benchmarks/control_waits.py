@@ -12,10 +12,10 @@ from pathlib import Path
 from hpcdet.control.controller import advance
 from hpcdet.jobs import create
 from hpcdet.search import api
-from hpcdet.store import journal
-from hpcdet.store.controls import in_force
-from hpcdet.store.records import Claim, End
-from hpcdet.store.spending import epoch
+from hpcdet.store.cost.spending import epoch
+from hpcdet.store.folder.records import Claim, End
+from hpcdet.store.fs import journal
+from hpcdet.store.trials.controls import in_force
 from hpcdet.units import Length
 from tests import experiments
 from tests.paper import World

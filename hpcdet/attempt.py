@@ -18,7 +18,9 @@ import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from hpcdet.errors import HpcdetError  # noqa: E402
-from hpcdet.store import config, files, held, scratch  # noqa: E402
+from hpcdet.store.config import resolved_config  # noqa: E402
+from hpcdet.store.folder import held_folder, scratch  # noqa: E402
+from hpcdet.store.fs import files  # noqa: E402
 from hpcdet.train import elsewhere, launcher, standin  # noqa: E402
 from hpcdet.train.entrypoint import parse  # noqa: E402
 from hpcdet.train.place import Place  # noqa: E402
@@ -62,9 +64,9 @@ def _place(experiment: Path, trial: int, attempt: int, identity: str) -> Place:
         IntegrityError: it is another one.
         OSError: it cannot be opened.
     """
-    place = Place.within(held.hold(experiment), trial, attempt)
+    place = Place.within(held_folder.hold(experiment), trial, attempt)
     if identity and place.held is not None:
-        held.refuse_another(place.held, place.attempt, identity)
+        held_folder.refuse_another(place.held, place.attempt, identity)
     return place
 
 
@@ -72,7 +74,7 @@ def run(place: Place) -> int:
     """Run the entrypoint, in this process unless it asks for another; returns the exit code."""
     try:
         assert place.experiment is not None
-        asked = config.load(place.experiment.config)
+        asked = resolved_config.load(place.experiment.config)
         standin.offer(asked.compat.determined)
         entrypoint = parse(asked.entrypoint)
         if entrypoint.kind in ("interpreter", "command"):

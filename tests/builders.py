@@ -14,9 +14,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from hpcdet.store import config, files, journal, records
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
-from hpcdet.store.record import Record
+from hpcdet.store.config import resolved_config
+from hpcdet.store.folder import records
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.fs import files, journal
+from hpcdet.store.fs.json_record import Record
 from hpcdet.units import Length
 
 EPOCH = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -56,7 +58,7 @@ class Builder:
             **overrides,
         }
         root.mkdir(parents=True)
-        self.paths.config.write_bytes(config.dump(value))
+        self.paths.config.write_bytes(resolved_config.dump(value))
         self.paths.site.write_text("schema: 1\nname: local\nscheduler: local\n")
         self.paths.code.mkdir()
         (self.paths.code / "model_def.py").write_text("class Trial: ...\n")

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcdet.search import api, codec, registry
-from hpcdet.store import chain, config
-from hpcdet.store.config import Resolved
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.config import resolved_config
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.decisions import chain
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.units import Length
 from tests import fake_rank
 
@@ -77,7 +78,7 @@ def undisturbed(paths: ExperimentPaths) -> list[dict[str, Any]]:
     """The same of a search that nobody disturbs and that hears of its trials in that order."""
     told = [line["event"] for line in chain.read(paths) if line["kind"] == "event"]
     turns = [(event["kind"], event.get("trial", 0)) for event in told]
-    return list(Calm(config.load(paths.config)).course(turns))
+    return list(Calm(resolved_config.load(paths.config)).course(turns))
 
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from pathlib import Path
 from hpcdet import checkpoint
 from hpcdet.control import daemon
 from hpcdet.errors import IntegrityError
-from hpcdet.store import journal
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.trials import MANIFEST
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import journal
+from hpcdet.store.trials.standing import MANIFEST
 from tests import disks, dose
 from tests import experiments as x
 

@@ -22,7 +22,7 @@ from hpcdet.search.api import (
 )
 from hpcdet.search.halving import NEWEST
 from hpcdet.search.registry import searcher
-from hpcdet.store.config import resolve
+from hpcdet.store.config.resolved_config import resolve
 from tests import by_definition
 from tests.by_definition import Search, Word
 

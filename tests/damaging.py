@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from hpcdet.store import journal, sealed
+from hpcdet.store.fs import journal, sealed_json
 
 Plain = Any
 
@@ -91,7 +91,7 @@ def _manifest(data: bytes, draw: random.Random) -> tuple[bytes, str]:
     text, what = changed(json.loads(data), draw)
     with contextlib.suppress(ValueError, TypeError):  # it cannot be sealed
         value = json.loads(text)
-        return sealed.text(sealed.sealed(value)), what
+        return sealed_json.text(sealed_json.sealed(value)), what
     return text, what
 
 

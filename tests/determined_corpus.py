@@ -31,10 +31,10 @@ from typing import Any
 import yaml
 
 from hpcdet import checkpoint, config
-from hpcdet.store import config as configs
-from hpcdet.store import journal
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
-from hpcdet.store.records import Claim, Trial, Verdict
+from hpcdet.store.config import resolved_config as configs
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Claim, Trial, Verdict
+from hpcdet.store.fs import journal
 
 STUBS = Path(__file__).parent / "stubs"
 PATIENCE_S = 240.0

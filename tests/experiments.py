@@ -20,11 +20,12 @@ from hpcdet.read import series
 from hpcdet.schedulers import processes
 from hpcdet.schedulers.local_state import JobFolder, JobRecord, ProcessRecord, TaskRecord
 from hpcdet.site import Site, load
-from hpcdet.store import chain, journal, packed
-from hpcdet.store.config import resolve
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Closed, End, Verdict
-from hpcdet.store.trials import standing
+from hpcdet.store.config.resolved_config import resolve
+from hpcdet.store.decisions import chain
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Closed, End, Verdict
+from hpcdet.store.fs import journal, packed
+from hpcdet.store.trials.standing import standing
 
 PATIENCE_S = 180
 

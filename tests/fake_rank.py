@@ -31,11 +31,12 @@ import sys
 import time
 from pathlib import Path
 
-from hpcdet.store import config, files, journal, sealed
-from hpcdet.store.controls import in_force
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Verdict
-from hpcdet.store.trials import latest_checkpoint
+from hpcdet.store.config import resolved_config
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Verdict
+from hpcdet.store.fs import files, journal, sealed_json
+from hpcdet.store.trials.controls import in_force
+from hpcdet.store.trials.standing import latest_checkpoint
 
 heard: list[int] = []
 
@@ -52,7 +53,7 @@ def main() -> int:
     paths = ExperimentPaths(Path(os.environ["HPCDET_EXPERIMENT"]))
     trial = paths.trial(int(os.environ["HPCDET_TRIAL"]))
     attempt = trial.attempt(int(os.environ["HPCDET_ATTEMPT"]))
-    experiment = config.load(paths.config)
+    experiment = resolved_config.load(paths.config)
     plan = experiment.data
     rank = int(os.environ["RANK"])
     files.make_folder(attempt.logs)
@@ -92,7 +93,7 @@ def main() -> int:
         files.make_folder(folder)
         meta = {"batches": step, "records": step, "epochs": 0, "kind": "resume"}
         plain = {"name": folder.name, "digest": state, "shards": [], "meta": meta}
-        manifest = sealed.text(sealed.sealed({**plain, "step": step, "state": state}))
+        manifest = sealed_json.text(sealed_json.sealed({**plain, "step": step, "state": state}))
         if files.write_once(folder / "MANIFEST.json", manifest):
             log.append("checkpoint", step=step, name=folder.name, digest=state, bytes=0, sync=True)
         return folder.name

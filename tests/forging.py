@@ -27,7 +27,7 @@ from hpcdet import checkpoint
 from hpcdet.checkpoint import loading
 from hpcdet.checkpoint.layout import gaps
 from hpcdet.errors import IntegrityError
-from hpcdet.store import files, sealed
+from hpcdet.store.fs import files, sealed_json
 from tests.trees import same
 
 MANIFEST = "MANIFEST.json"
@@ -121,7 +121,7 @@ def _text(table: Any) -> bytes:
 
 def _sealed(manifest: Any) -> bytes:
     try:
-        return sealed.text(sealed.sealed(manifest))
+        return sealed_json.text(sealed_json.sealed(manifest))
     except (ValueError, TypeError, AttributeError, RecursionError):
         return json.dumps(manifest).encode()
 

@@ -27,12 +27,13 @@ from hpcdet.schedulers.base import (
 )
 from hpcdet.search import api
 from hpcdet.site.models import Site
-from hpcdet.store import config, files, journal, sealed
-from hpcdet.store.config import Resolved
-from hpcdet.store.controls import in_force
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
-from hpcdet.store.records import Claim, End, Intent, Reason, Verdict, WorkerClaim, WorkerEnd
-from hpcdet.store.trials import MANIFEST, standing
+from hpcdet.store.config import resolved_config
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, WorkerPaths
+from hpcdet.store.folder.records import Claim, End, Intent, Reason, Verdict, WorkerClaim, WorkerEnd
+from hpcdet.store.fs import files, journal, sealed_json
+from hpcdet.store.trials.controls import in_force
+from hpcdet.store.trials.standing import MANIFEST, standing
 from hpcdet.units import Length
 
 
@@ -300,7 +301,7 @@ class World:
         """An experiment in ``root`` with a searcher, config keys and site keys of one's own."""
         paths = ExperimentPaths(root / "paper-0001")
         search = {"metric": "loss", "max_concurrent_trials": 2, **settings.pop("searcher", {})}
-        resolved = config.resolve({"name": "paper", "searcher": search, **settings})
+        resolved = resolved_config.resolve({"name": "paper", "searcher": search, **settings})
         limits = {"poll_min_s": 10, "signal_lead_s": 20, "kill_wait_s": 10}
         told = {"name": "paper", "scheduler": "local", "limits": limits, "lease_ttl_s": 100}
         files.make_folder(paths.code)
@@ -395,7 +396,7 @@ class Player:
         shard = {"file": "rank-00000-of-00001.h5", "bytes": len(data)}
         meta = {"batches": step, "kind": "kept", "metric": 0.5, "untold": [1]}
         plain = {"name": folder.name, "digest": data.decode(), "shards": [shard], "meta": meta}
-        files.replace(folder / MANIFEST, sealed.text(sealed.sealed(plain)))
+        files.replace(folder / MANIFEST, sealed_json.text(sealed_json.sealed(plain)))
         return folder
 
     def end(self, attempt: AttemptPaths, reason: Reason, **about: Any) -> None:

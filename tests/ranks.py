@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.checkpoint import content_digest
-from hpcdet.store import config, journal
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
-from hpcdet.store.records import Claim, Control, Trial, Verdict
+from hpcdet.store.config import resolved_config
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Claim, Control, Trial, Verdict
+from hpcdet.store.fs import journal
 from hpcdet.units import Length
 
 PATIENCE_S = 180.0
@@ -68,7 +69,7 @@ def experiment(
         "resources": {"slots_per_trial": ranks, "slots_per_node": ranks, "cpus_per_slot": 1},
         **changes,
     }
-    paths.config.write_bytes(config.dump(resolved))
+    paths.config.write_bytes(resolved_config.dump(resolved))
     trial = paths.trial(1)
     Trial(1, dict(hparams), seed).write_once(trial.record)
     return trial

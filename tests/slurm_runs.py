@@ -18,9 +18,9 @@ import pytest
 
 from hpcdet.control import daemon
 from hpcdet.site import Site, load
-from hpcdet.store import journal
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Claim, Closed, End, Submitted, WorkerClaim
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Claim, Closed, End, Submitted, WorkerClaim
+from hpcdet.store.fs import journal
 from tests import experiments
 from tests.cluster.slurm import SlurmCluster
 from tests.experiments import until

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from hpcdet.store import files
+from hpcdet.store.fs import files
 from tests.cluster.slurm import SlurmCluster
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 from hpcdet.jobs import launch
-from hpcdet.store import progress
-from hpcdet.store.layout import TrialPaths
-from hpcdet.store.records import NO_FAULT, Claim, Reason, Verdict
+from hpcdet.store.folder.layout import TrialPaths
+from hpcdet.store.folder.records import NO_FAULT, Claim, Reason, Verdict
+from hpcdet.store.trials import progress
 from hpcdet.worker import ends
 from tests import experiments as x
 from tests import intruders, ranks

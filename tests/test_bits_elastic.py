@@ -11,7 +11,7 @@ import pytest
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import content_digest
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.train import rng
 from hpcdet.train.order import shuffled
 from hpcdet.worker import traces

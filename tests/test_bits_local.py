@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Control
-from hpcdet.store.trials import checkpoints, latest_checkpoint
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Control
+from hpcdet.store.trials.standing import checkpoints, latest_checkpoint
 from hpcdet.train import rng
 from tests import ranks, trees
 from tests.experiments import same_bits

@@ -15,8 +15,8 @@ from blake3 import blake3
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import Sharded, content_digest, manifest
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Control, Verdict
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Control, Verdict
 from tests import ranks
 from tests.experiments import same_bits
 from tests.ranks import Result

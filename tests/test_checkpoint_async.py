@@ -32,9 +32,9 @@ from hpcdet.checkpoint import (
     wholes,
 )
 from hpcdet.errors import IntegrityError, UsageError
-from hpcdet.store import linking
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Trial
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Trial
+from hpcdet.store.trials import hard_links
 from hpcdet.train import parent, peers
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
@@ -318,19 +318,19 @@ def test_of_two_who_give_a_trial_its_checkpoint_one_does_and_no_other_counts(
     for number, source in enumerate(sources):
         checkpoint.save(source, state(number))
     target = trial.checkpoint(4, 0)
-    real = linking._same
+    real = hard_links._same
 
     def late(source: Path, there: Path) -> None:
-        monkeypatch.setattr(linking, "_same", real)
-        linking.link(sources[0], target)
+        monkeypatch.setattr(hard_links, "_same", real)
+        hard_links.link(sources[0], target)
         real(source, there)
 
-    monkeypatch.setattr(linking, "_same", late)
+    monkeypatch.setattr(hard_links, "_same", late)
     with pytest.raises(UsageError, match="exists"):
-        linking.link(sources[1], target)
+        hard_links.link(sources[1], target)
     assert is_whole(checkpoint.load(target)) == 0
-    linking.link(sources[2], trial.checkpoint(9, 0))
-    (trial.checkpoints / f"{linking.DRAFT}00000009.g0-cut-off").mkdir()
+    hard_links.link(sources[2], trial.checkpoint(9, 0))
+    (trial.checkpoints / f"{hard_links.DRAFT}00000009.g0-cut-off").mkdir()
     checkpoint.save(trial.checkpoint(6, 1), state(6))
     place = Place(trial, trial.attempt(1), ExperimentPaths(tmp_path / "EXP"))
     heir = Trial(2, {}, 1, parent="1", origin={"name": target.name})

@@ -18,7 +18,7 @@ from hpcdet import checkpoint
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint import reader
 from hpcdet.errors import IntegrityError, Unrecoverable
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from tests.trees import ranks
 
 STATE = {"model": {"w": torch.arange(2000.0), "b": torch.ones(3).bfloat16()}, "note": b"xyz"}

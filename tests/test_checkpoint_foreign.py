@@ -28,7 +28,7 @@ from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint.tree import Leaf
 from hpcdet.cli import reading
 from hpcdet.errors import IntegrityError, NotFound, UsageError
-from hpcdet.store import files
+from hpcdet.store.fs import files
 from tests.builders import Builder
 from tests.commands import Cli
 from tests.trees import TORCH_TYPES, same, tensor

@@ -18,7 +18,7 @@ import torch
 from hpcdet import checkpoint
 from hpcdet.checkpoint import loading
 from hpcdet.errors import IntegrityError, UsageError
-from hpcdet.store import linking
+from hpcdet.store.trials import hard_links
 from tests.forging import Forgery
 
 FORGERIES = int(os.environ.get("HPCDET_FUZZ", "300"))
@@ -187,7 +187,7 @@ def test_no_name_leads_out_of_the_folder(sound: Path) -> None:
     forgery.write(forged)
     shutil.copy(sound / FILE, sound.parent / "elsewhere.h5")
     with pytest.raises((IntegrityError, UsageError), match="outside of its folder"):
-        linking.link(forged, sound.parent / "copy" / "00000002.g1")
+        hard_links.link(forged, sound.parent / "copy" / "00000002.g1")
     assert not (sound.parent / "copy").exists()
 
 

@@ -22,10 +22,10 @@ from hpcdet import checkpoint
 from hpcdet.checkpoint import CheckpointFailed
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint.retention import Candidate, Policy, keep
-from hpcdet.store import records
-from hpcdet.store.config import resolve
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Best, Claim, Closed, Control, End
+from hpcdet.store.config.resolved_config import resolve
+from hpcdet.store.folder import records
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Best, Claim, Closed, Control, End
 from hpcdet.train.clock import Deadline
 from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place

@@ -22,10 +22,11 @@ from hpcdet.checkpoint import Policy, safekeeping
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.errors import ConfigError, IntegrityError, Unavailable
 from hpcdet.read import find, views
-from hpcdet.store import files, journal, scratch
-from hpcdet.store.config import Resolved
-from hpcdet.store.layout import SCRATCH_MARK, ExperimentPaths, TrialPaths
-from hpcdet.store.trials import latest_checkpoint
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder import scratch
+from hpcdet.store.folder.layout import SCRATCH_MARK, ExperimentPaths, TrialPaths
+from hpcdet.store.fs import files, journal
+from hpcdet.store.trials.standing import latest_checkpoint
 from hpcdet.train.background import Background
 from hpcdet.train.clock import Deadline
 from hpcdet.train.peers import Peers

@@ -21,9 +21,11 @@ from hpcdet.checkpoint import CheckpointFailed, safekeeping, shard
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.errors import ConfigError
 from hpcdet.read import views
-from hpcdet.store import config, journal, progress, staged
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Claim
+from hpcdet.store.config import resolved_config
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Claim
+from hpcdet.store.fs import journal
+from hpcdet.store.trials import progress, staged
 from hpcdet.train.clock import Deadline
 from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place
@@ -51,7 +53,7 @@ def paths_of(trial: TrialPaths) -> ExperimentPaths:
 def node(trial: TrialPaths) -> Path:
     """The folder of a trial's checkpoints on the node."""
     paths = paths_of(trial)
-    where = config.load(paths.config).checkpoint_storage.local_staging
+    where = resolved_config.load(paths.config).checkpoint_storage.local_staging
     assert where is not None
     return staged.folder(where, paths, trial.number)
 
@@ -61,7 +63,9 @@ def keeper(trial: TrialPaths, attempt: int = 1) -> Keeper:
     place = Place(paths.trial(1), paths.trial(1).attempt(attempt), paths)
     Claim(f"0001-0000.{attempt}", "here").write_once(place.attempt.claim)
     tracker = Tracker(place.attempt.journal)
-    return Keeper(place, Peers(Ranks()), config.load(paths.config), tracker, Deadline(None))
+    return Keeper(
+        place, Peers(Ranks()), resolved_config.load(paths.config), tracker, Deadline(None)
+    )
 
 
 def state(step: int) -> dict[str, Any]:
@@ -236,7 +240,7 @@ import torch
 torch.set_num_threads(1)
 from hpcdet import checkpoint
 from hpcdet.checkpoint import staging
-from hpcdet.store.layout import TrialPaths
+from hpcdet.store.folder.layout import TrialPaths
 from tests.test_checkpoint_faults import is_whole, killed_after, state
 trial, node = TrialPaths(Path(sys.argv[1]), 1), Path(sys.argv[2])
 checkpoint.save(trial.checkpoint(1, 1), state(1))
@@ -271,7 +275,7 @@ def test_the_worker_copies_what_the_ranks_had_no_time_for(
     tmp_path: Path, held: threading.Event
 ) -> None:
     trial = experiment(tmp_path)
-    resolved = config.load(paths_of(trial).config)
+    resolved = resolved_config.load(paths_of(trial).config)
     attempt = trial.attempt(1)
     attempt.logs.mkdir(parents=True)
     held.clear()
@@ -298,7 +302,7 @@ def test_what_was_copied_without_a_word_is_progress_and_said_afterwards(tmp_path
     attempt.journal.write_bytes(told)  # its rank died between the copy and the word
     assert progress.of(attempt).progressed
     for _ in range(2):
-        resolved = config.load(paths_of(trial).config)
+        resolved = resolved_config.load(paths_of(trial).config)
         after.drain(paths_of(trial), resolved, attempt, lambda: GENEROUS_S)
         assert kinds(trial) == [(staged.STAGED, 3), ("checkpoint", 3)]
 

@@ -30,10 +30,10 @@ from hpcdet.errors import (
     UsageError,
 )
 from hpcdet.read import changes
-from hpcdet.store.budget import Charge
-from hpcdet.store.charges import Book
-from hpcdet.store.records import Claim, End, WorkerEnd
-from hpcdet.store.trials import MANIFEST
+from hpcdet.store.cost.budget import Charge
+from hpcdet.store.cost.charges import Book
+from hpcdet.store.folder.records import Claim, End, WorkerEnd
+from hpcdet.store.trials.standing import MANIFEST
 from tests.builders import Builder, put, sweep
 from tests.commands import Cli
 

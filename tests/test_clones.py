@@ -19,10 +19,11 @@ from hpcdet.errors import ConfigError
 from hpcdet.read import lineage
 from hpcdet.read.gather import Gathered, GatheredTrial
 from hpcdet.search import api
-from hpcdet.store import chain, linking, parents
-from hpcdet.store.config import resolve
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
-from hpcdet.store.records import Trial
+from hpcdet.store.config.resolved_config import resolve
+from hpcdet.store.decisions import chain
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Trial
+from hpcdet.store.trials import hard_links, parents
 from hpcdet.train import inheriting, joining
 from hpcdet.units import Length
 from tests.alone import as_script, checkpoints, train  # noqa: F401
@@ -221,8 +222,8 @@ def test_a_child_that_is_canceled_waits_no_longer_for_its_parent(
 ) -> None:
     world, holder, _, [saved] = trained(tmp_path, Heir(), [40])
     read: list[Path] = []
-    manifest = linking.manifest
-    monkeypatch.setattr(linking, "manifest", lambda at: read.append(at) or manifest(at))
+    manifest = hard_links.manifest
+    monkeypatch.setattr(hard_links, "manifest", lambda at: read.append(at) or manifest(at))
     for _ in range(3):
         later(world, holder)
     child = world.paths.trial(2)
@@ -239,7 +240,7 @@ def test_a_checkpoint_that_vanishes_while_it_is_linked_leaves_the_one_before_it(
 ) -> None:
     """Removed by retention, here or by another client of NFS; and once there is none left."""
     world, holder, attempt, saved = trained(tmp_path, Heir(), [20, 40, 50])
-    same, seen = linking._same, list[Path]()
+    same, seen = hard_links._same, list[Path]()
 
     def vanishing(source: Path, target: Path) -> None:
         seen.append(source.parent)
@@ -250,7 +251,7 @@ def test_a_checkpoint_that_vanishes_while_it_is_linked_leaves_the_one_before_it(
             shutil.rmtree(saved[0])
         same(source, target)
 
-    monkeypatch.setattr(linking, "_same", vanishing)
+    monkeypatch.setattr(hard_links, "_same", vanishing)
     later(world, holder, 1)
     world.play().end(attempt, "stopped")
     child = world.paths.trial(2)
@@ -293,7 +294,7 @@ def test_an_heir_that_cannot_be_linked_keeps_nothing_from_the_others(
         raise OSError(errno.EIO, "Input/output error", str(source))
 
     with monkeypatch.context() as patch:
-        patch.setattr(linking, "_same", failing)
+        patch.setattr(hard_links, "_same", failing)
         for _ in range(2):
             turn = later(world, holder, 1)
             assert turn.state == "PAUSED" and stops() == ["run", "stop"]
@@ -317,7 +318,7 @@ def test_a_user_may_cancel_a_trial_whose_heir_cannot_be_linked(
     def failing(source: Path, _: Path) -> None:
         raise OSError(errno.EIO, "Input/output error", str(source))
 
-    monkeypatch.setattr(linking, "_same", failing)
+    monkeypatch.setattr(hard_links, "_same", failing)
     assert later(world, holder, 1).state == "PAUSED" and control(world, 1).action == "run"
     commands.ask(world.paths, "cancel", 1)
     later(world, holder, 1)

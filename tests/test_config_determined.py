@@ -12,7 +12,7 @@ from hpcdet import config
 from hpcdet.config import foreign, methods, problems
 from hpcdet.config.models import Searcher
 from hpcdet.errors import ConfigError
-from hpcdet.store import overrides
+from hpcdet.store.config import overrides
 from hpcdet.units import Length
 
 TUTORIAL = """\

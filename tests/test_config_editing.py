@@ -9,7 +9,7 @@ import pytest
 
 from hpcdet import config
 from hpcdet.errors import ConfigError, UsageError
-from hpcdet.store import yaml12
+from hpcdet.store.fs import yaml12
 from tests.commands import Cli
 
 TEXT = """\

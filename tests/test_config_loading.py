@@ -17,8 +17,8 @@ from hpcdet import config
 from hpcdet.config import foreign, loading, problems
 from hpcdet.config.models import Config
 from hpcdet.errors import ConfigError, UsageError
-from hpcdet.store import config as stored
-from hpcdet.store import secrets
+from hpcdet.store.config import data_secrets
+from hpcdet.store.config import resolved_config as stored
 from hpcdet.units import Length
 
 MINIMAL = "entrypoint: python3 train.py\n"
@@ -381,16 +381,16 @@ def test_references_become_secrets_on_the_node(
         "secrets": {"a": {"stored": "a"}, "b": {"env": "T"}, "c": {"file": str(password)}},
     }
     with pytest.raises(ConfigError, match="variable T is not set"):
-        secrets.resolve(data, literals)
+        data_secrets.resolve(data, literals)
     monkeypatch.setenv("T", "two")
-    assert secrets.resolve(data, literals) == {
+    assert data_secrets.resolve(data, literals) == {
         "x": 1,
         "secrets": {"a": "one", "b": "two", "c": "three"},
     }
     password.chmod(0o640)
     with pytest.raises(ConfigError, match="others may read"):
-        secrets.resolve(data, literals)
-    assert secrets.resolve({"x": 1}, literals) == {"x": 1}
+        data_secrets.resolve(data, literals)
+    assert data_secrets.resolve({"x": 1}, literals) == {"x": 1}
 
 
 KEYS = [

@@ -17,10 +17,11 @@ from hpcdet.control.holder import Holder
 from hpcdet.control.replay import Replay
 from hpcdet.schedulers.base import TaskState
 from hpcdet.search import api
-from hpcdet.store import chain, linking
-from hpcdet.store.controls import in_force
-from hpcdet.store.records import Closed, Submitted, Trial
-from hpcdet.store.trials import checkpoints
+from hpcdet.store.decisions import chain
+from hpcdet.store.folder.records import Closed, Submitted, Trial
+from hpcdet.store.trials import hard_links
+from hpcdet.store.trials.controls import in_force
+from hpcdet.store.trials.standing import checkpoints
 from tests.paper import Heir, Promotion, Waves, World
 
 EFFECTS = ("link", "replace", "write", "fsync", "mkdir")
@@ -245,7 +246,7 @@ class Inherited(Life):
         heir = self.world.paths.trial(2)
         record = Trial.read(heir.record)
         assert record is not None
-        made = linking.manifest(heir.checkpoint(50, 0))
+        made = hard_links.manifest(heir.checkpoint(50, 0))
         clones = [line for line in chain.read(self.world.paths) if line["kind"] == "clone"]
         return {
             **super().outcome(),

@@ -19,9 +19,10 @@ from hpcdet.jobs import create
 from hpcdet.read import states
 from hpcdet.read.gather import gather
 from hpcdet.site import loading
-from hpcdet.store import files, lease
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Closed
+from hpcdet.store.decisions import lease
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Closed
+from hpcdet.store.fs import files
 from tests.experiments import Plain, config, daemon_pids, local_jobs, local_site, strike, until
 
 

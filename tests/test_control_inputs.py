@@ -15,11 +15,13 @@ from hpcdet.control.holder import Holder
 from hpcdet.read import views
 from hpcdet.search import api, codec, registry
 from hpcdet.search.program import Program
-from hpcdet.store import chain, config, files, journal, packed
-from hpcdet.store.chain import Chain
-from hpcdet.store.layout import AttemptPaths
-from hpcdet.store.lease import Lease
-from hpcdet.store.records import Closed, Verdict
+from hpcdet.store.config import resolved_config
+from hpcdet.store.decisions import chain
+from hpcdet.store.decisions.chain import Chain
+from hpcdet.store.decisions.lease import Lease
+from hpcdet.store.folder.layout import AttemptPaths
+from hpcdet.store.folder.records import Closed, Verdict
+from hpcdet.store.fs import files, journal, packed
 from tests.paper import Player, Waves, World
 
 HALVING = {"name": "async_halving", "max_length": {"batches": 9}, "divisor": 3, "num_rungs": 2}
@@ -31,7 +33,7 @@ def search(root: Path, told: Path | None = None, **searcher: Any) -> World:
     hook = {"notify": {"command": f'echo "$HPCDET_EVENT" >> {told}', "on": ["stuck", "end"]}}
     settings = hook if told else {}
     world = World.make(root, searcher=asked, hyperparameters={"rate": {"vals": [1, 2]}}, **settings)
-    files.write_once(world.paths.config, config.dump(world.resolved.raw))
+    files.write_once(world.paths.config, resolved_config.dump(world.resolved.raw))
     world.method = registry.searcher(world.resolved, world.paths.root)
     return world
 

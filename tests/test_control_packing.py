@@ -20,10 +20,11 @@ from hpcdet.control.controller import advance
 from hpcdet.control.packing import QUIET_S, pack
 from hpcdet.jobs.launch import Allocation
 from hpcdet.read import find, gather, index, logs, series, views
-from hpcdet.store import files, journal, packed, trials
-from hpcdet.store.controls import in_force
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Claim, End, Verdict
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Claim, End, Verdict
+from hpcdet.store.fs import files, journal, packed
+from hpcdet.store.trials import standing
+from hpcdet.store.trials.controls import in_force
 from hpcdet.units import Length
 from hpcdet.worker import claims
 from tests.builders import sweep
@@ -42,7 +43,7 @@ def told(paths: ExperimentPaths) -> dict[str, Any]:
         for source in logs.sources(paths, launcher=True)
     ]
     return {
-        "standings": [trials.standing(trial) for trial in paths.trials()],
+        "standings": [standing.standing(trial) for trial in paths.trials()],
         "controls": [in_force(trial) for trial in paths.trials()],
         "status": views.status(gathered)["trials"],
         "attempts": [{**row, "log": ""} for row in views.attempts(gathered)],
@@ -265,7 +266,7 @@ def test_files_that_change_meanwhile_and_open_attempts_are_left_alone(
     End("lost").write_once(third.end)
     assert pack(trial, free) == "packed"
     assert os.listdir(trial.root / "attempts") == ["4"]
-    assert trials.standing(trial).next_attempt == 4
+    assert standing.standing(trial).next_attempt == 4
 
 
 def test_a_packed_trial_is_retried_and_packed_again(tmp_path: Path) -> None:
@@ -292,12 +293,12 @@ def test_a_packed_trial_is_retried_and_packed_again(tmp_path: Path) -> None:
     while not tidy(trial):
         assert advance(world.paths, holder).held or world.clock.now < 9999
         world.clock.now += 50
-    assert trials.standing(trial).state == "failed"
+    assert standing.standing(trial).state == "failed"
     assert "attempts" in entries(world.paths.trial(2))  # it runs
 
     commands.ask(world.paths, "retry", 1)
     assert advance(world.paths, holder).held
-    assert trials.standing(trial).state == "runnable"
+    assert standing.standing(trial).state == "runnable"
     again = play.claim(one, 1)
     assert again.number == 2
     play.finish(again)
@@ -306,7 +307,7 @@ def test_a_packed_trial_is_retried_and_packed_again(tmp_path: Path) -> None:
         advance(world.paths, holder)
     assert world.paths.closed.exists()
     assert entries(trial) == {"trial.json", "history-1.zip", "history-2.zip"}
-    assert tidy(world.paths.trial(2)) and trials.standing(trial).attempts == 2
+    assert tidy(world.paths.trial(2)) and standing.standing(trial).attempts == 2
     ends = [End.read(attempt.end) for attempt in trial.attempts()]
     assert [end and end.reason for end in ends] == ["user_error", "completed"]
     said = Verdict.read(trial_two.verdict)
@@ -336,7 +337,7 @@ def test_an_archive_is_opened_once_for_all_its_records(
 
     monkeypatch.setattr(zipfile.ZipFile, "__init__", count)
     for _ in range(3):
-        assert [trials.standing(trial).attempts for trial in paths.trials()] == [2, 1, 2]
+        assert [standing.standing(trial).attempts for trial in paths.trials()] == [2, 1, 2]
     assert len(opened) == 3
     views.status(paths)
     assert len(opened) == 3 + 5  # and each attempt's journal
@@ -355,8 +356,8 @@ def test_nobody_begins_a_trial_again_whose_archive_is_damaged(tmp_path: Path) ->
 
     for damage in (b"what is this", whole[: len(whole) // 2], spoilt(b"attempts/1/claim.json")):
         archive.write_bytes(damage)
-        assert trials.standing(paths.trial(1)).state == "paused"
-        assert json.dumps(views.status(paths)) and trials.standing(paths.trial(2)).state == "done"
+        assert standing.standing(paths.trial(1)).state == "paused"
+        assert json.dumps(views.status(paths)) and standing.standing(paths.trial(2)).state == "done"
     archive.write_bytes(spoilt(b"attempts/2/journal.jsonl"))
     assert journal.read(paths.trial(1).attempt(2).journal) == []
-    assert trials.standing(paths.trial(1)).state == "done"
+    assert standing.standing(paths.trial(1)).state == "done"

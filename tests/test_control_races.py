@@ -20,10 +20,10 @@ from hpcdet.control.facts import Facts
 from hpcdet.control.holder import Holder
 from hpcdet.errors import UsageError
 from hpcdet.schedulers.base import TaskState
-from hpcdet.store import chain, packed, trials
-from hpcdet.store.layout import ExperimentPaths, WorkerPaths
-from hpcdet.store.lease import Lease
-from hpcdet.store.records import (
+from hpcdet.store.decisions import chain
+from hpcdet.store.decisions.lease import Lease
+from hpcdet.store.folder.layout import ExperimentPaths, WorkerPaths
+from hpcdet.store.folder.records import (
     Claim,
     Closed,
     Command,
@@ -33,7 +33,9 @@ from hpcdet.store.records import (
     Submitted,
     WorkerEnd,
 )
-from hpcdet.store.trials import standing
+from hpcdet.store.fs import packed
+from hpcdet.store.trials import standing as trials
+from hpcdet.store.trials.standing import standing
 from tests.experiments import until
 from tests.paper import Waves, World
 

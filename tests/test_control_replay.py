@@ -30,9 +30,10 @@ from hpcdet.search.api import (
     State,
     Stop,
 )
-from hpcdet.store import chain, config, snapshots
-from hpcdet.store.chain import Chain, Point
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.config import resolved_config
+from hpcdet.store.decisions import chain, snapshots
+from hpcdet.store.decisions.chain import Chain, Point
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.units import Length
 from tests.commands import Cli
 from tests.paper import Promotion, World
@@ -182,11 +183,11 @@ def test_the_first_decision_that_would_be_another_is_told(tmp_path: Path) -> Non
 def test_a_search_goes_on_by_the_rules_of_the_version_that_began_it() -> None:
     """Recorded by version 4: trial 2 was stopped and had trained to its end, and is continued."""
     raw, *lines = map(json.loads, RULE_4.read_text().splitlines())
-    again = Replay(registry.searcher(config.resolve(raw)), {})
+    again = Replay(registry.searcher(resolved_config.resolve(raw)), {})
     assert len(list(again.run(lines))) == len(lines) and not again.failed
     assert (again.decisions, again.difference) == (13, None)
     raw["searcher"]["rule_version"] = 5
-    newer = Replay(registry.searcher(config.resolve(raw)), {})
+    newer = Replay(registry.searcher(resolved_config.resolve(raw)), {})
     list(newer.run(lines))
     assert newer.difference is not None and newer.difference.recorded is not None
     assert newer.difference.recorded["kind"] == "continue" and newer.difference.wanted is None
@@ -221,7 +222,7 @@ def test_what_searchers_decided_before_they_asked_folds_into_what_it_was(
     """Nobody was asked where nobody shows a number: that is new, and all else as recorded."""
     search = {"name": name, "metric": "loss", "max_length": {"batches": 9}, **asked}
     search |= {"max_trials": 9, "max_concurrent_trials": 3}
-    decided = Decided(registry.searcher(config.resolve({"searcher": search})))
+    decided = Decided(registry.searcher(resolved_config.resolve({"searcher": search})))
     told = zip([Start(), *events], [[1, 2, 3], *recorded], strict=True)
     for event, actions in told:
         decided.take({"kind": "event", "event": codec.encode_event(event)})
@@ -294,7 +295,7 @@ def test_the_command_says_whether_all_is_decided_again(cli: Cli) -> None:
     space = {"rate": {"type": "double", "minval": 0.0, "maxval": 1.0}}
     world = World.make(cli.root, searcher=search, hyperparameters=space)
     world.method = registry.searcher(world.resolved)
-    world.paths.config.write_bytes(config.dump(world.resolved.raw))
+    world.paths.config.write_bytes(resolved_config.dump(world.resolved.raw))
     holder = world.holder()
     advance(world.paths, holder)
     holder.close()
@@ -306,7 +307,7 @@ def test_the_command_says_whether_all_is_decided_again(cli: Cli) -> None:
     ]
     assert cli("-q", "searcher", "replay", world.paths.id).out.split() == ["2", "3", "4"]
     other = {**world.resolved.raw, "reproducibility": {"experiment_seed": 8}}
-    world.paths.config.write_bytes(config.dump(other))
+    world.paths.config.write_bytes(resolved_config.dump(other))
     said = cli("searcher", "replay", "--verify", world.paths.id, code=1)
     assert 'after {"kind": "start"}: recorded is {"kind": "create", "trial": 1' in said.err
     assert holder.begin()

@@ -13,8 +13,8 @@ from hpcdet.control.holder import Holder
 from hpcdet.read import gather, states
 from hpcdet.schedulers import slurm_text, slurm_waits
 from hpcdet.schedulers.base import TaskState
-from hpcdet.store import lease
-from hpcdet.store.records import Intent, WorkerEnd
+from hpcdet.store.decisions import lease
+from hpcdet.store.folder.records import Intent, WorkerEnd
 from tests.paper import PaperScheduler, Waves, World
 
 HELD = "launch failed requeued held"

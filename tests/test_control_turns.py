@@ -20,10 +20,12 @@ from hpcdet.control.sight import Sight
 from hpcdet.errors import UsageError
 from hpcdet.schedulers.base import Capabilities, Refusal, Submission, TaskState
 from hpcdet.search import api, registry
-from hpcdet.store import chain, config, files, journal, lease, limits, packed
-from hpcdet.store.controls import in_force
-from hpcdet.store.layout import AttemptPaths, WorkerPaths
-from hpcdet.store.records import (
+from hpcdet.store.config import resolved_config
+from hpcdet.store.cost import limits
+from hpcdet.store.cost.spending import epoch
+from hpcdet.store.decisions import chain, lease
+from hpcdet.store.folder.layout import AttemptPaths, WorkerPaths
+from hpcdet.store.folder.records import (
     Best,
     Claim,
     Closed,
@@ -36,8 +38,9 @@ from hpcdet.store.records import (
     Verdict,
     WorkerEnd,
 )
-from hpcdet.store.spending import epoch
-from hpcdet.store.trials import standing
+from hpcdet.store.fs import files, journal, packed
+from hpcdet.store.trials.controls import in_force
+from hpcdet.store.trials.standing import standing
 from hpcdet.units import Length
 from tests.builders import Builder, at
 from tests.paper import Player, Promotion, Waves, World
@@ -162,7 +165,7 @@ def test_who_has_just_written_is_looked_at_only_if_there_was_word_of_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built, now, looks, heard = Builder(tmp_path / "digits-7f3a"), [0.0], list[str](), list[int]()
-    trial, facts = built.trial(), Facts(built.paths, config.resolve({}))
+    trial, facts = built.trial(), Facts(built.paths, resolved_config.resolve({}))
     view = Sight(built.paths, lambda: now[0], facts.grows)
     real = sights.looks
     monkeypatch.setattr(sights, "looks", lambda names: looks.extend(names) or real(names))
@@ -235,7 +238,7 @@ def test_a_report_says_what_its_trial_has_cost_so_far(tmp_path: Path) -> None:
         built.clock += 1000  # in the queue
     begun = [epoch(claim.at) for n in (1, 2) if (claim := Claim.read(trial.paths.attempt(n).claim))]
     first, end, _, second, _ = (epoch(at(seconds)) for seconds in clock)
-    two_slots = config.resolve({"resources": {"slots_per_trial": 2}})
+    two_slots = resolved_config.resolve({"resources": {"slots_per_trial": 2}})
     facts = Facts(built.paths, two_slots)
     said = {r.length.value: r.seconds for r in facts.reports(trial.paths, "batches", -1)}
     assert said == {
@@ -247,7 +250,7 @@ def test_a_report_says_what_its_trial_has_cost_so_far(tmp_path: Path) -> None:
 def test_a_validation_is_heard_when_all_of_it_is_known(tmp_path: Path) -> None:
     built = Builder(tmp_path / "digits-7f3a")
     trial = built.trial()
-    attempt, facts = trial.attempt(), Facts(built.paths, config.resolve({}))
+    attempt, facts = trial.attempt(), Facts(built.paths, resolved_config.resolve({}))
     told = [-1]
 
     def heard(running: int = 1) -> list[tuple[int, dict[str, Any]]]:
@@ -308,7 +311,7 @@ def test_the_best_of_all_trials_is_known_to_all(tmp_path: Path) -> None:
 def test_journals_are_read_near_the_times_at_which_reports_are_expected(tmp_path: Path) -> None:
     attempt = Builder(tmp_path / "digits-7f3a").trial().attempt()
     trial, now, read = attempt.trial, 0.0, []
-    facts = Facts(attempt.experiment.paths, config.resolve({}), lambda: now)
+    facts = Facts(attempt.experiment.paths, resolved_config.resolve({}), lambda: now)
 
     def heard(running: int = 1) -> list[int]:
         [reader] = facts._readers.values() or [None]

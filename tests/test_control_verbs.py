@@ -21,11 +21,13 @@ from hpcdet.jobs.launch import Allocation
 from hpcdet.read import gather
 from hpcdet.schedulers.base import TaskState
 from hpcdet.search import api, codec, registry
-from hpcdet.store import chain, config, files, overrides
-from hpcdet.store.controls import in_force
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Closed, Command, Control, Intent, Trial
-from hpcdet.store.trials import checkpoints, latest_checkpoint, standing
+from hpcdet.store.config import overrides, resolved_config
+from hpcdet.store.decisions import chain
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Closed, Command, Control, Intent, Trial
+from hpcdet.store.fs import files
+from hpcdet.store.trials.controls import in_force
+from hpcdet.store.trials.standing import checkpoints, latest_checkpoint, standing
 from hpcdet.train.clock import Deadline
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
@@ -55,7 +57,7 @@ def later(world: World, holder: Any, times: int = 3) -> None:
 
 def test_changes_reach_what_is_submitted_later_and_outlive_every_holder(tmp_path: Path) -> None:
     world = World.make(tmp_path, Waves(count=1, width=1))
-    files.write_once(world.paths.config, config.dump(world.resolved.raw))
+    files.write_once(world.paths.config, resolved_config.dump(world.resolved.raw))
     first = world.holder()
     advance(world.paths, first)
     worker = world.play().start("1")
@@ -96,12 +98,12 @@ def test_what_would_change_the_result_or_is_no_value_is_refused(assignment: str,
 
 
 def test_changes_that_do_not_go_with_the_rest_are_refused() -> None:
-    resolved = config.resolve({"entrypoint": "x", "worker": {"lanes": 2}})
+    resolved = resolved_config.resolve({"entrypoint": "x", "worker": {"lanes": 2}})
     changing.fits(overrides.lay(resolved, {"resources.cpus_per_slot": 2}))
     with pytest.raises(ConfigError, match="no use for several lanes"):
         changing.fits(overrides.lay(resolved, {"worker.mode": "per_trial"}))
     exact = {"elastic": "exact", "virtual_ranks": 2}
-    resolved = config.resolve({"entrypoint": "x", "reproducibility": exact})
+    resolved = resolved_config.resolve({"entrypoint": "x", "reproducibility": exact})
     changing.fits(overrides.lay(resolved, {"resources.slots_per_trial": 2}))
     with pytest.raises(ConfigError, match="4 slots cannot share 2 virtual ranks"):
         changing.fits(overrides.lay(resolved, {"resources.slots_per_trial": 4}))
@@ -112,8 +114,8 @@ def test_other_numbers_of_slots_are_spread_and_paid_for_as_they_were_submitted(
 ) -> None:
     need = {"slots_per_trial": 4, "nodes": 2, "slots_per_node": 2}
     paths = ExperimentPaths(tmp_path)
-    paths.config.write_bytes(config.dump({"resources": need}))
-    now = overrides.lay(config.load(paths.config), {"resources.slots_per_trial": 2})
+    paths.config.write_bytes(resolved_config.dump({"resources": need}))
+    now = overrides.lay(resolved_config.load(paths.config), {"resources.slots_per_trial": 2})
     assert (now.resources.slots_per_node, now.raw["resources"]["slots_per_node"]) == (1, 1)
     fewer = {"resources.slots_per_trial": 2, "resources.nodes": 1}
     assert overrides.lay(now, fewer).resources.slots_per_node == 2
@@ -127,8 +129,8 @@ def test_other_numbers_of_slots_are_spread_and_paid_for_as_they_were_submitted(
 def test_a_trial_that_takes_what_there_is_pays_for_what_it_got(tmp_path: Path) -> None:
     need = {"slots_per_trial": 6, "nodes": 3, "slots_per_node": 2, "min_slots_per_trial": 4}
     paths = ExperimentPaths(tmp_path)
-    paths.config.write_bytes(config.dump({"resources": need}))
-    resolved = config.load(paths.config)
+    paths.config.write_bytes(resolved_config.dump({"resources": need}))
+    resolved = resolved_config.load(paths.config)
     Intent(1, "name", "tag", 1, 1, 1).write_once(paths.intent(1))
     slots = overrides.Slots(paths, resolved)
     assert [slots.of("0001-0000.0", ["n"] * nodes) for nodes in (2, 3)] == [4, 6]
@@ -139,7 +141,7 @@ def test_a_trial_that_takes_what_there_is_pays_for_what_it_got(tmp_path: Path) -
 
 def test_every_key_that_may_change_exists_and_is_the_same_for_reader_and_writer() -> None:
     for key in (*overrides.AT_ONCE, *overrides.LATER):
-        changed = overrides.lay(config.Resolved(), {key: "new"})
+        changed = overrides.lay(resolved_config.Resolved(), {key: "new"})
         value: Any = changed
         for part in key.split("."):
             value = getattr(value, part)
@@ -374,7 +376,7 @@ def test_a_search_that_reached_its_target_says_so_and_goes_on_when_more_is_asked
     target = {"stopping": {"target": {"value": 0.2}}, "stopping_version": 2}
     world = World.make(tmp_path, searcher={**asked, **target, "max_concurrent_trials": 1})
     world.method = registry.searcher(world.resolved)
-    files.write_once(world.paths.config, config.dump(world.resolved.raw))
+    files.write_once(world.paths.config, resolved_config.dump(world.resolved.raw))
     play, holder = world.play(), world.holder()
     advance(world.paths, holder)
     [worker] = play.start_all()
@@ -411,7 +413,7 @@ def test_a_search_made_longer_again_and_again_is_compared_at_each_of_its_lengths
     asked = {"name": "async_halving", "max_length": {"batches": 9}, "divisor": 3, "max_trials": 4}
     world = World.make(tmp_path, searcher={**asked, "num_rungs": 2})
     world.method = registry.searcher(world.resolved)
-    files.write_once(world.paths.config, config.dump(world.resolved.raw))
+    files.write_once(world.paths.config, resolved_config.dump(world.resolved.raw))
     advance(world.paths, holder := world.holder())
     for length in (27, 18, 81):
         commands.ask(world.paths, "set", **{"searcher.max_length": {"batches": length}})

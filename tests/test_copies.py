@@ -12,8 +12,8 @@ import pytest
 
 from hpcdet.control import daemon
 from hpcdet.errors import UsageError
-from hpcdet.store import home, scratch
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder import home, scratch
+from hpcdet.store.folder.layout import ExperimentPaths
 from tests import experiments as x
 from tests.builders import Builder
 from tests.commands import Cli

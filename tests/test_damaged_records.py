@@ -16,10 +16,13 @@ import pytest
 from hpcdet.control.presence import Daemon
 from hpcdet.control.searcher_job import Stopped
 from hpcdet.errors import IntegrityError
-from hpcdet.store import charges, history, journal, records
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.record import Record
-from hpcdet.store.snapshots import Point, Snapshot, write
+from hpcdet.store.cost import charges
+from hpcdet.store.decisions.snapshots import Point, Snapshot, write
+from hpcdet.store.folder import records
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import journal
+from hpcdet.store.fs.json_record import Record
+from hpcdet.store.trials import history
 from hpcdet.units import Length
 from tests import experiments as x
 from tests.builders import at, put

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcdet import checkpoint
-from hpcdet.store.layout import TrialPaths
+from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.train import standin
 from tests import ranks
 

@@ -16,9 +16,9 @@ import pytest
 
 from hpcdet import config
 from hpcdet.errors import ConfigError
-from hpcdet.store import config as resolved
-from hpcdet.store import files
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.config import resolved_config as resolved
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import files
 from hpcdet.train.entrypoint import parse
 from tests import dose
 

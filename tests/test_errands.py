@@ -19,9 +19,9 @@ from hpcdet.jobs import errand
 from hpcdet.schedulers.base import Submission
 from hpcdet.schedulers.local import LocalScheduler
 from hpcdet.schedulers.local_state import JobFolder
-from hpcdet.store import config
-from hpcdet.store.config import Environment, Resolved
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.config import resolved_config
+from hpcdet.store.config.resolved_config import Environment, Resolved
+from hpcdet.store.folder.layout import ExperimentPaths
 from tests import experiments as x
 from tests.commands import Cli
 from tests.slurm_runs import Lab, hpcdet
@@ -64,7 +64,7 @@ def test_a_command_has_the_variables_of_its_device(
     model = x.write_model(tmp_path / "model")
     (model / "model_def.py").write_text(f"{script}\nraise SystemExit(3)")
     values = x.config() | {"environment": dataclasses.asdict(wanted)}
-    (model / "config.yaml").write_bytes(config.dump(values))
+    (model / "config.yaml").write_bytes(resolved_config.dump(values))
     said = cli("test", model / "config.yaml", "--site", "local", code=4).err
     assert f"it is {kept}" in said
 
@@ -101,7 +101,7 @@ def test_the_code_is_tried_on_a_node(
 ) -> None:
     model = x.write_model(tmp_path / "model")
     file = model / "config.yaml"
-    file.write_bytes(config.dump(x.config(batches=20, ranks=4)))
+    file.write_bytes(resolved_config.dump(x.config(batches=20, ranks=4)))
     words = ("test", file, "--site", "local", "--node")
     said = cli(*words).err
     assert "it ran on" in said and "one batch trained" in said

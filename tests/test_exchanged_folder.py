@@ -25,9 +25,9 @@ from hpcdet.control.holder import Hands
 from hpcdet.errors import ConfigError, IntegrityError
 from hpcdet.read import find
 from hpcdet.search.api import Start
-from hpcdet.store import held
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Claim, Verdict
+from hpcdet.store.folder import held_folder
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Claim, Verdict
 from tests import dose, ranks
 from tests.commands import Cli
 
@@ -91,7 +91,7 @@ class Scene:
         Claim("0002-0000.0", "there").write_once(
             ExperimentPaths(self.other).trial(1).attempt(1).claim
         )
-        self.identity = held.identity(ExperimentPaths(self.mine), trial.attempt(1))
+        self.identity = held_folder.identity(ExperimentPaths(self.mine), trial.attempt(1))
 
     def _experiment(self, root: Path, module: str, model: str, mine: int) -> TrialPaths:
         hparams = {"mine": mine, "global_batch_size": 4}
@@ -202,23 +202,25 @@ def test_a_fork_with_the_same_config_is_another_experiment(tmp_path: Path) -> No
     fork, mine = ExperimentPaths(tmp_path / "fork"), ExperimentPaths(scene.mine)
     shutil.copytree(mine.root, fork.root)
     other = fork.trial(1).attempt(1)
-    opened = held.hold(fork.root)
-    held.refuse_another(opened, opened.paths.trial(1).attempt(1), scene.identity)  # a copy of all
+    opened = held_folder.hold(fork.root)
+    held_folder.refuse_another(
+        opened, opened.paths.trial(1).attempt(1), scene.identity
+    )  # a copy of all
     other.claim.unlink()
     Claim("0007-0000.0", "elsewhere").write_once(other.claim)
     with pytest.raises(IntegrityError, match="another folder has taken its place"):
-        held.refuse_another(opened, opened.paths.trial(1).attempt(1), scene.identity)
+        held_folder.refuse_another(opened, opened.paths.trial(1).attempt(1), scene.identity)
 
 
 def test_without_proc_the_folder_is_checked_and_used_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.getpid", lambda: 1 << 23)  # as in a container with another's /proc
-    opened = held.hold(tmp_path)
+    opened = held_folder.hold(tmp_path)
     assert opened.paths == ExperimentPaths(tmp_path, tmp_path.name)
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError, match="may be changed by everybody"):
-        held.hold(tmp_path)
+        held_folder.hold(tmp_path)
 
 
 def test_who_decides_runs_the_program_and_the_hook_of_the_folder_that_was_checked(
@@ -260,11 +262,11 @@ def test_a_rank_refuses_a_folder_that_somebody_else_may_change(tmp_path: Path) -
     scene = Scene(tmp_path)
     os.chown(scene.mine, NOBODY, NOBODY)
     with pytest.raises(ConfigError, match="belongs to nobody"):
-        held.hold(scene.mine)
+        held_folder.hold(scene.mine)
     os.chown(scene.mine, 0, 0)
     scene.mine.chmod(0o777)
     with pytest.raises(ConfigError, match="may be changed by everybody"):
-        held.hold(scene.mine)
+        held_folder.hold(scene.mine)
     argv = [sys.executable, "-Pm", "hpcdet.attempt", str(scene.mine), "1", "1"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "may be changed by everybody" in done.stderr

@@ -18,12 +18,14 @@ from hpcdet.control.replay import Replay
 from hpcdet.errors import Unavailable, UsageError
 from hpcdet.search import api, codec, registry
 from hpcdet.site import loading
-from hpcdet.store import chain, config, files
-from hpcdet.store.controls import in_force
-from hpcdet.store.layout import INHERITED, ExperimentPaths
-from hpcdet.store.parents import Donation
-from hpcdet.store.records import Best, Trial
-from hpcdet.store.trials import latest_checkpoint, standing
+from hpcdet.store.config import resolved_config
+from hpcdet.store.decisions import chain
+from hpcdet.store.folder.layout import INHERITED, ExperimentPaths
+from hpcdet.store.folder.records import Best, Trial
+from hpcdet.store.fs import files
+from hpcdet.store.trials.controls import in_force
+from hpcdet.store.trials.parents import Donation
+from hpcdet.store.trials.standing import latest_checkpoint, standing
 from hpcdet.units import Length
 from tests.commands import Cli, cli  # noqa: F401
 from tests.paper import World
@@ -52,7 +54,7 @@ def searching(root: Path, **changes: Any) -> World:
     (paths.code / "train.py").write_text("print('hello')\n")
     files.write_once(paths.provenance, b"{}\n")
     files.write_once(paths.site, loading.dump(world.site))
-    files.write_once(paths.config, config.dump(world.resolved.raw))
+    files.write_once(paths.config, resolved_config.dump(world.resolved.raw))
     return world
 
 

@@ -22,10 +22,10 @@ from hpcdet import checkpoint, core, integrations
 from hpcdet.checkpoint import committed
 from hpcdet.errors import ConfigError
 from hpcdet.integrations._steps import Steps
-from hpcdet.store import parents
-from hpcdet.store.config import Searcher
-from hpcdet.store.layout import TrialPaths
-from hpcdet.store.trials import latest_checkpoint
+from hpcdet.store.config.resolved_config import Searcher
+from hpcdet.store.folder.layout import TrialPaths
+from hpcdet.store.trials import parents
+from hpcdet.store.trials.standing import latest_checkpoint
 from hpcdet.units import Length
 from tests import ranks
 from tests.alone import as_script

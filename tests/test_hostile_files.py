@@ -20,7 +20,8 @@ import pytest
 
 from hpcdet.errors import IntegrityError
 from hpcdet.read.lines import ATTEMPT, DECISION
-from hpcdet.store import bounded, config, files, journal, packed, yaml_bounds
+from hpcdet.store.config import resolved_config
+from hpcdet.store.fs import bounded_json, files, journal, packed, yaml_bounds
 from tests.builders import Builder
 
 MEMORY = 1 << 30
@@ -381,8 +382,8 @@ WITHOUT_THE_DOOR = {
     "control/daemon.py": "the pipe of the process that it starts",
     "control/presence.py": "the kernel's boot id",
     "read/report/__init__.py": "the style of the installation",
-    "store/mounts.py": "the kernel's table of mounts",
-    "store/yaml12.py": "a config that its user names, which may be a pipe",
+    "store/fs/mounts.py": "the kernel's table of mounts",
+    "store/fs/yaml12.py": "a config that its user names, which may be a pipe",
 }
 
 
@@ -397,7 +398,7 @@ def test_every_other_file_is_opened_there() -> None:
                     found |= set() if mine else {str(path.relative_to(top))}
                 if isinstance(node, ast.Constant) and node.value == "rb":
                     found.add(str(path.relative_to(top)))
-    assert found == {*WITHOUT_THE_DOOR, "store/files.py"}
+    assert found == {*WITHOUT_THE_DOOR, "store/fs/files.py"}
 
 
 def test_every_node_of_a_document_counts_as_often_as_it_is_repeated(tmp_path: Path) -> None:
@@ -406,13 +407,13 @@ def test_every_node_of_a_document_counts_as_often_as_it_is_repeated(tmp_path: Pa
     for harm in [*YAML_HARMS, deep, integer]:
         path = tmp_path / f"{harm.__name__}.yaml"
         harm(path)
-        with pytest.raises(bounded.Unreasonable):
+        with pytest.raises(bounded_json.Unreasonable):
             yaml_bounds.check(path.read_text())
-    with pytest.raises(bounded.Unreasonable, match="contains itself"):
+    with pytest.raises(bounded_json.Unreasonable, match="contains itself"):
         yaml_bounds.check("a: &a [*a]")
     for text in (b"[" * 10**6, b"[" * 400 + b"]" * 400, b"1" * 301, b"[" + b"1," * 500_000 + b"1]"):
-        with pytest.raises(bounded.Unreasonable):
-            bounded.json_value(text)
+        with pytest.raises(bounded_json.Unreasonable):
+            bounded_json.json_value(text)
 
 
 def test_a_record_that_no_reader_takes_is_not_written(tmp_path: Path) -> None:
@@ -432,5 +433,5 @@ def test_a_config_of_another_type_names_the_key(tmp_path: Path) -> None:
     built = Builder(tmp_path / "digits-1")
     text = built.paths.config.read_text()
     built.paths.config.write_text(text.replace("max_trials: 4", "max_trials: [4]"))
-    with pytest.raises(config.ConfigError, match=r"max_trials is list, which is no int"):
-        config.load(built.paths.config)
+    with pytest.raises(resolved_config.ConfigError, match=r"max_trials is list, which is no int"):
+        resolved_config.load(built.paths.config)

@@ -9,7 +9,7 @@ import pytest
 
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.translate import translate
-from hpcdet.store import yaml12
+from hpcdet.store.fs import yaml12
 from tests.commands import Cli
 
 SCRIPT = """\

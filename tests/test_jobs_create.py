@@ -21,11 +21,12 @@ from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs import checks, create, provenance, render, snapshot, submission
 from hpcdet.read import find
 from hpcdet.site import Site
-from hpcdet.store import config, trust
-from hpcdet.store.config import Distributed, Resolved, Resources, Worker
-from hpcdet.store.config import Searcher as SearcherConfig
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Intent
+from hpcdet.store.config import resolved_config
+from hpcdet.store.config.resolved_config import Distributed, Resolved, Resources, Worker
+from hpcdet.store.config.resolved_config import Searcher as SearcherConfig
+from hpcdet.store.folder import trust
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Intent
 from tests.commands import Cli
 
 
@@ -91,7 +92,7 @@ def test_an_experiment_is_whole_private_and_says_where_it_came_from(
     assert (paths.code / "net.py").readlink() == Path("lib/net.py")
     assert (paths.code / "run.sh").stat().st_mode & stat.S_IXUSR
 
-    assert config.load(paths.config).name == "My Digits!"
+    assert resolved_config.load(paths.config).name == "My Digits!"
     assert sites.from_resolved(paths.site).name == "local"
     assert json.loads(paths.secrets.read_text()) == {"key": "hunter3"}
     record = json.loads(paths.provenance.read_text())
@@ -114,14 +115,14 @@ def test_the_experiments_of_a_folder_are_not_copied_into_each_other(model: Path)
 def test_a_submission_is_a_script_with_a_folder_for_its_output(model: Path, tmp_path: Path) -> None:
     paths = make(model, tmp_path / "root")
     intent = Intent(3, f"{paths.id}-3", "tag", tasks=2, throttle=1, term=1)
-    experiment, site = config.load(paths.config), sites.load("generic-slurm")
+    experiment, site = resolved_config.load(paths.config), sites.load("generic-slurm")
     one = submission.build(paths, intent, experiment, site)
     assert one == submission.build(paths, intent, experiment, site)
     assert one.script == paths.script(3) and one.script.stat().st_mode & stat.S_IXUSR
     assert list(one.argv) == ["sbatch", "--parsable", str(one.script)]
     assert paths.job_log(3).is_dir()
     # a worker waits for exactly this config
-    assert f"--digest {config.digest(paths.config)}" in one.script.read_text()
+    assert f"--digest {resolved_config.digest(paths.config)}" in one.script.read_text()
 
 
 def test_a_worker_renders_what_the_submitter_would_have(
@@ -138,10 +139,10 @@ def test_a_worker_renders_what_the_submitter_would_have(
     site = sites.load("generic-slurm")
     paths = create.create(Loaded(), site, model, tmp_path / "root")
     intent = Intent(1, "exp-1", "tag", tasks=2, throttle=1, term=1)
-    there = render.render(config.load(paths.config), site, intent, paths)
+    there = render.render(resolved_config.load(paths.config), site, intent, paths)
     monkeypatch.chdir(paths.root)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/worker")
-    assert render.render(config.load(paths.config), site, intent, paths) == there
+    assert render.render(resolved_config.load(paths.config), site, intent, paths) == there
     assert "echo mine" in there and "/submitter" in there
 
 

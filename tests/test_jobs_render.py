@@ -17,9 +17,9 @@ from hpcdet.jobs import environment, options
 from hpcdet.jobs.render import render
 from hpcdet.schedulers import variables
 from hpcdet.site import Site
-from hpcdet.store.config import Environment, Resolved, Resources, Slurm
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Intent
+from hpcdet.store.config.resolved_config import Environment, Resolved, Resources, Slurm
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Intent
 
 GOLDEN = Path(__file__).parent / "recorded" / "scripts" / "generic-slurm.sh"
 INTENT = Intent(1, "digits-7f3a-1", "hpcdet:digits-7f3a:1-ab12", tasks=4, throttle=2, term=1)

@@ -13,9 +13,9 @@ from hpcdet.config.plan import plan
 from hpcdet.jobs import room
 from hpcdet.jobs.room import Quota
 from hpcdet.site.models import Site
-from hpcdet.store import files
-from hpcdet.store.config import resolve
-from hpcdet.store.mounts import Mount
+from hpcdet.store.config.resolved_config import resolve
+from hpcdet.store.fs import files
+from hpcdet.store.fs.mounts import Mount
 from tests.builders import Builder, sweep
 from tests.commands import Cli
 

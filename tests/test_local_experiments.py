@@ -23,11 +23,13 @@ from hpcdet.read.gather import gather
 from hpcdet.schedulers import processes
 from hpcdet.search import registry
 from hpcdet.site import Site
-from hpcdet.store import chain, config, journal, overrides
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.overrides import MAX_LENGTH
-from hpcdet.store.records import End, Intent, Submitted, Trial, WorkerEnd
-from hpcdet.store.trials import standing
+from hpcdet.store.config import overrides, resolved_config
+from hpcdet.store.config.overrides import MAX_LENGTH
+from hpcdet.store.decisions import chain
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import End, Intent, Submitted, Trial, WorkerEnd
+from hpcdet.store.fs import journal
+from hpcdet.store.trials.standing import standing
 from hpcdet.units import Length
 from tests import calm, dose
 from tests import experiments as x
@@ -353,10 +355,11 @@ def test_trials_train_on_from_another_experiment_s_checkpoints(lab: Lab) -> None
     old = lab.submit(x.config(30))
     x.run_to_end(old)
     values = x.config(60, trials=2, searcher={"begin_from": f"{old.id}/1@30 batches"})
-    found = origin.look(config.resolve(values), old.root.parent)
+    found = origin.look(resolved_config.resolve(values), old.root.parent)
     with pytest.raises(ConfigError, match="trials train until 30"):
         origin.look(
-            overrides.lay(config.resolve(values), {MAX_LENGTH: {"batches": 30}}), old.root.parent
+            overrides.lay(resolved_config.resolve(values), {MAX_LENGTH: {"batches": 30}}),
+            old.root.parent,
         )
     heirs = create.create(x.Plain(values, {}), lab.site(), old.code, old.root.parent, begin=found)
     new = fork.fork(old, {"searcher.max_length": {"batches": 60}}).paths
@@ -366,7 +369,7 @@ def test_trials_train_on_from_another_experiment_s_checkpoints(lab: Lab) -> None
     assert x.final_digest(old, 1) == lab.undisturbed(30)
     assert x.ends(new, 1) == ["completed", "completed"]
     away = old.root.rename(old.root.with_name("away"))  # what begins from it has its own files
-    assert config.load(heirs.config).searcher.begin_at == Length("batches", 30)
+    assert resolved_config.load(heirs.config).searcher.begin_at == Length("batches", 30)
     x.turn(heirs)
     assert x.run_to_end(heirs).state == "COMPLETED", x.story(heirs)
     rows = lineage.chain(gather(heirs), 2)
@@ -407,7 +410,7 @@ def test_a_population_goes_on_in_place_and_its_worst_are_replaced(lab: Lab) -> N
     parent, heir = lineage.chain(gathered, 4)
     assert parent["trial"] == 3 and heir["checkpoint"] == f"{heir['from']:08d}.g1"
     assert x.final_digest(paths, 4) == lab.undisturbed(60, 3)
-    method = Replay(registry.searcher(config.load(paths.config)), {})
+    method = Replay(registry.searcher(resolved_config.load(paths.config)), {})
     assert list(method.run(chain.read(paths))) and method.difference is None
 
 
@@ -465,7 +468,7 @@ def test_two_objectives_and_a_hard_constraint_on_a_real_cluster(lab: Lab) -> Non
     full = [n for n in range(4, 0, -1) if rows[n]["steps"] == 40]
     assert [row["trial"] for row in status["front"]] == full and status["compared_at"] == 40
     assert status["best"] == {"trial": full[0], "value": 1 / full[0], "step": 40}
-    method = Replay(registry.searcher(config.load(paths.config)), {})
+    method = Replay(registry.searcher(resolved_config.load(paths.config)), {})
     assert list(method.run(chain.read(paths))) and method.difference is None
 
 

@@ -101,7 +101,11 @@ def _called(node: ast.Call, whole: str, speaks_mpi: bool) -> Iterator[str]:
     arrays = whole == "numpy.load" and len(node.args) > 2
     if arrays or not _is(given.get("allow_pickle", ast.Constant(False)), False):
         yield "allow_pickle"
-    if last in MPI and place not in OURS and (speaks_mpi or "comm" in place.rpartition(".")[2].lower()):
+    if (
+        last in MPI
+        and place not in OURS
+        and (speaks_mpi or "comm" in place.rpartition(".")[2].lower())
+    ):
         yield f"{whole} of MPI"
 
 

@@ -19,7 +19,7 @@ from hpcdet.read import local
 from hpcdet.schedulers import local_job, polling, processes
 from hpcdet.schedulers.base import Job, Submission
 from hpcdet.schedulers.local import LocalScheduler
-from hpcdet.store import private
+from hpcdet.store.folder import private_folders
 from tests import experiments as x
 from tests.builders import Builder
 from tests.commands import Cli
@@ -93,9 +93,9 @@ def test_a_name_that_another_user_has_taken_is_left_to_him(
     taken.mkdir(mode=0o777)
     os.chown(taken, NOBODY, NOBODY)
     (tmp_path / f"hpcdet-{os.getuid()}-0000").symlink_to("/etc")
-    mine = private.temporary()
-    assert mine.parent == tmp_path and private.is_private(mine) and mine != taken
-    assert private.temporary() == mine  # and not a new one each time
+    mine = private_folders.temporary()
+    assert mine.parent == tmp_path and private_folders.is_private(mine) and mine != taken
+    assert private_folders.temporary() == mine  # and not a new one each time
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert local.folder("index") == mine / "index"
     (tmp_path / "home").write_text("no folder")

@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 from hpcdet import checkpoint, core, pytorch
 from hpcdet.errors import UsageError
-from hpcdet.store.layout import TrialPaths
+from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.train import reachable
 from tests import alone, ranks
 from tests.alone import as_script

@@ -13,7 +13,7 @@ from torch import nn
 from hpcdet import config
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch import _apart, _blocks, _buffers, _parallel, _recompute, _sharding, _wrap
-from hpcdet.store.config import Fsdp2
+from hpcdet.store.config.resolved_config import Fsdp2
 
 
 class Block(nn.Module):

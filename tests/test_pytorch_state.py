@@ -18,7 +18,7 @@ from hpcdet import checkpoint, core, pytorch
 from hpcdet.checkpoint import StateError
 from hpcdet.errors import IntegrityError, Unrecoverable
 from hpcdet.pytorch import _state
-from hpcdet.store.layout import TrialPaths
+from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.train import rng
 from tests import alone
 from tests.alone import as_script

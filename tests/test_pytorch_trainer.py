@@ -19,9 +19,9 @@ from hpcdet.checkpoint import load, shard
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.pytorch._metrics import Tally, across_ranks
 from hpcdet.pytorch._units import TrainUnit
-from hpcdet.store.config import Searcher
-from hpcdet.store.layout import TrialPaths
-from hpcdet.store.records import Verdict
+from hpcdet.store.config.resolved_config import Searcher
+from hpcdet.store.folder.layout import TrialPaths
+from hpcdet.store.folder.records import Verdict
 from hpcdet.train import notice
 from hpcdet.train.place import ATTEMPT, EXPERIMENT, TRIAL, Place
 from hpcdet.train.session import Units

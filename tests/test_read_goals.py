@@ -12,7 +12,7 @@ from hpcdet.cli.best import lines
 from hpcdet.errors import NotFound
 from hpcdet.read import index, lineage, report, standings, views
 from hpcdet.read.gather import gather
-from hpcdet.store.parents import Donation
+from hpcdet.store.trials.parents import Donation
 from tests.builders import EPOCH, Builder
 from tests.commands import Cli
 

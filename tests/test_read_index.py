@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from hpcdet.control.packing import pack
 from hpcdet.errors import Unavailable
 from hpcdet.read import index, local, series, tables, updating, views
-from hpcdet.store import journal
-from hpcdet.store.controls import in_force
-from hpcdet.store.mounts import of
-from hpcdet.store.records import Command
+from hpcdet.store.folder.records import Command
+from hpcdet.store.fs import journal
+from hpcdet.store.fs.mounts import of
+from hpcdet.store.trials.controls import in_force
 from tests.builders import AttemptBuilder, Builder, TrialBuilder, put, sweep
 from tests.commands import Cli
 
@@ -311,7 +311,7 @@ def test_updates_at_once_wait_for_each_other_and_a_killed_one_leaves_no_trace(
     built.trial().attempt().metrics("validation", 1, validation_loss=0.01)
     script = (
         "import os, pathlib, hpcdet.read.index as i, hpcdet.read.updating as u\n"
-        "from hpcdet.store.layout import ExperimentPaths\n"
+        "from hpcdet.store.folder.layout import ExperimentPaths\n"
         "u._Update._decisions = lambda self: os._exit(9)\n"  # after the trials were written
         f"i.update(ExperimentPaths(pathlib.Path({str(built.paths.root)!r})))\n"
     )

@@ -17,8 +17,9 @@ from hpcdet.errors import NotFound
 from hpcdet.read import find, gather, index, logs, series, states, views
 from hpcdet.read.tables import TABLES
 from hpcdet.search import api, codec
-from hpcdet.store import lease, records
-from hpcdet.store.controls import BY_USER
+from hpcdet.store.decisions import lease
+from hpcdet.store.folder import records
+from hpcdet.store.trials.controls import BY_USER
 from hpcdet.units import Length
 from tests.builders import Builder, put, sweep
 

@@ -20,7 +20,7 @@ import pytest
 
 from hpcdet.cli import main
 from hpcdet.read import find
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from tests.commands import Cli
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")

@@ -11,10 +11,10 @@ import pytest
 
 from hpcdet.control.controller import advance
 from hpcdet.search import registry
-from hpcdet.store.config import resolve
-from hpcdet.store.controls import in_force
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Control, Trial
+from hpcdet.store.config.resolved_config import resolve
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Control, Trial
+from hpcdet.store.trials.controls import in_force
 from hpcdet.train import notice, rung_waits
 from hpcdet.train.clock import Deadline
 from hpcdet.train.place import Place

@@ -34,8 +34,8 @@ from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.schedulers.polling import Answer, SharedQuery
 from hpcdet.schedulers.slurm import SlurmScheduler
 from hpcdet.site import Site
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Intent, Submitted
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Intent, Submitted
 
 RECORDED = Path(__file__).parent / "recorded" / "slurm"
 PENDING, RUNNING, ENDING = TaskState.PENDING, TaskState.RUNNING, TaskState.ENDING

@@ -17,7 +17,7 @@ from hpcdet.search.api import Create, Report, SegmentEnd, Start
 from hpcdet.search.density_sampler import BEST, RECENT, DensitySampler, log_density
 from hpcdet.space.domains import Categorical, Double
 from hpcdet.space.space import Space
-from hpcdet.store.config import resolve
+from hpcdet.store.config.resolved_config import resolve
 from hpcdet.units import Length
 from tests.test_search_models import BOWL, History, bowl
 

@@ -32,7 +32,7 @@ from hpcdet.search.model_based import ModelBased
 from hpcdet.search.policies import Seen
 from hpcdet.search.registry import RULES, searcher
 from hpcdet.space.space import Space
-from hpcdet.store.config import resolve
+from hpcdet.store.config.resolved_config import resolve
 from hpcdet.train.session import Units
 from hpcdet.train.worth import worth
 from hpcdet.units import Length

@@ -28,7 +28,7 @@ from hpcdet.search.api import (
 from hpcdet.search.books import OPEN, StateView
 from hpcdet.search.halving import NEWEST
 from hpcdet.search.registry import RULES, searcher
-from hpcdet.store.config import resolve
+from hpcdet.store.config.resolved_config import resolve
 from hpcdet.units import Length
 
 # -- brackets --------------------------------------------------------------------------------

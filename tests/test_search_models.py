@@ -24,7 +24,7 @@ from hpcdet.search.model_based import RECENT, Model, ModelBased
 from hpcdet.search.ranking import entry
 from hpcdet.search.sampling import Observation
 from hpcdet.space.space import Space
-from hpcdet.store.config import resolve
+from hpcdet.store.config.resolved_config import resolve
 from hpcdet.units import Length
 
 BOWL = {

@@ -13,8 +13,8 @@ from hpcdet.search import registry
 from hpcdet.search.api import Continue, Create, Pause, Report, SegmentEnd, Shutdown, Start, Stop
 from hpcdet.space.domains import Double, Int, Log, LogInt, LogUniform
 from hpcdet.space.places import at, place_of
-from hpcdet.store.config import resolve
-from hpcdet.store.parents import Parent
+from hpcdet.store.config.resolved_config import resolve
+from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length
 from tests import experiments as x
 

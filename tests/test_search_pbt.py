@@ -21,8 +21,8 @@ from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import Curves
 from hpcdet.space.domains import Categorical, Double, Int, Log, LogInt
 from hpcdet.space.space import Space
-from hpcdet.store.config import resolve
-from hpcdet.store.parents import Parent
+from hpcdet.store.config.resolved_config import resolve
+from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length
 
 RATE = {"rate": {"type": "loguniform", "low": 1e-4, "high": 1.0}}

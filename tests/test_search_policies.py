@@ -31,8 +31,8 @@ from hpcdet.search.random import Random
 from hpcdet.search.sampling import Independent
 from hpcdet.search.supervised import Supervised
 from hpcdet.space.space import Space
-from hpcdet.store.config import resolve
-from hpcdet.store.parents import Parent
+from hpcdet.store.config.resolved_config import resolve
+from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length
 
 

@@ -17,7 +17,7 @@ from hpcdet.control import commands
 from hpcdet.read import views
 from hpcdet.search.api import Create, Report, SegmentEnd, Shutdown, Start, Stop
 from hpcdet.search.program import Program, ProgramError, Search, command
-from hpcdet.store.records import Trial
+from hpcdet.store.folder.records import Trial
 from hpcdet.units import Length
 from tests import experiments as x
 

@@ -16,8 +16,8 @@ from hpcdet.errors import ConfigError
 from hpcdet.search import api, model_based
 from hpcdet.search.api import Action, Create, Report, Searcher, SegmentEnd, Shutdown, Start
 from hpcdet.search.registry import NAMES, searcher
-from hpcdet.store.config import COPYING, WHOLE, resolve
-from hpcdet.store.records import Trial
+from hpcdet.store.config.resolved_config import COPYING, WHOLE, resolve
+from hpcdet.store.folder.records import Trial
 from hpcdet.units import Length
 
 SPACE = {

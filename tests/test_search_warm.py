@@ -20,10 +20,12 @@ from hpcdet.read import find
 from hpcdet.search import api, codec, registry
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
-from hpcdet.store import chain, files, history, parents
-from hpcdet.store.chain import Chain
-from hpcdet.store.config import dump, resolve
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.config.resolved_config import dump, resolve
+from hpcdet.store.decisions import chain
+from hpcdet.store.decisions.chain import Chain
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import files
+from hpcdet.store.trials import history, parents
 from hpcdet.units import Length
 from tests import experiments as x
 from tests.commands import Cli, cli  # noqa: F401

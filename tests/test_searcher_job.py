@@ -14,7 +14,7 @@ from hpcdet.control.searcher_job import Chain
 from hpcdet.errors import HpcdetError, StillPending, UsageError
 from hpcdet.schedulers.base import Refusal, TaskState
 from hpcdet.site.models import Site
-from hpcdet.store import lease
+from hpcdet.store.decisions import lease
 from tests.builders import Builder
 from tests.paper import PaperScheduler, Waves, World
 

@@ -20,7 +20,7 @@ from hpcdet.sim.engine import Simulation
 from hpcdet.sim.forecast import Forecast
 from hpcdet.sim.surrogate import Curves
 from hpcdet.sim.waits import Wait
-from hpcdet.store.config import resolve
+from hpcdet.store.config.resolved_config import resolve
 from hpcdet.units import Length
 from tests.commands import Cli, cli  # noqa: F401
 from tests.compared import compared

@@ -11,7 +11,7 @@ import pytest
 
 from hpcdet.schedulers import facts
 from hpcdet.site import Site, from_resolved, load, loading
-from hpcdet.store import files
+from hpcdet.store.fs import files
 from tests.commands import Cli
 from tests.slurm_runs import Lab, hpcdet
 from tests.slurm_sites import newcomer

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.store import journal
+from hpcdet.store.fs import journal
 from tests.experiments import parent, processes_of, rank_pids, same_bits, strike, worker_pids
 from tests.slurm_runs import Lab, Run, config, dice, urgent
 

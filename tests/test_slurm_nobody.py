@@ -12,7 +12,7 @@ import pytest
 
 from hpcdet.read import states
 from hpcdet.read.gather import gather
-from hpcdet.store.records import Intent, Stuck, Submitted
+from hpcdet.store.folder.records import Intent, Stuck, Submitted
 from tests.experiments import config, until
 from tests.slurm_runs import Lab, Run, hpcdet, undisturbed, urgent
 

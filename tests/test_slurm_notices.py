@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hpcdet.store import journal
-from hpcdet.store.records import Verdict
+from hpcdet.store.folder.records import Verdict
+from hpcdet.store.fs import journal
 from tests.experiments import same_bits
 from tests.slurm_runs import Lab, Run, config, urgent
 

@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcdet.store import files, journal
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.trials import MANIFEST
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import files, journal
+from hpcdet.store.trials.standing import MANIFEST
 from tests import experiments
 from tests.experiments import processes_of, same_bits, until
 from tests.slurm_runs import Lab, Run, config, hpcdet, undisturbed

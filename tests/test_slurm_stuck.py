@@ -9,7 +9,7 @@ import pytest
 from hpcdet.read import views
 from hpcdet.schedulers.base import Job
 from hpcdet.schedulers.slurm import SlurmScheduler
-from hpcdet.store.records import Intent
+from hpcdet.store.folder.records import Intent
 from tests import experiments
 from tests.cluster.configuration import NODES
 from tests.experiments import until

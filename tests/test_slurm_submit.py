@@ -12,10 +12,10 @@ import yaml
 
 from hpcdet.control import charging, daemon, searcher_job
 from hpcdet.read import views
-from hpcdet.store import lease
-from hpcdet.store.charges import Book
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import End, Intent, Submitted
+from hpcdet.store.cost.charges import Book
+from hpcdet.store.decisions import lease
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import End, Intent, Submitted
 from tests.cluster.configuration import MEMORY_PER_NODE_MB, NODES, Options
 from tests.experiments import config, strike, until, worker_pids
 from tests.slurm_runs import Lab, Run, hpcdet, undisturbed

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpcdet.store import chain, journal
-from hpcdet.store.parents import Parent
-from hpcdet.store.records import Trial
+from hpcdet.store.decisions import chain
+from hpcdet.store.folder.records import Trial
+from hpcdet.store.fs import journal
+from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length
 from tests import calm, experiments
 from tests.experiments import until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcdet.read import views
-from hpcdet.store.trials import checkpoints
+from hpcdet.store.trials.standing import checkpoints
 from tests.experiments import until
 from tests.slurm_runs import Lab, config, hpcdet
 

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from hpcdet.control import commands
-from hpcdet.store.records import Intent, WorkerEnd
+from hpcdet.store.folder.records import Intent, WorkerEnd
 from tests.experiments import config, strike, until, worker_pids
 from tests.slurm_runs import Lab, Run, undisturbed, urgent
 

@@ -16,12 +16,14 @@ from hpcdet.control import commands
 from hpcdet.control.controller import advance
 from hpcdet.jobs.launch import Allocation
 from hpcdet.schedulers.base import Capabilities, TaskState, Usage
-from hpcdet.store import files, ledger, packed, trials
-from hpcdet.store.budget import Account, Budget, Charge, Held, Stretch, Terms, account
-from hpcdet.store.layout import AttemptPaths, TrialPaths
-from hpcdet.store.records import Charges, Claim, End
-from hpcdet.store.spending import Spending
-from hpcdet.store.trials import standing
+from hpcdet.store.cost import attempt_costs
+from hpcdet.store.cost.budget import Account, Budget, Charge, Held, Stretch, Terms, account
+from hpcdet.store.cost.spending import Spending
+from hpcdet.store.folder.layout import AttemptPaths, TrialPaths
+from hpcdet.store.folder.records import Charges, Claim, End
+from hpcdet.store.fs import files, packed
+from hpcdet.store.trials import standing as trials
+from hpcdet.store.trials.standing import standing
 from hpcdet.worker import claims
 from hpcdet.worker.allowance import within
 from tests.paper import Waves, World
@@ -279,12 +281,12 @@ def test_a_claim_reads_what_may_have_changed_and_not_every_trial(
         running = spending.account().running
         return running, sorted(read)
 
-    monkeypatch.setattr(ledger, "A_ROUND", 6)
-    monkeypatch.setattr(ledger.trials, "claimed", claimed)
+    monkeypatch.setattr(attempt_costs, "A_ROUND", 6)
+    monkeypatch.setattr(attempt_costs.standing, "claimed", claimed)
     one = begin(1)
     spending = Spending(world.paths, world.resolved)
     assert looked() == (1, [1, 2, 3, 4, 5, 6])
-    monkeypatch.setattr(ledger, "A_ROUND", 2)
+    monkeypatch.setattr(attempt_costs, "A_ROUND", 2)
     seen = [looked() for _ in range(6)]
     assert all(running == 1 and 1 in who and len(who) <= 4 for running, who in seen)
     assert {number for _, who in seen for number in who} == {1, 2, 3, 4, 5, 6}

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdet.errors import IntegrityError
-from hpcdet.store import chain
-from hpcdet.store.chain import Chain
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.decisions import chain
+from hpcdet.store.decisions.chain import Chain
+from hpcdet.store.folder.layout import ExperimentPaths
 
 
 def decided(paths: ExperimentPaths) -> list[object]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.store import files
+from hpcdet.store.fs import files
 
 
 def test_of_many_who_write_once_one_succeeds_and_its_contents_stay(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdet.store import files, journal
+from hpcdet.store.fs import files, journal
 
 VALUES = st.recursive(
     st.none()

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdet.store import files, lease, packed
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.lease import Lease
+from hpcdet.store.decisions import lease
+from hpcdet.store.decisions.lease import Lease
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import files, packed
 
 TTL = 100.0
 
@@ -170,8 +171,8 @@ def test_never_two_holders_on_a_file_system_with_stale_folders(
 HOLDER = """
 import sys, time
 from pathlib import Path
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.lease import Lease
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.decisions.lease import Lease
 lease = Lease(ExperimentPaths(Path(sys.argv[1])), "test", float(sys.argv[2]))
 while True:
     term, at = lease.term, time.monotonic()

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.store import journal, progress
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
-from hpcdet.store.records import Claim, End, Trial, Verdict
-from hpcdet.store.trials import standing
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Claim, End, Trial, Verdict
+from hpcdet.store.fs import journal
+from hpcdet.store.trials import progress
+from hpcdet.store.trials.standing import standing
 from hpcdet.worker import claims
 
 

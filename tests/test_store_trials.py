@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.store.controls import in_force
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Claim, Control, End, Reason, Trial, Verdict
-from hpcdet.store.trials import latest_checkpoint, reason_of, standing
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Claim, Control, End, Reason, Trial, Verdict
+from hpcdet.store.trials.controls import in_force
+from hpcdet.store.trials.standing import latest_checkpoint, reason_of, standing
 from hpcdet.units import Length
 
 

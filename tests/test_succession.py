@@ -12,9 +12,9 @@ from hpcdet import site as sites
 from hpcdet.jobs import succession
 from hpcdet.jobs.render import render
 from hpcdet.site import Site
-from hpcdet.store.config import Resolved, Resources
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Intent
+from hpcdet.store.config.resolved_config import Resolved, Resources
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Intent
 from tests.commands import Cli
 from tests.test_jobs_render import bash, directives
 

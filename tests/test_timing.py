@@ -15,8 +15,8 @@ import pytest
 from hpcdet.errors import UsageError
 from hpcdet.read import efficiency, report, series, timing, views
 from hpcdet.read.gather import gather
-from hpcdet.store import journal
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.fs import journal
 from hpcdet.train import sampler
 from hpcdet.train.device import DeviceTimes, corrected
 from hpcdet.train.phases import PHASES, Phases

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.store import files
-from hpcdet.store.records import Best, Verdict
+from hpcdet.store.folder.records import Best, Verdict
+from hpcdet.store.fs import files
 from hpcdet.units import Length
 from tests import ranks
 

@@ -17,9 +17,9 @@ from hpcdet.checkpoint import reports, shard
 from hpcdet.core import _seen
 from hpcdet.errors import Unavailable, UsageError
 from hpcdet.pytorch import _gradients
-from hpcdet.store import config as configs
-from hpcdet.store.config import Resolved
-from hpcdet.store.records import Trial, Verdict
+from hpcdet.store.config import resolved_config as configs
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.records import Trial, Verdict
 from hpcdet.train.agreement import Cause
 from hpcdet.train.background import Background
 from hpcdet.train.clock import Deadline

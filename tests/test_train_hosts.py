@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.store.layout import TrialPaths
-from hpcdet.store.records import Claim, Verdict
+from hpcdet.store.folder.layout import TrialPaths
+from hpcdet.store.folder.records import Claim, Verdict
 from tests import experiments as x
 from tests import ranks
 

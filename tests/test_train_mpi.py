@@ -16,9 +16,9 @@ import torch
 from hpcdet import checkpoint
 from hpcdet.errors import ConfigError
 from hpcdet.schedulers import processes
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import End
-from hpcdet.store.trials import latest_checkpoint
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import End
+from hpcdet.store.trials.standing import latest_checkpoint
 from hpcdet.train import mpi
 from hpcdet.train.ranks import Ranks
 from tests import experiments as x

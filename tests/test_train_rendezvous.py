@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from hpcdet.errors import ConfigError
-from hpcdet.store import files
+from hpcdet.store.fs import files
 from hpcdet.train import beside, rendezvous, verdicts
 from hpcdet.train.ranks import Ranks
 from tests import ranks as processes

@@ -22,11 +22,11 @@ from torch.utils.data import Subset
 from hpcdet import checkpoint
 from hpcdet.checkpoint import shard
 from hpcdet.errors import ConfigError
-from hpcdet.store import config as configs
-from hpcdet.store import journal
-from hpcdet.store.config import Resolved
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Control, Trial
+from hpcdet.store.config import resolved_config as configs
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Control, Trial
+from hpcdet.store.fs import journal
 from hpcdet.train import deterministic, fingerprint, loading, notice, rng
 from hpcdet.train.agreement import NOTHING, TOGETHER, Agreement, Orders
 from hpcdet.train.clock import Deadline

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdet.errors import ConfigError
-from hpcdet.store import config
+from hpcdet.store.config import resolved_config
 from hpcdet.train.ranks import Ranks
 from hpcdet.train.virtual import Fold, Virtual, blocks, total
 
@@ -44,8 +44,8 @@ def test_every_number_of_ranks_sums_in_the_same_order(data: st.DataObject) -> No
 
 
 def test_more_ranks_than_virtual_ones_are_refused() -> None:
-    wanted = config.resolve({"reproducibility": {"elastic": "exact", "virtual_ranks": 2}})
+    wanted = resolved_config.resolve({"reproducibility": {"elastic": "exact", "virtual_ranks": 2}})
     assert Virtual.of(wanted, Ranks(0, 2), 1) == Virtual(2, Ranks(0, 2), 1)
     with pytest.raises(ConfigError, match="3 ranks cannot share 2 virtual ranks"):
         Virtual.of(wanted, Ranks(0, 3), 1)
-    assert Virtual.of(config.Resolved(), Ranks(0, 3), 1) is None
+    assert Virtual.of(resolved_config.Resolved(), Ranks(0, 3), 1) is None

@@ -15,9 +15,9 @@ import pytest
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.errors import ConfigError
 from hpcdet.site import Site, places
-from hpcdet.store import journal
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.trials import latest_checkpoint
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import journal
+from hpcdet.store.trials.standing import latest_checkpoint
 from tests import experiments as x
 
 

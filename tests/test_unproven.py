@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.store.records import End
+from hpcdet.store.folder.records import End
 from tests import experiments as x
 
 IMPOSTOR = """

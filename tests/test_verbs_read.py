@@ -25,9 +25,9 @@ from hpcdet.control import presence
 from hpcdet.read import find, report
 from hpcdet.read.gather import gather
 from hpcdet.search import api, codec, registry
-from hpcdet.store import config
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import WorkerEnd
+from hpcdet.store.config import resolved_config as config
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import WorkerEnd
 from hpcdet.units import Length
 from tests.builders import Builder, sweep
 from tests.commands import Cli

@@ -19,10 +19,10 @@ from hpcdet.checkpoint import save
 from hpcdet.cli import asking, preflight
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.read import find, views
-from hpcdet.store import journal
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import WorkerClaim
-from hpcdet.store.trials import checkpoints
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import WorkerClaim
+from hpcdet.store.fs import journal
+from hpcdet.store.trials.standing import checkpoints
 from tests import experiments as x
 from tests.builders import Builder
 from tests.commands import Cli

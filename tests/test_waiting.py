@@ -16,9 +16,10 @@ from hpcdet.schedulers import local_state
 from hpcdet.schedulers.base import Job, Submission, TaskState
 from hpcdet.schedulers.local import LocalScheduler
 from hpcdet.site import load
-from hpcdet.store import config, files
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Closed, End, Intent, Submitted
+from hpcdet.store.config import resolved_config
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Closed, End, Intent, Submitted
+from hpcdet.store.fs import files
 from tests import experiments as x
 from tests.commands import Cli
 from tests.paper import Waves, World
@@ -106,7 +107,7 @@ def test_jobs_to_wait_for_stand_in_the_script_until_a_worker_has_begun(tmp_path:
     assert [intent.after for intent in intents if intent] == [["71", "72"]]
     view = load("generic-slurm").view()
     given = options.collect(
-        config.resolve({}),
+        resolved_config.resolve({}),
         view,
         Intent(1, "n", "t", 1, 1, 0, held=True, after=["71", "72"]),
         world.paths,
@@ -138,11 +139,13 @@ def fakes(cli: Cli, tmp_path: Path) -> Iterator[tuple[Cli, Path, Path]]:
     model = tmp_path / "model"
     model.mkdir(mode=0o700)
     values = x.config(batches=30)
-    (model / "config.yaml").write_bytes(config.dump(values))
+    (model / "config.yaml").write_bytes(resolved_config.dump(values))
     site = tmp_path / "fakes.yaml"
     plain = x.local_site(python=x.fake_python(tmp_path)).plain()
     keys = ("scheduler", "limits", "lease_ttl_s", "slots", "python")
-    site.write_bytes(config.dump({"extends": "local", **{key: plain[key] for key in keys}}))
+    site.write_bytes(
+        resolved_config.dump({"extends": "local", **{key: plain[key] for key in keys}})
+    )
     with x.local_jobs(tmp_path / "local-state"):
         yield cli, model / "config.yaml", site
 

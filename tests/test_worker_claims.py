@@ -18,9 +18,16 @@ from hpcdet.control import controller, daemon
 from hpcdet.control.controller import Turn
 from hpcdet.jobs.launch import Allocation
 from hpcdet.site import loading
-from hpcdet.store import config, files, journal, lease, nudges, trials
-from hpcdet.store.layout import CONFIG, AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths
-from hpcdet.store.records import (
+from hpcdet.store.config import resolved_config
+from hpcdet.store.decisions import lease, wakeup
+from hpcdet.store.folder.layout import (
+    CONFIG,
+    AttemptPaths,
+    ExperimentPaths,
+    TrialPaths,
+    WorkerPaths,
+)
+from hpcdet.store.folder.records import (
     Claim,
     Closed,
     Control,
@@ -31,7 +38,9 @@ from hpcdet.store.records import (
     WorkerClaim,
     WorkerEnd,
 )
-from hpcdet.store.trials import Standing
+from hpcdet.store.fs import files, journal
+from hpcdet.store.trials import standing as trials
+from hpcdet.store.trials.standing import Standing
 from hpcdet.units import Length
 from hpcdet.worker import (
     again,
@@ -158,8 +167,8 @@ def waiting(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def config_digest(folder: Path) -> str:
     source = folder / "source.yaml"
-    source.write_bytes(config.dump(x.config(worker={"idle_s": 600})))
-    return config.digest(source)
+    source.write_bytes(resolved_config.dump(x.config(worker={"idle_s": 600})))
+    return resolved_config.digest(source)
 
 
 def test_a_worker_waits_for_its_experiment_and_ends_only_when_it_is_closed(
@@ -187,7 +196,7 @@ def test_a_worker_waits_for_its_experiment_and_ends_only_when_it_is_closed(
 
 
 def test_a_worker_that_finds_its_place_taken_leaves(tmp_path: Path, paths: ExperimentPaths) -> None:
-    files.write_once(paths.config, config.dump(x.config()))
+    files.write_once(paths.config, resolved_config.dump(x.config()))
     files.write_once(paths.site, loading.dump(x.local_site()))
     WorkerClaim("other", "there", 1).write_once(paths.worker(1, 0, 0).claim)
     argv = [sys.executable, "-m", "hpcdet.worker", str(paths.root), "--submission", "1"]
@@ -210,7 +219,9 @@ def at_work(
     files.make_folder(me.root)
     notices = Notices()
     crank = Crank(paths, site, log, notices)
-    return Worker(paths, config.resolve(x.config()), site, allocation, notices, me, log, crank)
+    return Worker(
+        paths, resolved_config.resolve(x.config()), site, allocation, notices, me, log, crank
+    )
 
 
 def test_a_full_disk_does_not_part_a_worker_from_its_ranks(
@@ -299,7 +310,7 @@ def test_a_sentinel_tells_though_the_storage_is_away_for_a_moment(
     heard, once = paths.root / "heard", Once(monkeypatch)
     hook = {"command": f'echo "$HPCDET_EVENT" >>{heard}', "on": ["stuck"]}
     files.write_once(paths.site, loading.dump(x.local_site()))
-    files.write_once(paths.config, config.dump(x.config(notify=hook)))
+    files.write_once(paths.config, resolved_config.dump(x.config(notify=hook)))
     once.refuses(files, "read", lambda path: path.name in (paths.site.name, CONFIG))
     once.refuses(files, "write_once", lambda path: path == paths.stuck(1), done=True)
     told = sentinel._tell(paths, 1, "all tasks have ended")
@@ -324,7 +335,7 @@ def test_a_sentinel_tells_only_where_somebody_is_needed_and_nobody_was_sent(
 ) -> None:
     """Its time may be over after any turn."""
     files.write_once(paths.site, loading.dump(x.local_site()))
-    files.write_once(paths.config, config.dump(x.config()))
+    files.write_once(paths.config, resolved_config.dump(x.config()))
     monkeypatch.setattr(sentinel, "turns", lambda *_: iter([turn]))
     assert (sentinel.watch(paths, 1) is not None) == paths.stuck(1).exists() == told
 
@@ -358,13 +369,13 @@ def test_storage_that_is_away_while_a_worker_starts_ends_no_task(
     """A task that failed would not come back, and perhaps nobody could send another."""
     site = x.local_site(capabilities=DAEMON)
     files.write_once(paths.site, loading.dump(site))
-    files.write_once(paths.config, config.dump(x.config()))
-    digest = config.digest(paths.config)
+    files.write_once(paths.config, resolved_config.dump(x.config()))
+    digest = resolved_config.digest(paths.config)
     open_attempt = attempt(paths, worker(paths), progressed=True)
     Closed("CANCELED").write_once(paths.closed)
     me, once = paths.worker(1, 0, 1), Once(monkeypatch)
     once.refuses(Path, "exists", lambda path: path.name == paths.site.name)
-    once.refuses(config, "digest", lambda _: True)
+    once.refuses(resolved_config, "digest", lambda _: True)
     once.refuses(files, "read", lambda path: path.name in (paths.site.name, CONFIG))
     once.refuses(files, "write_once", lambda path: path == me.claim, done=True)
     once.refuses(journal, "Reader", lambda path: path == me.journal)
@@ -427,7 +438,7 @@ def test_a_worker_that_leaves_trials_for_which_nobody_was_sent_ends_with_an_erro
         work = at_work(paths, log, Allocation("job_0", ("n1",), end_at=0.0))
         work.site = x.local_site(capabilities={"requeue": "none"})
         files.write_once(paths.site, loading.dump(work.site))
-        files.write_once(paths.config, config.dump(x.config()))
+        files.write_once(paths.config, resolved_config.dump(x.config()))
         work.crank = Crank(paths, work.site, log, work.notices)
         assert work.work() == code
         work.crank.close()
@@ -439,7 +450,7 @@ def test_an_end_is_told_to_whoever_decides(tmp_path: Path, monkeypatch: pytest.M
     files.make_folder(paths.root)
     site = x.local_site()
     files.write_once(paths.site, loading.dump(site))
-    files.write_once(paths.config, config.dump(x.config()))
+    files.write_once(paths.config, resolved_config.dump(x.config()))
     assert lease.Lease(paths, "daemon", 100).try_acquire()
     with journal.Writer(paths.worker(1, 0, 0).journal) as log:
         crank = Crank(paths, site, log, Notices())
@@ -447,17 +458,17 @@ def test_an_end_is_told_to_whoever_decides(tmp_path: Path, monkeypatch: pytest.M
         x.until(lambda: crank.turns > 0, lambda: "no turn")
         assert not crank.decides
         daemon._wait(paths, [], 3600.0)
-        assert not nudges.take(paths), "it was heard"
+        assert not wakeup.take(paths), "it was heard"
         Closed("COMPLETED").write_once(paths.closed)
         once = Once(monkeypatch)
         once.refuses(lease, "last", lambda _: True)
         crank.last_turn()
         assert crank.decides and once.refused
-        nudges.give(paths, "0001-0001.0")
+        wakeup.give(paths, "0001-0001.0")
         made = crank.turns
         crank.turn()
         x.until(lambda: crank.turns > made, lambda: "no turn")
-        assert not nudges.take(paths), "nor is this worker deaf"
+        assert not wakeup.take(paths), "nor is this worker deaf"
         crank.close()
 
 

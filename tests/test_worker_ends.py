@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.store.records import Control, Verdict
+from hpcdet.store.folder.records import Control, Verdict
 from hpcdet.worker import traces
 from hpcdet.worker.ends import Evidence, first_failed_rank, judge
 from hpcdet.worker.step import PEER_LOST

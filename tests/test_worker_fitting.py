@@ -12,10 +12,11 @@ import pytest
 
 from hpcdet.jobs.launch import Allocation
 from hpcdet.read import gather, timeline
-from hpcdet.store import config, files, journal
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Claim, WorkerClaim, WorkerEnd
-from hpcdet.store.trials import standing
+from hpcdet.store.config import resolved_config
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Claim, WorkerClaim, WorkerEnd
+from hpcdet.store.fs import files, journal
+from hpcdet.store.trials.standing import standing
 from hpcdet.units import Length
 from hpcdet.worker import claims
 from hpcdet.worker.fitting import Fitting, Pace, measure
@@ -46,7 +47,7 @@ def attempt(built: Builder, trial: Any, *, start_s: float = 30, until: int = 60)
 
 def fitting(built: Builder, left_s: float, noted: list[dict[str, Any]]) -> Fitting:
     now = time.time()
-    resolved = config.load(built.paths.config)
+    resolved = resolved_config.load(built.paths.config)
     remaining = Remaining(now + left_s, 10, now + left_s - 10_000)
     return Fitting(resolved, remaining, lambda kind, **about: noted.append({"kind": kind, **about}))
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hpcdet.control import watch
-from hpcdet.store import chain, files, journal
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import (
+from hpcdet.store.decisions import chain
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import (
     Claim,
     Closed,
     End,
@@ -22,6 +22,7 @@ from hpcdet.store.records import (
     WorkerClaim,
     WorkerEnd,
 )
+from hpcdet.store.fs import files, journal
 from hpcdet.worker import handover, sentinel
 from tests import experiments as x
 from tests.test_local_experiments import Lab

@@ -15,8 +15,8 @@ import pytest
 
 from hpcdet.jobs.launch import Allocation, Launch, clean_environment, launch, listener_argv
 from hpcdet.schedulers import processes
-from hpcdet.store import config
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.config import resolved_config
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.worker import step as steps
 from hpcdet.worker.step import PEER_LOST, Exit, RunningStep
 from tests import experiments as x
@@ -43,7 +43,7 @@ def planned(
     site = x.local_site(launcher=launcher, python="/opt/python")
     attempt = paths.trial(7).attempt(2)
     allocation = Allocation("5_1", ("n1",), 0, 99.5, slurm)
-    return launch(config.resolve(values), site, paths, attempt, allocation, lane or 0)
+    return launch(resolved_config.resolve(values), site, paths, attempt, allocation, lane or 0)
 
 
 RANK = "/opt/python -Pm hpcdet.attempt /scratch/exp-0001 7 2"

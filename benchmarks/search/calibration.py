@@ -24,8 +24,9 @@ from hpcdet.search.registry import searcher
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.waits import Wait
-from hpcdet.store import config, journal
-from hpcdet.store.records import Claim, End, Submitted, WorkerClaim
+from hpcdet.store.config import resolved_config
+from hpcdet.store.folder.records import Claim, End, Submitted, WorkerClaim
+from hpcdet.store.fs import journal
 from tests import experiments, fake_rank
 from tests.cluster import slurm
 from tests.cluster.configuration import Options
@@ -150,7 +151,7 @@ def figures(run: Run) -> Figures:
 
 
 def foretold(known: Figures, search: Search) -> tuple[float, int, Counter[int]]:
-    resolved = config.resolve(values(search))
+    resolved = resolved_config.resolve(values(search))
     cluster = Cluster(
         search.workers,
         queue_wait=Wait(typical_s=known.wait_s),

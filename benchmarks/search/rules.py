@@ -18,7 +18,7 @@ from typing import Any
 from hpcdet.search import api
 from hpcdet.search.halving import NEWEST
 from hpcdet.search.registry import searcher
-from hpcdet.store.config import resolve
+from hpcdet.store.config.resolved_config import resolve
 from hpcdet.units import Length
 
 ENDLESS = 10**7

@@ -21,7 +21,7 @@ from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import Curves
 from hpcdet.space.space import Space
-from hpcdet.store.config import resolve
+from hpcdet.store.config.resolved_config import resolve
 
 SPACE = {
     "lr": {"type": "loguniform", "low": 1e-6, "high": 1e-1},

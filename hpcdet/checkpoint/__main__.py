@@ -19,9 +19,10 @@ from hpcdet.checkpoint import foreign, loading, retention, safekeeping, staging
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint.manifest import NewerFormat
 from hpcdet.errors import HpcdetError, IntegrityError, Unavailable, UsageError
-from hpcdet.store import config, staged
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.trials import standing
+from hpcdet.store.config import resolved_config
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.trials import staged
+from hpcdet.store.trials.standing import standing
 
 _SAY_EVERY_S = 0.2
 
@@ -171,7 +172,7 @@ def _sweep(experiment: ExperimentPaths, dry_run: bool) -> int:
             where=str(experiment.root),
             hint="each trial applies the rules itself while it runs; this is for afterwards",
         )
-    policy = retention.Policy.of(config.load(experiment.config))
+    policy = retention.Policy.of(resolved_config.load(experiment.config))
     needed = {"done": 0, "stopped": 1}  # any other trial may still be asked to go on
     resume = {
         trial.number: needed.get(standing(trial).state, retention.RESUME)
@@ -196,7 +197,7 @@ def _sweep(experiment: ExperimentPaths, dry_run: bool) -> int:
 def _drain(experiment: ExperimentPaths, number: int, attempt: int) -> int:
     """For a worker whose ranks have ended: the journal of their attempt is nobody's but ours."""
     trial = experiment.trial(number)
-    where = config.load(experiment.config).checkpoint_storage.local_staging
+    where = resolved_config.load(experiment.config).checkpoint_storage.local_staging
     if where is None:
         return 0
     done = staging.drain(staged.folder(where, experiment, number), trial, attempt)

@@ -11,8 +11,9 @@ from hpcdet.checkpoint.outline import Content, Report, digest
 from hpcdet.checkpoint.shard import Shard
 from hpcdet.checkpoint.tree import StateError
 from hpcdet.errors import Unavailable
-from hpcdet.store import files, records
-from hpcdet.store.trials import MANIFEST
+from hpcdet.store.folder import records
+from hpcdet.store.fs import files
+from hpcdet.store.trials.standing import MANIFEST
 
 
 class CheckpointFailed(Unavailable):

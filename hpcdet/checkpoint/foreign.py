@@ -25,7 +25,7 @@ from hpcdet.checkpoint.saving import Saved, save
 from hpcdet.checkpoint.table import item_size
 from hpcdet.checkpoint.tree import Leaf, StateError
 from hpcdet.errors import IntegrityError, NotFound, UsageError
-from hpcdet.store import files
+from hpcdet.store.fs import files
 
 FORMATS = ("safetensors", "pt", "hdf5")
 _WEIGHTS = ("model", "models", "module", "state_dict", "model_state_dict", "weights")

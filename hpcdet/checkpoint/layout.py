@@ -23,7 +23,7 @@ from blake3 import blake3
 from h5py import h5d, h5p, h5s, h5t
 
 from hpcdet.checkpoint.tree import Leaf
-from hpcdet.store import files
+from hpcdet.store.fs import files
 
 NO_DIGEST = "0" * 64
 TABLE = "table"

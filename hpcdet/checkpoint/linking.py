@@ -10,13 +10,13 @@ from hpcdet.checkpoint import loading
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint.manifest import Manifest
 from hpcdet.errors import UsageError
-from hpcdet.store import linking
+from hpcdet.store.trials import hard_links
 
 
 def link(
     source: Path, target: Path, *, meta: Mapping[str, Any] | None = None, previous: str = ""
 ) -> Manifest:
-    """Make ``target`` a checkpoint of the same content (``store.linking.link``).
+    """Make ``target`` a checkpoint of the same content (``store.trials.hard_links.link``).
 
     Args:
         source: a checkpoint; every byte of it is checked.
@@ -34,5 +34,5 @@ def link(
     origin = loading.verify(source)
     if manifests.position(target.name)[0] != origin.step:
         raise UsageError(f"it is not of the step of {origin.name}", where=str(target))
-    linking.link(source, target, meta=meta, previous=previous)
+    hard_links.link(source, target, meta=meta, previous=previous)
     return manifests.read(target)

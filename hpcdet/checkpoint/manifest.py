@@ -19,10 +19,12 @@ from blake3 import blake3
 from hpcdet import __version__
 from hpcdet.checkpoint.shard import HINT, Shard
 from hpcdet.errors import IntegrityError
-from hpcdet.store import files, manifests, sealed, trials
-from hpcdet.store.layout import CHECKPOINT_NAME, INHERITED, TrialPaths
-from hpcdet.store.manifests import NewerFormat as NewerFormat
-from hpcdet.store.trials import MANIFEST
+from hpcdet.store.folder.layout import CHECKPOINT_NAME, INHERITED, TrialPaths
+from hpcdet.store.fs import files
+from hpcdet.store.fs import sealed_json as sealed
+from hpcdet.store.trials import manifests, standing
+from hpcdet.store.trials.manifests import NewerFormat as NewerFormat
+from hpcdet.store.trials.standing import MANIFEST
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Manifest:
         prev_root: root of the checkpoint before, or "".
         root: BLAKE3 of everything else in the manifest; ``sealed`` sets it.
         writer: program and version that wrote it.
-        schema: version of the format, one of ``store.manifests.SCHEMAS``.
+        schema: version of the format, one of ``store.trials.manifests.SCHEMAS``.
     """
 
     name: str
@@ -169,7 +171,7 @@ def current(*places: Path) -> list[str]:
     Args:
         places: ``TrialPaths.checkpoint_places``; what is in several of them is given once.
     """
-    line = trials.lineage(TrialPaths(places[-1].parent, 0))
+    line = standing.lineage(TrialPaths(places[-1].parent, 0))
     found = {name for place in places for name in names(place) if name in line}
     return sorted(found, key=position)
 

@@ -22,7 +22,7 @@ from hpcdet.checkpoint.partition import share
 from hpcdet.checkpoint.pattern import Pattern
 from hpcdet.checkpoint.shard import Written, file_name, frozen_name
 from hpcdet.checkpoint.tree import Leaf
-from hpcdet.store import files
+from hpcdet.store.fs import files
 
 SKELETON = "skeleton"
 _PADDED = 4096

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcdet.store import files
+from hpcdet.store.fs import files
 
 PIECE = 16 << 20
 DIRECT = os.O_DIRECT

@@ -17,7 +17,7 @@ from hpcdet.checkpoint.buffers import PAGE, Bytes
 from hpcdet.checkpoint.shard import HINT, Shard
 from hpcdet.checkpoint.table import Row, Table
 from hpcdet.errors import IntegrityError
-from hpcdet.store import files
+from hpcdet.store.fs import files
 
 SMALL_FILE = 1 << 20
 """Up to this size a file is not worth reading past the page cache."""

@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 from hpcdet.checkpoint.manifest import is_committed, names, position
-from hpcdet.store import files
-from hpcdet.store.layout import INHERITED
-from hpcdet.store.linking import DRAFT
-from hpcdet.store.trials import MANIFEST
+from hpcdet.store.folder.layout import INHERITED
+from hpcdet.store.fs import files
+from hpcdet.store.trials.hard_links import DRAFT
+from hpcdet.store.trials.standing import MANIFEST
 
 BAD = ".bad-"
 STAGING = ".staging-"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcdet.store import files
+from hpcdet.store.fs import files
 
 PATIENCE_S = 600.0
 _IF_FAILED_S = 30.0

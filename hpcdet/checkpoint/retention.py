@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint import remove
 from hpcdet.checkpoint.manifest import Manifest
-from hpcdet.store import pins
-from hpcdet.store.config import Resolved
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import value
-from hpcdet.store.trials import standing
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import value
+from hpcdet.store.trials import pins
+from hpcdet.store.trials.standing import standing
 from hpcdet.units import Length
 
 Key = tuple[int, str]

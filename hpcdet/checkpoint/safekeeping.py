@@ -19,9 +19,9 @@ from hpcdet.checkpoint import loading, remove
 from hpcdet.checkpoint import manifest as manifests
 from hpcdet.checkpoint.retention import Key, Policy, ended, existing, keep, pinned
 from hpcdet.errors import IntegrityError
-from hpcdet.store import files
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.trials import MANIFEST
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import files
+from hpcdet.store.trials.standing import MANIFEST
 
 _PIECE = 4 << 20
 PARTIAL = ".partial-"

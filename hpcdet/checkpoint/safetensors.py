@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from hpcdet.errors import IntegrityError
-from hpcdet.store import files
+from hpcdet.store.fs import files
 
 _NAMES: dict[torch.dtype, str] = {
     torch.float64: "F64",

@@ -19,7 +19,7 @@ from hpcdet.checkpoint.reports import PATIENCE_S
 from hpcdet.checkpoint.task import Task
 from hpcdet.checkpoint.tree import StateError
 from hpcdet.checkpoint.wholes import Own, Swap, Wholes, WholesFailed
-from hpcdet.store import files
+from hpcdet.store.fs import files
 
 Exchange = Callable[[Any], list[Any]]
 """Gives a plain JSON value to all ranks and returns everyone's, in order of rank."""

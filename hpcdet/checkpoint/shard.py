@@ -19,8 +19,8 @@ from hpcdet.checkpoint.layout import Layout, digest_head
 from hpcdet.checkpoint.output import DIRECT, PIECE, Output, open_direct
 from hpcdet.checkpoint.task import Task
 from hpcdet.checkpoint.tree import Leaf
-from hpcdet.store import files
-from hpcdet.store.manifests import HINT as HINT
+from hpcdet.store.fs import files
+from hpcdet.store.trials.manifests import HINT as HINT
 
 _PIECE = 16 << 20
 _MOST_HASHING = 4

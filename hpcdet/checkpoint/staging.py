@@ -17,9 +17,10 @@ from hpcdet.checkpoint import remove, safekeeping
 from hpcdet.checkpoint.manifest import Manifest
 from hpcdet.checkpoint.safekeeping import Stopped
 from hpcdet.errors import IntegrityError
-from hpcdet.store import journal, staged
-from hpcdet.store.layout import TrialPaths
-from hpcdet.store.trials import lineage
+from hpcdet.store.folder.layout import TrialPaths
+from hpcdet.store.fs import journal
+from hpcdet.store.trials import staged
+from hpcdet.store.trials.standing import lineage
 
 KEEP = 2
 """So many of the newest stay on the node, to go on from there: one may be damaged."""

@@ -14,7 +14,7 @@ from hpcdet.checkpoint.outline import File, Part, Report, digests_of
 from hpcdet.checkpoint.shard import Shard, Written
 from hpcdet.checkpoint.task import Task
 from hpcdet.checkpoint.wholes import Own, Swap, Wholes
-from hpcdet.store import files
+from hpcdet.store.fs import files
 
 _FileOf = tuple[File, Sequence[Any], Image, Callable[[Shard, Path], bool] | None]
 

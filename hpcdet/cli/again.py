@@ -17,9 +17,10 @@ from hpcdet.cli.settings import settings
 from hpcdet.config import changing
 from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.read import changes, find, gather, origins, purged, states
-from hpcdet.store import overrides, trials
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Reason
+from hpcdet.store.config import overrides
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Reason
+from hpcdet.store.trials import standing
 
 MEMORY = "resources.memory_per_slot"
 EXCLUDED = "resources.exclude_nodes"
@@ -173,8 +174,8 @@ def _verify(
     for trial in gathered.trials:
         idle = ("done", "stopped") if chosen else ("done", "stopped", "failed")
         if chosen in (0, trial.number) and trial.standing.state not in idle:
-            line = trials.lineage(trial.paths)
-            own = [name for name in trials.checkpoints(trial.paths) if name in line]
+            line = standing.lineage(trial.paths)
+            own = [name for name in standing.checkpoints(trial.paths) if name in line]
             names[trial.number] = [arguments["from"]] if arguments.get("from") else own[::-1]
     paths = gathered.paths
     folders = {n: _copies(paths.trial(n), own) for n, own in names.items()}
@@ -200,7 +201,7 @@ def _verify(
 def _copies(trial: TrialPaths, names: Sequence[str]) -> list[Path]:
     """Every copy of these checkpoints, in their order."""
     copies = [place / name for name in names for place in trial.checkpoint_places]
-    return [copy for copy in copies if (copy / trials.MANIFEST).is_file()]
+    return [copy for copy in copies if (copy / standing.MANIFEST).is_file()]
 
 
 @click.command("retry", short_help="Try failed trials again from their checkpoints.")

@@ -17,8 +17,9 @@ from hpcdet.control import commands
 from hpcdet.control.holder import Holder
 from hpcdet.errors import HpcdetError, UsageError
 from hpcdet.read import changes, find, gather, states
-from hpcdet.store import journal, overrides
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.config import overrides
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import journal
 
 _SEE_OFF_S = 10.0
 

@@ -17,7 +17,7 @@ from hpcdet.config import changing
 from hpcdet.control import commands
 from hpcdet.errors import HpcdetError, UsageError
 from hpcdet.read import changes, find, gather
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 
 
 @click.command("set", short_help="Change the limits of experiments that run.")

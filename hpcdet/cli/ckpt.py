@@ -16,9 +16,10 @@ from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.settings import confirm, settings
 from hpcdet.errors import IntegrityError, NotFound, UsageError
 from hpcdet.read import find, gather, origins, states, views
-from hpcdet.store import files, pins
-from hpcdet.store.layout import CHECKPOINT_NAME, TrialPaths
-from hpcdet.store.trials import MANIFEST
+from hpcdet.store.folder.layout import CHECKPOINT_NAME, TrialPaths
+from hpcdet.store.fs import files
+from hpcdet.store.trials import pins
+from hpcdet.store.trials.standing import MANIFEST
 
 COLUMNS = (
     Column("TRIAL", "trial", right=True),

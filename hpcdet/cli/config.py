@@ -19,8 +19,8 @@ from hpcdet.cli.settings import settings
 from hpcdet.errors import NotFound
 from hpcdet.read import changes, find, gather
 from hpcdet.site.loading import walk
-from hpcdet.store import config as resolved_config
-from hpcdet.store import files, yaml12
+from hpcdet.store.config import resolved_config
+from hpcdet.store.fs import files, yaml12
 
 _KEYS = "hpcdet config show --origin lists those it has"
 

@@ -11,7 +11,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.control import controller
 from hpcdet.control.controller import Holder, Turn
 from hpcdet.errors import HpcdetError
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 
 _LOOK_S = 10.0
 _LOCAL_S = 0.5

@@ -21,8 +21,8 @@ from hpcdet.jobs.checks import Finding
 from hpcdet.jobs.environment import fold_defaults
 from hpcdet.schedulers import facts
 from hpcdet.site import Site, places
-from hpcdet.store import files
-from hpcdet.store.config import Resolved, Resources
+from hpcdet.store.config.resolved_config import Resolved, Resources
+from hpcdet.store.fs import files
 
 COLUMNS = (
     Column("", "level"),

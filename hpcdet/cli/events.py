@@ -13,7 +13,7 @@ from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.settings import settings
 from hpcdet.errors import UsageError
 from hpcdet.read import find, gather, views
-from hpcdet.store import files
+from hpcdet.store.fs import files
 
 COLUMNS = (
     Column("TIME", words.time_of("time"), cut=False),

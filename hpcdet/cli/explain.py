@@ -30,7 +30,7 @@ from hpcdet.read import (
     views,
 )
 from hpcdet.read.escapes import escaped
-from hpcdet.store import home
+from hpcdet.store.folder import home
 
 Finding = dict[str, Any]
 

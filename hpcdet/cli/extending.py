@@ -12,7 +12,7 @@ from hpcdet.config import changing
 from hpcdet.errors import UsageError
 from hpcdet.read import changes
 from hpcdet.read.gather import Gathered
-from hpcdet.store import overrides
+from hpcdet.store.config import overrides
 
 _POPULATION = "it goes on with as many members as it has"
 _LARGER = "--longer trains them further; for more of them submit with another population_size"

@@ -22,9 +22,10 @@ from hpcdet.cli.settings import confirm, settings
 from hpcdet.control import daemon
 from hpcdet.errors import IntegrityError, Unavailable, UsageError
 from hpcdet.read import find, gather, states
-from hpcdet.store import files, home, scratch
-from hpcdet.store.layout import SCRATCH_MARK, ExperimentPaths
-from hpcdet.store.trials import MANIFEST
+from hpcdet.store.folder import home, scratch
+from hpcdet.store.folder.layout import SCRATCH_MARK, ExperimentPaths
+from hpcdet.store.fs import files
+from hpcdet.store.trials.standing import MANIFEST
 
 COLUMNS = (Column("ID", "id"), Column("TO", "path"), Column("WHAT", "what"))
 NOT_ARCHIVED = ("secrets.json", "index.sqlite")

@@ -17,7 +17,7 @@ from hpcdet.cli.times import Seconds
 from hpcdet.errors import StillPending, Unsuccessful
 from hpcdet.read import views
 from hpcdet.read.states import ENDED
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 
 __all__ = ["ENDED", "following", "pause", "until", "wait_command"]
 

@@ -13,7 +13,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.errors import IntegrityError
 from hpcdet.read import find
 from hpcdet.read.each import UNREADABLE, left_out
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 
 
 @click.group("index", short_help="Update or rebuild the SQLite index, or say where it is.")

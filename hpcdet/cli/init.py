@@ -75,8 +75,8 @@ def _from_script(folder: Path, script: Path, profile: str | None, dry_run: bool)
     """
     from hpcdet import config
     from hpcdet.jobs.translate import translate
-    from hpcdet.store import yaml12
-    from hpcdet.store.config import dump
+    from hpcdet.store.config.resolved_config import dump
+    from hpcdet.store.fs import yaml12
 
     target = folder / "experiment.yaml"
     found = translate(yaml12.text(script), script.stem)
@@ -119,7 +119,7 @@ def _site_line(profile: str) -> str:
         NotFound, ConfigError: it is not, or its file is wrong.
     """
     from hpcdet import site
-    from hpcdet.store import config
+    from hpcdet.store.config import resolved_config as config
 
     site.load(profile)
     file = Path(profile).expanduser()

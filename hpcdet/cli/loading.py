@@ -18,10 +18,11 @@ from hpcdet.jobs import checks, lanes, origin, past, snapshot
 from hpcdet.jobs.environment import fold_defaults
 from hpcdet.schedulers import facts
 from hpcdet.site import Site
-from hpcdet.store import trust, yaml12
-from hpcdet.store.config import Resolved, resolve
-from hpcdet.store.history import History
-from hpcdet.store.parents import Donation
+from hpcdet.store.config.resolved_config import Resolved, resolve
+from hpcdet.store.folder import trust
+from hpcdet.store.fs import yaml12
+from hpcdet.store.trials.history import History
+from hpcdet.store.trials.parents import Donation
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -18,7 +18,8 @@ from hpcdet.cli.settings import settings
 from hpcdet.errors import UsageError
 from hpcdet.read import find, logs, views
 from hpcdet.read.logs import LogLine
-from hpcdet.store import packed, scratch
+from hpcdet.store.folder import scratch
+from hpcdet.store.fs import packed
 
 _AT_ONCE = 1000
 """Lines that are printed together."""

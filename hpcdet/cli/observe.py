@@ -18,7 +18,7 @@ from hpcdet.cli.times import Seconds
 from hpcdet.errors import Unsuccessful, UsageError
 from hpcdet.read import find, series, views
 from hpcdet.read.each import of_each
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 
 Item = dict[str, Any]
 

@@ -23,8 +23,8 @@ from hpcdet.cli.settings import settings
 from hpcdet.errors import UsageError
 from hpcdet.read.escapes import escaped
 from hpcdet.read.shapes import shape
-from hpcdet.store import files
-from hpcdet.store.records import number
+from hpcdet.store.folder.records import number
+from hpcdet.store.fs import files
 
 FORMATS = ("table", "wide", "json", "jsonl", "csv", "id")
 

@@ -19,7 +19,7 @@ from hpcdet.config.plan import plan
 from hpcdet.errors import UsageError
 from hpcdet.jobs import decisions, pace, room, succession, waits
 from hpcdet.site import Site
-from hpcdet.store.config import Resolved
+from hpcdet.store.config.resolved_config import Resolved
 
 
 @click.command("plan", short_help="Say what a config would do; nothing is made.")

@@ -21,9 +21,11 @@ from hpcdet.jobs import create, errand, launch
 from hpcdet.schedulers import processes
 from hpcdet.search import api, registry
 from hpcdet.search.program import ProgramError
-from hpcdet.store import config, files, history
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Trial
+from hpcdet.store.config import resolved_config
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Trial
+from hpcdet.store.fs import files
+from hpcdet.store.trials import history
 
 _WALLTIME_S = 600
 _NODE_S = 1800.0
@@ -176,7 +178,7 @@ def _judge(wanted: Request, code: int, output: str) -> None:
 
 
 def _first_trial(paths: ExperimentPaths) -> Trial:
-    resolved = config.load(paths.config)
+    resolved = resolved_config.load(paths.config)
     searcher = registry.searcher(resolved, paths.code, history=history.of(paths))
     try:
         _, actions = searcher.on_event(searcher.initial(), api.Start())

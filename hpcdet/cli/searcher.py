@@ -15,7 +15,7 @@ from hpcdet.control import daemon
 from hpcdet.control.controller import Turn
 from hpcdet.errors import HpcdetError, NotFound, UsageError
 from hpcdet.read import find, gather, states
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 
 COLUMNS = (
     Column("ID", "id"),
@@ -161,7 +161,7 @@ def replay(out: Output, id: str, verify: bool) -> None:
     Examples: hpcdet searcher replay digits-7f3a
               hpcdet searcher replay --verify digits-7f3a
     """
-    from hpcdet.store import chain
+    from hpcdet.store.decisions import chain
 
     paths = _paths(id)
     if verify:
@@ -185,13 +185,16 @@ def _verified(paths: ExperimentPaths, lines: list[dict[str, Any]]) -> dict[str, 
     from hpcdet.control.decided import program
     from hpcdet.control.replay import Replay
     from hpcdet.search.registry import searcher
-    from hpcdet.store import config, history, snapshots, trust
-    from hpcdet.store.held import hold
+    from hpcdet.store.config import resolved_config
+    from hpcdet.store.decisions import snapshots
+    from hpcdet.store.folder import trust
+    from hpcdet.store.folder.held_folder import hold
+    from hpcdet.store.trials import history
 
-    resolved, code = config.load(paths.config), paths.code
+    resolved, code = resolved_config.load(paths.config), paths.code
     if resolved.searcher.program is not None:
         held = hold(paths.root)  # what is checked is what runs
-        resolved, code = config.load(held.paths.config), held.paths.code
+        resolved, code = resolved_config.load(held.paths.config), held.paths.code
         trust.refuse_to_run(code)
     method = searcher(resolved, code, history=history.of(paths))
     known = {one.point: one.state for one in snapshots.read(paths, program(method))}

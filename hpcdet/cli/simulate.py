@@ -26,7 +26,7 @@ from hpcdet.sim.engine import Simulation
 from hpcdet.sim.forecast import Forecast
 from hpcdet.sim.surrogate import Besides, Curves
 from hpcdet.sim.waits import Wait
-from hpcdet.store.config import Budget, Resolved
+from hpcdet.store.config.resolved_config import Budget, Resolved
 from hpcdet.units import Length
 
 _FULL_TRIAL_S = 3600.0

@@ -24,8 +24,8 @@ from hpcdet.errors import ConfigError, HpcdetError, UsageError
 from hpcdet.jobs import create, decisions, pace, provenance, submission
 from hpcdet.read import views
 from hpcdet.site import Site, from_resolved
-from hpcdet.store.budget import Budget
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.cost.budget import Budget
+from hpcdet.store.folder.layout import ExperimentPaths
 
 COLUMNS = (
     Column("ID", "id"),

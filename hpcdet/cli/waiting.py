@@ -13,8 +13,8 @@ from hpcdet.cli.settings import settings
 from hpcdet.control import commands
 from hpcdet.errors import ConfigError, NotFound, UsageError
 from hpcdet.read import find
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Closed
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Closed
 
 _SLURM_JOB = re.compile(r"(?:slurm:)?(\d+(?:_\d+)?)")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from hpcdet.config.models import Searcher
 from hpcdet.config.problems import Problem
-from hpcdet.store.config import COPYING, MODELLED
+from hpcdet.store.config.resolved_config import COPYING, MODELLED
 
 
 def problems(asked: Searcher) -> Iterator[Problem]:

@@ -12,9 +12,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from hpcdet.config import checks, problems
 from hpcdet.config.models import Config
 from hpcdet.errors import ConfigError, UsageError
-from hpcdet.store import overrides
-from hpcdet.store.config import Resolved
-from hpcdet.store.yaml12 import scalar
+from hpcdet.store.config import overrides
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.fs.yaml12 import scalar
 
 _USERS = ("hyperparameters", "data", "environment")  # whose own keys no model lists
 

@@ -11,8 +11,8 @@ from hpcdet.config.problems import Problem
 from hpcdet.config.stopping import Stopping
 from hpcdet.space.errors import SpaceError
 from hpcdet.space.space import Space
-from hpcdet.store.config import COPYING, HALVING, MODELLED, WHOLE, resolve
-from hpcdet.store.secrets import is_secret
+from hpcdet.store.config.data_secrets import is_secret
+from hpcdet.store.config.resolved_config import COPYING, HALVING, MODELLED, WHOLE, resolve
 from hpcdet.units import Length
 
 _COMPILE = {"backend": str, "dynamic": bool, "fullgraph": bool, "mode": str}

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from hpcdet.errors import ConfigError, UsageError
-from hpcdet.store import yaml12
+from hpcdet.store.fs import yaml12
 
 
 def assign(text: str, key: str, value: str, source: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from hpcdet.errors import UsageError
-from hpcdet.store.yaml12 import Document, KeyPath, scalar
+from hpcdet.store.fs.yaml12 import Document, KeyPath, scalar
 
 _LENGTHS = {("searcher", "max_length"), ("min_validation_period",), ("min_checkpoint_period",)}
 _DOMAIN = {"type", "choice", "derived"}

@@ -14,9 +14,9 @@ from hpcdet.config import checks, entrypoints, foreign, methods, problems, secre
 from hpcdet.config.layers import Layered
 from hpcdet.config.models import Config
 from hpcdet.config.problems import Problem
-from hpcdet.store import yaml12
-from hpcdet.store.config import Resolved, resolve
-from hpcdet.store.yaml12 import Document
+from hpcdet.store.config.resolved_config import Resolved, resolve
+from hpcdet.store.fs import yaml12
+from hpcdet.store.fs.yaml12 import Document
 
 DEFAULT = "default"
 _FREE = ("hyperparameters", "data", "options")  # the user's own keys; null means null there

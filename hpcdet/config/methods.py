@@ -12,7 +12,7 @@ from hpcdet.config.models import Config, Searcher
 from hpcdet.config.problems import Problem, default
 from hpcdet.rungs import hyperband
 from hpcdet.space.space import Space
-from hpcdet.store.config import COPYING, HALVING, MODELLED, WHOLE, resolve
+from hpcdet.store.config.resolved_config import COPYING, HALVING, MODELLED, WHOLE, resolve
 
 _COMPARED = tuple(name for name in HALVING if name not in WHOLE)
 _LEARNING = ("random", *HALVING, *COPYING)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hpcdet.rungs import Bracket
-from hpcdet.store import inodes
-from hpcdet.store.config import MODELLED, Resolved
+from hpcdet.store.config.resolved_config import MODELLED, Resolved
+from hpcdet.store.folder import inodes
 
 _EXPERIMENT_INODES = 40  # folders, config, site, provenance, decisions, the first submission
 _WORKER_INODES = 6

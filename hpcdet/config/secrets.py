@@ -1,6 +1,6 @@
 """``data.secrets``: references stay in the config, literals leave it.
 
-``{env: NAME}`` and ``{file: PATH}`` are resolved on the node (``store.secrets``). Anything else
+``{env: NAME}`` and ``{file: PATH}`` are resolved on the node (``store.config.data_secrets``). Anything else
 is taken out and goes to a file of its own, mode 0600; ``{stored: NAME}`` takes its place, in copies
 of the file as well.
 """
@@ -16,7 +16,7 @@ import yaml
 
 from hpcdet.config.problems import Problem
 from hpcdet.errors import ConfigError
-from hpcdet.store import yaml12
+from hpcdet.store.fs import yaml12
 
 _FORMS = ("env", "file")
 _REFERENCES = (*_FORMS, "stored")

@@ -9,7 +9,7 @@ from hpcdet.config.models import Config, Searcher
 from hpcdet.config.problems import Problem
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
-from hpcdet.store.config import COPYING
+from hpcdet.store.config.resolved_config import COPYING
 
 
 def key(path: tuple[str | int, ...]) -> str:

@@ -8,11 +8,12 @@ from hpcdet.control import clones
 from hpcdet.control.holder import Holder
 from hpcdet.control.plans import Plan
 from hpcdet.errors import IntegrityError
-from hpcdet.store import files, limits, packed
-from hpcdet.store.controls import in_force
-from hpcdet.store.layout import TrialPaths
-from hpcdet.store.parents import Parent
-from hpcdet.store.records import Control, Trial
+from hpcdet.store.cost import limits
+from hpcdet.store.folder.layout import TrialPaths
+from hpcdet.store.folder.records import Control, Trial
+from hpcdet.store.fs import files, packed
+from hpcdet.store.trials.controls import in_force
+from hpcdet.store.trials.parents import Parent
 
 
 def apply(holder: Holder) -> None:

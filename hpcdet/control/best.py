@@ -8,8 +8,9 @@ import dataclasses
 from hpcdet.control.holder import Holder
 from hpcdet.goals import finite
 from hpcdet.search import api, doubts
-from hpcdet.store import chain, files
-from hpcdet.store.records import Best, number
+from hpcdet.store.decisions import chain
+from hpcdet.store.folder.records import Best, number
+from hpcdet.store.fs import files
 
 _KNOWN, _NEWS = ("best",), ("best", "news")
 

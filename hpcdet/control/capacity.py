@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Place
 from hpcdet.jobs import lanes
-from hpcdet.store import files
-from hpcdet.store.config import Resolved
-from hpcdet.store.records import Claim
-from hpcdet.store.trials import Standing
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.records import Claim
+from hpcdet.store.fs import files
+from hpcdet.store.trials.standing import Standing
 
 
 def workers(

@@ -15,11 +15,12 @@ from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Place
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.schedulers.base import Accounts, Job, Usage
-from hpcdet.store import config, spending
-from hpcdet.store.budget import Charge
-from hpcdet.store.layout import ExperimentPaths, WorkerPaths
-from hpcdet.store.records import Closed, Submitted, WorkerClaim, WorkerEnd
-from hpcdet.store.spending import Spending
+from hpcdet.store.config import resolved_config
+from hpcdet.store.cost import spending
+from hpcdet.store.cost.budget import Charge
+from hpcdet.store.cost.spending import Spending
+from hpcdet.store.folder.layout import ExperimentPaths, WorkerPaths
+from hpcdet.store.folder.records import Closed, Submitted, WorkerClaim, WorkerEnd
 
 NEAR_S = 60.0
 """Clocks of a node and of the accounting differ by less."""
@@ -87,7 +88,7 @@ def settle(paths: ExperimentPaths) -> None:
         scheduler = open_scheduler(from_resolved(paths.site))
         if not isinstance(scheduler, Accounts):
             return
-        reader = Spending(paths, config.load(paths.config))
+        reader = Spending(paths, resolved_config.load(paths.config))
         found = list(_due(paths, reader, set(), lambda one: WorkerEnd.read(one.end) is not None))
         fresh = _ask(reader, scheduler, found) if found else ([], [])
         if any(fresh):

@@ -21,10 +21,11 @@ from typing import Any
 from hpcdet.control.holder import Holder
 from hpcdet.control.plans import Plan
 from hpcdet.errors import HpcdetError, IntegrityError, UsageError
-from hpcdet.store import parents, scratch
-from hpcdet.store.layout import TrialPaths
-from hpcdet.store.parents import Donation, Parent
-from hpcdet.store.trials import standing
+from hpcdet.store.folder import scratch
+from hpcdet.store.folder.layout import TrialPaths
+from hpcdet.store.trials import parents
+from hpcdet.store.trials.parents import Donation, Parent
+from hpcdet.store.trials.standing import standing
 from hpcdet.units import Length
 
 _GONE = (errno.ENOENT, errno.ESTALE)

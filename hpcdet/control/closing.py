@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Gone
-from hpcdet.store import files, progress, trials
-from hpcdet.store.layout import AttemptPaths
-from hpcdet.store.records import Claim, End, Reason, Verdict, WorkerEnd
+from hpcdet.store.folder.layout import AttemptPaths
+from hpcdet.store.folder.records import Claim, End, Reason, Verdict, WorkerEnd
+from hpcdet.store.fs import files
+from hpcdet.store.trials import progress, standing
 
 _WORKER = re.compile(r"(\d+)-(\d+)\.(\d+)")
 
@@ -41,7 +42,7 @@ def close_attempt(holder: Holder, attempt: AttemptPaths, claim: Claim, reason: R
     verdict = Verdict.read(attempt.verdict)
     got = progress.of(attempt)
     end = End(
-        reason=trials.reason_of(verdict) if verdict else reason,
+        reason=standing.reason_of(verdict) if verdict else reason,
         progressed=got.progressed,
         first_step=got.first_step,
         error=verdict.error if verdict else "",

@@ -6,9 +6,11 @@ import getpass
 from typing import Any
 
 from hpcdet.errors import UsageError
-from hpcdet.store import chain, files, home, packed
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Closed, Command, Reopened, Verb
+from hpcdet.store.decisions import chain
+from hpcdet.store.folder import home
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Closed, Command, Reopened, Verb
+from hpcdet.store.fs import files, packed
 
 __all__ = ["Verb", "ask", "following"]
 
@@ -38,7 +40,7 @@ def ask(
 
     Raises:
         UsageError: the experiment is over; only ``tag`` and what reopens it is left to do then.
-            Or it is a copy of another one (``store.home``).
+            Or it is a copy of another one (``store.folder.home``).
     """
     home.refuse_copy(paths)
     reopens = _reopens(paths, verb, reopen)

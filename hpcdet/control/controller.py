@@ -31,10 +31,11 @@ from hpcdet.control.plans import Plan
 from hpcdet.control.watch import Place, Seen
 from hpcdet.errors import HpcdetError, IntegrityError
 from hpcdet.search import api
-from hpcdet.store import files, nudges
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Closed, ExperimentState, Reopened
-from hpcdet.store.trials import Standing
+from hpcdet.store.decisions import wakeup
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Closed, ExperimentState, Reopened
+from hpcdet.store.fs import files
+from hpcdet.store.trials.standing import Standing
 
 __all__ = ["Holder", "Turn", "advance"]
 
@@ -205,7 +206,7 @@ def _close(holder: Holder, seen: Seen) -> bool:
         holder.record("state", state=state, why=why)
     fleet.cancel_all(holder, _waiting_jobs(seen))
     fleet.prune(holder, seen)
-    nudges.take(holder.paths)
+    wakeup.take(holder.paths)
     end = path.stem.replace("closed", "end")
     notify(holder, f"{end} {state}: {why}", "end", f"{state}: {why}")
     pack_all(holder)

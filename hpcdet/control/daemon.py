@@ -23,9 +23,11 @@ from hpcdet.control import controller, presence
 from hpcdet.control.holder import Holder
 from hpcdet.errors import HpcdetError, StillPending, UsageError
 from hpcdet.schedulers import processes
-from hpcdet.store import files, home, lease, nudges
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Closed
+from hpcdet.store.decisions import lease, wakeup
+from hpcdet.store.folder import home
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Closed
+from hpcdet.store.fs import files
 
 STOP_LIMIT_S = 120.0
 VISITS = 4
@@ -272,12 +274,12 @@ def _turn(paths: ExperimentPaths, holder: Holder, calm: bool) -> controller.Turn
 def _wait(paths: ExperimentPaths, heard: list[int], seconds: float) -> bool:
     """Until a signal comes, a worker leaves word, or the time is over; whether there was word."""
     limit = time.monotonic() + seconds
-    look_at = time.monotonic() + nudges.EVERY_S
+    look_at = time.monotonic() + wakeup.EVERY_S
     while not heard and (left := limit - time.monotonic()) > 0:
         if time.monotonic() >= look_at:
-            if nudges.take(paths):
+            if wakeup.take(paths):
                 return True
-            look_at = time.monotonic() + nudges.EVERY_S
+            look_at = time.monotonic() + wakeup.EVERY_S
         time.sleep(min(left, 0.2))
     return False
 

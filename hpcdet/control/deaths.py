@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Place, Seen
-from hpcdet.store import journal, progress
-from hpcdet.store.layout import AttemptPaths, WorkerPaths
-from hpcdet.store.records import End, WorkerEnd
+from hpcdet.store.folder.layout import AttemptPaths, WorkerPaths
+from hpcdet.store.folder.records import End, WorkerEnd
+from hpcdet.store.fs import journal
+from hpcdet.store.trials import progress
 
 _DEATHS = frozenset({"lost", "node_fail"})
 """Ends of attempts whose worker is gone without a word; preempted ones have a patience of their

@@ -14,10 +14,10 @@ from typing import Any
 from hpcdet.control.plans import Plan
 from hpcdet.errors import HpcdetError
 from hpcdet.search import api, codec
-from hpcdet.store import overrides
-from hpcdet.store.controls import BY_USER
-from hpcdet.store.journal import Line
-from hpcdet.store.records import Action, Control
+from hpcdet.store.config import overrides
+from hpcdet.store.folder.records import Action, Control
+from hpcdet.store.fs.journal import Line
+from hpcdet.store.trials.controls import BY_USER
 
 FOLD = 4
 """To be raised when the same records fold into another state: older snapshots are not read then."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
 
-from hpcdet.store.records import NO_FAULT, End, Reason, Verdict
+from hpcdet.store.folder.records import NO_FAULT, End, Reason, Verdict
 
 BUDGETS: dict[Reason, int] = {
     "preempted": 50,

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcdet.search import api
-from hpcdet.store import journal, trials
-from hpcdet.store.config import Resolved
-from hpcdet.store.journal import Line
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
-from hpcdet.store.overrides import Slots
-from hpcdet.store.records import Claim, End
-from hpcdet.store.spending import epoch, stretch
+from hpcdet.store.config.overrides import Slots
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.cost.spending import epoch, stretch
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Claim, End
+from hpcdet.store.fs import journal
+from hpcdet.store.fs.journal import Line
+from hpcdet.store.trials import standing
 from hpcdet.units import UNITS, Length, Unit
 
 RARE_S = 60.0
@@ -218,7 +219,7 @@ class Facts:
     def ends(self, trial: TrialPaths) -> list[tuple[AttemptPaths, End]]:
         """The attempts of a trial that are over, ascending, without claims that were given back."""
         found = []
-        for attempt in trials.claimed(trial):
+        for attempt in standing.claimed(trial):
             key = (trial.number, attempt.number)
             end = self._ends.get(key) or End.read(attempt.end)
             if end is not None:

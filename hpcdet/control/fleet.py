@@ -18,9 +18,10 @@ from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs import lanes, succession
 from hpcdet.schedulers.base import PerHost, Prunes, Refusal, SubmissionRefused, TaskState
 from hpcdet.site.models import Site
-from hpcdet.store import files, overrides
-from hpcdet.store.config import Resolved
-from hpcdet.store.records import End, Intent, Submitted, WorkerClaim, WorkerEnd
+from hpcdet.store.config import overrides
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.records import End, Intent, Submitted, WorkerClaim, WorkerEnd
+from hpcdet.store.fs import files
 
 RETRY_S = 60.0
 """Least time before a scheduler that took no job is asked again, where polling is allowed so

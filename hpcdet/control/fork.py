@@ -20,14 +20,17 @@ from hpcdet.errors import IntegrityError, Unavailable, UsageError
 from hpcdet.jobs import create
 from hpcdet.search import api, codec
 from hpcdet.site import from_resolved
-from hpcdet.store import chain, config, files, linking, packed, parents
-from hpcdet.store.chain import Chain
-from hpcdet.store.journal import Line
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.lease import Lease
-from hpcdet.store.overrides import OF_SEARCH
-from hpcdet.store.parents import Donation, Parent
-from hpcdet.store.records import Best, number
+from hpcdet.store.config import resolved_config
+from hpcdet.store.config.overrides import OF_SEARCH
+from hpcdet.store.decisions import chain
+from hpcdet.store.decisions.chain import Chain
+from hpcdet.store.decisions.lease import Lease
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Best, number
+from hpcdet.store.fs import files, packed
+from hpcdet.store.fs.journal import Line
+from hpcdet.store.trials import hard_links, parents
+from hpcdet.store.trials.parents import Donation, Parent
 from hpcdet.units import Length, Unit
 
 _KINDS = frozenset({"event", "action", "retry", "fail", "clone"})
@@ -46,7 +49,7 @@ class Forked:
         carried: trials that had ended: all of their files are here.
         going: trials that go on, and the length that each begins from.
         anew: trials that had not ended and have no checkpoint: they begin again.
-        named: what trials of the last two have for a parent, as ``store.parents`` writes it.
+        named: what trials of the last two have for a parent, as ``store.trials.parents`` writes it.
     """
 
     paths: ExperimentPaths
@@ -205,7 +208,7 @@ def _link_all(old: TrialPaths, new: TrialPaths) -> None:
     try:
         for source, target in pairs:
             if source.is_dir():
-                linking.tree(source, target)
+                hard_links.tree(source, target)
     except FileNotFoundError as error:
         what = f"trial {old.number} changes just now"
         raise Unavailable(what, where=str(old.root), hint="try again in a minute") from error
@@ -253,7 +256,7 @@ def _by_commands(lines: list[Line], then: Decided) -> dict[str, dict[str, Any]]:
 
 def _write_best(source: ExperimentPaths, paths: ExperimentPaths, lines: list[Line]) -> None:
     """For trials that keep checkpoints by the best value of all."""
-    searcher = config.load(source.config).searcher
+    searcher = resolved_config.load(source.config).searcher
     best: Best | None = None
     for line in lines:
         event = codec.decode_event(line["event"]) if line["kind"] == "event" else None

@@ -13,7 +13,7 @@ from hpcdet.control.decided import Decided
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Place, Seen
 from hpcdet.schedulers.base import TaskState
-from hpcdet.store.records import Claim, WorkerEnd
+from hpcdet.store.folder.records import Claim, WorkerEnd
 
 WORKERS = 5
 """Submissions in a row of which no worker took a trial, until a person is asked."""

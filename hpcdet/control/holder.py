@@ -22,16 +22,19 @@ from hpcdet.errors import IntegrityError
 from hpcdet.schedulers.base import Scheduler, Submission
 from hpcdet.search import api, codec
 from hpcdet.site.models import Site
-from hpcdet.store import chain, config, history, home, overrides, snapshots
-from hpcdet.store.chain import Chain, Point
-from hpcdet.store.config import Resolved
-from hpcdet.store.held import Held, hold
-from hpcdet.store.journal import Line
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.lease import Lease
-from hpcdet.store.records import Intent
-from hpcdet.store.snapshots import Snapshot
-from hpcdet.store.spending import Spending
+from hpcdet.store.config import overrides, resolved_config
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.cost.spending import Spending
+from hpcdet.store.decisions import chain, snapshots
+from hpcdet.store.decisions.chain import Chain, Point
+from hpcdet.store.decisions.lease import Lease
+from hpcdet.store.decisions.snapshots import Snapshot
+from hpcdet.store.folder import home
+from hpcdet.store.folder.held_folder import Held, hold
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Intent
+from hpcdet.store.fs.journal import Line
+from hpcdet.store.trials import history
 
 SWEEP_S = 120.0
 
@@ -100,7 +103,7 @@ class Hands:
 
         held = hold(paths.root)  # what is checked is what runs: the program, the hook
         opened = held.paths
-        resolved = config.load(opened.config)
+        resolved = resolved_config.load(opened.config)
         known: dict[int, Mapping[str, Any]] = {}
         site, pulse = from_resolved(opened.site), Pulse()
         past = history.of(opened)
@@ -189,7 +192,7 @@ class Holder:
         Raises:
             ConfigError: the experiment's config or site cannot be read, or names a scheduler
                 or searcher that does not exist here.
-            UsageError: it is a copy of another one (``store.home``).
+            UsageError: it is a copy of another one (``store.folder.home``).
         """
         home.refuse_copy(paths)
         return cls(paths, kind, Hands.of(paths), hold, submits)

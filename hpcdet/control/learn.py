@@ -11,9 +11,9 @@ from hpcdet.control.notify import notify
 from hpcdet.control.plans import Plan
 from hpcdet.control.sight import Seen
 from hpcdet.search import api
-from hpcdet.store import trials
-from hpcdet.store.records import Control, Verdict
-from hpcdet.store.trials import Standing
+from hpcdet.store.folder.records import Control, Verdict
+from hpcdet.store.trials import standing as trials
+from hpcdet.store.trials.standing import Standing
 
 
 def learn(holder: Holder) -> dict[int, Standing]:

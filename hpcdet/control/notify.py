@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from hpcdet.control.holder import Holder
 from hpcdet.errors import ConfigError
-from hpcdet.store import trust
-from hpcdet.store.held import Held, hold
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder import trust
+from hpcdet.store.folder.held_folder import Held, hold
+from hpcdet.store.folder.layout import ExperimentPaths
 
 LIMIT_S = 60.0
 

@@ -9,8 +9,10 @@ from hpcdet.config import changing
 from hpcdet.control.holder import Holder
 from hpcdet.control.plans import Plan
 from hpcdet.errors import ConfigError
-from hpcdet.store import overrides, packed, trials
-from hpcdet.store.records import Command, Reason
+from hpcdet.store.config import overrides
+from hpcdet.store.folder.records import Command, Reason
+from hpcdet.store.fs import packed
+from hpcdet.store.trials import standing as trials
 
 
 def obey(holder: Holder) -> None:

@@ -3,7 +3,7 @@
 Inodes are what shared file systems are short of. The archive is written under a temporary
 name, synced, compared with the files byte for byte, and linked to a name that nobody has had;
 only then do the files go. Whoever is cut off anywhere in this has changed nothing for readers
-(``store.packed``), and the next turn goes on.
+(``store.fs.packed``), and the next turn goes on.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Literal
 
 from hpcdet.control.holder import Fenced, Holder
-from hpcdet.store import files, lease, packed
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Claim, End, WorkerEnd
+from hpcdet.store.decisions import lease
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Claim, End, WorkerEnd
+from hpcdet.store.fs import files, packed
 
 QUIET_S = 600.0
 """How long a trial or worker has to have ended: whoever still wrote then has come to an end."""

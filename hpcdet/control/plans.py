@@ -26,7 +26,7 @@ class Plan:
         alone: its user resumed it while the experiment as a whole stays paused.
         since: only workers of this submission or a later one may take it.
         rewinds: see ``records.Control``.
-        parent: what it begins from (``store.parents``).
+        parent: what it begins from (``store.trials.parents``).
         origin: the checkpoint that it was given, as ``records.Trial`` has it; empty: it begins
             from nothing; None: that is not known yet.
     """

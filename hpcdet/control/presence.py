@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.schedulers import processes
-from hpcdet.store import files
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.record import Record
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import files
+from hpcdet.store.fs.json_record import Record
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 

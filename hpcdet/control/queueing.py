@@ -15,9 +15,9 @@ from hpcdet.control import fleet
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Seen
 from hpcdet.errors import Unavailable
-from hpcdet.store import packed
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Closed, Command
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Closed, Command
+from hpcdet.store.fs import packed
 
 
 def waits_for(holder: Holder) -> str:

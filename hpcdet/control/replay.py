@@ -14,8 +14,8 @@ from typing import Any
 
 from hpcdet.control.decided import Decided
 from hpcdet.search import api, codec
-from hpcdet.store.chain import Point
-from hpcdet.store.journal import Line
+from hpcdet.store.decisions.chain import Point
+from hpcdet.store.fs.journal import Line
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,11 @@ from hpcdet.jobs import searcher_job as rendering
 from hpcdet.schedulers.base import Job, Scheduler, SubmissionRefused, TaskState
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site, from_resolved
-from hpcdet.store import config, files
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.record import Record
-from hpcdet.store.records import Closed, Intent, Submitted
+from hpcdet.store.config import resolved_config
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Closed, Intent, Submitted
+from hpcdet.store.fs import files
+from hpcdet.store.fs.json_record import Record
 
 KIND = "job"
 """What the lease says of a holder that is such a job."""
@@ -91,7 +92,7 @@ class Chain:
         else:
             job = self.scheduler.find(intent.name, intent.tag)
         if job is None:
-            experiment = config.load(self.paths.config)
+            experiment = resolved_config.load(self.paths.config)
             made = rendering.build(self.paths, intent, experiment, self.site)
             try:
                 job = self.scheduler.submit(made)

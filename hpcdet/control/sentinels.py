@@ -16,8 +16,9 @@ from hpcdet.control.watch import Seen
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs import succession
 from hpcdet.schedulers.base import Job, SubmissionRefused, Task, TaskState
-from hpcdet.store import files, overrides
-from hpcdet.store.records import Intent, Submitted
+from hpcdet.store.config import overrides
+from hpcdet.store.folder.records import Intent, Submitted
+from hpcdet.store.fs import files
 
 _LIVES = (TaskState.PENDING, TaskState.RUNNING)
 

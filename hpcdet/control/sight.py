@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpcdet.store import trials
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
-from hpcdet.store.records import Claim, End
-from hpcdet.store.trials import Standing
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Claim, End
+from hpcdet.store.trials import standing as trials
+from hpcdet.store.trials.standing import Standing
 
 TICK_S = 3.0
 """Longer than the tick of any file system's clock."""

@@ -15,7 +15,8 @@ from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Seen
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.base import Prunes, Remembers, Task, TaskState, WaitKind
-from hpcdet.store import files, lease
+from hpcdet.store.decisions import lease
+from hpcdet.store.fs import files
 
 REASONS = 8
 """So many different reasons for waiting are told at most."""

@@ -18,9 +18,10 @@ from typing import Literal
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.base import Hastens, Job, PerHost, Scheduler, Task, TaskState
 from hpcdet.site.models import Site
-from hpcdet.store import files, home
-from hpcdet.store.layout import ExperimentPaths, WorkerPaths
-from hpcdet.store.records import Final, Intent, Reason, Submitted, WorkerClaim, WorkerEnd
+from hpcdet.store.folder import home
+from hpcdet.store.folder.layout import ExperimentPaths, WorkerPaths
+from hpcdet.store.folder.records import Final, Intent, Reason, Submitted, WorkerClaim, WorkerEnd
+from hpcdet.store.fs import files
 
 Phase = Literal["pending", "running", "over"]
 
@@ -97,7 +98,7 @@ class Watch:
         blind: why the scheduler could not be asked at the last look, or what it cannot know; ""
             if it answered for all.
         newest: the newest worker of each place, by submission and index, at the last look.
-        left_behind: submissions up to this number were made in another place (``store.home``):
+        left_behind: submissions up to this number were made in another place (``store.folder.home``):
             their jobs are not this experiment's, and their workers are gone.
     """
 

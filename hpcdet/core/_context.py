@@ -21,7 +21,7 @@ from hpcdet.core._searcher import SearcherContext
 from hpcdet.core._train import TrainContext
 from hpcdet.core._virtual import VirtualContext
 from hpcdet.errors import UsageError
-from hpcdet.store.secrets import resolve
+from hpcdet.store.config.data_secrets import resolve
 from hpcdet.train import ending, rendezvous, rng
 from hpcdet.train.joining import join
 from hpcdet.train.once import SAYS

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcdet.store import journal
-from hpcdet.store.records import value
+from hpcdet.store.folder.records import value
+from hpcdet.store.fs import journal
 from hpcdet.train.saying import say
 from hpcdet.train.session import Session, Units
 from hpcdet.train.tracking import finite, plain

@@ -10,10 +10,10 @@ from typing import Any
 
 from hpcdet.checkpoint.manifest import position
 from hpcdet.errors import UsageError
-from hpcdet.store import config as configs
-from hpcdet.store.records import Trial
-from hpcdet.store.secrets import resolve
-from hpcdet.store.trials import latest_checkpoint
+from hpcdet.store.config import resolved_config as configs
+from hpcdet.store.config.data_secrets import resolve
+from hpcdet.store.folder.records import Trial
+from hpcdet.store.trials.standing import latest_checkpoint
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import Ranks
 

@@ -24,10 +24,10 @@ from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.schedulers.slurm_text import PartitionInfo
 from hpcdet.site import PartitionView, Site, places
 from hpcdet.site.models import Launcher
-from hpcdet.store import trust
-from hpcdet.store.config import Resolved, Resources
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Intent
+from hpcdet.store.config.resolved_config import Resolved, Resources
+from hpcdet.store.folder import trust
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Intent
 
 __all__ = ["Finding", "code_differs", "login_node", "preflight", "site_findings"]
 

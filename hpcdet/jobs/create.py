@@ -14,11 +14,14 @@ from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs import environment, origin, provenance, secrets, snapshot
 from hpcdet.jobs.render import search_path
 from hpcdet.site import Site, from_resolved, loading, places
-from hpcdet.store import config, files, home, linking, scratch, trust
-from hpcdet.store.held import hold
-from hpcdet.store.history import History
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.parents import Donation
+from hpcdet.store.config import resolved_config
+from hpcdet.store.folder import home, scratch, trust
+from hpcdet.store.folder.held_folder import hold
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import files
+from hpcdet.store.trials import hard_links
+from hpcdet.store.trials.history import History
+from hpcdet.store.trials.parents import Donation
 
 _NAME = 40
 _ELSEWHERE = "make room for it, or say by HPCDET_ROOT where experiments shall be"
@@ -119,7 +122,7 @@ def again(
     """
     held, root = hold(source.root), source.root.parent
     source = held.paths  # what is checked is what is copied
-    resolved, site = config.load(source.config), from_resolved(source.site)
+    resolved, site = resolved_config.load(source.config), from_resolved(source.site)
     purged = places.scratch(site, root)
     paths = ExperimentPaths(_new_folder(root, slug(name or resolved.name), purged))
     try:
@@ -139,7 +142,7 @@ def again(
             if theirs.exists():
                 files.write_once(mine, files.read(theirs))
         if source.origin.root.is_dir():
-            linking.tree(source.origin.root, paths.origin.root)
+            hard_links.tree(source.origin.root, paths.origin.root)
         fill(paths)
         home.settle(paths)
         files.write_once(paths.config, files.read(source.config))
@@ -224,4 +227,4 @@ def _fill(
     if literal:
         files.write_once(paths.secrets, files.canonical(dict(literal)) + b"\n")
     home.settle(paths)
-    files.write_once(paths.config, config.dump(resolved))
+    files.write_once(paths.config, resolved_config.dump(resolved))

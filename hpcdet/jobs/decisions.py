@@ -15,7 +15,7 @@ from hpcdet.read.beyond import beyond, wait_s
 from hpcdet.read.each import UNREADABLE
 from hpcdet.read.gather import gather
 from hpcdet.site import Site
-from hpcdet.store.config import Resolved
+from hpcdet.store.config.resolved_config import Resolved
 
 LOOK_S = 2.0
 """Seconds between two looks of a trial for what is wanted of it."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import snapshot
-from hpcdet.store import files
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import files
 
 
 def code_differs(paths: ExperimentPaths) -> list[str]:

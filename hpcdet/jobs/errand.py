@@ -27,11 +27,12 @@ from hpcdet.jobs import launch, render, submission
 from hpcdet.schedulers.base import Job, Scheduler, Submission, SubmissionRefused, Task
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site, loading
-from hpcdet.store import config, files
-from hpcdet.store.config import Resolved
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.record import Record
-from hpcdet.store.records import Intent
+from hpcdet.store.config import resolved_config
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Intent
+from hpcdet.store.fs import files
+from hpcdet.store.fs.json_record import Record
 
 _LOOK_S = 0.1
 _REMOVE_S = 5.0
@@ -107,7 +108,7 @@ def run(
     text = render.render(experiment, once, intent, paths, command=command)
     files.write_once(paths.site, loading.dump(once))
     wanted = {"environment": dataclasses.asdict(experiment.environment)}
-    files.write_once(place / _VARIABLES, config.dump(wanted))
+    files.write_once(place / _VARIABLES, resolved_config.dump(wanted))
     script = paths.script(1)
     files.replace(script, text.encode(), submission.SCRIPT_MODE)
     files.make_folder(paths.job_log(1))
@@ -185,7 +186,7 @@ def main(argv: list[str]) -> int:
     place, command = Path(argv[0]), argv[1:]
     if command[-2:-1] == ["--index"]:
         del command[-2:]
-    wanted = config.load(place / _VARIABLES).environment
+    wanted = resolved_config.load(place / _VARIABLES).environment
     # the script ignores these for its worker; of these two, one shall end this
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with open(place / "output", "wb") as output:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from hpcdet.errors import ConfigError
 from hpcdet.schedulers.local import accelerators, shared_slots
 from hpcdet.site.models import PartitionView, Site
-from hpcdet.store import overrides
-from hpcdet.store.config import Resolved, Resources
-from hpcdet.store.records import Intent
+from hpcdet.store.config import overrides
+from hpcdet.store.config.resolved_config import Resolved, Resources
+from hpcdet.store.folder.records import Intent
 
 if TYPE_CHECKING:
     from hpcdet.config import Loaded

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from hpcdet.jobs import environment
 from hpcdet.jobs.lanes import devices
 from hpcdet.site.models import Launcher, Site
-from hpcdet.store.config import Environment, Resolved, Resources
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.config.resolved_config import Environment, Resolved, Resources
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
 
 # What Slurm says of the batch step's own place. srun replaces it; other launchers do not.
 _SLURM_RANK = (
@@ -81,7 +81,7 @@ def launch(
 
     Args:
         lane: which of the trials side by side in this allocation it is, from 0.
-        identity: what the ranks have to find in the folder (``store.held``); "": they do not look.
+        identity: what the ranks have to find in the folder (``store.folder.held_folder``); "": they do not look.
     """
     python = experiment.environment.python or site.python or sys.executable
     place = (str(paths.root), str(attempt.trial), str(attempt.number))

@@ -22,8 +22,8 @@ from hpcdet.jobs.checks import Finding
 from hpcdet.jobs.launch import clean_environment
 from hpcdet.site import from_resolved, places
 from hpcdet.site.models import Launcher
-from hpcdet.store import files
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import files
 
 _NEEDED = ("torch", "h5py", "numpy", "blake3", "click", "jinja2", "pydantic", "yaml")
 _SKEW_S = 5.0

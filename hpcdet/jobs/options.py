@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from hpcdet.errors import ConfigError
 from hpcdet.site.models import PartitionView, Value
-from hpcdet.store.config import Resolved, Resources
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Intent
+from hpcdet.store.config.resolved_config import Resolved, Resources
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Intent
 
 MEBI = 1024**2
 OURS = frozenset({

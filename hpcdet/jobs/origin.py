@@ -8,10 +8,10 @@ from typing import Any
 
 from hpcdet.errors import ConfigError, NotFound
 from hpcdet.read import find
-from hpcdet.store import parents
-from hpcdet.store.config import Resolved, resolve
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.parents import Donation
+from hpcdet.store.config.resolved_config import Resolved, resolve
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.trials import parents
+from hpcdet.store.trials.parents import Donation
 from hpcdet.units import UNITS
 
 _TEXT = re.compile(rf"(.+?)(?:@(\d+) ({'|'.join(UNITS)}))?")

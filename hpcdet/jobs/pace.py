@@ -12,7 +12,7 @@ from pathlib import Path
 from hpcdet.read import find
 from hpcdet.read.each import UNREADABLE
 from hpcdet.read.gather import GatheredAttempt, gather
-from hpcdet.store.config import Resolved
+from hpcdet.store.config.resolved_config import Resolved
 
 
 @dataclass(frozen=True)

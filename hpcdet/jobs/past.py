@@ -13,10 +13,10 @@ from hpcdet.read import find
 from hpcdet.search import api, codec, ranking
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
-from hpcdet.store import chain
-from hpcdet.store.config import Resolved
-from hpcdet.store.history import History, Past, Source
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.decisions import chain
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.trials.history import History, Past, Source
 
 _SHORT = "too short for the first rung"
 _SILENT = "without a report"

@@ -15,7 +15,7 @@ from typing import Any
 import hpcdet
 from hpcdet.jobs import environment, repository, secrets
 from hpcdet.jobs.repository import Repository
-from hpcdet.store import files
+from hpcdet.store.fs import files
 
 MAX_DIFF = 1024**2
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all")

@@ -26,10 +26,12 @@ from hpcdet.errors import ConfigError
 from hpcdet.jobs import environment, options, succession
 from hpcdet.site import PartitionView, Site
 from hpcdet.site.loading import folders as template_folders
-from hpcdet.store import config, files, trust
-from hpcdet.store.config import Resolved
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Intent
+from hpcdet.store.config import resolved_config
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder import trust
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Intent
+from hpcdet.store.fs import files
 
 _HETJOB = re.compile(r"^#SBATCH\s+(?:het|pack)job\b", re.MULTILINE)
 SENTINEL = "slurm/sentinel.sbatch.j2"
@@ -167,7 +169,7 @@ def variables(
     }
     python = experiment.environment.python or site.python or sys.executable
     # before the experiment exists (`submit --dry-run`) there is nothing to wait for
-    digest = config.digest(paths.config) if paths.config.exists() else ""
+    digest = resolved_config.digest(paths.config) if paths.config.exists() else ""
     place = [str(paths.root), "--submission", str(intent.number)]
     collect = options.collect
     if intent.watches:

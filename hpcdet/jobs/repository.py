@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdet.store import trust
+from hpcdet.store.folder import trust
 
 GIT_S = 20
 """Seconds that one call of Git may take."""

@@ -16,8 +16,8 @@ from hpcdet.read import find
 from hpcdet.read.each import UNREADABLE
 from hpcdet.read.gather import gather
 from hpcdet.site import Site
-from hpcdet.store import mounts
-from hpcdet.store.config import Resolved
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.fs import mounts
 
 _LIMIT_S = 20.0
 _LEAST_FREE_BYTES = 1024**3

@@ -10,10 +10,10 @@ from hpcdet.jobs.options import SIZES
 from hpcdet.schedulers.base import Submission
 from hpcdet.site import Site
 from hpcdet.site.models import Directives
-from hpcdet.store import files
-from hpcdet.store.config import Resolved
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Intent
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Intent
+from hpcdet.store.fs import files
 
 
 def place(paths: ExperimentPaths) -> ExperimentPaths:

@@ -17,7 +17,8 @@ import pathspec
 from hpcdet.config.secrets import holds, redacted
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import secrets
-from hpcdet.store import files, trust
+from hpcdet.store.folder import trust
+from hpcdet.store.fs import files
 
 IGNORE_FILES = (".detignore", ".hpcdetignore")
 IGNORED = (

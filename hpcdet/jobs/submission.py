@@ -7,10 +7,10 @@ from pathlib import Path
 from hpcdet.jobs.render import render
 from hpcdet.schedulers.base import Submission
 from hpcdet.site import Site
-from hpcdet.store import files
-from hpcdet.store.config import Resolved
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Intent
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Intent
+from hpcdet.store.fs import files
 
 SCRIPT_MODE = 0o700
 

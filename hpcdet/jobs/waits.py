@@ -13,7 +13,7 @@ from pathlib import Path
 from hpcdet.read import find
 from hpcdet.read.each import UNREADABLE
 from hpcdet.read.gather import Gathered, gather
-from hpcdet.store.config import Resolved
+from hpcdet.store.config.resolved_config import Resolved
 
 ASKED = 20
 """Experiments that are looked at, the newest first."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcdet.errors import ConfigError
-from hpcdet.store.records import value
+from hpcdet.store.folder.records import value
 from hpcdet.train.session import Session, Units
 from hpcdet.train.worth import worth
 

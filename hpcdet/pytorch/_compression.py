@@ -10,7 +10,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcdet.store.config import Optimizations
+from hpcdet.store.config.resolved_config import Optimizations
 
 _MEMORIES = ("error_dict", "p_memory_dict", "q_memory_dict")
 State = dict[str, Any]

@@ -16,7 +16,7 @@ from torch import nn
 from hpcdet.checkpoint.tree import Sharded, rows
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch import _blocks
-from hpcdet.store.config import Fsdp2
+from hpcdet.store.config.resolved_config import Fsdp2
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hpcdet.store import files
+from hpcdet.store.fs import files
 from hpcdet.train.saying import say
 from hpcdet.train.session import Session
 

@@ -13,7 +13,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.pytorch import _recompute, _sharding
 from hpcdet.pytorch._compression import Compression
 from hpcdet.pytorch._parallel import Parallel
-from hpcdet.store.config import Fsdp2
+from hpcdet.store.config.resolved_config import Fsdp2
 from hpcdet.train.saying import say
 from hpcdet.train.session import Session
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from hpcdet.core import conclude
 from hpcdet.pytorch.entry import run_entrypoint
-from hpcdet.store import config as configs
-from hpcdet.store import files
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Control, Trial, Verdict
+from hpcdet.store.config import resolved_config as configs
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Control, Trial, Verdict
+from hpcdet.store.fs import files
 from hpcdet.train import elsewhere, standin
 from hpcdet.train.entrypoint import parse
 from hpcdet.train.place import Place

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcdet.read.gather import Gathered
-from hpcdet.store import overrides
-from hpcdet.store.config import Resolved
+from hpcdet.store.config import overrides
+from hpcdet.store.config.resolved_config import Resolved
 
 Change = dict[str, Any]
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from hpcdet.errors import IntegrityError
 from hpcdet.read.gather import Gathered, GatheredTrial, gather
-from hpcdet.store import files, staged
-from hpcdet.store.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
-from hpcdet.store.trials import MANIFEST, lineage
+from hpcdet.store.folder.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
+from hpcdet.store.fs import files
+from hpcdet.store.trials import staged
+from hpcdet.store.trials.standing import MANIFEST, lineage
 
 View = dict[str, Any]
 _STATES = ("complete", "superseded", "partial", "damaged")

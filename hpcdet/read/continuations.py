@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from hpcdet.read.gather import GatheredTrial
-from hpcdet.store.controls import BY_USER
+from hpcdet.store.trials.controls import BY_USER
 
 _WANTED = ("completed", "paused", "stopped")
 """Ends that were asked for: what goes on after one was not cut short."""

@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hpcdet.read.gather import Gathered, gather
-from hpcdet.store import limits, overrides, spending
-from hpcdet.store.budget import HOUR_S, Account, Budget, account
-from hpcdet.store.charges import Book
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.config import overrides
+from hpcdet.store.cost import limits, spending
+from hpcdet.store.cost.budget import HOUR_S, Account, Budget, account
+from hpcdet.store.cost.charges import Book
+from hpcdet.store.folder.layout import ExperimentPaths
 
 View = dict[str, Any]
 

@@ -10,9 +10,9 @@ from typing import Any
 from hpcdet.read import beyond, changes, states, timing
 from hpcdet.read.gather import Gathered, GatheredTrial, gather
 from hpcdet.read.report.spans import Span, spans
-from hpcdet.store.budget import HOUR_S
-from hpcdet.store.config import Resolved
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.cost.budget import HOUR_S
+from hpcdet.store.folder.layout import ExperimentPaths
 
 View = dict[str, Any]
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.errors import HpcdetError, NotFound, Unavailable
-from hpcdet.store import packed, scratch, trust
-from hpcdet.store.layout import EXPERIMENTS, AttemptPaths, ExperimentPaths, TrialPaths
-from hpcdet.store.records import Submitted
+from hpcdet.store.folder import scratch, trust
+from hpcdet.store.folder.layout import EXPERIMENTS, AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Submitted
+from hpcdet.store.fs import packed
 
 DEFAULT_ROOT = EXPERIMENTS
 

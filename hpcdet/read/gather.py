@@ -12,10 +12,10 @@ from functools import cached_property
 from typing import Any
 
 from hpcdet.read.lines import ATTEMPT, DECISION, sound
-from hpcdet.store import chain, config, files, journal, packed, trials
-from hpcdet.store.controls import accepted
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths
-from hpcdet.store.records import (
+from hpcdet.store.config import resolved_config as config
+from hpcdet.store.decisions import chain
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths
+from hpcdet.store.folder.records import (
     Claim,
     Closed,
     Command,
@@ -30,6 +30,9 @@ from hpcdet.store.records import (
     WorkerClaim,
     WorkerEnd,
 )
+from hpcdet.store.fs import files, journal, packed
+from hpcdet.store.trials import standing as trials
+from hpcdet.store.trials.controls import accepted
 
 Line = journal.Line
 

@@ -24,8 +24,8 @@ from typing import Any
 from hpcdet.errors import IntegrityError, NotFound
 from hpcdet.read import local, tables
 from hpcdet.read.updating import bring_up_to_date
-from hpcdet.store import files
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import files
 
 __all__ = ["differences", "place", "query", "rebuild", "snapshot", "update"]
 

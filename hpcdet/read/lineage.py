@@ -11,8 +11,9 @@ from hpcdet.errors import NotFound
 from hpcdet.read import find, series, standings
 from hpcdet.read.gather import Gathered, GatheredTrial
 from hpcdet.read.series import metrics
-from hpcdet.store import parents, sealed
-from hpcdet.store.parents import Parent
+from hpcdet.store.fs import sealed_json
+from hpcdet.store.trials import parents
+from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length, Unit
 
 View = dict[str, Any]
@@ -131,7 +132,7 @@ def _beginning(first: View, gathered: Gathered) -> str:
     held = parents.donations(donor, length.unit) if donor is not None else []
     # the newest at or before a length is what it will begin from
     newest = next((one for one in reversed(held) if one.at <= length.value), None)
-    if newest is None or newest.manifest[sealed.ROOT] != root:
+    if newest is None or newest.manifest[sealed_json.ROOT] != root:
         what = f"trial {first['trial']} began from {first['checkpoint']} of {first['parent']}"
         hint = "without --config the hyperparameters of each stretch are listed all the same"
         raise NotFound(f"{what}, which is not there any more", where=gathered.id, hint=hint)

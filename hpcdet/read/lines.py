@@ -8,8 +8,8 @@ from types import GenericAlias, UnionType
 from typing import Any, get_args
 
 from hpcdet.errors import IntegrityError
-from hpcdet.store import files
-from hpcdet.store.journal import Line
+from hpcdet.store.fs import files
+from hpcdet.store.fs.journal import Line
 
 Kind = type[Any] | UnionType | GenericAlias
 Shapes = Mapping[str, Mapping[str, Kind]]

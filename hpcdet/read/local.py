@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hpcdet.store import files, mounts, private
+from hpcdet.store.folder import private_folders
+from hpcdet.store.fs import files, mounts
 
 _HINT = "remove it, or let XDG_CACHE_HOME name a folder on a disk of this host"
 
@@ -20,8 +21,8 @@ def folder(name: str) -> Path:
     cache = os.environ.get("XDG_CACHE_HOME")
     mount = mounts.of(Path(cache)) if cache else None
     here = cache and not (mount and mount.shared)
-    root = Path(cache) / "hpcdet" if cache and here else private.temporary()
+    root = Path(cache) / "hpcdet" if cache and here else private_folders.temporary()
     for path in (root, root / name):
         files.make_folder(path)
-        private.refuse_foreign(path, _HINT)
+        private_folders.refuse_foreign(path, _HINT)
     return root / name

@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from hpcdet.store import packed
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths
-from hpcdet.store.records import Claim, End
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.folder.records import Claim, End
+from hpcdet.store.fs import packed
 
 _RANK = re.compile(r"rank-(\d+)\.log")
 _STAMP = re.compile(r"\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)")

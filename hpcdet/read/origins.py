@@ -8,7 +8,7 @@ from typing import Any
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.read import find, series, views
 from hpcdet.read.gather import Gathered
-from hpcdet.store.layout import CHECKPOINT_NAME
+from hpcdet.store.folder.layout import CHECKPOINT_NAME
 
 THERE = ("complete", "superseded")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hpcdet.read.gather import Gathered, GatheredTrial
-from hpcdet.store import scratch, trials
+from hpcdet.store.folder import scratch
+from hpcdet.store.trials import standing
 
 
 def lines(gathered: Gathered) -> list[str]:
@@ -27,8 +28,8 @@ def _behind(trial: GatheredTrial) -> str:
     if trial.standing.state in ("running", "done", "stopped", "failed"):
         return ""
     saved = [line["name"] for a in trial.attempts for line in a.of_kind("checkpoint")]
-    if not saved or saved[-1] in trials.checkpoints(trial.paths):
+    if not saved or saved[-1] in standing.checkpoints(trial.paths):
         return ""
-    left = trials.latest_checkpoint(trial.paths)
+    left = standing.latest_checkpoint(trial.paths)
     start = f"from {left}" if left else "from the beginning"
     return f"trial {trial.number}: {saved[-1]} is not there any more, it goes on {start}"

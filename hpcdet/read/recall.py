@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 
 from hpcdet.read.gather import Gathered, GatheredAttempt, GatheredTrial, Line, batches
 from hpcdet.read.lines import ATTEMPT, DECISION, sound
-from hpcdet.store import journal
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.record import Record
-from hpcdet.store.records import Claim, Control, End, Trial, Verdict
-from hpcdet.store.trials import MANIFEST, Standing
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Claim, Control, End, Trial, Verdict
+from hpcdet.store.fs import journal
+from hpcdet.store.fs.json_record import Record
+from hpcdet.store.trials.standing import MANIFEST, Standing
 
 Plain = dict[str, Any]
 R = TypeVar("R", bound=Record)

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from hpcdet.read import timing
 from hpcdet.read.gather import Gathered, GatheredTrial, Line, gather
-from hpcdet.store import records
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.trials import Lineage
+from hpcdet.store.folder import records
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.trials.standing import Lineage
 
 Row = dict[str, Any]
 Source = ExperimentPaths | Gathered

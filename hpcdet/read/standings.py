@@ -17,7 +17,7 @@ from hpcdet import pareto
 from hpcdet.goals import Goals, Standing
 from hpcdet.read import series
 from hpcdet.read.gather import Gathered
-from hpcdet.store.config import Searcher
+from hpcdet.store.config.resolved_config import Searcher
 
 View = dict[str, Any]
 

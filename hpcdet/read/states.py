@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.read.gather import Gathered, GatheredTrial, GatheredWorker
-from hpcdet.store import chain, home, layout, lease, packed
-from hpcdet.store.records import ExperimentState
+from hpcdet.store.decisions import chain, lease
+from hpcdet.store.folder import home, layout
+from hpcdet.store.folder.records import ExperimentState
+from hpcdet.store.fs import packed
 
 ENDED: frozenset[str] = frozenset({"COMPLETED", "CANCELED", "ERROR"})
 
@@ -194,7 +196,7 @@ def waiting_jobs(gathered: Gathered) -> list[str]:
 
 
 def waits(gathered: Gathered) -> list[dict[str, Any]]:
-    """Why tasks wait in the queue, as the last holder heard it (``store.lease.Lease.waits``)."""
+    """Why tasks wait in the queue, as the last holder heard it (``store.decisions.lease.Lease.waits``)."""
     told = lease.last(gathered.paths)
     return told[1].reasons() if told is not None and told[1] is not None else []
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from hpcdet.read import changes
 from hpcdet.read.gather import Gathered, GatheredAttempt, Line, gather
-from hpcdet.store import journal
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Command, Stuck
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Command, Stuck
+from hpcdet.store.fs import journal
 
 Event = dict[str, Any]
 Source = ExperimentPaths | Gathered

@@ -16,9 +16,10 @@ from typing import Any
 from hpcdet.goals import EVER
 from hpcdet.read import recall, tables
 from hpcdet.read.gather import Gathered, GatheredTrial, Line
-from hpcdet.store import chain, files
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.trials import Lineage
+from hpcdet.store.decisions import chain
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.fs import files
+from hpcdet.store.trials.standing import Lineage
 
 SCHEMA = 4
 

@@ -16,8 +16,9 @@ from hpcdet.read.gather import Gathered, GatheredAttempt, GatheredTrial, gather
 from hpcdet.read.series import metrics
 from hpcdet.read.standings import Standings
 from hpcdet.read.timeline import events
-from hpcdet.store import packed, scratch
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder import scratch
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import packed
 
 __all__ = [
     "Gathered",

@@ -25,7 +25,7 @@ from hpcdet.schedulers import slurm_text
 from hpcdet.schedulers.polling import cache_folder
 from hpcdet.site import Site
 from hpcdet.site.detection import parse_config
-from hpcdet.store import files
+from hpcdet.store.fs import files
 
 GOOD_FOR_S = 86400.0
 _CONFIG = ("ClusterName", "JobRequeue", "MaxArraySize", "KillWait", "AccountingStorageType")

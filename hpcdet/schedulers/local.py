@@ -42,7 +42,7 @@ from hpcdet.schedulers.local_state import (
     state_folder,
     this_host,
 )
-from hpcdet.store import files
+from hpcdet.store.fs import files
 
 _KEPT = {
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM"),

@@ -32,7 +32,7 @@ from hpcdet.schedulers.local_state import (
     slots_taken,
     somebody_before,
 )
-from hpcdet.store import files
+from hpcdet.store.fs import files
 
 REQUEUE = 85
 PASSING = frozenset(

@@ -26,8 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcdet.schedulers import processes
-from hpcdet.store import files, private
-from hpcdet.store.record import Record
+from hpcdet.store.folder import private_folders
+from hpcdet.store.fs import files
+from hpcdet.store.fs.json_record import Record
 
 PARTS = ("jobs", "running", "waiting")
 """Folders in the state folder."""
@@ -60,10 +61,10 @@ def refuse_foreign(state: Path) -> None:
     """
     hint = "let HPCDET_LOCAL_STATE name a folder that only you can write, as in your home"
     state = state.resolve()
-    private.refuse_exchangeable(state, hint)
+    private_folders.refuse_exchangeable(state, hint)
     for folder in (state, *(state / name for name in PARTS)):
         if os.path.lexists(folder):
-            private.refuse_foreign(folder, hint)
+            private_folders.refuse_foreign(folder, hint)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import Unavailable
-from hpcdet.store import files, private
+from hpcdet.store.folder import private_folders
+from hpcdet.store.fs import files
 
 SLOWEST_S = 600
 _SLOWER = 1.5
@@ -44,8 +45,8 @@ def cache_folder() -> Path:
     except OSError:
         usable = False
     if not usable:
-        folder = private.temporary()
-    private.refuse_foreign(folder, "remove it, or let HPCDET_CACHE name another folder")
+        folder = private_folders.temporary()
+    private_folders.refuse_foreign(folder, "remove it, or let HPCDET_CACHE name another folder")
     return folder
 
 

@@ -74,7 +74,7 @@ class Create:
 
     ``until`` is None where the config has no length: the user's code knows when it is done.
     ``parent``: an earlier trial from whose checkpoint it begins, as ``3@400 batches``
-    (``store.parents``); its lengths go on from there.
+    (``store.trials.parents``); its lengths go on from there.
     """
 
     trial: int

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from hpcdet.search import api
-from hpcdet.store import records
-from hpcdet.store.record import plain
+from hpcdet.store.folder import records
+from hpcdet.store.fs.json_record import plain
 from hpcdet.units import Length
 
 EVENTS: dict[str, type[api.Event]] = {

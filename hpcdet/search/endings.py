@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from hpcdet.search.policies import WORST, Blank, Policy, Scope, Seen, State
-from hpcdet.store.parents import Parent
+from hpcdet.store.trials.parents import Parent
 
 
 @runtime_checkable

@@ -54,7 +54,7 @@ from hpcdet.search.sampling import Sampler
 from hpcdet.space.domains import below
 from hpcdet.space.errors import SpaceError
 from hpcdet.space.space import bits, trial_seed
-from hpcdet.store.parents import Parent
+from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length
 
 FAILURES = 3

@@ -34,8 +34,8 @@ from hpcdet.errors import HpcdetError
 from hpcdet.search import codec
 from hpcdet.search.api import Action, Create, Event, State
 from hpcdet.space.space import Space, trial_seed
-from hpcdet.store import trust
-from hpcdet.store.parents import Parent
+from hpcdet.store.folder import trust
+from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length
 
 MAX_LINE = 64 << 20

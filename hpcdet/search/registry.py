@@ -27,8 +27,8 @@ from hpcdet.search.supervised import Supervised
 from hpcdet.search.warm import First, Heirs, Informed
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space, trial_seed
-from hpcdet.store.config import COPYING, HALVING, MODELLED, WHOLE, Resolved
-from hpcdet.store.history import History
+from hpcdet.store.config.resolved_config import COPYING, HALVING, MODELLED, WHOLE, Resolved
+from hpcdet.store.trials.history import History
 from hpcdet.units import Length
 
 NAMES = ("single", "random", "grid", *HALVING, *COPYING, "schedule", "custom")

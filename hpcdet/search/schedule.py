@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcdet.search.api import Action, Create, Event, SegmentEnd, Shutdown, Start, State
-from hpcdet.store.parents import Parent
+from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length
 
 Step = tuple[Length, Mapping[str, Any]]

@@ -27,7 +27,7 @@ from hpcdet.search.api import (
 from hpcdet.search.endings import Ending, TotalLength
 from hpcdet.search.policies import Policy, Seen, loss
 from hpcdet.search.stopping import NEWEST, WITHOUT_METRIC
-from hpcdet.store.parents import ORIGIN, Parent
+from hpcdet.store.trials.parents import ORIGIN, Parent
 from hpcdet.units import Length
 
 _DECIDES = 3

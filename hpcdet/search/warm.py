@@ -11,8 +11,8 @@ from hpcdet.search.api import Action, Create, Event, Searcher, State
 from hpcdet.search.ranking import entry
 from hpcdet.search.sampling import Around, Observation, Sampler, View
 from hpcdet.space.space import Space
-from hpcdet.store.history import History
-from hpcdet.store.parents import ORIGIN
+from hpcdet.store.trials.history import History
+from hpcdet.store.trials.parents import ORIGIN
 
 
 @dataclass(frozen=True)

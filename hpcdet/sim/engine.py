@@ -24,7 +24,7 @@ from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course, Moment
 from hpcdet.sim.crank import Crank
 from hpcdet.sim.surrogate import Workload
-from hpcdet.store.parents import Parent
+from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length, Unit
 
 

@@ -17,8 +17,9 @@ from hpcdet.site import text
 from hpcdet.site.detection import Host, recognise
 from hpcdet.site.models import ASKED, Detection, Site
 from hpcdet.site.text import Layer
-from hpcdet.store import trust, yaml_bounds
-from hpcdet.store.yaml12 import KeyPath
+from hpcdet.store.folder import trust
+from hpcdet.store.fs import yaml_bounds
+from hpcdet.store.fs.yaml12 import KeyPath
 
 SUFFIX = ".yaml"
 _OWN = ("name", "extends", "detect")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import ConfigError
-from hpcdet.store import yaml12
-from hpcdet.store.yaml12 import KeyPath
+from hpcdet.store.fs import yaml12
+from hpcdet.store.fs.yaml12 import KeyPath
 
 
 @dataclass(frozen=True)

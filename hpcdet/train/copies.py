@@ -7,8 +7,8 @@ from collections.abc import Callable
 from hpcdet import checkpoint
 from hpcdet.checkpoint import CheckpointFailed, Secured
 from hpcdet.errors import HpcdetError
-from hpcdet.store import scratch
-from hpcdet.store.config import Resolved
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder import scratch
 from hpcdet.train.background import Background
 from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcdet.errors import ConfigError
-from hpcdet.store import files
-from hpcdet.store.held import identity
-from hpcdet.store.records import Verdict
+from hpcdet.store.folder.held_folder import identity
+from hpcdet.store.folder.records import Verdict
+from hpcdet.store.fs import files
 from hpcdet.train import notice, once
 from hpcdet.train.descendants import Descendants
 from hpcdet.train.entrypoint import INTERPRETER, Entrypoint

@@ -14,8 +14,8 @@ import torch
 
 from hpcdet import __version__
 from hpcdet.errors import ConfigError
-from hpcdet.store import files
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import files
 from hpcdet.train.saying import say
 
 Fingerprint = dict[str, str]

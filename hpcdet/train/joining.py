@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from hpcdet.errors import NotFound
-from hpcdet.store import overrides
-from hpcdet.store.config import Resolved
-from hpcdet.store.records import Trial
+from hpcdet.store.config import overrides
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.records import Trial
 from hpcdet.train import deterministic, heap, notice, rendezvous
 from hpcdet.train.clock import Deadline
 from hpcdet.train.peers import Peers

@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcdet.store import files
-from hpcdet.store.layout import AttemptPaths
-from hpcdet.store.record import Record
-from hpcdet.store.records import Verdict
+from hpcdet.store.folder.layout import AttemptPaths
+from hpcdet.store.folder.records import Verdict
+from hpcdet.store.fs import files
+from hpcdet.store.fs.json_record import Record
 from hpcdet.train.meeting.door import opened
 from hpcdet.train.ranks import Ranks
 

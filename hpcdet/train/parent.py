@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpcdet.checkpoint import remove
 from hpcdet.errors import IntegrityError
-from hpcdet.store.records import Trial
+from hpcdet.store.folder.records import Trial
 from hpcdet.train.place import Place
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdet.store.held import Held
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.held_folder import Held
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
 
 EXPERIMENT, TRIAL, ATTEMPT = "HPCDET_EXPERIMENT", "HPCDET_TRIAL", "HPCDET_ATTEMPT"
 HELD = "HPCDET_HELD"

@@ -27,7 +27,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from hpcdet import __version__
 from hpcdet.errors import ConfigError, Unavailable
-from hpcdet.store import files
+from hpcdet.store.fs import files
 from hpcdet.train import mpi
 from hpcdet.train.lifeline import NEVER, Lifeline
 from hpcdet.train.meeting import gloo, proof

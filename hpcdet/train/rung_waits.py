@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from hpcdet.store import nudges
-from hpcdet.store.config import Resolved
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.decisions import wakeup
 from hpcdet.train.agreement import Cause, Orders, agree
 from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place
@@ -85,7 +85,7 @@ class RungWait:
         begun = now = time.monotonic()
         rung = self._rung if self.due() else None
         if rung is not None and self._place.experiment is not None:
-            nudges.give(self._place.experiment, f"trial-{self._place.trial.number}")
+            wakeup.give(self._place.experiment, f"trial-{self._place.trial.number}")
         while True:
             cause = leave()
             awaited = rung is not None and self._wanted.heard < rung.value

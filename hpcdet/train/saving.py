@@ -18,9 +18,9 @@ from hpcdet.checkpoint import (
     memory,
     retention,
 )
-from hpcdet.store.config import Resolved
-from hpcdet.store.records import number
-from hpcdet.store.trials import MANIFEST
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.records import number
+from hpcdet.store.trials.standing import MANIFEST
 from hpcdet.train import parent
 from hpcdet.train.clock import Deadline
 from hpcdet.train.copies import Copies

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from hpcdet.checkpoint import CheckpointFailed, Manifest
-from hpcdet.store import files, limits
-from hpcdet.store.config import Resolved
-from hpcdet.store.records import Trial, Verdict
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.cost import limits
+from hpcdet.store.folder.records import Trial, Verdict
+from hpcdet.store.fs import files
 from hpcdet.train import fingerprint, notice, rng, stopping
 from hpcdet.train.agreement import NOTHING, Agreement, Cause, Orders
 from hpcdet.train.clock import Deadline, Every

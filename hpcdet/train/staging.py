@@ -17,8 +17,8 @@ from typing import Any
 from hpcdet.checkpoint import CheckpointFailed, remove, staging
 from hpcdet.checkpoint.staging import Drained
 from hpcdet.errors import ConfigError
-from hpcdet.store import staged
-from hpcdet.store.config import Resolved
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.trials import staged
 from hpcdet.train.background import Background
 from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place

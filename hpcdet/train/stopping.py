@@ -6,8 +6,8 @@ step all the same, whichever of their ranks asks, and whether they are interrupt
 
 from __future__ import annotations
 
-from hpcdet.store.layout import TrialPaths
-from hpcdet.store.records import Verdict
+from hpcdet.store.folder.layout import TrialPaths
+from hpcdet.store.folder.records import Verdict
 from hpcdet.train.agreement import TOGETHER
 from hpcdet.train.peers import Peers
 

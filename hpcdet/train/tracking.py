@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcdet.store import journal, records
+from hpcdet.store.folder import records
+from hpcdet.store.fs import journal
 from hpcdet.train.saying import say
 
 _MOST_WAITING = 100_000

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from hpcdet.checkpoint import CheckpointFailed, Saved, Saving, StateError
 from hpcdet.errors import UsageError
-from hpcdet.store import trials
+from hpcdet.store.trials import standing
 from hpcdet.train.peers import Peers
 from hpcdet.train.place import Place
 
@@ -124,7 +124,7 @@ def fence(place: Place) -> None:
     Raises:
         CheckpointFailed: this attempt is over.
     """
-    if trials.is_over(place.trial, place.attempt):
+    if standing.is_over(place.trial, place.attempt):
         raise CheckpointFailed(
             f"attempt {place.attempt.number} is over: it was believed dead, and others go on"
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import traceback
 
 from hpcdet.errors import Unrecoverable
-from hpcdet.store import files
-from hpcdet.store.records import Verdict
+from hpcdet.store.folder.records import Verdict
+from hpcdet.store.fs import files
 from hpcdet.train import deterministic, rendezvous
 from hpcdet.train.meeting.gloo import Unproven
 from hpcdet.train.peers import is_peer_loss

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from hpcdet.errors import ConfigError
-from hpcdet.store.config import Resolved
+from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.train import rng
 from hpcdet.train.order import subseed
 from hpcdet.train.ranks import Ranks

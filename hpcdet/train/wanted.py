@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 
-from hpcdet.store import limits
-from hpcdet.store.config import Resolved
-from hpcdet.store.controls import in_force
-from hpcdet.store.records import Action, Best
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.cost import limits
+from hpcdet.store.folder.records import Action, Best
+from hpcdet.store.trials.controls import in_force
 from hpcdet.train.agreement import NOTHING, Cause, Orders
 from hpcdet.train.place import Place
 from hpcdet.train.ranks import PEER_LOST

@@ -18,9 +18,10 @@ from hpcdet.errors import ConfigError
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
 from hpcdet.site.loading import from_resolved
-from hpcdet.store import journal, progress
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
-from hpcdet.store.records import Closed, WorkerEnd
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, WorkerPaths
+from hpcdet.store.folder.records import Closed, WorkerEnd
+from hpcdet.store.fs import journal
+from hpcdet.store.trials import progress
 
 PATIENCE_S = 20.0
 """Seconds for which storage that is away is asked again; a scheduler often kills after 30."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from hpcdet.jobs.launch import Allocation
-from hpcdet.store.layout import AttemptPaths
-from hpcdet.store.records import Claim
-from hpcdet.store.spending import epoch
+from hpcdet.store.cost.spending import epoch
+from hpcdet.store.folder.layout import AttemptPaths
+from hpcdet.store.folder.records import Claim
 
 
 def within(allocation: Allocation, attempt: AttemptPaths, slots: int) -> Allocation:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 
-from hpcdet.store import config
-from hpcdet.store.held import Held, hold
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.config import resolved_config
+from hpcdet.store.folder.held_folder import Held, hold
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.worker.notice import Notices
 from hpcdet.worker.patience import START_S
 
@@ -32,7 +32,7 @@ def appeared(paths: ExperimentPaths, digest: str, notices: Notices) -> Held | No
             held = hold(paths.root)
             found = held.paths
             there = found.site.exists() and found.config.exists()
-            if there and (not digest or config.digest(found.config) == digest):
+            if there and (not digest or resolved_config.digest(found.config) == digest):
                 return held
         if time.monotonic() > limit or notices.heard():
             return None

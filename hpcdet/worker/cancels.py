@@ -6,8 +6,8 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from hpcdet.store.controls import in_force
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.trials.controls import in_force
 from hpcdet.worker import ends
 from hpcdet.worker.glance import Glance
 

@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 
 from hpcdet.jobs.launch import Allocation
-from hpcdet.store import files, packed, progress
-from hpcdet.store.controls import in_force
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths
-from hpcdet.store.records import Claim, End, Reason, Verdict, WorkerClaim, WorkerEnd
-from hpcdet.store.spending import Spending, epoch
-from hpcdet.store.trials import Standing, claimed, reason_of
+from hpcdet.store.cost.spending import Spending, epoch
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths
+from hpcdet.store.folder.records import Claim, End, Reason, Verdict, WorkerClaim, WorkerEnd
+from hpcdet.store.fs import files, packed
+from hpcdet.store.trials import progress
+from hpcdet.store.trials.controls import in_force
+from hpcdet.store.trials.standing import Standing, claimed, reason_of
 from hpcdet.worker.outlook import Outlook
 from hpcdet.worker.patience import insist
 

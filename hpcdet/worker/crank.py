@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from hpcdet.control import controller
 from hpcdet.site import Site
-from hpcdet.store import journal, lease, nudges
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.decisions import lease, wakeup
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import journal
 from hpcdet.worker.notice import Notices
 from hpcdet.worker.patience import insist, within
 
@@ -98,7 +99,7 @@ class Crank:
         """
         self._collect()
         if now and not self._allowed:
-            nudges.give(self._paths, self._who)
+            wakeup.give(self._paths, self._who)
         self._waits = self._waits or now
         now = now or self._is_nudged()
         behind = self._asked - self._made
@@ -111,8 +112,8 @@ class Crank:
         """Whether another worker has left word for us, who decide."""
         if not self.decides or time.monotonic() < self._nudged_at:
             return False
-        self._nudged_at = time.monotonic() + nudges.EVERY_S
-        return nudges.take(self._paths)
+        self._nudged_at = time.monotonic() + wakeup.EVERY_S
+        return wakeup.take(self._paths)
 
     def turned(self, limit_s: float = _LONGEST_S) -> bool:
         """Ask for a turn and wait for its end; True if it was ours to make.
@@ -188,7 +189,7 @@ class Crank:
             self._made += 1
             self._last = outcome
             if self._waits and not (outcome.ours or outcome.failed):
-                nudges.give(self._paths, self._who)
+                wakeup.give(self._paths, self._who)
             self._waits = self._waits and outcome.failed
             if outcome.failed:
                 self._next = time.monotonic() + max(_AFTER_ERROR_S, self.every_s)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from signal import Signals
 
-from hpcdet.store.records import Control, Reason, Verdict
+from hpcdet.store.folder.records import Control, Reason, Verdict
 from hpcdet.worker.step import PEER_LOST
 
 # What Slurm says on the launcher's stderr when it ends a step itself.

@@ -12,13 +12,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hpcdet.store import journal
-from hpcdet.store.config import Resolved
-from hpcdet.store.controls import in_force
-from hpcdet.store.layout import AttemptPaths, TrialPaths
-from hpcdet.store.records import Claim
-from hpcdet.store.spending import epoch
-from hpcdet.store.trials import Standing, claimed
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.cost.spending import epoch
+from hpcdet.store.folder.layout import AttemptPaths, TrialPaths
+from hpcdet.store.folder.records import Claim
+from hpcdet.store.fs import journal
+from hpcdet.store.trials.controls import in_force
+from hpcdet.store.trials.standing import Standing, claimed
 from hpcdet.units import UNITS
 from hpcdet.worker.remaining import Remaining
 

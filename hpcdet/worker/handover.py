@@ -11,9 +11,10 @@ import os
 import sys
 
 from hpcdet.site.loading import from_resolved
-from hpcdet.store import files, lease
-from hpcdet.store.layout import ExperimentPaths, WorkerPaths
-from hpcdet.store.records import Closed, End, Final, WorkerClaim, WorkerEnd
+from hpcdet.store.decisions import lease
+from hpcdet.store.folder.layout import ExperimentPaths, WorkerPaths
+from hpcdet.store.folder.records import Closed, End, Final, WorkerClaim, WorkerEnd
+from hpcdet.store.fs import files
 from hpcdet.worker import again, allocation, claims
 from hpcdet.worker.patience import START_S, insist, within
 from hpcdet.worker.turning import code_of, turns

@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcdet.store import files, progress
-from hpcdet.store.controls import in_force
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import End, Verdict
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import End, Verdict
+from hpcdet.store.fs import files
+from hpcdet.store.trials import progress
+from hpcdet.store.trials.controls import in_force
 from hpcdet.worker import ends, traces
 from hpcdet.worker.lane import Lane
 

@@ -6,8 +6,8 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from hpcdet.store.layout import AttemptPaths
-from hpcdet.store.records import End
+from hpcdet.store.folder.layout import AttemptPaths
+from hpcdet.store.folder.records import End
 from hpcdet.worker.step import RunningStep
 
 

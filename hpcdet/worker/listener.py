@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from hpcdet.store import files
+from hpcdet.store.fs import files
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR2)
 

@@ -20,12 +20,14 @@ from hpcdet.jobs.launch import Allocation, Launch, launch
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
 from hpcdet.site.loading import from_resolved
-from hpcdet.store import files, journal, overrides, scratch
-from hpcdet.store.config import Resolved
-from hpcdet.store.held import Held, hold, identity
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths, WorkerPaths
-from hpcdet.store.records import Closed, End, Reason, WorkerEnd
-from hpcdet.store.spending import Spending
+from hpcdet.store.config import overrides
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.cost.spending import Spending
+from hpcdet.store.folder import scratch
+from hpcdet.store.folder.held_folder import Held, hold, identity
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, WorkerPaths
+from hpcdet.store.folder.records import Closed, End, Reason, WorkerEnd
+from hpcdet.store.fs import files, journal
 from hpcdet.worker import again, allowance, claims, judging, staging, traces
 from hpcdet.worker import allocation as allocations
 from hpcdet.worker.appearing import appeared

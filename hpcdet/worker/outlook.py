@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcdet.store import files
-from hpcdet.store.layout import AttemptPaths, TrialPaths
-from hpcdet.store.records import Claim, End
-from hpcdet.store.trials import Standing, standing
+from hpcdet.store.folder.layout import AttemptPaths, TrialPaths
+from hpcdet.store.folder.records import Claim, End
+from hpcdet.store.fs import files
+from hpcdet.store.trials.standing import Standing, standing
 from hpcdet.worker.glance import Glance
 
 A_ROUND = 100

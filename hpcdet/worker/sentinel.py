@@ -18,9 +18,10 @@ from hpcdet.control.notify import run_hook
 from hpcdet.errors import ConfigError
 from hpcdet.site.loading import from_resolved
 from hpcdet.site.models import Capabilities
-from hpcdet.store import files, overrides
-from hpcdet.store.layout import ExperimentPaths
-from hpcdet.store.records import Stuck
+from hpcdet.store.config import overrides
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Stuck
+from hpcdet.store.fs import files
 from hpcdet.worker.patience import START_S, insist, within
 from hpcdet.worker.turning import code_of, turns
 

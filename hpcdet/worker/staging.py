@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable
 
 from hpcdet.errors import ConfigError
-from hpcdet.store import files, staged
-from hpcdet.store.config import Resolved
-from hpcdet.store.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.fs import files
+from hpcdet.store.trials import staged
 
 _LOOK_S = 0.2
 # the scheduler tells every process of the allocation, this one, too

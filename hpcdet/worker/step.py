@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.jobs.launch import Launch
-from hpcdet.store import files
+from hpcdet.store.fs import files
 
 _PR_SET_PDEATHSIG = 1
 _NOTICES = (signal.SIGTERM, signal.SIGUSR2)

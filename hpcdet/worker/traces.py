@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.errors import IntegrityError
-from hpcdet.store import files
-from hpcdet.store.layout import AttemptPaths
+from hpcdet.store.folder.layout import AttemptPaths
+from hpcdet.store.fs import files
 
 _TAIL = 64 * 1024
 _TRACEBACK = "Traceback (most recent call last):"
 _HELD_CODE = re.compile(r'"/proc/\d+/fd/\d+/code')
-"""The code folder in what a rank's own libraries print (``store.held``)."""
+"""The code folder in what a rank's own libraries print (``store.folder.held_folder``)."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from hpcdet.control import controller
 from hpcdet.control.controller import Holder, Turn
 from hpcdet.errors import HpcdetError, refused
 from hpcdet.site.loading import from_resolved
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.worker.patience import START_S, insist, within
 
 _LOOK_S = 10.0

@@ -16,10 +16,10 @@ from hpcdet.determined._import import import_from_path
 from hpcdet.errors import NotFound, UsageError
 from hpcdet.pytorch import PyTorchTrial, PyTorchTrialContext
 from hpcdet.pytorch.entry import load_class
-from hpcdet.store import config as configs
-from hpcdet.store.config import Resolved
-from hpcdet.store.layout import ExperimentPaths, TrialPaths
-from hpcdet.store.records import Trial
+from hpcdet.store.config import resolved_config as configs
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
+from hpcdet.store.folder.records import Trial
 from hpcdet.train.clock import Deadline
 from hpcdet.train.entrypoint import parse
 from hpcdet.train.place import Place

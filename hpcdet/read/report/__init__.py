@@ -19,8 +19,8 @@ from hpcdet import shipped
 from hpcdet.read.escapes import escaped
 from hpcdet.read.gather import Gathered, gather
 from hpcdet.read.report.page import content
-from hpcdet.store import files
-from hpcdet.store.layout import ExperimentPaths
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import files
 
 
 def write(paths: ExperimentPaths, out: Path | None = None) -> Path:

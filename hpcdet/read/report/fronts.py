@@ -11,7 +11,7 @@ from hpcdet.goals import Objective, finite
 from hpcdet.read import standings
 from hpcdet.read.gather import Gathered
 from hpcdet.read.report.scale import Axes, number, scale
-from hpcdet.store.config import Searcher
+from hpcdet.store.config.resolved_config import Searcher
 
 FRAME = LEFT, TOP, RIGHT, BOTTOM = (72, 12, 624, 276)
 DOTS = 1000

@@ -19,7 +19,7 @@ from hpcdet.read.report.spans import KINDS, WELL, Span, spans, totals
 from hpcdet.read.report.steps import steps
 from hpcdet.read.report.uses import uses
 from hpcdet.read.shapes import shape
-from hpcdet.store import config, secrets
+from hpcdet.store.config import data_secrets, resolved_config
 
 ROWS = 1000
 """Rows that a table may have; what is more is said and left out."""
@@ -94,7 +94,7 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
         "checkpoints": [_checkpoint_row(row) for row in checkpoints[:ROWS]],
         "checkpoints_left_out": max(0, len(checkpoints) - ROWS),
         "failures": list(_failures(gathered, attempts)),
-        "config": config.dump(secrets.hidden(gathered.config.raw)).decode(),
+        "config": resolved_config.dump(data_secrets.hidden(gathered.config.raw)).decode(),
         "provenance": _provenance(gathered.provenance),
     }
 

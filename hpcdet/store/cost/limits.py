@@ -1,0 +1,59 @@
+"""The limits of a running experiment that workers must know: how much at once, at what cost,
+and until which lengths.
+
+They are the config's until a user changes them; then the holder of the lease writes what is in
+force into ``limits/0001.json`` and so on, and workers read it before they claim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hpcdet.store.config.overrides import MAX_LENGTH
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Limits
+from hpcdet.store.fs import packed
+from hpcdet.units import Length
+
+MAX_CONCURRENT = "searcher.max_concurrent_trials"
+KEYS = (MAX_CONCURRENT, MAX_LENGTH, "budget.slot_hours", "budget.wall_s")
+"""Keys of the config that are limits of this kind."""
+
+
+def wanted(resolved: Resolved, overrides: Mapping[str, Any], longer: Sequence[int] = ()) -> Limits:
+    """The limits after what users have changed; ``resolved`` is the config with it laid over.
+
+    How many trials run at once is the searcher's business until then: it opens no more.
+    """
+    budget = resolved.budget
+    most = overrides.get(MAX_CONCURRENT, 0)
+    return Limits(most, budget.slot_hours, budget.wall_s, list(longer))
+
+
+def in_force(paths: ExperimentPaths, resolved: Resolved) -> Limits:
+    """The limits that hold now: the newest that a holder wrote, else those of the config."""
+    latest: Limits | None = None
+    for number in packed.numbers(paths.limits(0).parent, ".json"):
+        found = Limits.read(paths.limits(number))
+        if found is not None and (latest is None or found.term >= latest.term):
+            latest = found
+    return latest or wanted(resolved, {})
+
+
+def lengthen(rungs: list[Length], longer: Iterable[int]) -> list[Length]:
+    """The rungs of a search that was made longer; what was its end is one of them from then on.
+
+    None, where trials are not compared, stay none.
+    """
+    if not rungs:
+        return []
+    values = sorted({*longer, *(rung.value for rung in rungs)})
+    return [Length(rungs[0].unit, value) for value in values]
+
+
+def alike(one: Limits, other: Limits) -> bool:
+    """Whether two records say the same, whoever wrote them when."""
+    return dataclasses.replace(one, term=other.term, at=other.at) == other

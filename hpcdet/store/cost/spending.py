@@ -1,0 +1,184 @@
+"""What the files say an experiment has cost, and claims that stay within its limits.
+
+Who claims writes the claim first, with what it reserves, and then takes the next number under
+``reservations/`` by exclusive creation: the one order that all see. It stays if it fits behind
+those with lower numbers, and gives the claim back if not; two that come at the same moment
+cannot both pass over each other.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from hpcdet.store.config.overrides import Slots
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.cost import limits
+from hpcdet.store.cost.attempt_costs import Key, Ledger
+from hpcdet.store.cost.budget import Account, Budget, Held, Stretch, Terms, account
+from hpcdet.store.cost.charges import Book
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, WorkerPaths
+from hpcdet.store.folder.records import Claim, End, Limits, Reservation, WorkerClaim, WorkerEnd
+from hpcdet.store.fs import files, packed
+
+
+def _nobody() -> None:
+    """No lease is to be kept meanwhile."""
+
+
+@dataclass
+class Spending:
+    """Reader of one experiment's costs. What has ended is read once.
+
+    ``stay``: called for each trial and worker that is read, to keep what must be kept meanwhile.
+    """
+
+    paths: ExperimentPaths
+    resolved: Resolved
+    stay: Callable[[], None] = _nobody
+    _left: dict[str, Held] = field(default_factory=dict)
+    _under: Limits | None = None
+    slots: Slots = field(init=False)
+    book: Book = field(init=False)
+    ledger: Ledger = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.slots = Slots(self.paths, self.resolved)
+        self.book = Book(self.paths)
+        self.ledger = Ledger(
+            self.paths, lambda claim, end: stretch(claim, end, self.slots), self.stay
+        )
+
+    @property
+    def limits(self) -> Limits:
+        """Those in force now."""
+        return limits.in_force(self.paths, self.resolved)
+
+    def terms(self, limits: Limits) -> Terms:
+        """On what terms trials begin."""
+        budget = Budget(limits.slot_hours, limits.wall_s)
+        resolved = self.resolved
+        return Terms(budget, resolved.resources.slots_per_trial, resolved.worker.min_segment_s)
+
+    def account(self, now: float | None = None) -> Account:
+        """How things stand; ``now`` in epoch seconds."""
+        now = time.time() if now is None else now
+        found = self._stretches().values()
+        return account(found, self._allocations(), now, self.book.read())
+
+    def room(self) -> float:
+        """How many more trials the budget lets begin; infinity without one."""
+        terms = self.terms(self.limits)
+        if not terms.budget:
+            return math.inf
+        return terms.room(self.account(), time.time()) if terms.budget else math.inf
+
+    def admit(self, end_at: float | None, now: float) -> float | None:
+        """What one more claim would reserve, in slot-seconds; infinity without any bound.
+
+        None: nothing may begin now. 0: it is only limited how many run at once.
+
+        Args:
+            end_at: when the allocation ends, epoch seconds; None: it does not.
+            now: epoch seconds that the claim will carry: what is kept is judged as of then, as
+                workers that wait cost something at every moment.
+        """
+        limits = self.limits
+        terms, most = self.terms(limits), limits.max_concurrent_trials
+        if not terms.budget and not most:
+            return math.inf
+        account = self.account(now)
+        if most and account.running >= most:
+            return None
+        if not terms.budget:
+            return 0.0
+        left_s = math.inf if end_at is None else end_at - now
+        waiting = 1 if terms.budget.slot_hours is None else self.ledger.waiting()
+        seconds = terms.grant(account, waiting, left_s, now)
+        return seconds * terms.slots if seconds > 0 else None
+
+    def keep(self, attempt: AttemptPaths, claim: Claim) -> bool:
+        """Whether a claim that was just made holds; if not, it has been given back."""
+        limits = self.limits
+        if not (self.terms(limits).budget or limits.max_concurrent_trials):
+            return True
+        mine = Reservation(attempt.trial, attempt.number, claim.worker, files.now())
+        number = max(packed.numbers(self.paths.reservation(0).parent, ".json"), default=0) + 1
+        while not mine.write_once(self.paths.reservation(number)):
+            number += 1
+        who = (attempt.trial, attempt.number)
+        before = self._account_before(number, who, epoch(claim.at))
+        most = limits.max_concurrent_trials
+        reserved = claim.reserved_slot_s or 0.0
+        fits = before is not None and self.terms(limits).fits(before, reserved)
+        if fits and before is not None and not (most and before.running >= most):
+            return True
+        why = "others were first to claim what the limits leave"
+        End("released", error=why, closed_by=claim.worker, at=files.now()).write_once(attempt.end)
+        return False
+
+    def _account_before(self, number: int, mine: Key, now: float) -> Account | None:
+        """How things stood for who took a number; None if somebody before cannot be seen yet."""
+        if not self.ledger.hear(number - 1):
+            return None
+        found = self._stretches()
+        before = self.ledger.reserved[: number - 1]
+        earlier = {(record.trial, record.attempt) for record in before}
+        if not all(self.ledger.late(key, found) for key in earlier):
+            return None
+        counted = [
+            stretch
+            for key, stretch in found.items()
+            if key != mine
+            and (stretch.end is not None or stretch.reserved_slot_s is None or key in earlier)
+        ]
+        return account(counted, self._allocations(), now, self.book.read())
+
+    def _stretches(self) -> dict[Key, Stretch]:
+        if (under := self.limits) != self._under:
+            self._under = under
+            self.ledger.doubt()  # perhaps there was none before, and claims had no numbers
+        return self.ledger.stretches()
+
+    def _allocations(self) -> list[Held]:
+        found = []
+        for worker in self.paths.workers():
+            self.stay()
+            held = self._left.get(worker.name) or self._held(worker)
+            if held is None:
+                continue
+            found.append(held)
+            if held.end is not None:
+                self._left[worker.name] = held
+        return found
+
+    def _held(self, worker: WorkerPaths) -> Held | None:
+        claim, end = WorkerClaim.read(worker.claim), WorkerEnd.read(worker.end)
+        nodes = claim.nodes if claim else ()
+        slots = self.slots.of(worker.name, nodes) * self.resolved.lanes
+        return held(worker.name, claim, end, slots)
+
+
+def stretch(claim: Claim | None, end: End | None, slots: Slots) -> Stretch | None:
+    """What an attempt cost by its records; None if it never ran."""
+    if claim is None or not claim.at or (end is not None and end.reason == "released"):
+        return None
+    ended = epoch(end.at) if end is not None and end.at else None
+    number = slots.of(claim.worker, claim.nodes)
+    return Stretch(claim.worker, number, epoch(claim.at), ended, claim.reserved_slot_s)
+
+
+def held(name: str, claim: WorkerClaim | None, end: WorkerEnd | None, slots: int) -> Held | None:
+    """What a worker with so many slots held, by its records."""
+    if claim is None or not claim.at:
+        return None
+    ended = epoch(end.at) if end is not None and end.at else None
+    return Held(name, slots, epoch(claim.at), ended)
+
+
+def epoch(time: str) -> float:
+    """Epoch seconds of an ISO time."""
+    return datetime.fromisoformat(time).timestamp()

@@ -1,0 +1,106 @@
+"""An experiment's folder opened once, so that what has been checked is what is used.
+
+Its name may come to mean another folder at any time, where somebody else may rename it. So it is
+opened, owner, mode and identity are checked on the descriptor, and all below it is reached through
+that: ``/proc/PID/fd/N`` leads to this very folder, from here and from the processes that this one
+starts, whatever its name means by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdet.errors import IntegrityError
+from hpcdet.store.folder import trust
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
+from hpcdet.store.fs import files
+
+VISIBLE_S = 60.0
+"""How long a network file system may hide from one node what another has just written."""
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A folder that is open as long as this lives.
+
+    Attributes:
+        named: its name when it was opened: for people and for other machines.
+        root: its path by the descriptor.
+    """
+
+    named: Path
+    fd: int
+    root: Path
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, os.close, self.fd)
+
+    @property
+    def paths(self) -> ExperimentPaths:
+        """Those of this very folder."""
+        return ExperimentPaths(self.root, self.named.name)
+
+
+def hold(folder: Path) -> Held:
+    """Open an experiment's folder, and see that nobody else may change it.
+
+    Raises:
+        ConfigError: somebody else may.
+        OSError: it is not there, or cannot be opened.
+    """
+    named = folder.resolve()
+    fd = os.open(named, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    root = Path(f"/proc/{os.getpid()}/fd/{fd}")
+    # in a container without /proc, or with that of another one, there is the name only
+    held = Held(named, fd, root if _leads_to(fd, root) else named)
+    trust.refuse_writable_by_others(held.root, "experiment")
+    return held
+
+
+def _leads_to(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except OSError:
+        return False
+
+
+def identity(paths: ExperimentPaths, attempt: AttemptPaths) -> str:
+    """What tells an attempt from those of all other experiments, forks included.
+
+    Returns:
+        64 hex digits. They depend on what is written once: config, provenance and the claim.
+
+    Raises:
+        OSError: one of the files cannot be read. One that is not there counts as empty.
+    """
+    whole = hashlib.sha256()
+    for path in (paths.config, paths.provenance, attempt.claim):
+        contents = b""
+        with contextlib.suppress(FileNotFoundError):
+            contents = files.read(path)
+        whole.update(hashlib.sha256(contents).digest())
+    return whole.hexdigest()
+
+
+def refuse_another(held: Held, attempt: AttemptPaths, expected: str) -> None:
+    """Refuse a folder that lies where the one was that a worker has claimed the attempt in.
+
+    Raises:
+        IntegrityError: it is another one.
+    """
+    limit = time.monotonic() + VISIBLE_S
+    while identity(held.paths, attempt) != expected:
+        if attempt.claim.exists() or time.monotonic() > limit:
+            raise IntegrityError(
+                "this is not the experiment that was to run: another folder has taken its place",
+                where=str(held.named),
+                hint=f"who may rename in {held.named.parent}? (chmod +t keeps others from it)",
+            )
+        time.sleep(_LOOK_S)

@@ -1,0 +1,97 @@
+"""Where an experiment lives, so that a copy of its folder never acts for the original.
+
+``homes/0001.json`` is made with the experiment, a further one by each ``hpcdet move``. A folder
+whose newest record names another place that holds the same record is a copy: its jobs, workers and
+searcher are the original's. Experiments without such a record were made by an older version.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdet.errors import UsageError
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import files, packed
+from hpcdet.store.fs.json_record import Record
+
+
+@dataclass(frozen=True)
+class Home(Record):
+    """One place.
+
+    Attributes:
+        path: the experiment's folder, absolute, without links.
+        nonce: drawn for this record; only a copy of the folder has the same.
+        submissions: number of the last submission that was made elsewhere; its jobs know another
+            folder than this one, or belong to the experiment that this one was copied from.
+        at: when it came here, ISO 8601 UTC.
+    """
+
+    path: str
+    nonce: str
+    submissions: int = 0
+    at: str = ""
+
+
+def settle(paths: ExperimentPaths) -> Home:
+    """Record that the experiment lives where its folder lies now; what was submitted stays behind.
+
+    Raises:
+        UsageError: another process has recorded something else at the same moment.
+    """
+    number = max(packed.numbers(paths.homes, ".json"), default=0) + 1
+    last = max(paths.submissions(), default=0)
+    home = Home(str(paths.root.resolve()), secrets.token_hex(16), last, files.now())
+    files.make_folder(paths.homes)
+    if not home.write_once(paths.home(number)):
+        raise UsageError("somebody else moves it just now", where=str(paths.root))
+    return home
+
+
+def newest(paths: ExperimentPaths) -> Home | None:
+    """The newest record; None for an experiment of an older version."""
+    numbers = packed.numbers(paths.homes, ".json")
+    return Home.read(paths.home(numbers[-1])) if numbers else None
+
+
+def is_here(paths: ExperimentPaths) -> bool:
+    """Whether the newest record names this place."""
+    home = newest(paths)
+    return home is not None and Path(home.path) == paths.root.resolve()
+
+
+def left_behind(paths: ExperimentPaths) -> int:
+    """Number of the last submission that was made for another place; 0 if there is none."""
+    home = newest(paths)
+    return home.submissions if home is not None else 0
+
+
+def original(paths: ExperimentPaths) -> Path | None:
+    """The folder that this one is a copy of; None if it is not one, as far as can be seen here.
+
+    A place that is not there any more, or that holds something else, has moved or was removed.
+    """
+    home = newest(paths)
+    if home is None or (there := Path(home.path)) == paths.root.resolve():
+        return None
+    try:
+        if there.samefile(paths.root):  # the same folder by another mount
+            return None
+        other = newest(ExperimentPaths(there))
+    except OSError:
+        return None
+    return there if other is not None and other.nonce == home.nonce else None
+
+
+def refuse_copy(paths: ExperimentPaths) -> None:
+    """Raise UsageError for a copy: what lives belongs to the original."""
+    there = original(paths)
+    if there is not None:
+        raise UsageError(
+            f"this is a copy of {there}, to which its jobs belong",
+            where=str(paths.root),
+            hint=f"use that one, or make this one an experiment of its own: "
+            f"hpcdet move {paths.root} --here",
+        )

@@ -1,0 +1,423 @@
+"""Every path inside an experiment's folder, by one class per level.
+
+Paths are built, never searched for by pattern elsewhere; all stored references are relative
+to the folder, so that it can be moved.
+
+Where the site has project storage, an experiment lies there and has a second folder on scratch,
+for what may be purged: logs, and checkpoints to go on from. One link, ``EXP/scratch``, leads
+there; everything in that folder has its path through the link.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdet.store.fs import packed
+
+_REOPENED = re.compile(r"reopened-\d+\.json")
+CHECKPOINT_NAME = re.compile(r"(\d{8,})\.g(\d+)")
+INHERITED = 0
+"""In the name of a checkpoint, instead of an attempt: it is another trial's, to begin from."""
+CONFIG = "experiment.yaml"
+"""The resolved config; a folder that holds it is a whole experiment."""
+EXPERIMENTS = "hpcdet-experiments"
+"""The folder that holds experiments, below a site's scratch or project path or the present one."""
+SCRATCH_MARK = "hpcdet-experiment.json"
+"""In an experiment's folder on scratch: whose it is (``records.ScratchMark``)."""
+
+
+@dataclass(frozen=True)
+class AttemptPaths:
+    """``trials/0007/attempts/2``: the stretch of one trial inside one allocation.
+
+    Attributes:
+        scratch: its folder on scratch, where the experiment has a part there.
+    """
+
+    root: Path
+    trial: int
+    number: int
+    scratch: Path | None = None
+
+    @property
+    def claim(self) -> Path:
+        """Made by exclusive creation: who runs this attempt (``records.Claim``)."""
+        return self.root / "claim.json"
+
+    @property
+    def journal(self) -> Path:
+        """Metrics and events, written by rank 0."""
+        return self.root / "journal.jsonl"
+
+    @property
+    def verdict(self) -> Path:
+        """What rank 0 says at its end (``records.Verdict``)."""
+        return self.root / "verdict.json"
+
+    @property
+    def end(self) -> Path:
+        """Why the attempt is over (``records.End``); made once, by whoever closes it."""
+        return self.root / "end.json"
+
+    @property
+    def rendezvous(self) -> Path:
+        """Where rank 0 listens, for the other ranks to find it."""
+        return self.root / "rendezvous.json"
+
+    @property
+    def logs(self) -> Path:
+        return (self.scratch or self.root) / "logs"
+
+    def log(self, rank: int) -> Path:
+        """What one rank printed."""
+        return self.logs / f"rank-{rank}.log"
+
+    def profile(self, rank: int) -> Path:
+        """Where the time of a rank above 0 went, written by it; rank 0 tells it in ``journal``."""
+        return self.root / f"profile-{rank}.jsonl"
+
+    @property
+    def traces(self) -> Path:
+        """What torch's profiler recorded, a file for each rank, where the config asks for it."""
+        return (self.scratch or self.root) / "profile"
+
+    def trace(self, rank: int) -> Path:
+        return self.traces / f"rank-{rank}.json.gz"
+
+    def launched(self, node: int, number: int) -> Path:
+        """A command for all ranks of a node (``train.once``), numbered from 1."""
+        return self.root / f"launched-{node}-{number}.json"
+
+    @property
+    def launcher_log(self) -> Path:
+        """What the launcher (srun, mpirun) said itself."""
+        return self.logs / "launcher.log"
+
+
+@dataclass(frozen=True)
+class TrialPaths:
+    """``trials/0007``: one training run with fixed hyperparameters and seed.
+
+    Attributes:
+        scratch: its folder on scratch, where the experiment has a part there.
+    """
+
+    root: Path
+    number: int
+    scratch: Path | None = None
+
+    @property
+    def record(self) -> Path:
+        """Hyperparameters, seed, parent (``records.Trial``); write-once."""
+        return self.root / "trial.json"
+
+    @property
+    def controls(self) -> Path:
+        return self.root / "control"
+
+    def control(self, seq: int) -> Path:
+        """What the searcher wants of the trial (``records.Control``), numbered from 1."""
+        return self.controls / f"{seq:04d}.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints are saved; on scratch, where the experiment has a part there."""
+        return (self.scratch or self.root) / "checkpoints"
+
+    @property
+    def kept(self) -> Path | None:
+        """Where those that the policy keeps are copied to, if that is not where they are saved."""
+        return self.root / "checkpoints" if self.scratch else None
+
+    @property
+    def checkpoint_places(self) -> tuple[Path, ...]:
+        """Every folder that may hold checkpoints, the one where they are saved first."""
+        return (self.checkpoints, self.kept) if self.kept else (self.checkpoints,)
+
+    @property
+    def pins(self) -> Path:
+        """Names of checkpoints that are kept whatever the rules say (``pins``)."""
+        return self.root / "pinned"
+
+    def checkpoint(self, step: int, attempt: int) -> Path:
+        """The folder of a checkpoint; its name is never used twice."""
+        return self.checkpoints / f"{step:08d}.g{attempt}"
+
+    def attempt(self, number: int) -> AttemptPaths:
+        below = Path("attempts", str(number))
+        scratch = self.scratch / below if self.scratch else None
+        return AttemptPaths(self.root / below, self.number, number, scratch)
+
+    def numbers(self) -> list[int]:
+        """The numbers of the attempts that were claimed or begun, ascending."""
+        return packed.numbers(self.root / "attempts")
+
+    def attempts(self) -> list[AttemptPaths]:
+        """The attempts that were claimed or begun, ascending."""
+        return [self.attempt(n) for n in self.numbers()]
+
+
+@dataclass(frozen=True)
+class WorkerPaths:
+    """``workers/0001-0003.0``: array index 3 of submission 1, in its first incarnation."""
+
+    root: Path
+    submission: int
+    index: int
+    incarnation: int
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def claim(self) -> Path:
+        """The right to be this worker, by exclusive creation (``records.WorkerClaim``)."""
+        return self.root / "claim.json"
+
+    @property
+    def beat(self) -> Path:
+        """Replaced every few seconds while the worker lives."""
+        return self.root / "beat.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.jsonl"
+
+    @property
+    def end(self) -> Path:
+        """Written when the worker leaves by itself, or by who finds it gone."""
+        return self.root / "end.json"
+
+    @property
+    def final(self) -> Path:
+        """Written by the batch script: whatever was said, this task does not come back."""
+        return self.root / "final.json"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "worker.log"
+
+
+@dataclass(frozen=True)
+class ExperimentPaths:
+    """The experiment's folder; its name is the experiment's id.
+
+    Attributes:
+        name: the name of the folder where ``root`` does not end with it (``store.folder.held_folder``).
+    """
+
+    root: Path
+    name: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.name or self.root.name
+
+    @property
+    def config(self) -> Path:
+        return self.root / CONFIG
+
+    @property
+    def site(self) -> Path:
+        return self.root / "site.yaml"
+
+    @property
+    def secrets(self) -> Path:
+        """Literal ``data.secrets``, mode 0600, in no other file."""
+        return self.root / "secrets.json"
+
+    @property
+    def code(self) -> Path:
+        return self.root / "code"
+
+    @property
+    def provenance(self) -> Path:
+        return self.root / "provenance.json"
+
+    @property
+    def history(self) -> Path:
+        """What former experiments have shown, for a search that begins from it (``history``)."""
+        return self.root / "history.json"
+
+    @property
+    def origin(self) -> ExperimentPaths:
+        """Holds, as its trial 1, the checkpoint that all trials begin from, if there is one."""
+        return ExperimentPaths(self.root / "origin")
+
+    @property
+    def terms(self) -> Path:
+        """One numbered file per holder of the lease: ``terms/000003.json`` and its beat."""
+        return self.root / "terms"
+
+    def term(self, number: int) -> Path:
+        return self.terms / f"{number:06d}.json"
+
+    def decisions(self, term: int) -> Path:
+        """What the holder of one term learned and decided, in one order."""
+        return self.root / "decisions" / f"{term:06d}.jsonl"
+
+    @property
+    def snapshots(self) -> Path:
+        return self.root / "snapshots"
+
+    @property
+    def homes(self) -> Path:
+        """Where the experiment lives (``store.folder.home``), numbered from 1."""
+        return self.root / "homes"
+
+    def home(self, number: int) -> Path:
+        return self.homes / f"{number:04d}.json"
+
+    def snapshot(self, term: int, n: int) -> Path:
+        """All that was decided up to a record of a term (``snapshots``); may be removed."""
+        return self.snapshots / f"{term:06d}-{n:08d}.json"
+
+    @property
+    def commands(self) -> Path:
+        return self.root / "commands"
+
+    def command(self, seq: int) -> Path:
+        """What a user asks (``records.Command``), numbered from 1."""
+        return self.commands / f"{seq:04d}.json"
+
+    def limits(self, seq: int) -> Path:
+        """What users have set (``records.Limits``), numbered from 1; the newest is in force."""
+        return self.root / "limits" / f"{seq:04d}.json"
+
+    def reservation(self, number: int) -> Path:
+        """A claim under a limit (``records.Reservation``), numbered from 1 without gaps."""
+        return self.root / "reservations" / f"{number:06d}.json"
+
+    @property
+    def nudges(self) -> Path:
+        """Where workers leave word for whoever decides (``store.decisions.wakeup``)."""
+        return self.root / "nudges"
+
+    def charges(self, number: int) -> Path:
+        """What accounting has charged (``records.Charges``), numbered from 1."""
+        return self.root / "charges" / f"{number:04d}.json"
+
+    def intent(self, submission: int) -> Path:
+        """What is about to be submitted (``records.Intent``), written before it is."""
+        return self.root / "jobs" / f"{submission:04d}.json"
+
+    def submitted(self, submission: int) -> Path:
+        """The scheduler's job id (``records.Submitted``), written after."""
+        return self.root / "jobs" / f"{submission:04d}.submitted.json"
+
+    def script(self, submission: int) -> Path:
+        return self.root / "scripts" / f"{submission:04d}.sh"
+
+    def sentinel(self, submission: int) -> Path:
+        """The job that runs once all tasks of a submission have ended (``records.Intent``)."""
+        return self.root / "jobs" / f"{submission:04d}.sentinel.json"
+
+    def sentinel_submitted(self, submission: int) -> Path:
+        return self.root / "jobs" / f"{submission:04d}.sentinel.submitted.json"
+
+    def sentinel_script(self, submission: int) -> Path:
+        return self.root / "scripts" / f"{submission:04d}.sentinel.sh"
+
+    def stuck(self, submission: int) -> Path:
+        """Written by the sentinel that found nobody left (``records.Stuck``)."""
+        return self.root / "jobs" / f"{submission:04d}.stuck.json"
+
+    def job_log(self, submission: int) -> Path:
+        """Pattern-free folder where the scheduler puts the batch scripts' output."""
+        return self.root / "jobs" / f"{submission:04d}.logs"
+
+    @property
+    def closed(self) -> Path:
+        """There once the experiment is over (``records.Closed``); the only sign of it.
+
+        Each time that a user has reopened it, this is another file, which is not there yet.
+        """
+        first = self.root / "closed.json"
+        times = self.times_reopened if first.exists() else 0
+        return self.root / f"closed-{times + 1}.json" if times else first
+
+    @property
+    def reopening(self) -> Path:
+        """To be made by who reopens it (``records.Reopened``), next time."""
+        return self.reopened(self.times_reopened + 1)
+
+    def reopened(self, time: int) -> Path:
+        return self.root / f"reopened-{time}.json"
+
+    @property
+    def times_reopened(self) -> int:
+        # listing the folder refreshes what a network file system has cached of it
+        return sum(_REOPENED.fullmatch(name) is not None for name in os.listdir(self.root))
+
+    @property
+    def best(self) -> Path:
+        """The best validation so far (``records.Best``); derived, replaced by the holder."""
+        return self.root / "best.json"
+
+    @property
+    def searcher_log(self) -> Path:
+        return self.root / "searcher.log"
+
+    def daemon(self, host: str) -> Path:
+        """Which process decides, or waits to, on a login node (``control.presence``)."""
+        return self.root / "searcher" / f"daemon-{host}.json"
+
+    @property
+    def scratch(self) -> Path:
+        """Link to the folder on scratch; absent where all of the experiment is in one place.
+
+        Of one that was packed and unpacked it is a plain folder.
+        """
+        return self.root / "scratch"
+
+    @property
+    def split(self) -> bool:
+        """Whether it has a part on scratch; true as well when that part is gone."""
+        return os.path.lexists(self.scratch)
+
+    @property
+    def index(self) -> Path:
+        return self.root / "index.sqlite"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    def trial(self, number: int) -> TrialPaths:
+        return self._trial(number, self.split)
+
+    def _trial(self, number: int, split: bool) -> TrialPaths:
+        below = Path("trials", f"{number:04d}")
+        return TrialPaths(self.root / below, number, self.scratch / below if split else None)
+
+    def trials(self) -> list[TrialPaths]:
+        split = self.split
+        return [self._trial(n, split) for n in packed.numbers(self.root / "trials")]
+
+    def submissions(self) -> list[int]:
+        return packed.numbers(self.root / "jobs", ".json")
+
+    def worker(self, submission: int, index: int, incarnation: int) -> WorkerPaths:
+        root = self.root / "workers" / f"{submission:04d}-{index:04d}.{incarnation}"
+        return WorkerPaths(root, submission, index, incarnation)
+
+    def workers(self, known: dict[str, WorkerPaths] | None = None) -> Iterator[WorkerPaths]:
+        """Every worker that ever claimed its place, in order of name, packed or not.
+
+        ``known``: by name, those of former calls; new ones are added.
+        """
+        for name in sorted(packed.names(self.root / "workers")):
+            if known is not None and name in known:
+                yield known[name]
+                continue
+            match = re.fullmatch(r"(\d+)-(\d+)\.(\d+)", name)
+            if match:
+                worker = self.worker(*(int(group) for group in match.groups()))
+                if known is not None:
+                    known[name] = worker
+                yield worker

@@ -1,0 +1,69 @@
+"""Folders of hpcdet's own outside of experiments: caches, state of local jobs, temporary files.
+
+What lies in them is believed, and some of it run. So each is the user's alone, and so are those
+above it as far as somebody else could put another in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from hpcdet.errors import Unavailable
+from hpcdet.store.fs import files
+
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def is_private(folder: Path) -> bool:
+    """Whether it is a folder, no link, of this user, into which nobody else may write."""
+    status = folder.lstat()
+    mine = status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode)
+    return mine and not status.st_mode & _OTHERS
+
+
+def refuse_foreign(folder: Path, hint: str) -> None:
+    """Refuse a folder that is not the user's alone. Raises Unavailable."""
+    if not is_private(folder):
+        raise Unavailable("somebody else may write this folder", where=str(folder), hint=hint)
+
+
+def refuse_exchangeable(folder: Path, hint: str) -> None:
+    """Refuse a folder that another user could rename, and put one of his own in its place.
+
+    Raises:
+        Unavailable: one above it belongs to another user, or others may write it and it has not
+            the sticky bit.
+    """
+    # in a container where users have other numbers, who owns the root of the tree is root
+    trusted = {0, os.getuid(), os.stat("/").st_uid}
+    for above in folder.resolve().parents:
+        if not above.exists():
+            continue  # it is still to be made
+        status = above.stat()
+        open_to_others = status.st_mode & _OTHERS and not status.st_mode & stat.S_ISVTX
+        if status.st_uid not in trusted or open_to_others:
+            what = f"somebody else may put another folder in the place of {folder.name}"
+            raise Unavailable(what, where=str(above), hint=hint)
+
+
+def temporary() -> Path:
+    """The user's own folder below ``$TMPDIR``; where another user has taken its name, another.
+
+    Raises:
+        OSError: none can be made.
+    """
+    root, name = Path(tempfile.gettempdir()), f"hpcdet-{os.getuid()}"
+    try:
+        files.make_folder(root / name)
+    except OSError:
+        pass  # a file, or a link that leads nowhere
+    else:
+        if is_private(root / name):
+            return root / name
+    for other in sorted(root.glob(f"{name}-*")):
+        if is_private(other):
+            return other
+    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))

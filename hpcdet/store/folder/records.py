@@ -1,0 +1,398 @@
+"""What the JSON files of an experiment's folder hold, as frozen types.
+
+Numbers carry their unit in the name.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hpcdet.store.fs.json_record import Record
+from hpcdet.units import Length
+
+Reason = Literal[
+    "completed",
+    "preempted",
+    "walltime",
+    "paused",
+    "stopped",
+    "user_error",
+    "oom",
+    "node_fail",
+    "lost",
+    "canceled",
+    "launch_failed",
+    "unproven",
+    "released",
+]
+"""Why an attempt ended. ``released``: its worker gave the claim back before anything ran, and it
+counts for nothing. ``launch_failed``: it never reached its first step, and the cause is
+the place, not the code, until it has failed so on a second node. ``unproven``: its ranks could not
+make sure that they spoke to each other, and to nobody else."""
+
+NO_FAULT: frozenset[Reason] = frozenset(
+    {"preempted", "walltime", "node_fail", "lost", "launch_failed", "unproven", "canceled"}
+)
+"""Ends after which the trial simply goes on from its latest checkpoint."""
+
+ExperimentState = Literal[
+    "PENDING", "RUNNING", "PAUSED", "STOPPING", "COMPLETED", "CANCELED", "ERROR"
+]
+
+
+@dataclass(frozen=True)
+class Trial(Record):
+    """``trial.json``: what makes this trial this trial.
+
+    Attributes:
+        parent: what it begins from (``store.trials.parents``); "": from nothing.
+        origin: of the checkpoint that it was given: ``checkpoint`` and ``root`` (its parent's),
+            ``name`` (here), ``digest``, ``units``; empty without a parent, or if that had none.
+    """
+
+    number: int
+    params: dict[str, Any]
+    seed: int
+    term: int = 0
+    parent: str = ""
+    created_at: str = ""
+    origin: dict[str, Any] = field(default_factory=dict)
+
+
+Action = Literal["run", "pause", "stop", "kill", "fail"]
+
+
+@dataclass(frozen=True)
+class Control(Record):
+    """``control/0001.json``: what the holder of the lease wants of a trial, from now on.
+
+    Attributes:
+        action: ``run`` (train until ``until``), ``pause`` (save, leave, keep), ``stop`` (the
+            searcher has seen enough: save, end well), ``kill`` (canceled by a user: save,
+            end), ``fail`` (given up: nobody claims it again).
+        until: length at which to end, for ``run``; None keeps the one before, at first the
+            config's.
+        attempts: attempts up to this number are allowed after a failure of the user's code;
+            0 leaves what was allowed before.
+        since: only workers of this submission or a later one may claim the trial.
+        rewinds: what a user made the trial begin again from, in their order: ``[name, attempt]``,
+            the checkpoint and the first attempt that goes on from it.
+        now: with ``kill``, do not save first.
+        heard: the highest rung, in the search's unit, of which the report was decided upon; 0
+            where no trial waits for that (``searcher.wait_at_rungs_s``).
+        why: shown to people.
+    """
+
+    action: Action
+    until: Length | None = None
+    attempts: int = 0
+    why: str = ""
+    since: int = 0
+    rewinds: list[list[Any]] = field(default_factory=list)
+    now: bool = False
+    heard: int = 0
+    term: int = 0
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Claim(Record):
+    """``claim.json`` of an attempt: the worker that runs it.
+
+    ``worker`` is the name of the worker's folder (``0001-0003.0``). ``reserved_slot_s``: what the
+    attempt may cost at most, in slot-seconds from ``at``; None without limits, 0 if it is only
+    limited how many run at once.
+    """
+
+    worker: str
+    host: str
+    job: str = ""
+    nodes: list[str] = field(default_factory=list)
+    at: str = ""
+    reserved_slot_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Verdict(Record):
+    """``verdict.json``: what the attempt says of itself. The exit code is only a hint.
+
+    Attributes:
+        verdict: ``done`` (nothing left to do until a new control), ``resume`` (go on from the
+            latest checkpoint), ``fail`` (an error in user code), ``norestart`` (trying again
+            cannot help: ``InvalidHP``, or no checkpoint that can be gone on from).
+        cause: why it ended now.
+        batches: batches trained by the trial so far.
+        until: the length that was asked for, when it ended because that was reached. Code that
+            ends by itself before leaves None.
+        error: the last line of the traceback, for ``fail``, ``norestart`` and ``unproven``.
+        unrecoverable: with ``norestart``: the trial's checkpoints are to blame, and not its
+            hyperparameters.
+    """
+
+    verdict: Literal["done", "resume", "fail", "norestart"]
+    cause: Literal["completed", "signal", "walltime", "paused", "stopped", "unproven", "error"]
+    batches: int = 0
+    until: Length | None = None
+    checkpoint: str = ""
+    digest: str = ""
+    error: str = ""
+    unrecoverable: bool = False
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class End(Record):
+    """``end.json`` of an attempt: why it is over, by its worker or by who found it lost.
+
+    Attributes:
+        progressed: the next attempt begins further than this one did (``store.trials.progress``).
+        closed_by: name of the worker, or ``term N``.
+        first_step: it reached its first step, so that neither place nor launch is to blame.
+    """
+
+    reason: Reason
+    exit_code: int | None = None
+    progressed: bool = False
+    error: str = ""
+    nodes: list[str] = field(default_factory=list)
+    closed_by: str = ""
+    at: str = ""
+    first_step: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerClaim(Record):
+    """``claim.json`` of a worker: the allocation it runs in."""
+
+    job: str
+    host: str
+    pid: int
+    nodes: list[str] = field(default_factory=list)
+    restart: int = 0
+    end_at: str = ""
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerEnd(Record):
+    """``end.json`` of a worker.
+
+    ``why``: ``idle`` (nothing left to take), ``time`` (too little left), ``signal``, ``bad_node``
+    (two launches in a row failed), ``closed`` (the experiment is over), ``spent`` (its task has
+    come back too often without getting anywhere), ``lost``. ``returns``: its batch script was
+    asked to requeue the task.
+    """
+
+    why: str
+    closed_by: str = ""
+    at: str = ""
+    returns: bool = False
+
+
+@dataclass(frozen=True)
+class Final(Record):
+    """``final.json`` of a worker: its batch script cannot have the task requeued. ``code``: what
+    the worker ended with, as a shell shows it."""
+
+    code: int
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Intent(Record):
+    """``jobs/0001.json``: a submission about to be made, recorded before it is.
+
+    Attributes:
+        name: the scheduler's job name, ``EXP-N``.
+        tag: ``hpcdet:EXP:N-NONCE``, carried in the job's comment; finds the job again.
+        tasks: width of the array; index 0 to tasks - 1.
+        throttle: how many may run at once.
+        exclude: nodes not to use.
+        hold: prepared only; a person gives the script to the scheduler by hand.
+        overrides: what users have changed of the config by then, dotted key to value
+            (``store.config.overrides``); it holds for the script, its workers and their ranks.
+        held: in the queue, but kept from starting until it is released.
+        after: ids of jobs that have to end well before its tasks start.
+        host: where it was intended; a scheduler of one machine knows only its own jobs.
+        spares: how many of the tasks are there to replace others that end.
+        watches: of a sentinel: the job after whose end it runs.
+    """
+
+    number: int
+    name: str
+    tag: str
+    tasks: int
+    throttle: int
+    term: int
+    exclude: list[str] = field(default_factory=list)
+    script: str = ""
+    hold: bool = False
+    overrides: dict[str, Any] = field(default_factory=dict)
+    at: str = ""
+    held: bool = False
+    after: list[str] = field(default_factory=list)
+    host: str = ""
+    spares: int = 0
+    watches: str = ""
+
+
+@dataclass(frozen=True)
+class Submitted(Record):
+    """``jobs/0001.submitted.json``: what came of an intent.
+
+    ``job`` is empty and ``error`` says why when the scheduler refused it for good.
+    """
+
+    job: str
+    scheduler: str = ""
+    error: str = ""
+    at: str = ""
+
+
+Verb = Literal[
+    "cancel", "pause", "resume", "retry", "tag", "set", "hold", "release", "after", "follow"
+]
+
+
+@dataclass(frozen=True)
+class Stuck(Record):
+    """``jobs/0001.stuck.json``: the sentinel of a submission found nobody left who could go on.
+
+    ``next`` is the command that helps.
+    """
+
+    why: str
+    next: str
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Command(Record):
+    """``commands/0001.json``: what a user asks of an experiment or of one of its trials.
+
+    ``trial`` 0 means all. ``after``: begin once ``experiments`` (folders, relative to this one)
+    and ``jobs`` ended well. ``follow``: of another experiment, whose folder is ``path``, that is
+    to be woken at the end of this one.
+    """
+
+    verb: Verb
+    trial: int = 0
+    arguments: dict[str, Any] = field(default_factory=dict)
+    user: str = ""
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Limits(Record):
+    """``limits/0001.json``: what users have set of a running experiment, as workers need it.
+
+    Attributes:
+        max_concurrent_trials: trials that may run at once; 0: no limit but the searcher's.
+        slot_hours, wall_s: the budget; None: no bound.
+        longer: what the search was made longer to, once after the other, in its unit of length:
+            rungs above those of the config.
+    """
+
+    max_concurrent_trials: int = 0
+    slot_hours: float | None = None
+    wall_s: float | None = None
+    longer: list[int] = field(default_factory=list)
+    term: int = 0
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Reservation(Record):
+    """``reservations/000001.json``: a claim's place in the order in which limits are kept."""
+
+    trial: int
+    attempt: int
+    worker: str
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Charges(Record):
+    """``charges/0001.json``: what the scheduler's accounting says of allocations that have ended.
+
+    Attributes:
+        allocations: the fields of ``budget.Charge``, one mapping for each.
+        settled: numbers of the submissions of which nothing more is to come.
+    """
+
+    allocations: list[dict[str, Any]] = field(default_factory=list)
+    settled: list[int] = field(default_factory=list)
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Best(Record):
+    """``best.json``: the best validation that the holder of the lease has heard of.
+
+    Attributes:
+        metric: the searcher's, as ``number`` gives it.
+        length: of the trial's training then.
+    """
+
+    trial: int
+    metric: float | str
+    length: Length
+    at: str = ""
+
+    def beats(self, other: Best | None, smaller_is_better: bool) -> bool:
+        """Whether it is better than another one; NaN and infinities never are."""
+        mine = value(self.metric)
+        theirs = math.nan if other is None else value(other.metric)
+        if not (math.isfinite(mine) and math.isfinite(theirs)):
+            return math.isfinite(mine)
+        return mine < theirs if smaller_is_better else mine > theirs
+
+
+@dataclass(frozen=True)
+class Closed(Record):
+    """``closed.json``: the experiment is over, unless a user tries again what has failed in it."""
+
+    state: Literal["COMPLETED", "CANCELED", "ERROR"]
+    why: str = ""
+    term: int = 0
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Reopened(Record):
+    """``reopened-1.json``: a user has tried again what had failed when the experiment was over.
+
+    ``command`` is the number of the command that says what.
+    """
+
+    command: int
+    user: str = ""
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class ScratchMark(Record):
+    """``hpcdet-experiment.json`` in a folder on scratch: the experiment that it belongs to.
+
+    Attributes:
+        experiment: path of the experiment's folder.
+        identity: SHA-256 of its ``provenance.json``, which stays when it is moved.
+    """
+
+    experiment: str
+    identity: str
+    at: str = ""
+
+
+def number(value: float) -> float | str:
+    """A metric's value as JSON can hold it: NaN and infinities as ``"NaN"``, ``"Infinity"``."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def value(stored: float | str) -> float:
+    """The inverse of ``number``."""
+    return float(stored)

@@ -1,0 +1,165 @@
+"""An experiment's folder on scratch: made, made again after a purge, removed only if it is ours.
+
+It holds what may be purged at any time. A file in it says whose it is, and whoever is about to
+write into it or to remove it asks first: a link could lead anywhere, an experiment may have been
+copied, and a purge takes the oldest files, so that the mark alone may be missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from hpcdet.errors import ConfigError, IntegrityError, Unavailable
+from hpcdet.store.folder.layout import SCRATCH_MARK, ExperimentPaths
+from hpcdet.store.folder.records import ScratchMark
+from hpcdet.store.fs import files
+
+_OURS = {SCRATCH_MARK, "trials"}
+
+
+def target(paths: ExperimentPaths) -> Path | None:
+    """Where the link leads; None where there is none: all of the experiment is in one place."""
+    try:
+        return paths.scratch.readlink()
+    except OSError:
+        return None
+
+
+def link(paths: ExperimentPaths, folder: Path) -> None:
+    """Have the experiment's part on scratch in ``folder``, instead of where it was."""
+    temporary = paths.root / f".scratch.{secrets.token_hex(4)}.tmp"
+    temporary.symlink_to(folder.absolute(), target_is_directory=True)
+    os.replace(temporary, paths.scratch)
+    files.sync_folder(paths.root)
+
+
+def prepare(paths: ExperimentPaths) -> None:
+    """Before anything is written there: see that the folder exists and is this experiment's.
+
+    After a purge it is made again. Nothing is done where there is no such part.
+
+    Raises:
+        ConfigError: the folder is another experiment's, or others may write into it.
+        Unavailable: scratch is not there, or cannot be written.
+    """
+    folder = target(paths)
+    if folder is None:
+        return
+    try:
+        if not folder.exists():
+            if not folder.parent.parent.is_dir():
+                raise FileNotFoundError(None, "scratch is not there", str(folder.parent.parent))
+            files.make_folder(folder)
+        if why := _not_ours(paths, folder):
+            raise ConfigError(
+                f"the experiment's folder on scratch {why}",
+                where=str(folder),
+                hint=f"give it one of its own: ln -sfn NEW_FOLDER {paths.scratch}",
+            )
+        _mark(paths, folder)
+    except OSError as error:
+        raise Unavailable(
+            f"the folder on scratch cannot be used: {error.strerror}",
+            where=str(error.filename or folder),
+        ) from error
+
+
+def is_gone(paths: ExperimentPaths) -> bool:
+    """Whether the experiment has a part on scratch and that is not there (any more)."""
+    return paths.scratch.is_symlink() and not paths.scratch.is_dir()
+
+
+def owner(folder: Path) -> ExperimentPaths | None:
+    """The experiment whose folder on scratch this is; None if it is none's."""
+    mark = _read(folder)
+    paths = ExperimentPaths(Path(mark.experiment)) if mark else None
+    return paths if paths and paths.scratch.resolve() == folder.resolve() else None
+
+
+def refuse_foreign(paths: ExperimentPaths) -> Path | None:
+    """The folder on scratch, which is this experiment's and may be moved or removed.
+
+    Returns:
+        None if there is none, or it is gone.
+
+    Raises:
+        ConfigError: it is not: nothing there may be touched.
+    """
+    folder = target(paths)
+    if folder is None or not os.path.lexists(folder):
+        return None
+    why = _not_ours(paths, folder)
+    if not why and _read(folder) is None and set(os.listdir(folder)) - _OURS:
+        why = "holds files that are not hpcdet's"
+    if why:
+        raise ConfigError(
+            f"the experiment's folder on scratch {why}",
+            where=str(folder),
+            hint=f"look at it; to leave it where it is: rm {paths.scratch}",
+        )
+    return folder
+
+
+def follow(paths: ExperimentPaths) -> None:
+    """After an experiment has been moved: its folder on scratch takes its new name, too.
+
+    What is not this experiment's, or is gone, stays as it is.
+    """
+    try:
+        folder = refuse_foreign(paths)
+    except ConfigError:
+        return
+    if folder is None:
+        return
+    named = folder.with_name(paths.id)
+    if named != folder and not os.path.lexists(named):
+        folder.rename(named)
+        link(paths, named)
+        files.sync_folder(named.parent)
+        folder = named
+    _mark(paths, folder)
+
+
+def _mark(paths: ExperimentPaths, folder: Path) -> None:
+    """Write whose it is, where that is not written already."""
+    found = _read(folder)
+    root = str(paths.root.resolve())
+    own = identity(paths)
+    if found is None or (found.experiment, found.identity) != (root, own):
+        files.replace(folder / SCRATCH_MARK, ScratchMark(root, own, files.now()).encode())
+
+
+def _read(folder: Path) -> ScratchMark | None:
+    with contextlib.suppress(IntegrityError, OSError):  # what lacks what a mark must have is none
+        return ScratchMark.read(folder / SCRATCH_MARK)
+    return None
+
+
+def identity(paths: ExperimentPaths) -> str:
+    """What tells an experiment from all others, whatever its folder is called."""
+    return hashlib.sha256(files.read(paths.provenance)).hexdigest()
+
+
+def _not_ours(paths: ExperimentPaths, folder: Path) -> str:
+    """What speaks against the folder being this experiment's; "" if nothing does."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        return "is no folder"
+    if status.st_uid != os.getuid():
+        return "belongs to somebody else"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"may be changed by others (mode {stat.S_IMODE(status.st_mode):04o})"
+    mark = _read(folder)
+    if mark is None:
+        return ""
+    if mark.identity != identity(paths):
+        return f"is that of {mark.experiment}"
+    other = ExperimentPaths(Path(mark.experiment))
+    if other.root != paths.root.resolve() and target(other) == folder:
+        return f"is that of {mark.experiment}, of which this is a copy"
+    return ""

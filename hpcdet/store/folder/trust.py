@@ -1,0 +1,129 @@
+"""Who else may write what will run in the user's name. Refused as ``sshd`` refuses keys.
+
+Reading what another user has made is no risk, and needs no leave. Whoever starts something that
+an experiment names (its searcher's program, its hook, its ranks) asks ``refuse_to_run`` first.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpcdet.errors import ConfigError
+from hpcdet.store.folder.layout import CONFIG
+
+
+def is_trusted(uid: int) -> bool:
+    """Whether what belongs to a user may run: the user's own, root's, and who owns hpcdet."""
+    return uid in {0, os.getuid(), Path(__file__).stat().st_uid}
+
+
+def refuse_writable_by_others(path: Path, what: str) -> None:
+    """Refuse a file or folder that somebody else may change.
+
+    Trusted are its owner if that is the user, root, or who owns hpcdet itself (and so runs as
+    the user anyway). Folders above it may belong to a group, as project folders do, but not be
+    writable by everybody, unless they have the sticky bit (``/tmp``).
+
+    Raises:
+        ConfigError: with the mode and what to do.
+    """
+    status = path.stat()  # of what it leads to, by a descriptor as well
+    path = path.resolve()
+    if not is_trusted(status.st_uid):
+        raise ConfigError(
+            f"the {what} belongs to {user(status.st_uid)}",
+            where=str(path),
+            hint="hpcdet runs nothing of another user's; look at it, and use a copy of your own: "
+            f"cp -r {path} .",
+        )
+    _refuse(path, _writers(status), what, status)
+    for folder in path.parents:
+        status = folder.stat()
+        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+            _refuse(folder, "everybody", f"folder above the {what}", status)
+
+
+def exchangeable(root: Path) -> Iterator[str]:
+    """Where others may rename what lies in a folder, or the folder itself, in words.
+
+    They could put another experiment in the place of one. That is how folders of projects often
+    are, so it is said and not refused.
+    """
+    for folder in (root, *root.parents):
+        if not folder.exists():
+            continue
+        status = folder.stat()
+        writers = _writers(status)
+        if writers and not status.st_mode & stat.S_ISVTX:
+            mode = f"{stat.S_IMODE(status.st_mode):04o}"
+            yield (
+                f"{writers} may rename what lies in {folder} (mode {mode}) and put something else "
+                f"in the place of an experiment: chmod +t {folder}"
+            )
+
+
+def refuse_to_run(code: Path) -> None:
+    """Refuse to start anything that an experiment, or a config beside its code, names.
+
+    Args:
+        code: ``code/`` of an experiment, or the folder of a model.
+
+    Raises:
+        ConfigError: as ``refuse_writable_by_others``, of the code or of the experiment.
+    """
+    config = code.parent / CONFIG
+    if config.exists():
+        for mine in (code.parent, config):
+            refuse_writable_by_others(mine, "experiment")
+    if code.exists():
+        refuse_writable_by_others(code, "code")
+
+
+def _refuse(place: Path, writers: str, what: str, status: os.stat_result) -> None:
+    if writers:
+        raise ConfigError(
+            f"the {what} may be changed by {writers} (mode {stat.S_IMODE(status.st_mode):04o})",
+            where=str(place),
+            hint=f"chmod go-w {place}",
+        )
+
+
+def _writers(status: os.stat_result) -> str:
+    if status.st_mode & stat.S_IWOTH:
+        return "everybody"
+    if status.st_mode & stat.S_IWGRP and not _private(status.st_gid, status.st_uid):
+        return f"group {_group(status.st_gid)}"
+    return ""
+
+
+def _private(gid: int, uid: int) -> bool:
+    """Whether the group is the owner's alone, as where every user has a group of his own."""
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return (
+        user.pw_gid == gid
+        and group.gr_name == user.pw_name
+        and not set(group.gr_mem) - {user.pw_name}
+    )
+
+
+def user(uid: int) -> str:
+    """The name of a user, for messages."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

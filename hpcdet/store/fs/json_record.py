@@ -1,0 +1,73 @@
+"""A dataclass that is a JSON file.
+
+Unknown keys are ignored on reading, missing ones take their default: a folder written by
+another version of hpcdet stays readable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from hpcdet.store.fs import files, packed, typed_fields
+from hpcdet.units import Length
+
+_TIMES = ("at", "created_at", "submitted_at", "started_at", "ended_at")
+"""Fields of records that are the time of something, or "" before it has happened."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record with a file of its own."""
+
+    def encode(self) -> bytes:
+        fields = {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return files.canonical({"schema": 1, **fields}) + b"\n"
+
+    @classmethod
+    def decode(cls, value: Mapping[str, Any]) -> Self:
+        """Raises ValueError: a value has another type, or one that must be there is missing."""
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        given = {key: item for key, item in value.items() if key in known}
+        for key in ("until", "length"):
+            if isinstance(given.get(key), dict):
+                given[key] = Length.decode(given[key])
+        typed_fields.refuse_others(cls, given, lenient=False)
+        for key in _TIMES:
+            if (time := given.get(key, "")) != "" and not files.is_time(time):
+                raise ValueError(f"{key} is {typed_fields.short(time)}, which is no time")
+        try:
+            return cls(**given)
+        except TypeError as error:
+            raise ValueError(str(error).partition(".__init__() ")[2]) from None
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """The record in a file, packed or not; None if it is not there or not complete.
+
+        Raises:
+            IntegrityError: it is no file, or holds what no hpcdet writes.
+        """
+        value = packed.read_json(path)
+        try:
+            return cls.decode(value) if isinstance(value, dict) else None
+        except ValueError as error:
+            raise files.damaged(path, str(error)) from error
+
+    def write_once(self, path: Path) -> bool:
+        """Make the file; False if somebody has made it before."""
+        return files.write_once(path, self.encode())
+
+
+def plain(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
+    """JSON for a value; lengths as ``{"batches": 900}``. ``leaf``: for what holds nothing."""
+    if isinstance(value, Length):
+        return value.encode()
+    if isinstance(value, Mapping):
+        return {key: plain(item, leaf) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, leaf) for item in value]
+    return leaf(value)

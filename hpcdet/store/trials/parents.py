@@ -1,0 +1,185 @@
+"""From which trial another one begins, and from which of its checkpoints.
+
+Written as text, in decisions and in ``trial.json``: ``3`` (trial 3, its newest checkpoint),
+``3@400 batches`` (as it was at that length), ``../digits-7f3a/3@2 epochs`` (of another
+experiment, whose folder is named as seen from this one's).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcdet.errors import IntegrityError
+from hpcdet.store.folder.layout import CHECKPOINT_NAME, INHERITED, ExperimentPaths, TrialPaths
+from hpcdet.store.fs import sealed_json
+from hpcdet.store.trials import hard_links
+from hpcdet.store.trials.standing import MANIFEST, checkpoints, lineage
+from hpcdet.units import UNITS, Length, Unit
+
+_TEXT = re.compile(rf"(?:(.+)/)?([1-9]\d*)(?:@(\d+) ({'|'.join(UNITS)}))?")
+
+_ITS_OWN = ("untold", "metric", "kept", "kind", "trial", "journal_bytes")
+"""What a checkpoint says that holds for the trial that made it, and not for its children."""
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A trial at a length of its training.
+
+    Attributes:
+        length: None: as far as it has come.
+        experiment: its folder, relative to that of the child's experiment; "": the same one.
+    """
+
+    trial: int
+    length: Length | None = None
+    experiment: str = ""
+
+    def __str__(self) -> str:
+        prefix = f"{self.experiment}/" if self.experiment else ""
+        return f"{prefix}{self.trial}" + (f"@{self.length}" if self.length else "")
+
+    @staticmethod
+    def parse(text: str) -> Parent | None:
+        """The parent that a text names; None if it names none."""
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            return None
+        length = Length(match[4], int(match[3])) if match[4] else None  # type: ignore[arg-type]
+        return Parent(int(match[2]), length, match[1] or "")
+
+    def paths(self, child: ExperimentPaths) -> TrialPaths:
+        """The files of the parent, for a child of this experiment."""
+        there = ExperimentPaths(child.root / self.experiment) if self.experiment else child
+        return there.trial(self.trial)
+
+
+ORIGIN = Parent(1, None, "origin")
+"""What all trials begin from that have no other parent, where the config names a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Donation:
+    """A committed checkpoint that a trial may begin from.
+
+    Attributes:
+        at: how far its trial was, in the unit that was asked for.
+        manifest: what it says of itself.
+    """
+
+    folder: Path
+    at: int
+    manifest: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Batches that had been trained."""
+        return int(self.folder.name.partition(".")[0])
+
+    def length(self, unit: Unit) -> Length | None:
+        """How far its trial was; None if it does not say so in this unit."""
+        found = self.manifest["meta"].get(unit)
+        return None if found is None else Length(unit, int(found))
+
+
+def donations(trial: TrialPaths, unit: str) -> list[Donation]:
+    """The whole checkpoints of a trial that are on its way to where it is now, shortest first."""
+    line = lineage(trial)
+    found: list[Donation] = []
+    for name in checkpoints(trial):
+        folders = (place / name for place in trial.checkpoint_places)
+        folder = next((each for each in folders if (each / MANIFEST).is_file()), None)
+        if folder is None or name not in line:
+            continue
+        try:
+            stat = (folder / MANIFEST).stat()
+            manifest = _manifest(folder, stat.st_ino, stat.st_mtime_ns)
+        except (IntegrityError, OSError):
+            continue
+        step = int(name.partition(".")[0])
+        at = step if unit == "batches" else int(manifest["meta"].get(unit, 0))
+        found.append(Donation(folder, at, manifest))
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _manifest(folder: Path, inode: int, written_ns: int) -> dict[str, Any]:
+    """What a checkpoint says of itself, read once: a child may wait for many turns."""
+    return hard_links.manifest(folder)
+
+
+def forget() -> None:
+    """Read all of them again, as one could not be linked that was whole."""
+    _manifest.cache_clear()
+
+
+def choose(
+    found: list[Donation], length: Length | None, goal: Length | None = None
+) -> Donation | None:
+    """The farthest checkpoint at or below a length, and below what the child is to come to.
+
+    In epochs several may be as far as was asked for: then the first of them, made when the last
+    epoch ended. Of those before that the newest, which is nearest.
+
+    Args:
+        length: None: as far as its trial has come.
+        goal: of the child; None: its code decides.
+    """
+    fit = [
+        each
+        for each in found
+        if (length is None or each.at <= length.value) and (goal is None or each.at < goal.value)
+    ]
+    if not fit:
+        return None
+    if length is None or fit[-1].at < length.value:
+        return fit[-1]
+    steps = [each.step for each in fit if each.at == fit[-1].at]
+    return [each for each in fit if each.step == steps[0]][-1]
+
+
+def give(donation: Donation, child: TrialPaths) -> dict[str, Any]:
+    """Link a checkpoint into a trial that has not begun; returns its manifest there.
+
+    Raises:
+        IntegrityError: it has been damaged, or is gone by now.
+        OSError: the disk is full or fails; nothing is left behind.
+    """
+    step = int(donation.manifest["name"].partition(".")[0])
+    return hard_links.link(
+        donation.folder,
+        child.checkpoint(step, INHERITED),
+        meta={"kind": "resume", "kept": [], "trial": child.number},
+        without=_ITS_OWN,
+        previous=donation.manifest[sealed_json.ROOT],
+    )
+
+
+def given(child: TrialPaths) -> dict[str, Any] | None:
+    """The manifest of what was linked into a trial to begin from, if that was done."""
+    for name in checkpoints(child):
+        match = CHECKPOINT_NAME.fullmatch(name)
+        if match and int(match[2]) == INHERITED:
+            for place in child.checkpoint_places:
+                if (place / name / MANIFEST).is_file():
+                    return hard_links.manifest(place / name)
+    return None
+
+
+def origin_of(made: dict[str, Any]) -> dict[str, Any]:
+    """What is recorded of the checkpoint that a trial began from, by the manifest it has there.
+
+    ``checkpoint`` and ``root`` are those of its parent's, ``name`` is the child's.
+    """
+    meta = made["meta"]
+    return {
+        "checkpoint": meta["linked"]["name"],
+        "root": meta["linked"]["root"],
+        "digest": made["digest"],
+        "name": made["name"],
+        "units": {unit: meta.get(unit, 0) for unit in UNITS},
+    }

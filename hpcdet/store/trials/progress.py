@@ -1,0 +1,70 @@
+"""Whether an attempt brought its trial further, so that the next one has less to do.
+
+Training alone is no progress: a trial that is ended before it can save does the same work again
+and again. What counts is durable: a checkpoint of a later step than the one the attempt began
+from, or a good end. Code that keeps its state by its own means has no checkpoints of ours; it
+has got on if it reports a later step than any attempt before it did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcdet.store.folder.layout import CHECKPOINT_NAME, AttemptPaths, TrialPaths
+from hpcdet.store.folder.records import End, Verdict
+from hpcdet.store.fs import journal
+from hpcdet.store.trials import standing
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an attempt got.
+
+    Attributes:
+        first_step: it trained a step: the place and the launch are sound.
+        progressed: the next attempt begins further than this one did.
+    """
+
+    first_step: bool
+    progressed: bool
+
+
+def of(attempt: AttemptPaths) -> Progress:
+    """What the files of an attempt say; of one that has ended, its end."""
+    end = End.read(attempt.end)
+    if end is not None:
+        return Progress(end.first_step or end.progressed, end.progressed)
+    verdict = Verdict.read(attempt.verdict)
+    lines = journal.read(attempt.journal)
+    first_step = any(line["kind"] == "first_step" for line in lines)
+    done = verdict is not None and verdict.verdict == "done"
+    return Progress(first_step, done or _further(attempt, lines))
+
+
+def _further(attempt: AttemptPaths, lines: list[journal.Line]) -> bool:
+    start = next((line for line in lines if line["kind"] == "start"), {})
+    scratch = attempt.scratch.parent.parent if attempt.scratch else None
+    trial = TrialPaths(attempt.root.parent.parent, attempt.trial, scratch)
+    saved = max(_last(lines, "checkpoint"), _committed(trial, attempt.number))
+    if saved >= 0 or start.get("checkpoint"):
+        return saved > int(start.get("batches", 0))
+    reported = _last(lines, "metrics")
+    before = [one for one in trial.attempts() if one.number < attempt.number]
+    # the newest first: where there was progress, it is further than all the others
+    return reported > 0 and all(
+        _last(journal.read(one.journal), "metrics") < reported for one in reversed(before)
+    )
+
+
+def _committed(trial: TrialPaths, attempt: int) -> int:
+    """The latest step of what an attempt has saved and that is there; -1 if nothing is.
+
+    Ranks that die after a commit have no time to say so in the journal.
+    """
+    found = (CHECKPOINT_NAME.fullmatch(name) for name in standing.checkpoints(trial))
+    return max((int(m[1]) for m in found if m and int(m[2]) == attempt), default=-1)
+
+
+def _last(lines: list[journal.Line], kind: str) -> int:
+    """The latest step of the records of a kind; -1 if there is none."""
+    return max((int(line["step"]) for line in lines if line["kind"] == kind), default=-1)

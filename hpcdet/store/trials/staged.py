@@ -1,0 +1,121 @@
+"""Checkpoints on the disk of a node (``checkpoint_storage.local_staging``): where they lie there.
+
+They are committed there first and copied to where checkpoints are saved otherwise. Each node has
+its own; nothing else of an experiment is ever kept there, and it may be gone at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from hpcdet.errors import ConfigError
+from hpcdet.store.folder.layout import CHECKPOINT_NAME, AttemptPaths, ExperimentPaths, TrialPaths
+from hpcdet.store.folder.scratch import identity
+from hpcdet.store.fs import files, journal
+from hpcdet.store.trials.standing import MANIFEST, lineage
+
+STAGED = "checkpoint_staged"
+"""The kind of a journal's line on a checkpoint that is on a node only."""
+_OF_LINE = ("n", "t", "kind", "crc", "host")
+
+COPIED = ".copied"
+"""An empty file beside the manifest of what has been copied: retention may remove the copy."""
+
+
+def folder(where: str, paths: ExperimentPaths, trial: int) -> Path:
+    """Folder of a trial's checkpoints on this node; it need not be there.
+
+    Args:
+        where: as configured; ``$TMPDIR`` and the like are this process's.
+
+    Raises:
+        ConfigError: a variable is not set here, or it is no absolute path.
+    """
+    root = Path(os.path.expandvars(where))
+    if not root.is_absolute() or "$" in str(root):
+        raise ConfigError(
+            f"{where} is {root} on this node, which is no folder",
+            where="checkpoint_storage.local_staging",
+        )
+    own = f"{paths.id}-{identity(paths)[:12]}"
+    return root / f"hpcdet-{os.getuid()}" / own / f"{trial:04d}" / "checkpoints"
+
+
+def prepare(place: Path) -> None:
+    """Make the folder, for this user alone.
+
+    Raises:
+        ConfigError: somebody else could write there.
+        OSError: it cannot be made.
+    """
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for each in (place, *list(place.parents)[:3]):
+        status = each.lstat()
+        foreign = status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if foreign or not stat.S_ISDIR(status.st_mode):
+            raise ConfigError(
+                "others may write into the folder for checkpoints on this node",
+                where=str(each),
+                hint="remove it, or have local_staging point elsewhere",
+            )
+
+
+def waiting(place: Path, trial: TrialPaths) -> list[str]:
+    """Names of checkpoints on this node that are to be copied, the most urgent first.
+
+    That is the newest, then what was made to be kept; a resume checkpoint that has a newer one
+    beside it, or there, is not worth the way. What a user has gone back from is not either, nor
+    what has been copied once.
+    """
+    line = lineage(trial)
+    names = [name for name in _committed(place) if name in line]
+    there = [name for name in _committed(trial.checkpoints) if name in line]
+    behind = max(map(position, there), default=(-1, -1))
+    newest = [name for name in names[-1:] if position(name) > behind]
+    rest = [name for name in names if name not in (*there, *newest)]
+    kept = [n for n in rest if not (place / n / COPIED).exists() and _is_kept(place / n)]
+    return [*newest, *kept]
+
+
+def tell(attempt: AttemptPaths, trial: TrialPaths) -> None:
+    """Say in the journal of an attempt that has ended which of its checkpoints are on scratch, too.
+
+    Its ranks may have died between the copy and the word, and so may who copied after them.
+    """
+    lines = journal.read(attempt.journal)
+    told = {line["name"] for line in lines if line["kind"] == "checkpoint"}
+    waits = {line["name"]: line for line in lines if line["kind"] == STAGED}
+    there = [name for name in _committed(trial.checkpoints) if name in waits and name not in told]
+    if not there:
+        return
+    with journal.Writer(attempt.journal) as writer:
+        for name in there:
+            writer.append("checkpoint", sync=True, **record(waits[name]))
+
+
+def record(line: journal.Line) -> dict[str, Any]:
+    """What a line on a checkpoint that is on a node says of it wherever it is."""
+    return {key: value for key, value in line.items() if key not in _OF_LINE}
+
+
+def position(name: str) -> tuple[int, int]:
+    """Step and attempt of a checkpoint's name; (-1, -1) for any other name."""
+    match = CHECKPOINT_NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else (-1, -1)
+
+
+def _committed(place: Path) -> list[str]:
+    try:
+        found = os.listdir(place)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    whole = [n for n in found if position(n)[0] >= 0 and (place / n / MANIFEST).exists()]
+    return sorted(whole, key=position)
+
+
+def _is_kept(checkpoint: Path) -> bool:
+    about: Any = files.read_json(checkpoint / MANIFEST) or {}
+    return isinstance(about, dict) and about.get("meta", {}).get("kind") != "resume"

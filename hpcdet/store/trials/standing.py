@@ -1,0 +1,238 @@
+"""Where a trial stands, from its files alone: may it be claimed now, and why not.
+
+Worker and controller ask the same question here and get the same answer from the same files,
+so that neither has to tell the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hpcdet.store.folder.layout import CHECKPOINT_NAME, AttemptPaths, TrialPaths
+from hpcdet.store.folder.records import NO_FAULT, Claim, Control, End, Reason, Trial, Verdict
+from hpcdet.store.fs import packed
+from hpcdet.store.trials.controls import in_force
+
+State = Literal["running", "paused", "stopped", "failed", "done", "doubtful", "runnable"]
+
+MANIFEST = "MANIFEST.json"
+"""The file whose presence makes a checkpoint's folder a checkpoint."""
+
+IDLE_ENDS = 3
+"""Ends without progress in a row after which the holder of the lease has to judge."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Answer of ``standing``; the states are in the table of ``docs/architecture.md``.
+
+    Attributes:
+        attempts: attempts that were claimed.
+        open_attempt: number of the attempt that runs now; 0 if none.
+        next_attempt: number to claim next.
+        batches: batches the trial is known to have trained, by verdicts and checkpoints.
+        failures: ends by the user's code (``user_error``, ``oom``), over all attempts.
+        idle_ends: ends that are nobody's fault and without progress, in a row, up to now.
+        last_end: why the newest ended attempt is over.
+        since: only workers of this submission or a later one may claim it.
+    """
+
+    state: State
+    attempts: int = 0
+    open_attempt: int = 0
+    next_attempt: int = 1
+    batches: int = 0
+    failures: int = 0
+    idle_ends: int = 0
+    last_end: End | None = None
+    since: int = 0
+
+
+def is_over(trial: TrialPaths, attempt: AttemptPaths) -> bool:
+    """Whether somebody has ended an attempt, or begun the next one."""
+    if End.read(attempt.end) is not None:
+        return True
+    return Claim.read(trial.attempt(attempt.number + 1).claim) is not None
+
+
+def standing(trial: TrialPaths) -> Standing:
+    """The standing of a trial now.
+
+    One without ``trial.json`` yet counts as paused, and so does one whose archive is damaged.
+    """
+    attempts = claimed(trial)
+    control = in_force(trial) or Control("run")
+    ended = {
+        attempt.number: end for attempt in attempts if (end := End.read(attempt.end)) is not None
+    }
+    newest = attempts[-1] if attempts else None
+    is_open = newest is not None and newest.number not in ended
+    counts = [attempt for attempt in attempts if _counts(ended.get(attempt.number))]
+    ends = [ended[attempt.number] for attempt in counts]
+    last = ends[-1] if ends and not is_open else None
+    verdict = Verdict.read(counts[-1].verdict) if last else None
+    number = newest.number if newest else 0
+    facts = Standing(
+        state="running",
+        attempts=len(attempts),
+        open_attempt=number if is_open else 0,
+        next_attempt=number + 1,
+        batches=batches(trial, attempts, control),
+        failures=sum(end.reason in ("user_error", "oom") for end in ends),
+        idle_ends=trailing_idle(ends),
+        last_end=ends[-1] if ends else None,
+        since=control.since,
+    )
+    if is_open:
+        return facts
+    state: State = "runnable"
+    if Trial.read(trial.record) is None or packed.damaged(trial.root):
+        state = "paused"  # nobody may begin what is not, or cannot be, known
+    elif control.action == "fail":
+        state = "failed"
+    elif last is not None and finished(last, verdict, control):
+        state = "done"
+    elif control.action in ("stop", "kill"):
+        state = "stopped"
+    elif control.action == "pause":
+        state = "paused"
+    elif last is not None and control.attempts < facts.next_attempt and _doubtful(last, facts):
+        state = "doubtful"
+    return dataclasses.replace(facts, state=state)
+
+
+def _counts(end: End | None) -> bool:
+    """Whether an attempt has ended, and anything of it was begun."""
+    return end is not None and end.reason != "released"
+
+
+def claimed(trial: TrialPaths) -> list[AttemptPaths]:
+    """The attempts that somebody claimed, ascending.
+
+    A folder without a claim belongs to nobody yet: its number is the next one to claim.
+    """
+    attempts = trial.attempts()
+    # numbers are claimed in their order, so that only the newest may lack a claim
+    while attempts and Claim.read(attempts[-1].claim) is None:
+        attempts.pop()
+    return attempts
+
+
+def reason_of(verdict: Verdict) -> Reason:
+    """Why an attempt ended, where it could say so itself."""
+    if verdict.verdict in ("fail", "norestart"):
+        return "user_error"
+    if verdict.verdict == "done":
+        return "stopped" if verdict.cause == "stopped" else "completed"
+    reasons: dict[str, Reason] = {
+        "signal": "preempted",
+        "walltime": "walltime",
+        "paused": "paused",
+        "stopped": "stopped",
+        "completed": "completed",
+        "unproven": "unproven",
+        "error": "user_error",
+    }
+    return reasons[verdict.cause]
+
+
+def checkpoints(trial: TrialPaths) -> list[str]:
+    """Names of the committed checkpoints, oldest first: by step, then by attempt."""
+    found: set[tuple[int, int, str]] = set()
+    for place in trial.checkpoint_places:
+        try:
+            names = os.listdir(place)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        found |= {
+            (int(match[1]), int(match[2]), name)
+            for name in names
+            if (match := CHECKPOINT_NAME.fullmatch(name)) and (place / name / MANIFEST).is_file()
+        }
+    return [name for _, _, name in sorted(found)]
+
+
+def latest_checkpoint(trial: TrialPaths) -> str:
+    """Name of the checkpoint from which the trial would go on; "" if there is none."""
+    line = lineage(trial)
+    return next((name for name in reversed(checkpoints(trial)) if name in line), "")
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """What a trial has become from, where a user made it begin again from older checkpoints.
+
+    ``name in lineage``: whether a checkpoint lies on the way to where the trial is now; one that
+    does not is superseded.
+
+    Attributes:
+        rewinds: see ``records.Control``.
+    """
+
+    rewinds: list[list[Any]]
+
+    def __contains__(self, name: str) -> bool:
+        return self.has(*_position(name))
+
+    def has(self, step: int, attempt: int) -> bool:
+        """Whether what an attempt did at a step still counts."""
+        last: tuple[float, float] = (math.inf, math.inf)
+        for target, first in reversed(self.rewinds):
+            if first > last[1]:
+                continue  # later than the attempt that is looked at now
+            if attempt >= first:
+                break
+            last = _position(target)
+        return attempt <= last[1] and (step, attempt) <= last
+
+
+def lineage(trial: TrialPaths) -> Lineage:
+    """The lineage of a trial by the control in force."""
+    control = in_force(trial)
+    return Lineage(control.rewinds if control else [])
+
+
+def _position(name: str) -> tuple[int, int]:
+    match = CHECKPOINT_NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else (-1, -1)
+
+
+def trailing_idle(ends: list[End]) -> int:
+    """How many ends at the end of the list are nobody's fault and brought no progress."""
+    count = 0
+    for end in reversed(ends):
+        if end.reason not in NO_FAULT or end.progressed:
+            break
+        count += 1
+    return count
+
+
+def batches(trial: TrialPaths, attempts: list[AttemptPaths], control: Control) -> int:
+    """Batches known to be trained: what the last verdict or the latest checkpoint vouches for."""
+    name = latest_checkpoint(trial)
+    known = int(name.partition(".")[0]) if name else 0
+    first = control.rewinds[-1][1] if control.rewinds else 0
+    counted = [attempt for attempt in attempts if attempt.number >= first]
+    verdicts = (Verdict.read(attempt.verdict) for attempt in reversed(counted))
+    return max(known, next((verdict.batches for verdict in verdicts if verdict), 0))
+
+
+def finished(last: End, verdict: Verdict | None, control: Control) -> bool:
+    """Whether the last end was a good one and nothing longer has been asked for since."""
+    if last.reason == "stopped":
+        return True
+    if last.reason != "completed":
+        return False
+    reached = verdict.until if verdict else None
+    asked = control.until
+    if reached is None or asked is None or reached.unit != asked.unit:
+        return True
+    return asked.value <= reached.value
+
+
+def _doubtful(last: End, facts: Standing) -> bool:
+    return last.reason in ("user_error", "oom") or facts.idle_ends >= IDLE_ENDS
