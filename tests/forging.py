@@ -24,8 +24,8 @@ from typing import Any
 from blake3 import blake3
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import loading
-from hpcdet.checkpoint.layout import gaps
+from hpcdet.checkpoint.format.hdf5_layout import gaps
+from hpcdet.checkpoint.read import load
 from hpcdet.errors import IntegrityError
 from hpcdet.store.fs import files, sealed_json
 from tests.trees import same
@@ -346,7 +346,7 @@ class Bounds:
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
         said = ""
-        for act in (self.read, checkpoint.verify, loading.look):
+        for act in (self.read, checkpoint.verify, load.look):
             try:
                 found = act(folder)
                 equal = act != self.read or all(map(same, found, self.loaded))

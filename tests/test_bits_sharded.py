@@ -14,7 +14,8 @@ import torch
 from blake3 import blake3
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import Sharded, content_digest, manifest
+from hpcdet.checkpoint import Sharded, content_digest
+from hpcdet.checkpoint.format import manifest
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Control, Verdict
 from tests import ranks

@@ -19,18 +19,12 @@ import torch
 import torch.distributed as dist
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import (
-    CheckpointFailed,
-    Image,
-    Saved,
-    image,
-    memory,
-    output,
-    remove,
-    shard,
-    tree,
-    wholes,
-)
+from hpcdet.checkpoint import CheckpointFailed, Image, Saved
+from hpcdet.checkpoint.format import host_image as image
+from hpcdet.checkpoint.format import remove, shard
+from hpcdet.checkpoint.io import direct_write, memory_limit
+from hpcdet.checkpoint.state import tree
+from hpcdet.checkpoint.write import sharded_digests
 from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Trial
@@ -191,20 +185,20 @@ def test_a_file_system_without_direct_writes(
         return real(fd, data, offset)
 
     monkeypatch.setattr(os, "pwrite", pwrite)
-    for module in (output, shard):
+    for module in (direct_write, shard):
         monkeypatch.setattr(module, "PIECE", 1 << 14)
-    monkeypatch.setattr(output, "_BEHIND", 1 << 16)
-    monkeypatch.setattr(output, "_library", lambda: lambda *call: sent.append(call) or 0)
+    monkeypatch.setattr(direct_write, "_BEHIND", 1 << 16)
+    monkeypatch.setattr(direct_write, "_library", lambda: lambda *call: sent.append(call) or 0)
     written(tmp_path / "00000001.g1", state(1, 100_000), Image())
     assert len(direct) == 1
     assert {call[3] for call in sent} == {2, 7}
     assert is_whole(checkpoint.restore(tmp_path)) == 1
 
     def broken(*_: Any) -> int:
-        output.ctypes.set_errno(errno.EIO)
+        direct_write.ctypes.set_errno(errno.EIO)
         return -1
 
-    monkeypatch.setattr(output, "_library", lambda: broken)
+    monkeypatch.setattr(direct_write, "_library", lambda: broken)
     with pytest.raises(CheckpointFailed, match="Input/output error"):
         written(tmp_path / "00000002.g1", state(2, 100_000), Image())
     assert is_whole(checkpoint.restore(tmp_path)) == 1
@@ -256,7 +250,7 @@ def test_what_memory_is_left(tmp_path: Path) -> None:
     proc, groups = tmp_path / "proc", tmp_path / "cgroup"
     (proc / "self").mkdir(parents=True)
     (proc / "meminfo").write_text("MemTotal: 900 kB\nMemAvailable:    500 kB\n")
-    assert memory.available(proc, groups) == 500 << 10
+    assert memory_limit.available(proc, groups) == 500 << 10
     (proc / "self" / "cgroup").write_text("0::/job/step\n")
     step = groups / "job" / "step"
     step.mkdir(parents=True)
@@ -265,13 +259,13 @@ def test_what_memory_is_left(tmp_path: Path) -> None:
     (step.parent / "memory.max").write_text("60000\n")
     (step.parent / "memory.current").write_text("50000\n")
     (step.parent / "memory.stat").write_text("anon 1\ninactive_file 30000\n")
-    assert memory.available(proc, groups) == 40_000
+    assert memory_limit.available(proc, groups) == 40_000
     (proc / "self" / "cgroup").write_text("4:cpu:/\n3:memory:/old\n")
     old = groups / "memory" / "old"
     old.mkdir(parents=True)
     (old / "memory.limit_in_bytes").write_text("2000")
     (old / "memory.usage_in_bytes").write_text("9000")
-    assert memory.available(proc, groups) == 0
+    assert memory_limit.available(proc, groups) == 0
 
 
 def test_another_trials_checkpoint_is_taken_by_link(
@@ -503,22 +497,24 @@ def test_a_rank_that_fails_alone_does_not_keep_others_waiting_for_its_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     folder = tmp_path / "00000001.g1"
-    monkeypatch.setattr(wholes, "_BATCH", 1)  # so that there is something to swap afterwards
-    real = wholes.Wholes._rows
+    monkeypatch.setattr(
+        sharded_digests, "_BATCH", 1
+    )  # so that there is something to swap afterwards
+    real = sharded_digests.Wholes._rows
 
-    def rows(self: wholes.Wholes, number: int, own: wholes.Own) -> torch.Tensor:
+    def rows(self: sharded_digests.Wholes, number: int, own: sharded_digests.Own) -> torch.Tensor:
         if self._rank and way in ("no memory", "no copy", "at once", "image"):
             raise MemoryError
         return real(self, number, own)
 
-    def hashed(self: wholes.Wholes, mine: Any, *received: Any) -> dict[str, str]:
+    def hashed(self: sharded_digests.Wholes, mine: Any, *received: Any) -> dict[str, str]:
         if self._rank and mine and way == "hashing":
             raise MemoryError
         return real_hashed(self, mine, *received)
 
-    real_hashed = wholes.Wholes._hashed
-    monkeypatch.setattr(wholes.Wholes, "_rows", rows)
-    monkeypatch.setattr(wholes.Wholes, "_hashed", hashed)
+    real_hashed = sharded_digests.Wholes._hashed
+    monkeypatch.setattr(sharded_digests.Wholes, "_rows", rows)
+    monkeypatch.setattr(sharded_digests.Wholes, "_hashed", hashed)
 
     def work(rank: int, exchange: checkpoint.Exchange) -> str:
         how: dict[str, Any] = {"rank": rank, "world": 2, "swap": swapping(rank, exchange)}
@@ -609,11 +605,11 @@ def test_a_rank_whose_swap_fails_says_nothing_more_to_those_that_are_still_in_it
     assert len(reports) == 1 and "error" not in reports[0]
 
 
-@pytest.mark.parametrize("room", [memory.available, lambda: 0])
+@pytest.mark.parametrize("room", [memory_limit.available, lambda: 0])
 def test_of_what_lies_on_an_accelerator_one_batch_at_a_time_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: Callable[[], int]
 ) -> None:
-    monkeypatch.setattr(wholes, "_BATCH", 1)
+    monkeypatch.setattr(sharded_digests, "_BATCH", 1)
     fetched: list[int] = []
     most: list[int] = []
     real = tree.data
@@ -627,7 +623,7 @@ def test_of_what_lies_on_an_accelerator_one_batch_at_a_time_is_fetched(
         fetched.clear()
         return pieces
 
-    monkeypatch.setattr(wholes, "data", data)
+    monkeypatch.setattr(sharded_digests, "data", data)
     whole = {n: checkpoint.Sharded(torch.ones(4), (4,), 0) for n in "abc"}
     checkpoint.save(tmp_path / "1.g1", whole, swap=swap, image=Image(room))
     checkpoint.begin(tmp_path / "2.g1", whole, swap=swap, image=Image(room)).result()

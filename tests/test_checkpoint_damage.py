@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import manifest as manifests
-from hpcdet.checkpoint import reader
+from hpcdet.checkpoint.format import manifest as manifests
+from hpcdet.checkpoint.read import reader
 from hpcdet.errors import IntegrityError, Unrecoverable
 from hpcdet.store.folder.layout import ExperimentPaths
 from tests.trees import ranks
@@ -130,7 +130,7 @@ def test_damage_that_one_rank_alone_sees_is_told_to_all(
     trial: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bad network path of one node: the others must not go on from the newer one."""
-    from hpcdet.checkpoint import loading
+    from hpcdet.checkpoint.read import load as loading
 
     real = loading.load
 

@@ -21,7 +21,8 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import CheckpointFailed, memory
+from hpcdet.checkpoint import CheckpointFailed
+from hpcdet.checkpoint.io import memory_limit
 from tests import disks
 
 CALLS = ["open", "ftruncate", "pwrite", "write", "fsync", "replace", "mkdir", "close"]
@@ -156,7 +157,7 @@ def test_data_are_durable_before_they_have_a_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [7, 512, 4608, 8192, 0])
-@pytest.mark.parametrize("room", [memory.available, lambda: 0])
+@pytest.mark.parametrize("room", [memory_limit.available, lambda: 0])
 def test_short_writes_are_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, room: Callable[[], int]
 ) -> None:

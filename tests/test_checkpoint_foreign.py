@@ -23,9 +23,10 @@ import torch
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import __main__ as node_side
-from hpcdet.checkpoint import foreign, layout, safetensors, shard
-from hpcdet.checkpoint import manifest as manifests
-from hpcdet.checkpoint.tree import Leaf
+from hpcdet.checkpoint.format import hdf5_layout, safetensors, shard
+from hpcdet.checkpoint.format import manifest as manifests
+from hpcdet.checkpoint.keep import convert
+from hpcdet.checkpoint.state.tree import Leaf
 from hpcdet.cli import reading
 from hpcdet.errors import IntegrityError, NotFound, UsageError
 from hpcdet.store.fs import files
@@ -55,9 +56,9 @@ def made(tmp_path: Path, state: Any = STATE) -> Path:
 def test_weights_go_out_and_come_back(tmp_path: Path, form: str) -> None:
     file = tmp_path / f"weights.{form}"
     folder = made(tmp_path)
-    out = foreign.export(folder, file, form)
+    out = convert.export(folder, file, form)
     assert (out.tensors, out.bytes) == (len(MODEL), file.stat().st_size)
-    back = foreign.take_in(file, tmp_path / "00000000.g1")
+    back = convert.take_in(file, tmp_path / "00000000.g1")
     loaded = checkpoint.load(tmp_path / "00000000.g1")
     back_again = {name: loaded.shared["models"][0][name] for name in MODEL}
     assert same(back_again, dict(MODEL))
@@ -66,21 +67,21 @@ def test_weights_go_out_and_come_back(tmp_path: Path, form: str) -> None:
     if form == "pt":
         assert same(torch.load(file, weights_only=True), MODEL)
     with pytest.raises(UsageError, match="exists"):
-        foreign.take_in(file, tmp_path / "00000000.g1")
+        convert.take_in(file, tmp_path / "00000000.g1")
 
 
 def test_a_whole_state_is_the_same_after_a_journey(tmp_path: Path) -> None:
     folder = made(tmp_path)
-    foreign.export(folder, tmp_path / "all.safetensors", "safetensors", whole=True)
-    back = foreign.take_in(tmp_path / "all.safetensors", tmp_path / "00000000.g1")
+    convert.export(folder, tmp_path / "all.safetensors", "safetensors", whole=True)
+    back = convert.take_in(tmp_path / "all.safetensors", tmp_path / "00000000.g1")
     assert same(checkpoint.load(tmp_path / "00000000.g1").shared, STATE)
     assert back.digest == checkpoint.save(tmp_path / "00000001.g1", STATE).digest
-    foreign.export(folder, tmp_path / "all.pt", "pt", whole=True)
+    convert.export(folder, tmp_path / "all.pt", "pt", whole=True)
     plain = torch.load(tmp_path / "all.pt", weights_only=True)["shared"]
     assert same(plain["models"], STATE["models"])
     assert plain["optimizers"][0]["betas"] == (0.9, float("inf"))
     assert same(plain["odd"][:2], [2.5, ["x", "yz"]])
-    foreign.export(folder, tmp_path / "all.h5", "hdf5", whole=True)
+    convert.export(folder, tmp_path / "all.h5", "hdf5", whole=True)
     with h5py.File(tmp_path / "all.h5") as file:
         assert file["shared/models/#0/conv.float64"][...].shape == (2, 3)
 
@@ -113,12 +114,12 @@ SAFETENSORS = "26463b492dc68fca812b9233872a3503d599ace54076e0c35f11a249826c23e1"
     ],
 )
 def test_weights_are_found_and_named(tmp_path: Path, state: Any, names: list[str]) -> None:
-    assert list(foreign.weights(checkpoint.load(made(tmp_path, state)).shared)) == names
+    assert list(convert.weights(checkpoint.load(made(tmp_path, state)).shared)) == names
 
 
 def test_nothing_to_export_is_said(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no weights"):
-        foreign.export(made(tmp_path, {"state": 3}), tmp_path / "x.pt", "pt")
+        convert.export(made(tmp_path, {"state": 3}), tmp_path / "x.pt", "pt")
     assert not (tmp_path / "x.pt").exists()
 
 
@@ -138,7 +139,7 @@ class Hostile:
 def test_an_empty_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "empty.pt").touch()
     with pytest.raises(UsageError, match="EOFError"):
-        foreign.take_in(tmp_path / "empty.pt", tmp_path / "c")
+        convert.take_in(tmp_path / "empty.pt", tmp_path / "c")
 
 
 def test_files_outside_of_a_checkpoint_are_none_of_its(tmp_path: Path) -> None:
@@ -160,11 +161,11 @@ def test_pickled_code_is_never_run(tmp_path: Path) -> None:
         value = {"w": torch.ones(2), "x": Hostile(mark)}
         torch.save(value, file, _use_new_zipfile_serialization=not legacy)
         with pytest.raises(UsageError, match="without running code"):
-            foreign.take_in(file, tmp_path / "c")
+            convert.take_in(file, tmp_path / "c")
     for name in ("raw.pt", "raw.safetensors"):
         (tmp_path / name).write_bytes(hostile)
         with pytest.raises((UsageError, IntegrityError)):
-            foreign.take_in(tmp_path / name, tmp_path / "c")
+            convert.take_in(tmp_path / name, tmp_path / "c")
     assert not (tmp_path / "c").exists()
     # in a checkpoint, in place of any of its files, and as a value
     folder = made(tmp_path, {"note": hostile, "text": np.frombuffer(hostile, "u1")})
@@ -184,7 +185,7 @@ def test_a_checkpoint_forged_with_objects_in_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Digests are no signature: whoever writes files can make them fit."""
-    real = layout._table_text
+    real = hdf5_layout._table_text
 
     def forged(forgery: str, frame: str, extents: Any, digests: Any) -> bytes:
         table = json.loads(real(frame, extents, digests))
@@ -201,7 +202,7 @@ def test_a_checkpoint_forged_with_objects_in_it_is_refused(
 
     for number, forgery in enumerate(("|O", "O8 ", "<i9")):
         with monkeypatch.context() as patch:
-            patch.setattr(layout, "_table_text", functools.partial(forged, forgery))
+            patch.setattr(hdf5_layout, "_table_text", functools.partial(forged, forgery))
             patch.setattr(shard, "leaf_digest", functools.partial(digest, forgery))
             folder = tmp_path / f"{number:08d}.g1"
             state = {"x": np.arange(number + 2, dtype="<i8")}

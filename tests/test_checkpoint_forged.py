@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import loading
+from hpcdet.checkpoint.read import load
 from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.store.trials import hard_links
 from tests.forging import Forgery
@@ -176,7 +176,7 @@ def test_the_control_is_accepted(sound: Path) -> None:
     made = sound.parent / "00000002.g1"
     Forgery.of(sound).write(made)
     assert checkpoint.verify(made).digest == checkpoint.verify(sound).digest
-    loading.look(made)
+    load.look(made)
 
 
 def test_no_name_leads_out_of_the_folder(sound: Path) -> None:

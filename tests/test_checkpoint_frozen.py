@@ -12,7 +12,11 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import Frozen, Image, frozen, loading, manifest, remove, tree
+from hpcdet.checkpoint import Frozen, Image
+from hpcdet.checkpoint.format import manifest, remove
+from hpcdet.checkpoint.read import load
+from hpcdet.checkpoint.state import tree
+from hpcdet.checkpoint.write import unchanged
 from hpcdet.errors import IntegrityError
 from tests.test_checkpoint_faults import CALLS, Fault
 from tests.trees import ranks, same, swapping
@@ -22,8 +26,8 @@ SIZE = 20_000
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frozen, "WORTH", 1000)
-    monkeypatch.setattr(frozen, "WORTH_ALL", 2000)
+    monkeypatch.setattr(unchanged, "WORTH", 1000)
+    monkeypatch.setattr(unchanged, "WORTH_ALL", 2000)
 
 
 def state(step: int, body: float = 1.0) -> dict[str, Any]:
@@ -82,7 +86,7 @@ def test_what_stays_the_same_is_linked_into_every_second_checkpoint(
         assert loaded.manifest.shared == checkpoint.load(plain_at(tmp_path, plain)).manifest.shared
         assert loaded.manifest.schema == 1
         checkpoint.verify(at)
-        loading.look(at)
+        load.look(at)
     for step in (1, 2, 3, 4):
         remove.folder(tmp_path / f"{step:08d}.g1")
     assert same(checkpoint.load(tmp_path / "00000006.g1").shared, states[5])
@@ -146,7 +150,7 @@ def test_rows_that_stay_the_same_are_linked(tmp_path: Path) -> None:
     for step in range(1, 9):
         at = tmp_path / f"{step:08d}.g1"
         assert checkpoint.content_digest(at) == checkpoint.verify(at).digest
-        loading.look(at)
+        load.look(at)
     whole = checkpoint.load(tmp_path / "00000008.g1")
     assert whole.manifest.digest == wanted.manifest.digest
     assert same(whole.shared, wanted.shared)

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import Frozen, Image, frozen
+from hpcdet.checkpoint import Frozen, Image
+from hpcdet.checkpoint.write import unchanged
 from tests import dose
 from tests.ranks import elsewhere
 from tests.test_checkpoint_faults import kill_after
@@ -83,7 +84,7 @@ def killed(save: Save, folder: Path, nth: int, world: int, whose: int) -> bool:
 def sweep(folder: Path, save: Save, world: int, whose: int, stride: int) -> None:
     """Kill after one call after the other, or some of them; look at what can be loaded."""
     torch.set_num_threads(1)
-    frozen.WORTH, frozen.WORTH_ALL = 1000, 2000
+    unchanged.WORTH, unchanged.WORTH_ALL = 1000, 2000
     trial(
         folder,
         world,

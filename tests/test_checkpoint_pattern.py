@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from hpcdet.checkpoint import StateError, outline, pattern, tree
-from hpcdet.checkpoint.pattern import Match, Pattern
+from hpcdet.checkpoint import StateError
+from hpcdet.checkpoint.state import structure_cache, tree
+from hpcdet.checkpoint.state.structure_cache import Match, Pattern
+from hpcdet.checkpoint.write import leaf_plan
 
 
 def pattern_of(value: Any) -> Pattern:
@@ -104,10 +106,10 @@ def check(match: Match, value: Any) -> None:
 
 
 def test_a_state_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outline, "_seen", defaultdict(outline._Seen))  # not of other tests
+    monkeypatch.setattr(leaf_plan, "_seen", defaultdict(leaf_plan._Seen))  # not of other tests
     value = state()
-    outline.take_apart(value, {"rng": b"12"}, 0, 2)
-    first = outline.take_apart(value, {"rng": b"12"}, 0, 2)
+    leaf_plan.take_apart(value, {"rng": b"12"}, 0, 2)
+    first = leaf_plan.take_apart(value, {"rng": b"12"}, 0, 2)
     real, asked = tree.encode, []
 
     def encode(value: Any, name: str) -> tree.Encoded:  # it is slow
@@ -115,13 +117,13 @@ def test_a_state_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(value, name)
 
     monkeypatch.setattr(tree, "encode", encode)
-    again = outline.take_apart(value, {"rng": b"12"}, 0, 2)
+    again = leaf_plan.take_apart(value, {"rng": b"12"}, 0, 2)
     assert asked == []
     assert again.outline is first.outline
     assert [*map(id, again.sources[0][:5])] == [*map(id, first.sources[0][:5])]
     assert again.shared(str) == first.shared(str)
     assert again.private(str) == first.private(str)
-    other = outline.take_apart(value, {"rng": b"123"}, 0, 2)
+    other = leaf_plan.take_apart(value, {"rng": b"123"}, 0, 2)
     assert asked == ["private"]  # what differs, and no more
     assert other.outline is not first.outline
     assert other.shared(str) == first.shared(str)
@@ -132,11 +134,11 @@ class Work:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.encoded = self.patterns = self.plain = 0
-        monkeypatch.setattr(outline, "_seen", defaultdict(outline._Seen))
+        monkeypatch.setattr(leaf_plan, "_seen", defaultdict(leaf_plan._Seen))
         for owner, method, name in (
             (tree._Encoder, "value", "encoded"),
-            (pattern.Pattern, "__init__", "patterns"),
-            (pattern._Plain, "__init__", "plain"),
+            (structure_cache.Pattern, "__init__", "patterns"),
+            (structure_cache._Plain, "__init__", "plain"),
         ):
             monkeypatch.setattr(owner, method, self._counting(getattr(owner, method), name))
 
@@ -159,9 +161,9 @@ def test_plain_values_are_remembered_as_a_whole(monkeypatch: pytest.MonkeyPatch)
     value = {"w": torch.ones(2), "trainer": {"history": history, "lr": 0.1}}
     once = work.encoded_by(lambda: tree.encode(value, "shared"))
     for _ in range(2):
-        assert work.encoded_by(lambda: outline._apart(value, "shared")) == once
+        assert work.encoded_by(lambda: leaf_plan._apart(value, "shared")) == once
     assert (work.patterns, work.plain) == (1, 1)
-    assert work.encoded_by(lambda: outline._apart(value, "shared")) == 0
+    assert work.encoded_by(lambda: leaf_plan._apart(value, "shared")) == 0
 
 
 @pytest.mark.parametrize("arrays", [False, True])
@@ -171,7 +173,7 @@ def test_a_state_that_grows_at_each_save_is_encoded_once(
     work = Work(monkeypatch)
     settled = {"losses": [np.zeros(1)], "history": [{"step": 0}]}
     for _ in range(3):
-        outline._apart(settled, "shared")
+        leaf_plan._apart(settled, "shared")
     assert work.patterns == 1
     losses, history = [np.zeros(1)], [{"step": n} for n in range(100)]
     value = {"losses": losses, "history": history}
@@ -182,14 +184,14 @@ def test_a_state_that_grows_at_each_save_is_encoded_once(
             losses.append(np.zeros(1))
         history.append({"step": n})
         once = work.encoded_by(lambda: tree.encode(value, "shared"))
-        assert work.encoded_by(lambda: outline._apart(value, "shared")) == once
+        assert work.encoded_by(lambda: leaf_plan._apart(value, "shared")) == once
     assert work.patterns == 1
     history.append({"now": torch.ones(1)})  # nor for what is plain in the pattern
     for _ in range(2):
         once = work.encoded_by(lambda: tree.encode(value, "shared"))
-        assert work.encoded_by(lambda: outline._apart(value, "shared")) == once
+        assert work.encoded_by(lambda: leaf_plan._apart(value, "shared")) == once
     assert work.patterns == 2  # of what does not grow any more
-    assert work.encoded_by(lambda: outline._apart(value, "shared")) == 0
+    assert work.encoded_by(lambda: leaf_plan._apart(value, "shared")) == 0
 
 
 def test_parts_and_strange_keys_have_none() -> None:

@@ -17,7 +17,9 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import buffers, pieces, rankfile, reader
+from hpcdet.checkpoint.format import rank_file
+from hpcdet.checkpoint.io import read_buffers as buffers
+from hpcdet.checkpoint.read import pieces, reader
 from hpcdet.errors import IntegrityError
 from tests.trees import ranks, same, swapping
 
@@ -51,9 +53,9 @@ def save(folder: Path, world: int = 1, private: Any = None) -> checkpoint.Manife
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_PIECE", 48 * PAGE)
-    for module in (rankfile, reader):
+    for module in (rank_file, reader):
         monkeypatch.setattr(module, "FIRST", 96 * PAGE)
-    for module in (rankfile, pieces):
+    for module in (rank_file, pieces):
         monkeypatch.setattr(module, "SMALL_FILE", 100_000)
 
 
@@ -67,7 +69,7 @@ class Reads:
         self._real = os.preadv
         self._dice = random.Random(1)
         monkeypatch.setattr(os, "preadv", self)
-        monkeypatch.setattr(rankfile.RankFile, "_is_cached", lambda _: way == "buffered")
+        monkeypatch.setattr(rank_file.RankFile, "_is_cached", lambda _: way == "buffered")
 
     def __call__(self, fd: int, buffers: Sequence[memoryview], offset: int, *flags: int) -> int:
         direct = bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
@@ -130,7 +132,7 @@ def test_a_read_that_fails_is_an_error_whenever_it_comes(
     folder = tmp_path / "00000001.g1"
     save(folder)
     real = os.preadv
-    monkeypatch.setattr(rankfile.RankFile, "_is_cached", lambda _: False)
+    monkeypatch.setattr(rank_file.RankFile, "_is_cached", lambda _: False)
     for sound in itertools.count():
         left = iter(range(sound))
 
@@ -217,7 +219,7 @@ def test_the_kernel_fetches_what_is_wanted_of_the_first_bytes_and_nothing_else(
     assert sum(length for _, length in others) < 50_000
     # as it is by several ranks of a node, which read all through the page cache
     asked.clear()
-    monkeypatch.setattr(rankfile.RankFile, "_is_cached", lambda _: False)
+    monkeypatch.setattr(rank_file.RankFile, "_is_cached", lambda _: False)
     assert torch.equal(checkpoint.load(folder, 0, 2, readers=2).shared["w"], whole)
     assert min(sum(length for _, length in each) for each in asked.values()) > 96 * PAGE
 
@@ -253,17 +255,17 @@ def test_pages_of_new_tensors_are_found_beforehand_and_nothing_else_is_touched(
 def test_a_look_sees_what_is_missing_without_reading_the_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hpcdet.checkpoint import loading
+    from hpcdet.checkpoint.read import load
 
     folder = tmp_path / "00000001.g1"
     [part] = save(folder).shards
     reads = Reads(monkeypatch, "buffered")
-    assert loading.look(folder).shards == (part,)
+    assert load.look(folder).shards == (part,)
     assert reads.bytes < 100_000 < part.bytes
     path = folder / part.file
     os.truncate(path, part.bytes - 1)
     with pytest.raises(IntegrityError, match="bytes, not"):
-        loading.look(folder)
+        load.look(folder)
 
 
 @pytest.mark.parametrize(("way", "readers"), [("direct", 1), ("buffered", 2), ("short", 2)])

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import CheckpointFailed
-from hpcdet.checkpoint import manifest as manifests
-from hpcdet.checkpoint.retention import Candidate, Policy, keep
+from hpcdet.checkpoint.format import manifest as manifests
+from hpcdet.checkpoint.keep.retention import Candidate, Policy, keep
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.folder import records
 from hpcdet.store.folder.layout import ExperimentPaths

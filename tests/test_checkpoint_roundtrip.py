@@ -17,9 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import CheckpointFailed, Loaded, Saved, StateError, tree
-from hpcdet.checkpoint.partition import partition
-from hpcdet.checkpoint.tree import Leaf
+from hpcdet.checkpoint import CheckpointFailed, Loaded, Saved, StateError
+from hpcdet.checkpoint.state import tree
+from hpcdet.checkpoint.state.partition import partition
+from hpcdet.checkpoint.state.tree import Leaf
 from tests.trees import TORCH_TYPES, ranks, same, tensor, trees
 
 RECORDED = Path(__file__).parent / "recorded" / "checkpoints"

@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import Policy, safekeeping
-from hpcdet.checkpoint import manifest as manifests
+from hpcdet.checkpoint import Policy
+from hpcdet.checkpoint.format import manifest as manifests
+from hpcdet.checkpoint.keep import replicate
 from hpcdet.errors import ConfigError, IntegrityError, Unavailable
 from hpcdet.read import find, views
 from hpcdet.store.config.resolved_config import Resolved
@@ -247,8 +248,8 @@ def test_a_failure_keeps_the_older_copy_and_damage_is_found(tmp_path: Path) -> N
     assert steps(trial.kept) == [1] and names(trial.kept) == ["00000001.g1"]
     assert ".bad-00000002.g1" in names(trial.checkpoints)
     assert checkpoint.secure(paths, BEST_AND_LATEST, 1, 1) == checkpoint.Secured()
-    with pytest.raises(safekeeping.Stopped):
-        safekeeping.copy(
+    with pytest.raises(replicate.Stopped):
+        replicate.copy(
             trial.checkpoints / "00000001.g1", tmp_path / "to", tmp_path / "partial", lambda: True
         )
     assert not (tmp_path / "to").exists() and not (tmp_path / "partial").exists()
@@ -445,7 +446,7 @@ def test_an_attempt_goes_on_whatever_becomes_of_scratch_and_of_copies(
 
     with monkeypatch.context() as broken:
         full = OSError(errno.ENOSPC, "No space left on device")
-        broken.setattr(safekeeping, "_copy_file", lambda *_: (_ for _ in ()).throw(full))
+        broken.setattr(replicate, "_copy_file", lambda *_: (_ for _ in ()).throw(full))
         assert own.save(4, {"step": 4}, None, kept=["best"])
         own.settle(never)
     assert steps(trial.kept) == [2] and ("copy_failed", "00000004.g1") in kinds(paths)
@@ -462,7 +463,7 @@ def test_a_notice_does_not_wait_for_a_copy_and_the_next_attempt_makes_it(
 ) -> None:
     paths = split(tmp_path).paths
     go, busy = threading.Event(), threading.Event()
-    real = safekeeping._copy_file
+    real = replicate._copy_file
 
     def slow(source: Path, target: Path, stop: Callable[[], bool]) -> None:
         busy.set()
@@ -470,7 +471,7 @@ def test_a_notice_does_not_wait_for_a_copy_and_the_next_attempt_makes_it(
         real(source, target, stop)
 
     with monkeypatch.context() as delayed:
-        delayed.setattr(safekeeping, "_copy_file", slow)
+        delayed.setattr(replicate, "_copy_file", slow)
         delayed.setattr("hpcdet.train.copies._GIVE_UP_S", 0.0)
         own = keeper(paths)
         assert own.save(1, {"step": 1}, None, kept=["best"])

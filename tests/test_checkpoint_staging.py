@@ -17,8 +17,10 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import CheckpointFailed, safekeeping, shard
-from hpcdet.checkpoint import manifest as manifests
+from hpcdet.checkpoint import CheckpointFailed
+from hpcdet.checkpoint.format import manifest as manifests
+from hpcdet.checkpoint.format import shard
+from hpcdet.checkpoint.keep import replicate
 from hpcdet.errors import ConfigError
 from hpcdet.read import views
 from hpcdet.store.config import resolved_config
@@ -91,14 +93,14 @@ def never() -> bool:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """While this is cleared, nothing leaves the node."""
-    event, real = threading.Event(), safekeeping.copy
+    event, real = threading.Event(), replicate.copy
     event.set()
 
     def copy(*arguments: Any) -> None:
         assert event.wait(GENEROUS_S)
         real(*arguments)
 
-    monkeypatch.setattr(safekeeping, "copy", copy)
+    monkeypatch.setattr(replicate, "copy", copy)
     yield event
     event.set()
 
@@ -203,7 +205,7 @@ def test_what_cannot_be_copied_in_the_end_is_no_good_end(
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     with monkeypatch.context() as broken:
-        broken.setattr(safekeeping, "_copy_file", refused)
+        broken.setattr(replicate, "_copy_file", refused)
         assert own.save(1, state(1), None)
         with pytest.raises(CheckpointFailed, match=r"00000001\.g1 could not be copied.*quota"):
             own.settle(never)
@@ -239,12 +241,12 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from hpcdet import checkpoint
-from hpcdet.checkpoint import staging
+from hpcdet.checkpoint.keep import drain
 from hpcdet.store.folder.layout import TrialPaths
 from tests.test_checkpoint_faults import is_whole, killed_after, state
 trial, node = TrialPaths(Path(sys.argv[1]), 1), Path(sys.argv[2])
 checkpoint.save(trial.checkpoint(1, 1), state(1))
-drain = lambda: staging.drain(node, trial, 1)
+drain = lambda: drain.drain(node, trial, 1)
 nth, killed, found = 0, True, []
 while killed:
     nth += 1

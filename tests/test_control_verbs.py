@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from hpcdet.checkpoint import manifest as manifests
+from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.cli import asking, change, extending
 from hpcdet.config import changing
 from hpcdet.control import commands

@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from hpcdet import pytorch
-from hpcdet.checkpoint import load, shard
+from hpcdet.checkpoint import load
+from hpcdet.checkpoint.format import shard
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.pytorch._metrics import Tally, across_ranks
 from hpcdet.pytorch._units import TrainUnit

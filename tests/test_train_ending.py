@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from hpcdet import checkpoint, core
-from hpcdet.checkpoint import reports, shard
+from hpcdet.checkpoint.format import shard
+from hpcdet.checkpoint.write import reports
 from hpcdet.core import _seen
 from hpcdet.errors import Unavailable, UsageError
 from hpcdet.pytorch import _gradients

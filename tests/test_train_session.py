@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import Subset
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import shard
+from hpcdet.checkpoint.format import shard
 from hpcdet.errors import ConfigError
 from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.config.resolved_config import Resolved

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.checkpoint import manifest as manifests
+from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.errors import ConfigError
 from hpcdet.site import Site, places
 from hpcdet.store.folder.layout import ExperimentPaths

@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 
 from hpcdet.checkpoint import Exchange, Swap
-from hpcdet.checkpoint.wholes import WholesFailed
+from hpcdet.checkpoint.write.sharded_digests import WholesFailed
 
 Result = TypeVar("Result")
 

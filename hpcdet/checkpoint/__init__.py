@@ -23,25 +23,18 @@ the like: the older ones are untouched, go on training), ``hpcdet.errors.Integri
 is left alone.
 """
 
-from hpcdet.checkpoint.committing import CheckpointFailed
-from hpcdet.checkpoint.frozen import Frozen
-from hpcdet.checkpoint.image import Image
-from hpcdet.checkpoint.linking import link
-from hpcdet.checkpoint.loading import Loaded, content_digest, load, newest, restore, verify
-from hpcdet.checkpoint.manifest import Manifest, NewerFormat, committed
-from hpcdet.checkpoint.retention import Policy, sweep
-from hpcdet.checkpoint.safekeeping import Secured, secure
-from hpcdet.checkpoint.saving import (
-    Exchange,
-    Saved,
-    Saving,
-    alone,
-    begin,
-    save,
-)
-from hpcdet.checkpoint.spreading import spread
-from hpcdet.checkpoint.tree import Sharded, StateError
-from hpcdet.checkpoint.wholes import Swap
+from hpcdet.checkpoint.format.host_image import Image
+from hpcdet.checkpoint.format.manifest import Manifest, NewerFormat, committed
+from hpcdet.checkpoint.keep.inherit import link
+from hpcdet.checkpoint.keep.replicate import Secured, secure
+from hpcdet.checkpoint.keep.retention import Policy, sweep
+from hpcdet.checkpoint.read.load import Loaded, content_digest, load, newest, restore, verify
+from hpcdet.checkpoint.state.tree import Sharded, StateError
+from hpcdet.checkpoint.write.commit import CheckpointFailed
+from hpcdet.checkpoint.write.dtensor import spread
+from hpcdet.checkpoint.write.save import Exchange, Saved, Saving, alone, begin, save
+from hpcdet.checkpoint.write.sharded_digests import Swap
+from hpcdet.checkpoint.write.unchanged import Frozen
 
 __all__ = [
     "CheckpointFailed",

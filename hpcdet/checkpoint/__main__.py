@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcdet.checkpoint import foreign, loading, retention, safekeeping, staging
-from hpcdet.checkpoint import manifest as manifests
-from hpcdet.checkpoint.manifest import NewerFormat
+from hpcdet.checkpoint.format import manifest as manifests
+from hpcdet.checkpoint.format.manifest import NewerFormat
+from hpcdet.checkpoint.keep import convert, drain, replicate, retention
+from hpcdet.checkpoint.read import load
 from hpcdet.errors import HpcdetError, IntegrityError, Unavailable, UsageError
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = commands.add_parser("export", help="write a checkpoint's weights into one file")
     command.add_argument("folder", type=Path, metavar="CHECKPOINT")
     command.add_argument("target", type=Path, metavar="FILE")
-    command.add_argument("--format", choices=foreign.FORMATS, default=foreign.FORMATS[0])
+    command.add_argument("--format", choices=convert.FORMATS, default=convert.FORMATS[0])
     command.add_argument("--all", action="store_true", help="not only the weights")
     command = commands.add_parser("import", help="make a checkpoint of a file of weights")
     command.add_argument("source", type=Path, metavar="FILE")
@@ -90,10 +91,10 @@ def _look(folder: Path, command: str) -> int:
     manifest: manifests.Manifest | None = None
     try:
         if command == "look":
-            manifest = loading.look(folder)
+            manifest = load.look(folder)
         elif command == "verify":
-            manifest = loading.verify(folder, _Seen(folder))
-        digest = manifest.digest if manifest else loading.content_digest(folder, _Seen(folder))
+            manifest = load.verify(folder, _Seen(folder))
+        digest = manifest.digest if manifest else load.content_digest(folder, _Seen(folder))
     except (IntegrityError, OSError) as error:
         state = "newer" if isinstance(error, NewerFormat) else "damaged"
         _print({"path": str(folder), "state": state, "error": str(error)})
@@ -122,7 +123,7 @@ class _Seen:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    made = foreign.export(
+    made = convert.export(
         arguments.folder.absolute(), arguments.target, arguments.format, arguments.all
     )
     _print(
@@ -139,7 +140,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _import(source: Path, folder: Path) -> int:
-    saved = foreign.take_in(source, folder.absolute())
+    saved = convert.take_in(source, folder.absolute())
     _print({"path": str(folder), "bytes": saved.bytes, "digest": saved.digest})
     return 0
 
@@ -149,7 +150,7 @@ def _get(folder: Path, target: Path) -> int:
         raise UsageError("it exists", where=str(target), hint="name a folder that does not")
     manifest = manifests.read(folder)
     target = target.absolute()
-    safekeeping.copy(folder, target, target.with_name(f".partial-{target.name}-{os.getpid()}"))
+    replicate.copy(folder, target, target.with_name(f".partial-{target.name}-{os.getpid()}"))
     _print({"path": str(target), "bytes": manifest.bytes, "digest": manifest.digest})
     return 0
 
@@ -188,7 +189,7 @@ def _sweep(experiment: ExperimentPaths, dry_run: bool) -> int:
         for trial, number in resume.items():
             attempt = standing(experiment.trial(trial)).attempts
             retention.sweep(experiment, policy, trial, attempt, number)
-            for name, why in safekeeping.secure(experiment, policy, trial, attempt).failed:
+            for name, why in replicate.secure(experiment, policy, trial, attempt).failed:
                 print(f"error: no copy of {trial}/{name}: {why}", file=sys.stderr)
                 code = Unavailable.exit_code
     return code
@@ -200,9 +201,9 @@ def _drain(experiment: ExperimentPaths, number: int, attempt: int) -> int:
     where = resolved_config.load(experiment.config).checkpoint_storage.local_staging
     if where is None:
         return 0
-    done = staging.drain(staged.folder(where, experiment, number), trial, attempt)
+    done = drain.drain(staged.folder(where, experiment, number), trial, attempt)
     for manifest in done.copied:
-        staging.note(trial.attempt(attempt).journal, manifest)
+        drain.note(trial.attempt(attempt).journal, manifest)
         _print(manifest.record())
     for name, why in done.failed:
         print(f"hpcdet: {name} stays on this node for now: {why}", file=sys.stderr)

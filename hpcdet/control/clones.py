@@ -7,7 +7,7 @@ later can take it away.
 A holder that was suspended between its fence and its link may add another one, of another step,
 when a later term has given the child its parent's and somebody trains it. That one is nobody's:
 ``trial.json`` says which the child begins from, and who trains it removes what it does not name
-(``checkpoint.remove.strays``). Where both choose the same step, one of them gets the name.
+(``checkpoint.format.remove.strays``). Where both choose the same step, one of them gets the name.
 
 A child never begins beyond the length that the search compared, nor where it is to come to: it
 would be another trial than the one that was decided on, or would train nothing.

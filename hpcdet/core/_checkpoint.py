@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import Loaded, Manifest, remove
+from hpcdet.checkpoint import Loaded, Manifest
+from hpcdet.checkpoint.format import remove
 from hpcdet.core._metadata import merged
 from hpcdet.core._modes import DownloadMode
 from hpcdet.core._seen import seen_by_all

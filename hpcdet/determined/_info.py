@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcdet.checkpoint.manifest import position
+from hpcdet.checkpoint.format.manifest import position
 from hpcdet.errors import UsageError
 from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.config.data_secrets import resolve

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from blake3 import blake3
 
-from hpcdet.checkpoint.tree import Sharded, encode
+from hpcdet.checkpoint.state.tree import Sharded, encode
 from hpcdet.pytorch import _sharding
 from hpcdet.train.peers import Peers
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpcdet.checkpoint.tree import Sharded, rows
+from hpcdet.checkpoint.state.tree import Sharded, rows
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch import _blocks
 from hpcdet.store.config.resolved_config import Fsdp2

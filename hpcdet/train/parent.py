@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcdet.checkpoint import remove
+from hpcdet.checkpoint.format import remove
 from hpcdet.errors import IntegrityError
 from hpcdet.store.folder.records import Trial
 from hpcdet.train.place import Place

@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from hpcdet.checkpoint.wholes import WholesFailed, alone
+from hpcdet.checkpoint.write.sharded_digests import WholesFailed, alone
 from hpcdet.train import beside, messages
 from hpcdet.train.ranks import Ranks
 from hpcdet.train.wire import Garbled

@@ -8,16 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import (
-    CheckpointFailed,
-    Frozen,
-    Image,
-    Loaded,
-    Manifest,
-    Saved,
-    memory,
-    retention,
-)
+from hpcdet.checkpoint import CheckpointFailed, Frozen, Image, Loaded, Manifest, Saved
+from hpcdet.checkpoint.io import memory_limit
+from hpcdet.checkpoint.keep import retention
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import number
 from hpcdet.store.trials.standing import MANIFEST
@@ -51,7 +44,7 @@ class Keeper:
         self.donates = True
         self._step = -1
         # ranks of a node take their memory at the same time
-        self._image = Image(lambda: memory.available() // peers.ranks.local_world)
+        self._image = Image(lambda: memory_limit.available() // peers.ranks.local_world)
         self._frozen = Frozen()
         self._under_way: UnderWay | None = None
         self._written: list[str] = []

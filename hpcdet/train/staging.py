@@ -14,8 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hpcdet.checkpoint import CheckpointFailed, remove, staging
-from hpcdet.checkpoint.staging import Drained
+from hpcdet.checkpoint import CheckpointFailed
+from hpcdet.checkpoint.format import remove
+from hpcdet.checkpoint.keep import drain as staging
+from hpcdet.checkpoint.keep.drain import Drained
 from hpcdet.errors import ConfigError
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.trials import staged

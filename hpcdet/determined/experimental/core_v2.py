@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdet.checkpoint.manifest import position
+from hpcdet.checkpoint.format.manifest import position
 from hpcdet.determined import core
 from hpcdet.determined._absent import absent
 from hpcdet.determined._info import ClusterInfo, TrialInfo, get_cluster_info

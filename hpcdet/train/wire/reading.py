@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcdet.checkpoint.tree import NUMPY_KINDS, from_bytes
+from hpcdet.checkpoint.state.tree import NUMPY_KINDS, from_bytes
 from hpcdet.errors import IntegrityError
 from hpcdet.train.wire.kinds import DEEPEST, FLOAT, INT, LENGTH, TORCH_TYPES, is_key, named
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcdet.checkpoint.tree import NUMPY_KINDS, TENSORS, data
+from hpcdet.checkpoint.state.tree import NUMPY_KINDS, TENSORS, data
 from hpcdet.errors import UsageError
 from hpcdet.train.wire.kinds import (
     DEEPEST,

@@ -15,9 +15,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdet.checkpoint import loading, remove
-from hpcdet.checkpoint import manifest as manifests
-from hpcdet.checkpoint.retention import Key, Policy, ended, existing, keep, pinned
+from hpcdet.checkpoint.format import manifest as manifests
+from hpcdet.checkpoint.format import remove
+from hpcdet.checkpoint.keep.retention import Key, Policy, ended, existing, keep, pinned
+from hpcdet.checkpoint.read import load
 from hpcdet.errors import IntegrityError
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
@@ -112,7 +113,7 @@ def copy(
         for name in (*(shard.file for shard in manifest.shards), MANIFEST):
             _copy_file(source / name, partial / name, stop)
         files.sync_folder(partial)
-        loading.verify(partial)
+        load.verify(partial)
         if stop():
             raise Stopped
         partial.rename(target)
@@ -142,7 +143,7 @@ def _copy_file(source: Path, target: Path, stop: Callable[[], bool]) -> None:
 def _examine(source: Path) -> None:
     """Set the source of a bad copy aside if it is what is bad."""
     try:
-        loading.verify(source)
+        load.verify(source)
     except manifests.NewerFormat:
         return
     except IntegrityError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from hpcdet.checkpoint.tree import Leaf
+from hpcdet.checkpoint.state.tree import Leaf
 
 
 def partition(leaves: Sequence[Leaf], world: int) -> list[list[Leaf]]:

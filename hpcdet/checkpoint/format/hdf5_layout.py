@@ -22,7 +22,7 @@ import numpy as np
 from blake3 import blake3
 from h5py import h5d, h5p, h5s, h5t
 
-from hpcdet.checkpoint.tree import Leaf
+from hpcdet.checkpoint.state.tree import Leaf
 from hpcdet.store.fs import files
 
 NO_DIGEST = "0" * 64

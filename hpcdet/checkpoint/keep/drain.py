@@ -12,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdet.checkpoint import manifest as manifests
-from hpcdet.checkpoint import remove, safekeeping
-from hpcdet.checkpoint.manifest import Manifest
-from hpcdet.checkpoint.safekeeping import Stopped
+from hpcdet.checkpoint.format import manifest as manifests
+from hpcdet.checkpoint.format import remove
+from hpcdet.checkpoint.format.manifest import Manifest
+from hpcdet.checkpoint.keep import replicate
+from hpcdet.checkpoint.keep.replicate import Stopped
 from hpcdet.errors import IntegrityError
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.fs import journal
@@ -52,7 +53,7 @@ def drain(
     """
     copied: list[Manifest] = []
     failed: dict[str, str] = {}
-    safekeeping.clear(trial.checkpoints, attempt)
+    replicate.clear(trial.checkpoints, attempt)
     with contextlib.suppress(Stopped):
         while left := [name for name in staged.waiting(place, trial) if name not in failed]:
             name = left[0]
@@ -60,7 +61,7 @@ def drain(
                 copied.append(_copy(place / name, trial.checkpoints, attempt, stop))
                 (place / name / staged.COPIED).touch()
             except (OSError, IntegrityError) as error:
-                failed[name] = safekeeping.say(error)
+                failed[name] = replicate.say(error)
     _sweep(place, trial)
     return Drained(tuple(copied), tuple(failed.items()))
 
@@ -70,8 +71,8 @@ def _copy(source: Path, checkpoints: Path, attempt: int, stop: Callable[[], bool
     if target.exists():  # a save that was cut off, or what a purge has left
         remove.folder(target)
     manifest = manifests.read(source)
-    partial = checkpoints / f"{safekeeping.PARTIAL}{source.name}-{attempt}"
-    safekeeping.copy(source, target, partial, stop)
+    partial = checkpoints / f"{replicate.PARTIAL}{source.name}-{attempt}"
+    replicate.copy(source, target, partial, stop)
     return manifest
 
 

@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdet.checkpoint import committing, outline, remove, reports, tree, wholes, writing
-from hpcdet.checkpoint import manifest as manifests
-from hpcdet.checkpoint.committing import CheckpointFailed
-from hpcdet.checkpoint.frozen import Frozen
-from hpcdet.checkpoint.image import Image
-from hpcdet.checkpoint.outline import Content, Part, Report
-from hpcdet.checkpoint.reports import PATIENCE_S
-from hpcdet.checkpoint.task import Task
-from hpcdet.checkpoint.tree import StateError
-from hpcdet.checkpoint.wholes import Own, Swap, Wholes, WholesFailed
+from hpcdet.checkpoint.format import manifest as manifests
+from hpcdet.checkpoint.format import remove
+from hpcdet.checkpoint.format.host_image import Image
+from hpcdet.checkpoint.io.task import Task
+from hpcdet.checkpoint.state import tree
+from hpcdet.checkpoint.state.tree import StateError
+from hpcdet.checkpoint.write import commit as committing
+from hpcdet.checkpoint.write import leaf_plan, rank_writer, reports, sharded_digests
+from hpcdet.checkpoint.write.commit import CheckpointFailed
+from hpcdet.checkpoint.write.leaf_plan import Content, Part, Report
+from hpcdet.checkpoint.write.reports import PATIENCE_S
+from hpcdet.checkpoint.write.sharded_digests import Own, Swap, Wholes, WholesFailed
+from hpcdet.checkpoint.write.unchanged import Frozen
 from hpcdet.store.fs import files
 
 Exchange = Callable[[Any], list[Any]]
@@ -63,7 +66,7 @@ def save(
     rank: int = 0,
     world: int = 1,
     exchange: Exchange = alone,
-    swap: Swap = wholes.alone,
+    swap: Swap = sharded_digests.alone,
     meta: Mapping[str, Any] | None = None,
     previous: str = "",
     image: Image | None = None,
@@ -102,12 +105,12 @@ def save(
     part: Part | None = None
     own: Own = {}
     try:
-        writing.refuse(taken)
-        part = outline.take_apart(shared, private, rank, world, frozen.names if frozen else _NONE)
+        rank_writer.refuse(taken)
+        part = leaf_plan.take_apart(shared, private, rank, world, frozen.names if frozen else _NONE)
         content = part.shared
         files.make_folder(folder)
         memory = Image() if image is None else image
-        report, own = writing.at_once(folder, part, memory, frozen)
+        report, own = rank_writer.at_once(folder, part, memory, frozen)
     except Exception as error:  # the others must not wait for a rank that has failed
         failure, report = error, _failure(error)
     everyone = _with_wholes(exchange(report), part, own, swap, exchange)
@@ -143,7 +146,7 @@ def _with_wholes(
         return everyone
     more: Report
     try:
-        more = {"shared": writing.parts_of(part, swap).digests(own)}
+        more = {"shared": rank_writer.parts_of(part, swap).digests(own)}
     except WholesFailed as error:
         more = _failure(error)
     return [
@@ -222,7 +225,7 @@ def begin(
     meta: Callable[[], Mapping[str, Any]] = dict,
     previous: str = "",
     image: Image,
-    swap: Swap = wholes.alone,
+    swap: Swap = sharded_digests.alone,
     frozen: Frozen | None = None,
     fence: Callable[[], None] = lambda: None,
     committed: Callable[[Saved], None] = lambda _: None,
@@ -247,7 +250,7 @@ def begin(
     start = time.monotonic()
     taken = manifests.is_committed(folder)
     try:
-        part = outline.take_apart(shared, private, rank, world, frozen.names if frozen else _NONE)
+        part = leaf_plan.take_apart(shared, private, rank, world, frozen.names if frozen else _NONE)
     except StateError as error:
         with contextlib.suppress(OSError):
             files.make_folder(folder)
@@ -256,8 +259,8 @@ def begin(
             Wholes(tree.parts(shared, "shared"), rank, world, swap).refuse()
         raise
     content = part.shared
-    split = writing.parts_of(part, swap)
-    own, copied = writing.begun(folder, part, image, frozen, split, taken)
+    split = rank_writer.parts_of(part, swap)
+    own, copied = rank_writer.begun(folder, part, image, frozen, split, taken)
 
     blocked_s = time.monotonic() - start
 

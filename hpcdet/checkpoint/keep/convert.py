@@ -20,10 +20,12 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from hpcdet.checkpoint import loading, safetensors, tree
-from hpcdet.checkpoint.saving import Saved, save
-from hpcdet.checkpoint.table import item_size
-from hpcdet.checkpoint.tree import Leaf, StateError
+from hpcdet.checkpoint.format import safetensors
+from hpcdet.checkpoint.format.table import item_size
+from hpcdet.checkpoint.read import load
+from hpcdet.checkpoint.state import tree
+from hpcdet.checkpoint.state.tree import Leaf, StateError
+from hpcdet.checkpoint.write.save import Saved, save
 from hpcdet.errors import IntegrityError, NotFound, UsageError
 from hpcdet.store.fs import files
 
@@ -66,7 +68,7 @@ def export(folder: Path, target: Path, form: str, whole: bool = False) -> Export
         StateError: a type that the format has no name for.
         OSError: the file cannot be written; nothing is left behind.
     """
-    loaded = loading.load(folder)
+    loaded = load.load(folder)
     about = {"format": "pt", "made_from": folder.name, "state_digest": loaded.manifest.digest}
     count = 0
     if whole and form == "pt":

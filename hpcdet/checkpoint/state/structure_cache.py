@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from hpcdet.checkpoint import tree
-from hpcdet.checkpoint.tree import TENSORS, Encoded, component
+from hpcdet.checkpoint.state import tree
+from hpcdet.checkpoint.state.tree import TENSORS, Encoded, component
 
 _LEAVES = ("tensor", "array", "scalar", "bytes")
 _KEYS = (str, int, bool, type(None))

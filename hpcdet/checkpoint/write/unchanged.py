@@ -20,10 +20,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from hpcdet.checkpoint.manifest import Manifest, committed, is_committed, position
-from hpcdet.checkpoint.rankfile import RankFile
-from hpcdet.checkpoint.shard import Shard, frozen_name
-from hpcdet.checkpoint.tree import Leaf
+from hpcdet.checkpoint.format.manifest import Manifest, committed, is_committed, position
+from hpcdet.checkpoint.format.rank_file import RankFile
+from hpcdet.checkpoint.format.shard import Shard, frozen_name
+from hpcdet.checkpoint.state.tree import Leaf
 from hpcdet.errors import IntegrityError
 
 WORTH = 64 << 10

@@ -15,9 +15,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpcdet.checkpoint import manifest as manifests
-from hpcdet.checkpoint import remove
-from hpcdet.checkpoint.manifest import Manifest
+from hpcdet.checkpoint.format import manifest as manifests
+from hpcdet.checkpoint.format import remove
+from hpcdet.checkpoint.format.manifest import Manifest
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import value

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hpcdet.checkpoint import memory, tree
-from hpcdet.checkpoint.buffers import POPULATE_WRITE
-from hpcdet.checkpoint.layout import Layout, gaps
-from hpcdet.checkpoint.task import Task
-from hpcdet.checkpoint.tree import Leaf
+from hpcdet.checkpoint.format.hdf5_layout import Layout, gaps
+from hpcdet.checkpoint.io import memory_limit
+from hpcdet.checkpoint.io.read_buffers import POPULATE_WRITE
+from hpcdet.checkpoint.io.task import Task
+from hpcdet.checkpoint.state import tree
+from hpcdet.checkpoint.state.tree import Leaf
 
 PAGE = 4096
 _CHUNK = 32 << 20
@@ -78,7 +79,7 @@ class Image:
         room: bytes of memory that may be taken, asked when more is needed.
     """
 
-    def __init__(self, room: Callable[[], int] = memory.available) -> None:
+    def __init__(self, room: Callable[[], int] = memory_limit.available) -> None:
         self._room = room
         self._memory: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)

@@ -10,15 +10,17 @@ from typing import Any
 
 import torch
 
-from hpcdet.checkpoint import manifest as manifests
-from hpcdet.checkpoint import rankfile, reader, remove, tree
-from hpcdet.checkpoint.manifest import Manifest, NewerFormat, state_digest
-from hpcdet.checkpoint.outline import SKELETON, digest, digest_of_private
-from hpcdet.checkpoint.parts import PartDigests, Parts
-from hpcdet.checkpoint.reader import Use
-from hpcdet.checkpoint.saving import Exchange, alone
-from hpcdet.checkpoint.shard import HINT, Shard
-from hpcdet.checkpoint.tree import Leaf, StateError
+from hpcdet.checkpoint.format import manifest as manifests
+from hpcdet.checkpoint.format import rank_file, remove
+from hpcdet.checkpoint.format.manifest import Manifest, NewerFormat, state_digest
+from hpcdet.checkpoint.format.shard import HINT, Shard
+from hpcdet.checkpoint.read import reader
+from hpcdet.checkpoint.read.reader import Use
+from hpcdet.checkpoint.read.sharded_reader import PartDigests, Parts
+from hpcdet.checkpoint.state import tree
+from hpcdet.checkpoint.state.tree import Leaf, StateError
+from hpcdet.checkpoint.write.leaf_plan import SKELETON, digest, digest_of_private
+from hpcdet.checkpoint.write.save import Exchange, alone
 from hpcdet.errors import IntegrityError, Unrecoverable
 
 _PRIVATE = ("private", f"{SKELETON}/private")
@@ -193,7 +195,7 @@ def look(folder: Path) -> Manifest:
         IntegrityError: something of it is not what was written.
     """
     manifest = manifests.read(folder)
-    rankfile.check_tables(folder, manifest.shards)
+    rank_file.check_tables(folder, manifest.shards)
     return manifest
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from blake3 import blake3
 
-from hpcdet.checkpoint import tree
-from hpcdet.checkpoint.image import PAGE, Filled, Image
-from hpcdet.checkpoint.layout import Layout, digest_head
-from hpcdet.checkpoint.output import DIRECT, PIECE, Output, open_direct
-from hpcdet.checkpoint.task import Task
-from hpcdet.checkpoint.tree import Leaf
+from hpcdet.checkpoint.format.hdf5_layout import Layout, digest_head
+from hpcdet.checkpoint.format.host_image import PAGE, Filled, Image
+from hpcdet.checkpoint.io.direct_write import DIRECT, PIECE, Output, open_direct
+from hpcdet.checkpoint.io.task import Task
+from hpcdet.checkpoint.state import tree
+from hpcdet.checkpoint.state.tree import Leaf
 from hpcdet.store.fs import files
 from hpcdet.store.trials.manifests import HINT as HINT
 

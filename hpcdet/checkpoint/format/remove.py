@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from hpcdet.checkpoint.manifest import is_committed, names, position
+from hpcdet.checkpoint.format.manifest import is_committed, names, position
 from hpcdet.store.folder.layout import INHERITED
 from hpcdet.store.fs import files
 from hpcdet.store.trials.hard_links import DRAFT

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from hpcdet.checkpoint.layout import Layout
-from hpcdet.checkpoint.shard import begin_digest
-from hpcdet.checkpoint.tree import Leaf, data, rows
+from hpcdet.checkpoint.format.hdf5_layout import Layout
+from hpcdet.checkpoint.format.shard import begin_digest
+from hpcdet.checkpoint.state.tree import Leaf, data, rows
 
 _BATCH = 256 << 20
 """Bytes that travel at once, over all ranks; a larger tensor travels alone."""

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from blake3 import blake3
 
-from hpcdet.checkpoint.reader import Entry
-from hpcdet.checkpoint.shard import HINT, begin_digest
-from hpcdet.checkpoint.table import item_size
-from hpcdet.checkpoint.tree import Leaf, Sharded, data, rows
+from hpcdet.checkpoint.format.shard import HINT, begin_digest
+from hpcdet.checkpoint.format.table import item_size
+from hpcdet.checkpoint.read.reader import Entry
+from hpcdet.checkpoint.state.tree import Leaf, Sharded, data, rows
 from hpcdet.errors import IntegrityError
 
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from blake3 import blake3
 
-from hpcdet.checkpoint.buffers import Bytes, populate
-from hpcdet.checkpoint.rankfile import SMALL_FILE, RankFile
-from hpcdet.checkpoint.shard import HINT, Shard, begin_digest
-from hpcdet.checkpoint.tree import Leaf, from_bytes
+from hpcdet.checkpoint.format.rank_file import SMALL_FILE, RankFile
+from hpcdet.checkpoint.format.shard import HINT, Shard, begin_digest
+from hpcdet.checkpoint.io.read_buffers import Bytes, populate
+from hpcdet.checkpoint.state.tree import Leaf, from_bytes
 from hpcdet.errors import IntegrityError
 
 _LARGE = 64 << 10

@@ -16,12 +16,12 @@ from typing import Any
 
 from blake3 import blake3
 
-from hpcdet.checkpoint import tree
-from hpcdet.checkpoint.layout import Layout, layout
-from hpcdet.checkpoint.partition import share
-from hpcdet.checkpoint.pattern import Pattern
-from hpcdet.checkpoint.shard import Written, file_name, frozen_name
-from hpcdet.checkpoint.tree import Leaf
+from hpcdet.checkpoint.format.hdf5_layout import Layout, layout
+from hpcdet.checkpoint.format.shard import Written, file_name, frozen_name
+from hpcdet.checkpoint.state import tree
+from hpcdet.checkpoint.state.partition import share
+from hpcdet.checkpoint.state.structure_cache import Pattern
+from hpcdet.checkpoint.state.tree import Leaf
 from hpcdet.store.fs import files
 
 SKELETON = "skeleton"

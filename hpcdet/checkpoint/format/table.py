@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hpcdet.checkpoint.tree import NUMPY_KINDS, Leaf, Part
+from hpcdet.checkpoint.state.tree import NUMPY_KINDS, Leaf, Part
 
 _NUMBERS = r"\d{1,18}(?:,\d{1,18})*+"
 _HEAD = re.compile(r'\{"frame":"([0-9a-f]{64})","leaves":\[')

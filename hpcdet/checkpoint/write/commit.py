@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcdet.checkpoint.manifest import Manifest, state_digest
-from hpcdet.checkpoint.outline import Content, Report, digest
-from hpcdet.checkpoint.shard import Shard
-from hpcdet.checkpoint.tree import StateError
+from hpcdet.checkpoint.format.manifest import Manifest, state_digest
+from hpcdet.checkpoint.format.shard import Shard
+from hpcdet.checkpoint.state.tree import StateError
+from hpcdet.checkpoint.write.leaf_plan import Content, Report, digest
 from hpcdet.errors import Unavailable
 from hpcdet.store.folder import records
 from hpcdet.store.fs import files

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from hpcdet.checkpoint import table
-from hpcdet.checkpoint.buffers import PAGE, Bytes
-from hpcdet.checkpoint.shard import HINT, Shard
-from hpcdet.checkpoint.table import Row, Table
+from hpcdet.checkpoint.format import table
+from hpcdet.checkpoint.format.shard import HINT, Shard
+from hpcdet.checkpoint.format.table import Row, Table
+from hpcdet.checkpoint.io.read_buffers import PAGE, Bytes
 from hpcdet.errors import IntegrityError
 from hpcdet.store.fs import files
 

@@ -17,7 +17,7 @@ from typing import Any
 from blake3 import blake3
 
 from hpcdet import __version__
-from hpcdet.checkpoint.shard import HINT, Shard
+from hpcdet.checkpoint.format.shard import HINT, Shard
 from hpcdet.errors import IntegrityError
 from hpcdet.store.folder.layout import CHECKPOINT_NAME, INHERITED, TrialPaths
 from hpcdet.store.fs import files

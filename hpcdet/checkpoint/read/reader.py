@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hpcdet.checkpoint.buffers import PAGE, Bytes, Scratch
-from hpcdet.checkpoint.pieces import Entry, Piece, Range
-from hpcdet.checkpoint.rankfile import FIRST, RankFile
-from hpcdet.checkpoint.shard import Shard
-from hpcdet.checkpoint.table import Row
-from hpcdet.checkpoint.tree import Leaf
+from hpcdet.checkpoint.format.rank_file import FIRST, RankFile
+from hpcdet.checkpoint.format.shard import Shard
+from hpcdet.checkpoint.format.table import Row
+from hpcdet.checkpoint.io.read_buffers import PAGE, Bytes, Scratch
+from hpcdet.checkpoint.read.pieces import Entry, Piece, Range
+from hpcdet.checkpoint.state.tree import Leaf
 
 __all__ = ["Entry", "Use", "read"]
 

@@ -7,13 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcdet.checkpoint import shard, wholes
-from hpcdet.checkpoint.frozen import Frozen
-from hpcdet.checkpoint.image import Filled, Image, NoRoom
-from hpcdet.checkpoint.outline import File, Part, Report, digests_of
-from hpcdet.checkpoint.shard import Shard, Written
-from hpcdet.checkpoint.task import Task
-from hpcdet.checkpoint.wholes import Own, Swap, Wholes
+from hpcdet.checkpoint.format import shard
+from hpcdet.checkpoint.format.host_image import Filled, Image, NoRoom
+from hpcdet.checkpoint.format.shard import Shard, Written
+from hpcdet.checkpoint.io.task import Task
+from hpcdet.checkpoint.write import sharded_digests
+from hpcdet.checkpoint.write.leaf_plan import File, Part, Report, digests_of
+from hpcdet.checkpoint.write.sharded_digests import Own, Swap, Wholes
+from hpcdet.checkpoint.write.unchanged import Frozen
 from hpcdet.store.fs import files
 
 _FileOf = tuple[File, Sequence[Any], Image, Callable[[Shard, Path], bool] | None]
@@ -40,7 +41,7 @@ def at_once(folder: Path, part: Part, image: Image, frozen: Frozen | None) -> tu
             memory.arrange(file.plan)
         except NoRoom:
             written.append(shard.write(folder, file.name, sources, file.plan))
-            own |= wholes.in_place(file.plan, sources)
+            own |= sharded_digests.in_place(file.plan, sources)
             continue
         filled = Filled()
         persist = partial(shard.persist, folder, file.name, memory, filled, file.plan, link)
@@ -55,7 +56,7 @@ def at_once(folder: Path, part: Part, image: Image, frozen: Frozen | None) -> tu
             finally:
                 writing.wait()
             written.append(writing.result())
-        own |= wholes.in_file(file.plan, memory.take)
+        own |= sharded_digests.in_file(file.plan, memory.take)
     return _reported(folder, part, written, {}, frozen), own
 
 
@@ -110,14 +111,14 @@ def begun(
                 files.make_folder(folder)
                 written = shard.write(folder, file.name, sources, file.plan)
                 rest.append(partial(_same, written))
-                rows = wholes.in_place(file.plan, sources)
+                rows = sharded_digests.in_place(file.plan, sources)
                 own |= rows
                 hash_now = hash_now or bool(rows)
                 copied = False
                 continue
             filled = Filled()
             memory.fill(sources, filled)
-            own |= wholes.in_file(file.plan, memory.take)
+            own |= sharded_digests.in_file(file.plan, memory.take)
             rest.append(partial(shard.persist, folder, file.name, memory, filled, file.plan, link))
     except Exception as error:  # rank 0 waits for a word of all
         return partial(_fail, split, error), True

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from hpcdet.checkpoint.saving import Exchange
-from hpcdet.checkpoint.tree import Sharded, StateError, rows
+from hpcdet.checkpoint.state.tree import Sharded, StateError, rows
+from hpcdet.checkpoint.write.save import Exchange
 
 
 def spread(state: Any, rank: int, world: int, exchange: Exchange, ready: Callable[[], None]) -> Any:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcdet.checkpoint import loading
-from hpcdet.checkpoint import manifest as manifests
-from hpcdet.checkpoint.manifest import Manifest
+from hpcdet.checkpoint.format import manifest as manifests
+from hpcdet.checkpoint.format.manifest import Manifest
+from hpcdet.checkpoint.read import load
 from hpcdet.errors import UsageError
 from hpcdet.store.trials import hard_links
 
@@ -31,7 +31,7 @@ def link(
     """
     if manifests.is_committed(target):
         raise UsageError("a checkpoint of this name exists", where=str(target))
-    origin = loading.verify(source)
+    origin = load.verify(source)
     if manifests.position(target.name)[0] != origin.step:
         raise UsageError(f"it is not of the step of {origin.name}", where=str(target))
     hard_links.link(source, target, meta=meta, previous=previous)
