@@ -190,10 +190,10 @@ def run(root: Path, name: str, ranks: int, exact: bool, steps: int) -> tuple[flo
 def be(argv: list[str], variables: dict[str, str]) -> None:
     """One rank, in a process of its own: what ``python -m hpcdet.attempt`` does."""
     from hpcdet.attempt import main as attempt
-    from hpcdet.train import notice
+    from hpcdet.train.process import signals
 
     os.environ.update(variables)
-    notice.install()
+    signals.install()
     os._exit(attempt(argv))
 
 

@@ -7,9 +7,9 @@ ranks vanished. ``python -m hpcdet.attempt --test EXP [TRIAL]`` tries one batch 
 
 from __future__ import annotations
 
-from hpcdet.train import notice
+from hpcdet.train.process import signals
 
-notice.install()  # before anything slow: torch takes seconds to import
+signals.install()  # before anything slow: torch takes seconds to import
 
 import argparse  # noqa: E402
 import contextlib  # noqa: E402
@@ -21,10 +21,11 @@ from hpcdet.errors import HpcdetError  # noqa: E402
 from hpcdet.store.config import resolved_config  # noqa: E402
 from hpcdet.store.folder import held_folder, scratch  # noqa: E402
 from hpcdet.store.fs import files  # noqa: E402
-from hpcdet.train import elsewhere, launcher, standin  # noqa: E402
-from hpcdet.train.entrypoint import parse  # noqa: E402
-from hpcdet.train.place import Place  # noqa: E402
-from hpcdet.train.ranks import Ranks  # noqa: E402
+from hpcdet.train.attempt import script_process  # noqa: E402
+from hpcdet.train.process import determined_imports, launcher_watch  # noqa: E402
+from hpcdet.train.process.entrypoint import parse  # noqa: E402
+from hpcdet.train.process.location import Place  # noqa: E402
+from hpcdet.train.process.ranks import Ranks  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         from hpcdet.pytorch.rehearsal import rehearse
 
         return rehearse(given.experiment, given.trial)
-    launcher.end_with_it()
+    launcher_watch.end_with_it()
     try:
         place = _place(given.experiment, given.trial, given.attempt, given.identity)
     except (HpcdetError, OSError) as error:
@@ -75,10 +76,10 @@ def run(place: Place) -> int:
     try:
         assert place.experiment is not None
         asked = resolved_config.load(place.experiment.config)
-        standin.offer(asked.compat.determined)
+        determined_imports.offer(asked.compat.determined)
         entrypoint = parse(asked.entrypoint)
         if entrypoint.kind in ("interpreter", "command"):
-            return elsewhere.run(entrypoint, place)
+            return script_process.run(entrypoint, place)
         from hpcdet.core import conclude
         from hpcdet.pytorch.entry import run_entrypoint
 
@@ -89,13 +90,13 @@ def run(place: Place) -> int:
             return _failed(place, end)
     except BaseException as error:
         return _failed(place, error)
-    from hpcdet.train.verdicts import unsaid_end
+    from hpcdet.train.attempt.verdicts import unsaid_end
 
     return unsaid_end(place)
 
 
 def _failed(place: Place, error: BaseException) -> int:
-    from hpcdet.train.verdicts import unsaid_failure
+    from hpcdet.train.attempt.verdicts import unsaid_failure
 
     return unsaid_failure(place, error)
 
@@ -118,6 +119,6 @@ if __name__ == "__main__":
         sys.stdout.flush()
         sys.stderr.flush()
     if code == 0:
-        launcher.say_goodbye()
+        launcher_watch.say_goodbye()
     # threads of communication libraries may still wait for ranks that are gone
     os._exit(code)

@@ -11,7 +11,8 @@ import pytest
 
 from hpcdet import pytorch
 from hpcdet.checkpoint import Manifest, committed
-from hpcdet.train import notice, rng
+from hpcdet.train.data import rng
+from hpcdet.train.process import signals
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def as_script() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in numbers}
     state = rng.capture_cpu()
     yield
-    notice.forget()
+    signals.forget()
     rng.restore_cpu(state)
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -36,7 +37,7 @@ def train(
     **fit: Any,
 ) -> Any:
     """Train a trial until so many batches; returns it."""
-    notice.forget()
+    signals.forget()
     with pytorch.init(
         hparams=hparams or {"global_batch_size": 16},
         checkpoint_storage=str(storage),

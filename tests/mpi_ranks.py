@@ -19,8 +19,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcdet.pytorch._compression import in_turn
-from hpcdet.train import mpi, rendezvous
-from hpcdet.train.ranks import Ranks
+from hpcdet.train import mpi
+from hpcdet.train.meeting import rendezvous
+from hpcdet.train.process.ranks import Ranks
 
 KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32)
 OPERATIONS = (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT)

@@ -190,8 +190,9 @@ def _next(trial: TrialPaths) -> Attempt:
 
 
 AT_ONCE = """
-from hpcdet.train import agreement, notice
-notice.install()
+from hpcdet.train.comm import agreement
+from hpcdet.train.process import signals
+signals.install()
 agreement._INTERVAL_S = 0.0
 import runpy
 runpy.run_module("hpcdet.attempt", run_name="__main__", alter_sys=True)
@@ -202,7 +203,8 @@ runpy.run_module("hpcdet.attempt", run_name="__main__", alter_sys=True)
 def _rank(argv: list[str], environment: Mapping[str, str]) -> None:
     """One rank, in a process of its own: what ``python -m hpcdet.attempt`` does."""
     from hpcdet.attempt import main
-    from hpcdet.train import agreement, notice
+    from hpcdet.train.comm import agreement
+    from hpcdet.train.process import signals
 
     for name in [name for name in os.environ if name.startswith(("SLURM_", "HPCDET_"))]:
         del os.environ[name]
@@ -211,7 +213,7 @@ def _rank(argv: list[str], environment: Mapping[str, str]) -> None:
         agreement._INTERVAL_S = 0.0
     # else each worker of a loader would come from a new server that has imported nothing
     multiprocessing.set_start_method("fork", force=True)
-    notice.install()
+    signals.install()
     os._exit(main(argv))
 
 

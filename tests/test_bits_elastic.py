@@ -12,8 +12,8 @@ import pytest
 from hpcdet import checkpoint
 from hpcdet.checkpoint import content_digest
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
-from hpcdet.train import rng
-from hpcdet.train.order import shuffled
+from hpcdet.train.data import rng
+from hpcdet.train.data.sample_order import shuffled
 from hpcdet.worker import traces
 from tests import ranks
 from tests.experiments import same_bits

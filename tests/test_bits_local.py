@@ -21,7 +21,7 @@ from hpcdet import checkpoint
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Control
 from hpcdet.store.trials.standing import checkpoints, latest_checkpoint
-from hpcdet.train import rng
+from hpcdet.train.data import rng
 from tests import ranks, trees
 from tests.experiments import same_bits
 from tests.ranks import Attempt, Result

@@ -29,10 +29,11 @@ from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Trial
 from hpcdet.store.trials import hard_links
-from hpcdet.train import parent, peers
-from hpcdet.train.place import Place
-from hpcdet.train.ranks import Ranks
-from hpcdet.train.underway import UnderWay
+from hpcdet.train.checkpoints import parent
+from hpcdet.train.checkpoints.pending import UnderWay
+from hpcdet.train.comm import collectives
+from hpcdet.train.process.location import Place
+from hpcdet.train.process.ranks import Ranks
 from tests import ranks as processes
 from tests.test_checkpoint_faults import Fault, is_whole, state
 from tests.trees import TORCH_TYPES, ranks, same, swapping, tensor
@@ -551,7 +552,7 @@ def _swaps(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    both = peers.Peers(Ranks(rank, 2))
+    both = collectives.Peers(Ranks(rank, 2))
     both.open_swap()
 
     def full(*_: Any, **__: Any) -> Any:
@@ -563,7 +564,7 @@ def _swaps(rank: int, folder: Path) -> None:
             without = SimpleNamespace(
                 cat=torch.cat, split=torch.split, uint8=torch.uint8, empty=full
             )
-            patch.setattr(peers, "torch", without)
+            patch.setattr(collectives, "torch", without)
         saving = checkpoint.begin(folder / "00000001.g1", in_parts(rank, 2), **how)
         assert saving.wait(GENEROUS_S)
         with pytest.raises(CheckpointFailed, match=r"no room" if rank else r"rank 1: .*no room"):

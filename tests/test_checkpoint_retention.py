@@ -26,12 +26,12 @@ from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.folder import records
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Best, Claim, Closed, Control, End
-from hpcdet.train.clock import Deadline
-from hpcdet.train.peers import Peers
-from hpcdet.train.place import Place
-from hpcdet.train.ranks import Ranks
-from hpcdet.train.saving import Keeper
-from hpcdet.train.tracking import Tracker
+from hpcdet.train.checkpoints.checkpointer import Keeper
+from hpcdet.train.checkpoints.deadline import Deadline
+from hpcdet.train.comm.collectives import Peers
+from hpcdet.train.process.location import Place
+from hpcdet.train.process.ranks import Ranks
+from hpcdet.train.telemetry.tracker import Tracker
 from hpcdet.units import Length
 from tests.builders import Builder
 

@@ -28,13 +28,13 @@ from hpcdet.store.folder import scratch
 from hpcdet.store.folder.layout import SCRATCH_MARK, ExperimentPaths, TrialPaths
 from hpcdet.store.fs import files, journal
 from hpcdet.store.trials.standing import latest_checkpoint
-from hpcdet.train.background import Background
-from hpcdet.train.clock import Deadline
-from hpcdet.train.peers import Peers
-from hpcdet.train.place import Place
-from hpcdet.train.ranks import Ranks
-from hpcdet.train.saving import Keeper
-from hpcdet.train.tracking import Tracker
+from hpcdet.train.checkpoints.background import Background
+from hpcdet.train.checkpoints.checkpointer import Keeper
+from hpcdet.train.checkpoints.deadline import Deadline
+from hpcdet.train.comm.collectives import Peers
+from hpcdet.train.process.location import Place
+from hpcdet.train.process.ranks import Ranks
+from hpcdet.train.telemetry.tracker import Tracker
 from tests.builders import Builder
 from tests.commands import Cli
 
@@ -472,7 +472,7 @@ def test_a_notice_does_not_wait_for_a_copy_and_the_next_attempt_makes_it(
 
     with monkeypatch.context() as delayed:
         delayed.setattr(replicate, "_copy_file", slow)
-        delayed.setattr("hpcdet.train.copies._GIVE_UP_S", 0.0)
+        delayed.setattr("hpcdet.train.checkpoints.replication._GIVE_UP_S", 0.0)
         own = keeper(paths)
         assert own.save(1, {"step": 1}, None, kept=["best"])
         assert busy.wait(120)

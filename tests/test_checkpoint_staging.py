@@ -28,12 +28,12 @@ from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim
 from hpcdet.store.fs import journal
 from hpcdet.store.trials import progress, staged
-from hpcdet.train.clock import Deadline
-from hpcdet.train.peers import Peers
-from hpcdet.train.place import Place
-from hpcdet.train.ranks import Ranks
-from hpcdet.train.saving import Keeper
-from hpcdet.train.tracking import Tracker
+from hpcdet.train.checkpoints.checkpointer import Keeper
+from hpcdet.train.checkpoints.deadline import Deadline
+from hpcdet.train.comm.collectives import Peers
+from hpcdet.train.process.location import Place
+from hpcdet.train.process.ranks import Ranks
+from hpcdet.train.telemetry.tracker import Tracker
 from hpcdet.worker import staging as after
 from tests import ranks
 

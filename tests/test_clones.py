@@ -24,7 +24,8 @@ from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Trial
 from hpcdet.store.trials import hard_links, parents
-from hpcdet.train import inheriting, joining
+from hpcdet.train.attempt import startup
+from hpcdet.train.checkpoints import warm_start
 from hpcdet.units import Length
 from tests.alone import as_script, checkpoints, train  # noqa: F401
 from tests.paper import Heir, World
@@ -158,7 +159,7 @@ def test_options_are_found_behind_constructors_that_hand_them_on() -> None:
         weights = torch.nn.Parameter(torch.ones(2))
         own = kind([weights], lr=0.5, momentum=0.25)
         saved = [{**own.param_groups[0], "lr": 0.1, "momentum": 0.9, "k": 7, "params": [0]}]
-        [group] = inheriting.options(own, saved)
+        [group] = warm_start.options(own, saved)
         assert (group["lr"], group["momentum"], group["k"]) == (0.5, 0.25, 7), kind
 
 
@@ -177,7 +178,7 @@ def test_schedules_are_stepped_in_turn_and_one_that_is_too_short_is_named(tmp_pa
             one.step()
     other, fresh = made()
     saved = [one.state_dict() for one in reversed(schedules)]
-    inheriting.catch_up(zip(reversed(fresh), saved, strict=True))
+    warm_start.catch_up(zip(reversed(fresh), saved, strict=True))
     assert other.param_groups[0]["lr"] == sgd.param_groups[0]["lr"]
 
     class Hurried(Child):
@@ -198,7 +199,7 @@ def test_members_of_a_population_save_where_they_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"name": "pbt", "max_length": {"batches": 12}, "perturbation_interval": {"batches": 4}}
-    monkeypatch.setattr(joining, "Resolved", lambda: resolve({"searcher": asked}))
+    monkeypatch.setattr(startup, "Resolved", lambda: resolve({"searcher": asked}))
     train(Child, tmp_path, 12, checkpoint_policy="none")
     found = {one.step: one.meta["kind"] for one in checkpoints(tmp_path) if one.step}
     assert found == {4: "resume", 8: "resume", 12: "kept"}

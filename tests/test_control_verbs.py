@@ -28,10 +28,10 @@ from hpcdet.store.folder.records import Closed, Command, Control, Intent, Trial
 from hpcdet.store.fs import files
 from hpcdet.store.trials.controls import in_force
 from hpcdet.store.trials.standing import checkpoints, latest_checkpoint, standing
-from hpcdet.train.clock import Deadline
-from hpcdet.train.place import Place
-from hpcdet.train.ranks import Ranks
-from hpcdet.train.session import Session
+from hpcdet.train.attempt.session import Session
+from hpcdet.train.checkpoints.deadline import Deadline
+from hpcdet.train.process.location import Place
+from hpcdet.train.process.ranks import Ranks
 from hpcdet.worker import claims
 from tests.builders import Builder
 from tests.commands import Cli, cli  # noqa: F401

@@ -17,9 +17,9 @@ import torch
 from hpcdet import checkpoint, core
 from hpcdet import determined as det
 from hpcdet.errors import IntegrityError, NotFound, UsageError
-from hpcdet.train import entrypoint as entrypoints
-from hpcdet.train import notice
-from hpcdet.train.saving import Keeper
+from hpcdet.train.checkpoints.checkpointer import Keeper
+from hpcdet.train.process import entrypoint as entrypoints
+from hpcdet.train.process import signals
 from tests import ranks
 from tests.alone import as_script
 
@@ -28,7 +28,7 @@ __all__ = ["as_script"]
 
 def run_alone(storage: Path, until: int, leave_at: int = -1) -> list[float]:
     """Draws a number a step; goes on from what it saved."""
-    notice.forget()
+    signals.forget()
     with core.init(hparams={"a": 1}, checkpoint_storage=storage, seed=3) as context:
         state = context.checkpoint.latest() or {"step": 0, "drawn": []}
         drawn, step = list(state["drawn"]), state["step"]

@@ -13,7 +13,7 @@ import pytest
 
 from hpcdet import checkpoint
 from hpcdet.store.folder.layout import TrialPaths
-from hpcdet.train import standin
+from hpcdet.train.process import determined_imports
 from tests import ranks
 
 CODE = Path(__file__).parent / "unmodified"
@@ -91,7 +91,7 @@ def test_it_can_be_switched_off(tmp_path: Path) -> None:
 def imports(program: str, *path: Path) -> subprocess.CompletedProcess[str]:
     """A Python that has hpcdet, with these folders before its own."""
     before = "".join(f"sys.path.insert(0, {str(one)!r}); " for one in path)
-    whole = f"import sys; {before}from hpcdet.train import standin; standin.offer('auto')\n"
+    whole = f"import sys; {before}from hpcdet.train.process import determined_imports; determined_imports.offer('auto')\n"
     argv = [sys.executable, "-c", whole + program]
     return subprocess.run(argv, capture_output=True, text=True, timeout=120)
 
@@ -103,7 +103,7 @@ def test_the_package_itself_wins(tmp_path: Path) -> None:
     program = "import determined.core; print(determined.core.REAL)"
     assert imports(program, tmp_path).stdout == "True\n"
     # in what a rank starts, the module path has hpcdet's folder before those of packages
-    again = imports(program, tmp_path, Path(standin.FOLDER))
+    again = imports(program, tmp_path, Path(determined_imports.FOLDER))
     assert again.stdout == "True\n" and "which knows nothing of hpcdet" in again.stderr
 
 
@@ -119,7 +119,7 @@ def test_folders_of_that_name_without_a_package_in_them_change_nothing(tmp_path:
         "try: import determined.nothing\n"
         "except ModuleNotFoundError as error: print(error)\n"
     )
-    for first in (tmp_path / "other", Path(standin.FOLDER)):
+    for first in (tmp_path / "other", Path(determined_imports.FOLDER)):
         done = imports(program, tmp_path / "code", first)
         assert done.stdout.splitlines() == [
             "hpcdet.determined.core determined.mine.deep hpcdet.determined",

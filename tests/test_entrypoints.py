@@ -19,7 +19,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.store.config import resolved_config as resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
-from hpcdet.train.entrypoint import parse
+from hpcdet.train.process.entrypoint import parse
 from tests import dose
 
 RANKS = 2

@@ -122,7 +122,7 @@ def call(scene: Scene, at: int) -> tuple[int, int]:
 
 def _rank(scene: Scene, at: int, writer: Any) -> None:
     from hpcdet.attempt import main
-    from hpcdet.train import notice
+    from hpcdet.train.process import signals
 
     me, count = os.getpid(), 0
 
@@ -138,7 +138,7 @@ def _rank(scene: Scene, at: int, writer: Any) -> None:
         del os.environ[name]
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     ranks.multiprocessing.set_start_method("fork", force=True)
-    notice.install()
+    signals.install()
     sys.addaudithook(audit)
     code = main([str(scene.mine), "1", "1", "--identity", scene.identity])
     at = 0

@@ -18,7 +18,7 @@ from hpcdet import determined as det
 from hpcdet.errors import ConfigError, NotFound, UsageError
 from hpcdet.read import timeline
 from hpcdet.store.config.resolved_config import Searcher
-from hpcdet.train.session import Units
+from hpcdet.train.attempt.session import Units
 from hpcdet.units import Length
 from tests import alone, ranks
 from tests.alone import as_script

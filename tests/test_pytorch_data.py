@@ -27,7 +27,7 @@ from torch.utils.data import (
 from hpcdet import checkpoint, core, pytorch
 from hpcdet.errors import UsageError
 from hpcdet.store.folder.layout import TrialPaths
-from hpcdet.train import reachable
+from hpcdet.train.data import object_graph
 from tests import alone, ranks
 from tests.alone import as_script
 
@@ -510,7 +510,7 @@ class Decorated:
 
 
 def test_what_decorated_methods_name_is_found_and_nothing_of_the_users_is_asked() -> None:
-    found = reachable.named(Decorated)
+    found = object_graph.named(Decorated)
     assert {name.rpartition(".")[2] for name in found} == {
         "RNG", "SPLITS", "MISSING", "ELSEWHERE", "OWN",
     }  # fmt: skip

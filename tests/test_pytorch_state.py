@@ -19,7 +19,7 @@ from hpcdet.checkpoint import StateError
 from hpcdet.errors import IntegrityError, Unrecoverable
 from hpcdet.pytorch import _state
 from hpcdet.store.folder.layout import TrialPaths
-from hpcdet.train import rng
+from hpcdet.train.data import rng
 from tests import alone
 from tests.alone import as_script
 from tests.bits_model import BitsTrial

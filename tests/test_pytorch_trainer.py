@@ -23,9 +23,9 @@ from hpcdet.pytorch._units import TrainUnit
 from hpcdet.store.config.resolved_config import Searcher
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.folder.records import Verdict
-from hpcdet.train import notice
-from hpcdet.train.place import ATTEMPT, EXPERIMENT, TRIAL, Place
-from hpcdet.train.session import Units
+from hpcdet.train.attempt.session import Units
+from hpcdet.train.process import signals
+from hpcdet.train.process.location import ATTEMPT, EXPERIMENT, TRIAL, Place
 from hpcdet.units import Length
 from tests import alone, ranks
 from tests.alone import as_script
@@ -398,7 +398,7 @@ def test_a_stop_whose_verdict_is_lost_is_told_by_who_goes_on(
 
     def attempt(trial: TrialPaths, number: int) -> tuple[str, int]:
         trial.attempt(number).root.mkdir(parents=True)
-        notice.forget()
+        signals.forget()
         Place.of(trial.root.parent.parent, 1, number).announce(os.environ)
         with pytorch.init() as context:
             pytorch.Trainer(Stopping(context), context).fit(validation_period=pytorch.Batch(3))

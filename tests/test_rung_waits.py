@@ -15,11 +15,12 @@ from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Control, Trial
 from hpcdet.store.trials.controls import in_force
-from hpcdet.train import notice, rung_waits
-from hpcdet.train.clock import Deadline
-from hpcdet.train.place import Place
-from hpcdet.train.ranks import Ranks
-from hpcdet.train.session import Session, Units
+from hpcdet.train.attempt import rung_wait
+from hpcdet.train.attempt.session import Session, Units
+from hpcdet.train.checkpoints.deadline import Deadline
+from hpcdet.train.process import signals
+from hpcdet.train.process.location import Place
+from hpcdet.train.process.ranks import Ranks
 from hpcdet.units import Length
 from tests import ranks
 from tests.commands import Cli, cli  # noqa: F401
@@ -150,10 +151,10 @@ def test_a_notice_to_one_rank_ends_the_wait_of_all(tmp_path: Path) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """Time goes on only where somebody sleeps, and by hand."""
     now = [1000.0]
-    monkeypatch.setattr(rung_waits.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(rung_waits.time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
+    monkeypatch.setattr(rung_wait.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(rung_wait.time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
     yield now
-    notice.forget()
+    signals.forget()
 
 
 def session(root: Path, clock: list[float], wait_s: int, end: float | None = None) -> Session:

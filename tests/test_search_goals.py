@@ -33,8 +33,8 @@ from hpcdet.search.policies import Seen
 from hpcdet.search.registry import RULES, searcher
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import resolve
-from hpcdet.train.session import Units
-from hpcdet.train.worth import worth
+from hpcdet.train.attempt.score import worth
+from hpcdet.train.attempt.session import Units
 from hpcdet.units import Length
 
 TWO = Goals((Objective("loss"), Objective("speed", smaller_is_better=False)))

@@ -17,12 +17,12 @@ from hpcdet.read import efficiency, report, series, timing, views
 from hpcdet.read.gather import gather
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.fs import journal
-from hpcdet.train import sampler
-from hpcdet.train.device import DeviceTimes, corrected
-from hpcdet.train.phases import PHASES, Phases
-from hpcdet.train.profile import Profile
-from hpcdet.train.session import Units
-from hpcdet.train.tracking import Tracker
+from hpcdet.train.attempt.session import Units
+from hpcdet.train.telemetry import resource_monitor
+from hpcdet.train.telemetry.device_timer import DeviceTimes, corrected
+from hpcdet.train.telemetry.phases import PHASES, Phases
+from hpcdet.train.telemetry.profile import Profile
+from hpcdet.train.telemetry.tracker import Tracker
 from tests import ranks
 from tests.builders import EPOCH, AttemptBuilder, Builder
 from tests.commands import Cli
@@ -293,7 +293,7 @@ def test_what_a_job_uses_is_read_from_its_cgroup(tmp_path: Path) -> None:
     for name, text in files.items():
         (two / name).write_text(text)
     said = "0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0\n"
-    probe = sampler.job_cgroup(said, tmp_path / "v2")
+    probe = resource_monitor.job_cgroup(said, tmp_path / "v2")
     assert probe is not None
     (two / "cpu.stat").write_text("usage_usec 9000000\n")
     found = probe()
@@ -310,12 +310,12 @@ def test_what_a_job_uses_is_read_from_its_cgroup(tmp_path: Path) -> None:
     (one / "memory/slurm/uid_0/job_12/memory.limit_in_bytes").write_text(f"{2**63 - 4096}\n")
     (one / "memory/slurm/uid_0/job_12/memory.stat").write_text("total_inactive_file 100\n")
     path = "/slurm/uid_0/job_12/step_0/task_0"
-    probe = sampler.job_cgroup(f"5:cpu,cpuacct:{path}\n4:memory:{path}\n", one)
+    probe = resource_monitor.job_cgroup(f"5:cpu,cpuacct:{path}\n4:memory:{path}\n", one)
     assert probe is not None
     assert probe()["job_memory_bytes"] == 600
     assert "job_memory_limit_bytes" not in probe()
     # what is no job's (a login session, a container) says nothing of one
-    assert sampler.job_cgroup("0::/user.slice/user-0.slice/session-2.scope\n", two) is None
+    assert resource_monitor.job_cgroup("0::/user.slice/user-0.slice/session-2.scope\n", two) is None
 
 
 def test_processes_count_those_that_they_started(tmp_path: Path) -> None:
@@ -333,18 +333,18 @@ def test_processes_count_those_that_they_started(tmp_path: Path) -> None:
     process(pid, 0, 10, "77 78")
     process(77, 0, 5, "79")
     process(79, 0, 1, "")  # 78 has just ended
-    probe = sampler.Processes(tmp_path, clock)
-    second = sampler._TICKS
+    probe = resource_monitor.Processes(tmp_path, clock)
+    second = resource_monitor._TICKS
     process(pid, 2 * second, 10, "77 78")
     process(79, 2 * second, 3, "")
     clock.now = 2.0
-    looked = sampler.Sampler([probe])
+    looked = resource_monitor.Sampler([probe])
     looked.look()
     clock.now = 3.0
     looked.look()
     found = looked.take()
     assert found["cpu_cores"] == pytest.approx((2.0 + 0.0) / 2)
-    assert found["rss_bytes"] == found["rss_bytes_max"] == 18 * sampler._PAGE
+    assert found["rss_bytes"] == found["rss_bytes_max"] == 18 * resource_monitor._PAGE
     assert found["read_bytes_per_s"] == pytest.approx(second)
     assert looked.take() == {}
 

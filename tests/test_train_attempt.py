@@ -172,7 +172,7 @@ def test_one_order_makes_one_checkpoint(tmp_path: Path) -> None:
 
 
 def test_storage_that_is_away_for_a_moment_ends_nothing(tmp_path: Path) -> None:
-    away = "import hpcdet.train.wanted as w; w.in_force = lambda _: os.stat('/away/from/here')"
+    away = "import hpcdet.train.attempt.control_reader as w; w.in_force = lambda _: os.stat('/away/from/here')"
     now = "self.context.core.session._control._seconds = 0"
     attempt = ranks.run(line(tmp_path / "EXP", f"{away}; {now}"))
     assert verdict_of(attempt).verdict == "done"
@@ -278,8 +278,8 @@ def test_a_rank_that_is_busy_by_itself_ends_soon_after_another_was_killed(
     """No launcher is there to end it, and it waits in no collective that could fail."""
     busy = f"""
         import time
-        from hpcdet.train import lifeline
-        lifeline.GRACE_S = 0.1
+        from hpcdet.train.meeting import liveness
+        liveness.GRACE_S = 0.1
         while batch_idx == 1:
             open(f"{tmp_path}/busy-{{self.context.distributed.rank}}", "w").close()
             time.sleep(0.05)

@@ -21,14 +21,14 @@ from hpcdet.pytorch import _gradients
 from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Trial, Verdict
-from hpcdet.train.agreement import Cause
-from hpcdet.train.background import Background
-from hpcdet.train.clock import Deadline
-from hpcdet.train.place import Place
-from hpcdet.train.ranks import Ranks
-from hpcdet.train.saving import Keeper
-from hpcdet.train.session import Session, Units
-from hpcdet.train.tracking import Tracker
+from hpcdet.train.attempt.session import Session, Units
+from hpcdet.train.checkpoints.background import Background
+from hpcdet.train.checkpoints.checkpointer import Keeper
+from hpcdet.train.checkpoints.deadline import Deadline
+from hpcdet.train.comm.agreement import Cause
+from hpcdet.train.process.location import Place
+from hpcdet.train.process.ranks import Ranks
+from hpcdet.train.telemetry.tracker import Tracker
 from tests import ranks, trees
 
 
@@ -155,9 +155,9 @@ def test_work_that_raises_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
 ENDS = """
 import atexit, sys
 from sys import exit as leave
-from hpcdet.train import ending
-ending.watch()
-atexit.register(lambda: print(ending.failed(), end=""))
+from hpcdet.train.attempt import exit_hook
+exit_hook.watch()
+atexit.register(lambda: print(exit_hook.failed(), end=""))
 """
 
 

@@ -16,10 +16,10 @@ import torch
 from torch.utils.data import IterableDataset
 
 from hpcdet.errors import ConfigError
-from hpcdet.train import loading, reachable, rng
-from hpcdet.train.batches import BatchOrder
-from hpcdet.train.order import Slice
-from hpcdet.train.streams import Stream
+from hpcdet.train.data import loader, object_graph, rng
+from hpcdet.train.data.batch_order import BatchOrder
+from hpcdet.train.data.sample_order import Slice
+from hpcdet.train.data.streams import Stream
 
 
 class OwnNoise:
@@ -49,7 +49,7 @@ def test_generators_of_a_data_set_and_of_collate_are_seeded_wherever_they_draw()
     def drawn(workers: int) -> tuple[list[Any], Any]:
         noise = OwnNoise()
         before = [rng.state_of(noise.torch), rng.state_of(noise.parts["python"])]  # type: ignore[arg-type]
-        made = loading.Loader(noise, slices, (1,), num_workers=workers, collate_fn=mask)
+        made = loader.Loader(noise, slices, (1,), num_workers=workers, collate_fn=mask)
         found = [batch for _, batch in made]
         after = [rng.state_of(noise.torch), rng.state_of(noise.parts["python"])]  # type: ignore[arg-type]
         assert torch.equal(before[0], after[0]) and before[1] == after[1], "they are put back"
@@ -63,7 +63,7 @@ def test_generators_of_a_data_set_and_of_collate_are_seeded_wherever_they_draw()
 
 
 def _worker(rank: int) -> None:
-    loading.end_with(rank)
+    loader.end_with(rank)
     threading.Event().wait()
 
 
@@ -196,6 +196,6 @@ def test_the_walk_names_the_shortest_path_and_calls_nothing() -> None:
         def fails(self) -> None:
             raise AssertionError
 
-    found = [path for path, one in reachable.walk({"x": Thing()}) if rng.is_own(one)]
+    found = [path for path, one in object_graph.walk({"x": Thing()}) if rng.is_own(one)]
     assert found == ["x.short[0]"]
-    assert not any(rng.is_own(one) for _, one in reachable.walk({"r": [np.random.mtrand._rand]}))
+    assert not any(rng.is_own(one) for _, one in object_graph.walk({"r": [np.random.mtrand._rand]}))

@@ -21,14 +21,13 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
 from hpcdet.errors import Unavailable
-from hpcdet.train import lifeline
-from hpcdet.train.lifeline import Lifeline
 from hpcdet.train.meeting import door as doors
-from hpcdet.train.meeting import gloo, proof, shutter
+from hpcdet.train.meeting import gloo, liveness, port_filter, proof
 from hpcdet.train.meeting.door import Door, knock
 from hpcdet.train.meeting.frames import MOST_BYTES, Frame, Incoming, Kind
-from hpcdet.train.meeting.store import AttemptStore, _Table
-from hpcdet.train.ranks import PEER_LOST
+from hpcdet.train.meeting.liveness import Lifeline
+from hpcdet.train.meeting.process_group_store import AttemptStore, _Table
+from hpcdet.train.process.ranks import PEER_LOST
 from tests import intruders, ranks
 
 SECRET = bytes(range(32))
@@ -250,8 +249,8 @@ def test_who_waits_for_several_keys_waits_until_all_are_there_at_once() -> None:
 
 def test_a_loss_is_told_to_all_and_a_goodbye_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Barrier(3)
-    monkeypatch.setattr(lifeline, "GRACE_S", 0.01)
-    monkeypatch.setattr(lifeline.os, "_exit", lambda _: ended.wait(60))
+    monkeypatch.setattr(liveness, "GRACE_S", 0.01)
+    monkeypatch.setattr(liveness.os, "_exit", lambda _: ended.wait(60))
     pairs = [socket.socketpair() for _ in range(3)]
     first = Lifeline({rank: one for rank, (one, _) in enumerate(pairs, 1)})
     second = Lifeline({0: pairs[0][1]})
@@ -393,8 +392,8 @@ def test_looking_for_sockets_changes_none() -> None:
     before = socket.getdefaulttimeout()
     try:
         socket.setdefaulttimeout(3.0)
-        with shutter.open_until_connected():
-            shutter.behind(lambda: None)
+        with port_filter.open_until_connected():
+            port_filter.behind(lambda: None)
         assert os.get_blocking(one.fileno()) and os.get_blocking(other.fileno())
     finally:
         socket.setdefaulttimeout(before)
@@ -421,14 +420,14 @@ def test_ports_are_shut_when_the_last_of_several_groups_has_connected() -> None:
         entered, leave = threading.Event(), threading.Event()
 
         def elsewhere() -> None:
-            with shutter.open_until_connected():
+            with port_filter.open_until_connected():
                 entered.set()
                 leave.wait(60)
 
-        closed = shutter.behind(serve)
+        closed = port_filter.behind(serve)
         assert not takes(closed)
-        with shutter.open_until_connected():
-            gloos = shutter.behind(serve)
+        with port_filter.open_until_connected():
+            gloos = port_filter.behind(serve)
             other = pool.submit(elsewhere)
             entered.wait(60)
             users = serve()
@@ -439,7 +438,7 @@ def test_ports_are_shut_when_the_last_of_several_groups_has_connected() -> None:
         assert [takes(one) for one in (closed, gloos, users)] == [False, False, True]
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits
         with contextlib.suppress(OSError):  # no IPv6 here
-            assert not takes(shutter.behind(lambda: serve("::1", socket.AF_INET6)))
+            assert not takes(port_filter.behind(lambda: serve("::1", socket.AF_INET6)))
 
 
 def be_intruded(answer: bytes | None, proves: bool) -> None:

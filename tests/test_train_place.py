@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.train import place
-from hpcdet.train.place import Place
+from hpcdet.train.process import location
+from hpcdet.train.process.location import Place
 
 
 @pytest.mark.parametrize("other", ["nothing", "another folder"])
@@ -21,15 +21,15 @@ def test_a_descriptor_of_another_host_or_container_is_passed_over(
     elsewhere.mkdir()
     found = named.stat()
     env = {
-        **{place.EXPERIMENT: str(named), place.TRIAL: "1", place.ATTEMPT: "2"},
-        place.HELD: f"/proc/self/fd/{(fd := os.open(named, os.O_RDONLY))}",
-        place.HELD_IS: f"{found.st_dev}:{found.st_ino}",
+        **{location.EXPERIMENT: str(named), location.TRIAL: "1", location.ATTEMPT: "2"},
+        location.HELD: f"/proc/self/fd/{(fd := os.open(named, os.O_RDONLY))}",
+        location.HELD_IS: f"{found.st_dev}:{found.st_ino}",
     }
     try:
         here = Place.from_environment(env)
-        assert here is not None and str(here.attempt.root).startswith(env[place.HELD])
+        assert here is not None and str(here.attempt.root).startswith(env[location.HELD])
     finally:
         os.close(fd)
-    env[place.HELD] = str(elsewhere if other == "another folder" else tmp_path / "gone")
+    env[location.HELD] = str(elsewhere if other == "another folder" else tmp_path / "gone")
     there = Place.from_environment(env)
     assert there is not None and there.attempt.root.is_relative_to(named)

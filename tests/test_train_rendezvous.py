@@ -22,8 +22,10 @@ from torch.distributed import HashStore
 
 from hpcdet.errors import ConfigError
 from hpcdet.store.fs import files
-from hpcdet.train import beside, rendezvous, verdicts
-from hpcdet.train.ranks import Ranks
+from hpcdet.train.attempt import verdicts
+from hpcdet.train.comm import side_group
+from hpcdet.train.meeting import rendezvous
+from hpcdet.train.process.ranks import Ranks
 from tests import ranks as processes
 
 
@@ -170,10 +172,10 @@ def test_groups_beside_the_training_have_no_thread_that_looks_for_messages() -> 
     try:
         while (with_one := looking()) == before:  # it gives itself its name
             time.sleep(0.01)
-        groups = [beside.new_group() for _ in range(2)]
+        groups = [side_group.new_group() for _ in range(2)]
         # as by init_process_group(device_id=...) in a script of one's own
         dist.distributed_c10d._get_default_group().bound_device_id = torch.device("cuda:0")
-        groups.append(beside.new_group())
+        groups.append(side_group.new_group())
         assert looking() == with_one == before + 1
         for number, group in enumerate(groups):
             value = torch.tensor([number])

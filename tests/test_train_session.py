@@ -27,15 +27,17 @@ from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Control, Trial
 from hpcdet.store.fs import journal
-from hpcdet.train import deterministic, fingerprint, loading, notice, rng
-from hpcdet.train.agreement import NOTHING, TOGETHER, Agreement, Orders
-from hpcdet.train.clock import Deadline
-from hpcdet.train.order import Slice
-from hpcdet.train.place import Place
-from hpcdet.train.ranks import Ranks
-from hpcdet.train.session import Session, Units
-from hpcdet.train.stopping import Stop
-from hpcdet.train.tracking import Tracker, plain
+from hpcdet.train.attempt import fingerprint
+from hpcdet.train.attempt.session import Session, Units
+from hpcdet.train.attempt.stop_request import Stop
+from hpcdet.train.checkpoints.deadline import Deadline
+from hpcdet.train.comm.agreement import NOTHING, TOGETHER, Agreement, Orders
+from hpcdet.train.data import loader, rng
+from hpcdet.train.data.sample_order import Slice
+from hpcdet.train.process import deterministic, signals
+from hpcdet.train.process.location import Place
+from hpcdet.train.process.ranks import Ranks
+from hpcdet.train.telemetry.tracker import Tracker, plain
 from hpcdet.units import Length
 from tests import ranks
 
@@ -45,7 +47,7 @@ def _own_signals() -> Iterator[None]:
     numbers = (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGCONT)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
-    notice.forget()
+    signals.forget()
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -108,25 +110,25 @@ def test_an_impossible_rank_is_said() -> None:
 
 
 def test_notices_are_remembered_and_others_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    notice.install()
+    signals.install()
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert (notice.heard(), notice.heard_at()) == ("", None)
-    monkeypatch.setattr(notice, "time", SimpleNamespace(time=iter((5.0, 6.0)).__next__))
+    assert (signals.heard(), signals.heard_at()) == ("", None)
+    monkeypatch.setattr(signals, "time", SimpleNamespace(time=iter((5.0, 6.0)).__next__))
     os.kill(os.getpid(), signal.SIGUSR2)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert (notice.heard(), notice.heard_at()) == ("SIGUSR2", 5.0)
+    assert (signals.heard(), signals.heard_at()) == ("SIGUSR2", 5.0)
 
 
 def test_held_notices_are_heard_by_the_next_program() -> None:
-    notice.hold()
+    signals.hold()
     signal.raise_signal(signal.SIGTERM)
-    assert notice.heard() == ""
-    notice.install()
-    assert notice.heard() == "SIGTERM"
-    notice.hold()
-    notice.forget()
-    notice.install()
-    assert notice.heard() == "SIGTERM"
+    assert signals.heard() == ""
+    signals.install()
+    assert signals.heard() == "SIGTERM"
+    signals.hold()
+    signals.forget()
+    signals.install()
+    assert signals.heard() == "SIGTERM"
 
 
 @pytest.mark.parametrize(
@@ -273,8 +275,8 @@ def test_ranks_of_which_one_has_loaded_a_checkpoint_keep_in_step(
 
 HEAP = """
 import ctypes, resource, sys
-from hpcdet.train import heap
-assert heap.keep() is (sys.argv[1] == "keeps")
+from hpcdet.train.process import malloc
+assert malloc.keep() is (sys.argv[1] == "keeps")
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
@@ -452,7 +454,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:
                 yield Slice(epoch, len(indices), np.array(indices), len(indices), False)
 
     def drawn(*seed: int, workers: int) -> list[Any]:
-        made = loading.Loader(Noise(), slices, seed, num_workers=workers, collate_fn=list)
+        made = loader.Loader(Noise(), slices, seed, num_workers=workers, collate_fn=list)
         return [batch for _, batch in made]
 
     before = rng.capture_cpu()
@@ -467,7 +469,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:
     assert here[0] != here[2]
     # a split has a method that fetches batches, and is still drawn sample by sample
     split = Subset(Subset(Noise(), list(range(5))), list(range(5)))  # type: ignore[arg-type]
-    made = loading.Loader(split, slices, (1,), collate_fn=list)
+    made = loader.Loader(split, slices, (1,), collate_fn=list)
     assert [batch for _, batch in made] == here
     rng.restore_cpu(before)
 
@@ -573,7 +575,7 @@ def test_a_trial_canceled_at_once_leaves_without_saving_though_told_to_save(
     session.begin(None, Units())
     session.poll(Units(1))
     Control("kill", now=True, term=9).write_once(trial.control(99))
-    monkeypatch.setattr(notice, "heard", lambda: "SIGTERM")
+    monkeypatch.setattr(signals, "heard", lambda: "SIGTERM")
     monkeypatch.setattr(os, "_exit", leave)
     with pytest.raises(Left):
         session.poll(Units(2))

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from hpcdet.errors import ConfigError
 from hpcdet.store.config import resolved_config
-from hpcdet.train.ranks import Ranks
-from hpcdet.train.virtual import Fold, Virtual, blocks, total
+from hpcdet.train.data.virtual_ranks import Fold, Virtual, blocks, total
+from hpcdet.train.process.ranks import Ranks
 
 
 def paired(left: str, right: str) -> str:

@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 from hpcdet.core import DistributedContext
 from hpcdet.errors import UsageError
 from hpcdet.pytorch.rehearsal import rehearse
-from hpcdet.train import messages, wire
-from hpcdet.train.peers import Peers, is_peer_loss
-from hpcdet.train.ranks import Ranks
+from hpcdet.train import wire
+from hpcdet.train.comm import messages
+from hpcdet.train.comm.collectives import Peers, is_peer_loss
+from hpcdet.train.process.ranks import Ranks
 from tests import ranks as processes
 from tests import trees
 from tests.test_bits_local import MODEL, make

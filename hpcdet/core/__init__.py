@@ -24,7 +24,7 @@ from hpcdet.core._profiler import ProfilerContext
 from hpcdet.core._searcher import SearcherContext, SearcherOperation
 from hpcdet.core._train import EarlyExitReason, TrainContext
 from hpcdet.core._virtual import VirtualContext
-from hpcdet.train.verdicts import InvalidHP
+from hpcdet.train.attempt.verdicts import InvalidHP
 
 __all__ = [
     "CheckpointContext",

@@ -22,9 +22,9 @@ from hpcdet.core._seen import seen_by_all
 from hpcdet.core._train import TrainContext
 from hpcdet.core._virtual import VirtualContext
 from hpcdet.errors import IntegrityError, NotFound, Unrecoverable, UsageError
-from hpcdet.train import rng
-from hpcdet.train.session import Session, Units
-from hpcdet.train.tracking import plain
+from hpcdet.train.attempt.session import Session, Units
+from hpcdet.train.data import rng
+from hpcdet.train.telemetry.tracker import plain
 
 STEPS = "steps_completed"
 Selector = Callable[[str], bool]

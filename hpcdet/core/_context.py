@@ -22,12 +22,14 @@ from hpcdet.core._train import TrainContext
 from hpcdet.core._virtual import VirtualContext
 from hpcdet.errors import UsageError
 from hpcdet.store.config.data_secrets import resolve
-from hpcdet.train import ending, rendezvous, rng
-from hpcdet.train.joining import join
-from hpcdet.train.once import SAYS
-from hpcdet.train.order import Order, shuffled
-from hpcdet.train.ranks import Ranks
-from hpcdet.train.session import Session
+from hpcdet.train.attempt import exit_hook
+from hpcdet.train.attempt.node_command import SAYS
+from hpcdet.train.attempt.session import Session
+from hpcdet.train.attempt.startup import join
+from hpcdet.train.data import rng
+from hpcdet.train.data.sample_order import Order, shuffled
+from hpcdet.train.meeting import rendezvous
+from hpcdet.train.process.ranks import Ranks
 from hpcdet.units import Length
 
 
@@ -192,7 +194,7 @@ def _at_exit() -> None:
     what is said, if it is 0. Of several ranks, one that fails must not wait for the others, which
     may be in other collectives.
     """
-    if hasattr(sys, "last_value") or ending.failed():  # the exit code says so
+    if hasattr(sys, "last_value") or exit_hook.failed():  # the exit code says so
         return
     for context in _contexts:
         session = context.session
@@ -235,6 +237,6 @@ def init(
     if not _contexts:
         atexit.register(_at_exit)
         if SAYS in os.environ:
-            ending.watch()
+            exit_hook.watch()
     _contexts.append(context)
     return context

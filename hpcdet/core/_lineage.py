@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcdet.train.session import Session
+from hpcdet.train.attempt.session import Session
 
 
 class ExperimentalCoreContext:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hpcdet.core._train import TrainContext
-from hpcdet.train.agreement import Cause
-from hpcdet.train.session import Session
+from hpcdet.train.attempt.session import Session
+from hpcdet.train.comm.agreement import Cause
 
 
 class PreemptContext:

@@ -7,9 +7,9 @@ import sys
 import time
 
 from hpcdet.core._train import TrainContext
-from hpcdet.train.clock import Every
-from hpcdet.train.phases import Within
-from hpcdet.train.profile import Profile
+from hpcdet.train.checkpoints.deadline import Every
+from hpcdet.train.telemetry.phases import Within
+from hpcdet.train.telemetry.profile import Profile
 
 GROUP = "profiling"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hpcdet.core._modes import SearcherMode, Unit
 from hpcdet.core._train import TrainContext
-from hpcdet.train.session import Session
+from hpcdet.train.attempt.session import Session
 from hpcdet.units import Length
 
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from hpcdet.errors import Unavailable
-from hpcdet.train.peers import Peers
+from hpcdet.train.comm.collectives import Peers
 
 PATIENCE_S = 120.0
 _LOOK_S = 0.05

@@ -11,11 +11,11 @@ from typing import Any
 
 from hpcdet.store.folder.records import value
 from hpcdet.store.fs import journal
-from hpcdet.train.saying import say
-from hpcdet.train.session import Session, Units
-from hpcdet.train.tracking import finite, plain
-from hpcdet.train.verdicts import InvalidHP
-from hpcdet.train.worth import worth
+from hpcdet.train.attempt.score import worth
+from hpcdet.train.attempt.session import Session, Units
+from hpcdet.train.attempt.verdicts import InvalidHP
+from hpcdet.train.process.console import say
+from hpcdet.train.telemetry.tracker import finite, plain
 from hpcdet.units import Length
 
 

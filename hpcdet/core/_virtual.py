@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hpcdet.errors import ConfigError
-from hpcdet.train.session import Session
-from hpcdet.train.virtual import WHERE, Fold, TreeSum, Virtual
+from hpcdet.train.attempt.session import Session
+from hpcdet.train.data.virtual_ranks import WHERE, Fold, TreeSum, Virtual
 
 
 class VirtualContext:

@@ -12,9 +12,9 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import HashStore, distributed_c10d  # type: ignore[attr-defined]
 
-from hpcdet.train import joining
-from hpcdet.train.place import Place
-from hpcdet.train.ranks import Ranks
+from hpcdet.train.attempt import startup
+from hpcdet.train.process.location import Place
+from hpcdet.train.process.ranks import Ranks
 
 
 def take_over() -> None:
@@ -29,7 +29,7 @@ def take_over() -> None:
         if options.get("store") is not None or Place.from_environment() is None:
             torchs(*args, **options)
         elif Ranks.from_environment().world > 1:
-            joining.meet()
+            startup.meet()
         elif not dist.is_initialized():  # one rank needs none, but has asked for one
             torchs("gloo", store=HashStore(), rank=0, world_size=1)
 

@@ -14,8 +14,8 @@ from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.config.data_secrets import resolve
 from hpcdet.store.folder.records import Trial
 from hpcdet.store.trials.standing import latest_checkpoint
-from hpcdet.train.place import Place
-from hpcdet.train.ranks import Ranks
+from hpcdet.train.process.location import Place
+from hpcdet.train.process.ranks import Ranks
 
 
 @dataclass(frozen=True)

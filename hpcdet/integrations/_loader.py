@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, Sampler, default_collate
 
 from hpcdet import core
 from hpcdet.errors import ConfigError
-from hpcdet.train.loading import Key, Seeded, as_is
-from hpcdet.train.order import Order, shuffled, subseed
+from hpcdet.train.data.loader import Key, Seeded, as_is
+from hpcdet.train.data.sample_order import Order, shuffled, subseed
 
 
 class Loader(DataLoader[Any]):

@@ -35,7 +35,7 @@ from deepspeed.runtime.fp16.loss_scaler import LossScalerBase
 from hpcdet import core
 from hpcdet.errors import ConfigError, IntegrityError, UsageError
 from hpcdet.integrations._ranks import announce
-from hpcdet.train import inheriting
+from hpcdet.train.checkpoints import warm_start
 
 State = dict[str, Any]
 
@@ -189,13 +189,13 @@ def put_back(
 def _load_inherited(engine: Any, folder: str) -> None:
     """Load another trial's state under the options that this trial's optimizer has."""
     optimizer, schedule = engine.basic_optimizer, engine.lr_scheduler
-    own = inheriting.asked(optimizer) if optimizer is not None else []
+    own = warm_start.asked(optimizer) if optimizer is not None else []
     _, left = engine.load_checkpoint(folder, tag=_TAG, load_lr_scheduler_states=False)
     for group, options in zip(optimizer.param_groups if own else (), own, strict=True):
         group.update(options)
     if schedule is None or left.get("lr_scheduler") is None:
         return
-    inheriting.catch_up([(schedule, left["lr_scheduler"])])
+    warm_start.catch_up([(schedule, left["lr_scheduler"])])
     if not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
         # DeepSpeed's own, which save the count of steps alone, from which the rate follows
         schedule.step(left["lr_scheduler"]["last_batch_iteration"])

@@ -31,7 +31,7 @@ from hpcdet import core
 from hpcdet.errors import ConfigError
 from hpcdet.integrations._ranks import announce
 from hpcdet.integrations._steps import Steps
-from hpcdet.train import inheriting
+from hpcdet.train.checkpoints import warm_start
 
 State = dict[str, Any]
 
@@ -132,8 +132,8 @@ class Callback(transformers.TrainerCallback):
         trainer = self._trainer
         trainer.model.load_state_dict(saved["model"])
         if self._steps.inherited:
-            inheriting.load(trainer.optimizer, saved["optimizer"])
-            inheriting.catch_up([(trainer.lr_scheduler, saved["lr_scheduler"])])
+            warm_start.load(trainer.optimizer, saved["optimizer"])
+            warm_start.catch_up([(trainer.lr_scheduler, saved["lr_scheduler"])])
         else:
             trainer.optimizer.load_state_dict(saved["optimizer"])
             trainer.lr_scheduler.load_state_dict(saved["lr_scheduler"])

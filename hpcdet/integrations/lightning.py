@@ -28,7 +28,8 @@ from hpcdet.errors import UsageError
 from hpcdet.integrations._loader import Loader
 from hpcdet.integrations._ranks import announce
 from hpcdet.integrations._steps import Steps
-from hpcdet.train import inheriting, notice
+from hpcdet.train.checkpoints import warm_start
+from hpcdet.train.process import signals
 
 __all__ = [
     "Callback",
@@ -99,12 +100,12 @@ def put_back(context: core.Context, state: Mapping[str, Any], **objects: Any) ->
     schedules = []
     for name, one in objects.items():
         if inherited and isinstance(one, torch.optim.Optimizer):
-            inheriting.load(one, state[name])
+            warm_start.load(one, state[name])
         elif inherited and isinstance(one, _SCHEDULES):
             schedules.append((one, state[name]))
         else:
             one.load_state_dict(state[name])
-    inheriting.catch_up(schedules)
+    warm_start.catch_up(schedules)
 
 
 def fit(
@@ -281,7 +282,7 @@ class Callback(lightning.Callback):
         self.journal.trainer = trainer
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        notice.install()  # Lightning has put a handler of its own over it
+        signals.install()  # Lightning has put a handler of its own over it
         if self._steps.state is not None:  # its stage is known by now
             _progress(trainer).total.ready -= 1
         if self._steps.inherited:
@@ -347,12 +348,12 @@ def _inherit(trainer: Any, state: State) -> None:
     """Give optimizers and schedules another trial's state under the options that they have."""
     pairs = zip(trainer.optimizers, state["optimizer_states"], strict=True)
     merged = [
-        {**saved, "param_groups": inheriting.options(own, saved["param_groups"])}
+        {**saved, "param_groups": warm_start.options(own, saved["param_groups"])}
         for own, saved in pairs
     ]
     trainer.strategy.load_optimizer_state_dict({"optimizer_states": merged})
     schedulers = (one.scheduler for one in trainer.lr_scheduler_configs)
-    inheriting.catch_up(zip(schedulers, state["lr_schedulers"], strict=True))
+    warm_start.catch_up(zip(schedulers, state["lr_schedulers"], strict=True))
 
 
 def _progress(trainer: Any) -> Any:

@@ -18,7 +18,7 @@ from hpcdet.pytorch._reducers import MetricReducer, Reducer
 from hpcdet.pytorch._trainer import Trainer
 from hpcdet.pytorch._trial import PyTorchTrial
 from hpcdet.pytorch._units import Batch, Epoch, Record, TrainUnit
-from hpcdet.train.verdicts import InvalidHP
+from hpcdet.train.attempt.verdicts import InvalidHP
 
 __all__ = [
     "Batch",

@@ -16,8 +16,8 @@ import torch
 from hpcdet.pytorch import _buffers
 from hpcdet.pytorch._metrics import over_all
 from hpcdet.pytorch._reducers import MetricReducer, load_state, state_of
-from hpcdet.train.peers import Peers
-from hpcdet.train.virtual import Virtual
+from hpcdet.train.comm.collectives import Peers
+from hpcdet.train.data.virtual_ranks import Virtual
 
 State = dict[str, Any]
 Group = tuple[torch.device, torch.dtype]

@@ -8,8 +8,8 @@ from typing import Any
 
 from hpcdet.errors import ConfigError
 from hpcdet.store.folder.records import value
-from hpcdet.train.session import Session, Units
-from hpcdet.train.worth import worth
+from hpcdet.train.attempt.score import worth
+from hpcdet.train.attempt.session import Session, Units
 
 
 def searcher_metric(session: Session, metrics: Mapping[str, Any], units: Units) -> float | None:

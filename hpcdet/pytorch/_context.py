@@ -21,7 +21,7 @@ from hpcdet.pytorch._parallel import Parallel
 from hpcdet.pytorch._reducers import MetricReducer
 from hpcdet.pytorch._reducing import Reducing
 from hpcdet.pytorch._wrap import wrap
-from hpcdet.train import rng
+from hpcdet.train.data import rng
 
 
 class PyTorchTrialContext(Facts):

@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch import samplers
-from hpcdet.train.batches import BatchOrder
-from hpcdet.train.loading import Loader, Seeded, Sources, as_is
-from hpcdet.train.order import Order, Slice, shuffled
-from hpcdet.train.streams import Stateful, Stream
+from hpcdet.train.data.batch_order import BatchOrder
+from hpcdet.train.data.loader import Loader, Seeded, Sources, as_is
+from hpcdet.train.data.sample_order import Order, Slice, shuffled
+from hpcdet.train.data.streams import Stateful, Stream
 
 TorchData = Any
 """A batch: tensors in any nest of dicts, lists and tuples."""

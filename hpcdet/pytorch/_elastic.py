@@ -2,7 +2,7 @@
 
 What a virtual rank sees of a step depends on its number and the step alone: its share of the
 batch, its random numbers, the buffers that all had before. What it leaves behind is kept apart
-until all have had their turn: its gradients are folded in the tree's order (``train.virtual``),
+until all have had their turn: its gradients are folded in the tree's order (``train.data.virtual_ranks``),
 its metrics and reducers are its own, and of the buffers those of virtual rank 0 are everybody's,
 as rank 0's are with DDP. Optimizers step once, after all.
 """
@@ -21,10 +21,10 @@ from hpcdet.pytorch import _buffers
 from hpcdet.pytorch._apart import Apart, Buffers, Group, State
 from hpcdet.pytorch._metrics import Tally
 from hpcdet.pytorch._reducers import MetricReducer, Reducer
-from hpcdet.train import rng
-from hpcdet.train.peers import Peers
-from hpcdet.train.phases import Phases
-from hpcdet.train.virtual import WHERE, Fold, TreeSum, Virtual, total
+from hpcdet.train.comm.collectives import Peers
+from hpcdet.train.data import rng
+from hpcdet.train.data.virtual_ranks import WHERE, Fold, TreeSum, Virtual, total
+from hpcdet.train.telemetry.phases import Phases
 
 Parameters = Mapping[str, torch.nn.Parameter]
 Leaf = list[torch.Tensor]

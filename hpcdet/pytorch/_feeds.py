@@ -15,11 +15,11 @@ import numpy as np
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch._context import PyTorchTrialContext
 from hpcdet.pytorch._data import DataLoader, TorchData, data_length
-from hpcdet.train import rng
-from hpcdet.train.batches import BatchOrder
-from hpcdet.train.order import Order, Slice, subseed
-from hpcdet.train.peers import Peers
-from hpcdet.train.streams import State, Stateful, Stream
+from hpcdet.train.comm.collectives import Peers
+from hpcdet.train.data import rng
+from hpcdet.train.data.batch_order import BatchOrder
+from hpcdet.train.data.sample_order import Order, Slice, subseed
+from hpcdet.train.data.streams import State, Stateful, Stream
 
 Batch = tuple[Slice, TorchData]
 """What this rank takes of a step, and its samples."""

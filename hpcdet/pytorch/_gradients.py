@@ -21,7 +21,7 @@ from blake3 import blake3
 
 from hpcdet.checkpoint.state.tree import Sharded, encode
 from hpcdet.pytorch import _sharding
-from hpcdet.train.peers import Peers
+from hpcdet.train.comm.collectives import Peers
 
 Parameters = Mapping[str, torch.nn.Parameter]
 Gradients = dict[str, Any]

@@ -12,8 +12,8 @@ from hpcdet.errors import ConfigError, UsageError
 from hpcdet.pytorch import _sharding
 from hpcdet.pytorch._elastic import Elastic
 from hpcdet.pytorch._parallel import Parallel
-from hpcdet.train.phases import Phases
-from hpcdet.train.virtual import WHERE
+from hpcdet.train.data.virtual_ranks import WHERE
+from hpcdet.train.telemetry.phases import Phases
 
 ClipGrads = Callable[[Any], Any]
 """Called with an optimizer's parameters before its step."""

@@ -27,10 +27,10 @@ from hpcdet.pytorch._traces import Traces
 from hpcdet.pytorch._trial import PyTorchTrial
 from hpcdet.pytorch._unregistered import unregistered
 from hpcdet.pytorch._validation import Validator
-from hpcdet.train.agreement import Cause
-from hpcdet.train.order import Slice
-from hpcdet.train.saying import say
-from hpcdet.train.session import Units
+from hpcdet.train.attempt.session import Units
+from hpcdet.train.comm.agreement import Cause
+from hpcdet.train.data.sample_order import Slice
+from hpcdet.train.process.console import say
 from hpcdet.units import Length
 
 

@@ -10,7 +10,7 @@ import torch
 
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch._reducers import MetricReducer, Reducer
-from hpcdet.train.peers import Peers
+from hpcdet.train.comm.collectives import Peers
 
 _START = {Reducer.AVG: 0.0, Reducer.SUM: 0.0, Reducer.MAX: -math.inf, Reducer.MIN: math.inf}
 _INNER: dict[Reducer, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hpcdet.pytorch import _buffers
 from hpcdet.pytorch._compression import Compression
-from hpcdet.train import rng
-from hpcdet.train.phases import Phases
+from hpcdet.train.data import rng
+from hpcdet.train.telemetry.phases import Phases
 
 _WARM_UPS = 2
 

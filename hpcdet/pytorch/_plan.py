@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hpcdet.pytorch._units import TrainUnit
-from hpcdet.train.session import Units
+from hpcdet.train.attempt.session import Units
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hpcdet.errors import UsageError
 from hpcdet.pytorch._elastic import Elastic
 from hpcdet.pytorch._metrics import across_ranks
 from hpcdet.pytorch._reducers import FunctionReducer, MetricReducer
-from hpcdet.train.peers import Peers
+from hpcdet.train.comm.collectives import Peers
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from hpcdet.pytorch._context import PyTorchTrialContext
 from hpcdet.pytorch._feeds import Feed
 from hpcdet.pytorch._metrics import Tally
 from hpcdet.pytorch._plan import Progress
-from hpcdet.train import rng
-from hpcdet.train.agreement import Cause
+from hpcdet.train.comm.agreement import Cause
+from hpcdet.train.data import rng
 
 
 class Saves:

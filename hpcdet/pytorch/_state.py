@@ -17,7 +17,8 @@ from hpcdet.pytorch._context import PyTorchTrialContext
 from hpcdet.pytorch._gradients import Gradients
 from hpcdet.pytorch._parallel import Parallel
 from hpcdet.pytorch._reducers import load_state, state_of
-from hpcdet.train import inheriting, rng
+from hpcdet.train.checkpoints import warm_start
+from hpcdet.train.data import rng
 
 State = dict[str, Any]
 
@@ -98,7 +99,7 @@ def load_shared(context: PyTorchTrialContext, state: State, *, inherited: bool =
             _load_optimizer(optimizer, saved, names, inherited)
         schedulers = list(zip(context.lr_schedulers, state["lr_schedulers"], strict=True))
         if inherited:
-            inheriting.catch_up((one.scheduler, saved) for one, saved in schedulers)
+            warm_start.catch_up((one.scheduler, saved) for one, saved in schedulers)
         else:
             for scheduler, saved in schedulers:
                 scheduler.load_state_dict(saved)
@@ -214,7 +215,7 @@ def _load_optimizer(
             raise ValueError(f"{type(optimizer).__name__} has no {', '.join(strange)}")
     groups = saved["param_groups"]
     if inherited:
-        groups = inheriting.options(optimizer, groups)
+        groups = warm_start.options(optimizer, groups)
     optimizer.load_state_dict(
         {
             "state": {

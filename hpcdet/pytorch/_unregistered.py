@@ -15,8 +15,8 @@ from hpcdet.pytorch._data import DataLoader
 from hpcdet.pytorch._lr import LRScheduler
 from hpcdet.pytorch._reducers import MetricReducer
 from hpcdet.pytorch._trial import PyTorchTrial
-from hpcdet.train import reachable, rng
-from hpcdet.train.streams import Stateful
+from hpcdet.train.data import object_graph, rng
+from hpcdet.train.data.streams import Stateful
 
 _SCALERS = (torch.amp.GradScaler,)
 _SCHEDULERS = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
@@ -61,9 +61,9 @@ def unregistered(
     roots = {"trial": trial, "callbacks": dict(callbacks)}
     modules = [one for one in saved if isinstance(one, torch.nn.Module)]
     for one in {type(one): one for one in (trial, *callbacks.values(), *modules)}:
-        roots |= reachable.named(one, without=_ONCE)
+        roots |= object_graph.named(one, without=_ONCE)
     found = []
-    for path, value in reachable.walk(roots, enters):
+    for path, value in object_graph.walk(roots, enters):
         if id(value) not in known and (kind := _kind(value)):
             found.append(f"{path} ({type(value).__name__}): {kind}")
     return found
@@ -75,7 +75,7 @@ def _known(context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback
     yield from context.optimizers
     for wrapped in context.lr_schedulers:
         yield wrapped
-        yield from (one for _, one in reachable.walk({"": wrapped.scheduler}, _nests))
+        yield from (one for _, one in object_graph.walk({"": wrapped.scheduler}, _nests))
     yield context.scaler
     yield from context.reducers
     yield from callbacks.values()

@@ -17,7 +17,7 @@ from hpcdet.pytorch._metrics import Tally, named
 from hpcdet.pytorch._parallel import Parallel
 from hpcdet.pytorch._reducers import Reducer
 from hpcdet.pytorch._trial import PyTorchTrial
-from hpcdet.train import rng
+from hpcdet.train.data import rng
 
 Callbacks = Mapping[str, PyTorchCallback]
 

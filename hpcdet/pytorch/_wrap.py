@@ -14,8 +14,8 @@ from hpcdet.pytorch import _recompute, _sharding
 from hpcdet.pytorch._compression import Compression
 from hpcdet.pytorch._parallel import Parallel
 from hpcdet.store.config.resolved_config import Fsdp2
-from hpcdet.train.saying import say
-from hpcdet.train.session import Session
+from hpcdet.train.attempt.session import Session
+from hpcdet.train.process.console import say
 
 
 def wrap(model: nn.Module, session: Session) -> nn.Module:

@@ -12,7 +12,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.pytorch._init import init
 from hpcdet.pytorch._trainer import fit_as_configured
 from hpcdet.pytorch._trial import PyTorchTrial
-from hpcdet.train.entrypoint import Entrypoint
+from hpcdet.train.process.entrypoint import Entrypoint
 
 
 def run_entrypoint(entrypoint: Entrypoint, code: Path) -> None:

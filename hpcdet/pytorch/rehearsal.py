@@ -15,10 +15,11 @@ from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Control, Trial, Verdict
 from hpcdet.store.fs import files
-from hpcdet.train import elsewhere, standin
-from hpcdet.train.entrypoint import parse
-from hpcdet.train.place import Place
-from hpcdet.train.verdicts import unsaid_end, unsaid_failure
+from hpcdet.train.attempt import script_process
+from hpcdet.train.attempt.verdicts import unsaid_end, unsaid_failure
+from hpcdet.train.process import determined_imports
+from hpcdet.train.process.entrypoint import parse
+from hpcdet.train.process.location import Place
 from hpcdet.units import Length
 
 _ATTEMPTS = (1, 2)
@@ -77,12 +78,12 @@ def _run(place: Place) -> int:
     assert place.experiment is not None
     try:
         asked = configs.load(place.experiment.config)
-        standin.offer(asked.compat.determined)
+        determined_imports.offer(asked.compat.determined)
         entrypoint = parse(asked.entrypoint)
         if entrypoint.kind != "class":
             os.environ["HPCDET_DEADLINE"] = "0"
         if entrypoint.kind in ("interpreter", "command"):
-            return elsewhere.run(entrypoint, place)
+            return script_process.run(entrypoint, place)
         with conclude():
             run_entrypoint(entrypoint, place.experiment.code)
         return unsaid_end(place)

@@ -10,9 +10,9 @@ from typing import NoReturn
 
 from hpcdet import launchers
 from hpcdet.errors import ConfigError
-from hpcdet.train import once
-from hpcdet.train.place import Place
-from hpcdet.train.ranks import Ranks
+from hpcdet.train.attempt import node_command
+from hpcdet.train.process.location import Place
+from hpcdet.train.process.ranks import Ranks
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
@@ -56,7 +56,7 @@ def become(launcher: str, arguments: Sequence[str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        if (status := once.launch(place.attempt, ranks, command)) is not None:
+        if (status := node_command.launch(place.attempt, ranks, command)) is not None:
             sys.exit(status)
         os.environ.update(ranks.variables())
         os.execvp(command[0], command)

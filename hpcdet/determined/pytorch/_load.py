@@ -20,11 +20,11 @@ from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Trial
-from hpcdet.train.clock import Deadline
-from hpcdet.train.entrypoint import parse
-from hpcdet.train.place import Place
-from hpcdet.train.ranks import Ranks
-from hpcdet.train.session import Session
+from hpcdet.train.attempt.session import Session
+from hpcdet.train.checkpoints.deadline import Deadline
+from hpcdet.train.process.entrypoint import parse
+from hpcdet.train.process.location import Place
+from hpcdet.train.process.ranks import Ranks
 
 
 class CheckpointLoadContext(PyTorchTrialContext):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.determined._absent import absent
-from hpcdet.train.place import Place
+from hpcdet.train.process.location import Place
 
 __all__ = [
     "BatchMetricWriter",

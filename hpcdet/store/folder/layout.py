@@ -89,7 +89,7 @@ class AttemptPaths:
         return self.traces / f"rank-{rank}.json.gz"
 
     def launched(self, node: int, number: int) -> Path:
-        """A command for all ranks of a node (``train.once``), numbered from 1."""
+        """A command for all ranks of a node (``train.attempt.node_command``), numbered from 1."""
         return self.root / f"launched-{node}-{number}.json"
 
     @property

@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 
 from hpcdet.errors import Unavailable
-from hpcdet.train.lifeline import NEVER, Lifeline
-from hpcdet.train.meeting import proof, shutter
-from hpcdet.train.ranks import PEER_LOST
+from hpcdet.train.meeting import port_filter, proof
+from hpcdet.train.meeting.liveness import NEVER, Lifeline
+from hpcdet.train.process.ranks import PEER_LOST
 
 PROOF_S = 30.0
 """Seconds for connecting and for the proofs of a group, from when all its ranks are there."""
@@ -129,8 +129,8 @@ class ProvenGloo(_Gloo, metaclass=_Kind):
         nonces = _nonces(store, rank, size)
         _broken.append(self)
         with _bounded(attempt, rank, size), _explained(attempt, rank, size):
-            with shutter.open_until_connected():
-                own._devices = own._devices or shutter.behind(lambda: _devices(attempt.address))
+            with port_filter.open_until_connected():
+                own._devices = own._devices or port_filter.behind(lambda: _devices(attempt.address))
                 super().__init__(store, rank, size, own)
             for number in range(len(own._devices)):  # collectives take them in turn
                 if strangers := self._prove(attempt.secret, number, nonces):

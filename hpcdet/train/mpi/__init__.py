@@ -16,11 +16,11 @@ from typing import Any
 import torch.distributed as dist
 
 from hpcdet.errors import ConfigError
-from hpcdet.train.launcher import say_goodbye
 from hpcdet.train.mpi.direct import Direct
 from hpcdet.train.mpi.group import NAME, MPIProcessGroup
-from hpcdet.train.mpi.progress import Progress
-from hpcdet.train.ranks import Ranks
+from hpcdet.train.mpi.progress_thread import Progress
+from hpcdet.train.process.launcher_watch import say_goodbye
+from hpcdet.train.process.ranks import Ranks
 
 __all__ = ["NAME", "leave", "prepare"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hpcdet.train.mpi.memory import HALVES, Reduction, bytes_of, in_host_memory
-from hpcdet.train.mpi.progress import Steps
+from hpcdet.train.mpi.progress_thread import Steps
 
 _LEAST = 256 << 10  # bytes of a tensor below which the library's own sum is as quick
 _SHARE = 32 << 10  # bytes of a message below which latency counts

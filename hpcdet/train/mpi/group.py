@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import (
 
 from hpcdet.train.mpi.direct import Direct
 from hpcdet.train.mpi.memory import Part, Reduction, counts, in_place
-from hpcdet.train.mpi.progress import Devices, Operation, Progress, Steps
+from hpcdet.train.mpi.progress_thread import Devices, Operation, Progress, Steps
 
 NAME = "mpi4py"
 """What the backend is called in ``torch.distributed``, whose own ``mpi`` needs another build."""

@@ -15,7 +15,7 @@ from hpcdet.integrations._steps import Steps
 from hpcdet.pytorch import Batch, DataLoader, PyTorchCallback, Reducer, TrainUnit
 from hpcdet.pytorch._callback import start_epoch
 from hpcdet.pytorch._metrics import Tally
-from hpcdet.train.session import Units
+from hpcdet.train.attempt.session import Units
 
 Metrics = dict[str, Any]
 

@@ -23,7 +23,7 @@ from hpcdet.errors import UsageError
 from hpcdet.pytorch import DataLoader, MetricReducer, TorchData, to_device
 from hpcdet.pytorch._reducers import load_state, state_of
 from hpcdet.pytorch._reducing import Reducing
-from hpcdet.train import rng
+from hpcdet.train.data import rng
 
 
 def get_default_device(core_context: core.Context) -> torch.device:

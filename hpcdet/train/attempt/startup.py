@@ -1,0 +1,119 @@
+"""Joining an attempt, or running alone: how a process comes to its session."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpcdet.errors import NotFound
+from hpcdet.store.config import overrides
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.records import Trial
+from hpcdet.train.attempt.session import Session
+from hpcdet.train.attempt.verdicts import verdict_on
+from hpcdet.train.checkpoints.deadline import Deadline
+from hpcdet.train.comm.collectives import Peers
+from hpcdet.train.meeting import rendezvous
+from hpcdet.train.process import deterministic, malloc, signals
+from hpcdet.train.process.location import Place
+from hpcdet.train.process.ranks import Ranks
+
+_met = False
+
+
+def meet() -> None:
+    """Make the process group of the attempt that the environment names; done before, it stays.
+
+    ``join`` calls it; code that needs the group earlier may call it before.
+
+    Raises:
+        ConfigError, Unavailable: as ``rendezvous.meet``.
+    """
+    place = Place.from_environment()
+    assert place is not None and place.experiment is not None
+    config = overrides.of_attempt(place.experiment, place.attempt)
+    _meet(Ranks.from_environment(), place, config)
+
+
+def _meet(ranks: Ranks, place: Place, config: Resolved) -> None:
+    global _met
+    if _met and dist.is_initialized():
+        return
+    backend = os.environ.get("HPCDET_BACKEND") or config.distributed.backend
+
+    def tell(error: BaseException) -> None:
+        verdict_on(error, "").write_once(place.attempt.verdict)
+
+    rendezvous.meet(ranks, place.attempt.rendezvous, backend, tell)
+    _met = True
+
+
+def join(
+    *,
+    hparams: Mapping[str, Any] | None = None,
+    storage: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+) -> Session:
+    """The session of the attempt that the environment names, or of a script that runs alone.
+
+    The arguments count only where the script runs alone.
+
+    Args:
+        storage: a folder to go on from and to save in; by default a new one that is
+            removed at the end.
+
+    Raises:
+        NotFound: the trial has no record.
+        ConfigError: the environment or the config is wrong.
+        Unavailable: the other ranks did not come.
+    """
+    signals.install()
+    malloc.keep()
+    ranks = Ranks.from_environment()
+    place = Place.from_environment()
+    if place is None:
+        session = _alone(ranks, hparams or {}, storage, seed)
+    else:
+        session = _attached(ranks, place)
+    session.seed()
+    return session
+
+
+def _attached(ranks: Ranks, place: Place) -> Session:
+    assert place.experiment is not None
+    config = overrides.of_attempt(place.experiment, place.attempt)
+    record = Trial.read(place.trial.record)
+    if record is None:
+        raise NotFound("there is no such trial", where=str(place.trial.record))
+    torch.set_num_threads(config.resources.cpus_per_slot)
+    torch.backends.cudnn.benchmark = False
+    if config.reproducibility.deterministic or config.reproducibility.elastic is not None:
+        deterministic.demand()
+    _meet(ranks, place, config)
+    session = Session(ranks, place, record, config, Deadline.from_environment())
+    session.learn_length()
+    return session
+
+
+def _alone(
+    ranks: Ranks,
+    hparams: Mapping[str, Any],
+    storage: str | os.PathLike[str] | None,
+    seed: int,
+) -> Session:
+    rendezvous.meet(ranks, None)
+    root = str(storage or "")
+    if not root and ranks.chief:
+        root = tempfile.mkdtemp(prefix="hpcdet-")
+        atexit.register(shutil.rmtree, root, ignore_errors=True)
+    root = Peers(ranks).broadcast(root)
+    record = Trial(1, dict(hparams), seed)
+    return Session(ranks, Place.alone(Path(root)), record, Resolved(), Deadline.from_environment())

@@ -1,0 +1,67 @@
+"""That the code asks to end: obeyed after a step in which no clock has a say.
+
+When ranks hear of each other depends on how long steps take; two equal runs must end at the same
+step all the same, whichever of their ranks asks, and whether they are interrupted in between.
+"""
+
+from __future__ import annotations
+
+from hpcdet.store.folder.layout import TrialPaths
+from hpcdet.store.folder.records import Verdict
+from hpcdet.train.comm.agreement import TOGETHER
+from hpcdet.train.comm.collectives import Peers
+
+
+class Stop:
+    """What one rank knows of it.
+
+    Args:
+        at_once: there is nobody to agree with; else all know of it ``TOGETHER`` steps later at
+            the latest, having heard of the exchange that is made in any case.
+
+    Attributes:
+        asked: the first step after which somebody had asked, as far as is known here.
+        obeyed: training has ended for it; what is saved now says so.
+    """
+
+    def __init__(self, *, at_once: bool) -> None:
+        self.asked: int | None = None
+        self.obeyed = False
+        self._at_once = at_once
+
+    def learn(self, step: int | None) -> None:
+        """Somebody had asked after this step; None: nobody had."""
+        if step is not None and (self.asked is None or step < self.asked):
+            self.asked = step
+
+    def anywhere(self, peers: Peers) -> int | None:
+        """``asked``, as far as any rank knows; all call together."""
+        for step in peers.allgather(self.asked):
+            self.learn(step)
+        return self.asked
+
+    def obey(self) -> None:
+        """Training ends here; from now on nobody asks any more."""
+        self.asked, self.obeyed = None, True
+
+    def due(self, step: int) -> bool:
+        """Whether training ends after this step."""
+        if self.asked is None:
+            return False
+        if self._at_once:
+            return True
+        told = -(-self.asked // TOGETHER) * TOGETHER  # by an exchange that is read a step later
+        return step > told
+
+
+def told(trial: TrialPaths, checkpoint: str) -> bool:
+    """Whether an attempt has said that a stop ended it with this checkpoint.
+
+    One that was killed after its last save and before its verdict has not.
+    """
+    verdicts = (Verdict.read(attempt.verdict) for attempt in reversed(trial.attempts()))
+    return any(
+        one.verdict == "done" and one.cause == "stopped" and one.checkpoint == checkpoint
+        for one in verdicts
+        if one is not None
+    )

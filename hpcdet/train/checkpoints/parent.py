@@ -1,0 +1,38 @@
+"""A trial that begins from another one's checkpoint: from that which its record names, alone."""
+
+from __future__ import annotations
+
+from hpcdet.checkpoint.format import remove
+from hpcdet.errors import IntegrityError
+from hpcdet.store.folder.records import Trial
+from hpcdet.train.process.location import Place
+
+
+def see_to_it(place: Place) -> None:
+    """Rank 0: nothing else that was given to it is taken for a checkpoint of its own.
+
+    Nor anything at all where its parent had nothing to give, which the record says.
+    """
+    record = _record(place)
+    if record is not None and record.parent:
+        remove.strays(place.trial.checkpoints, record.origin.get("name", ""))
+
+
+def refuse_nothing(place: Place) -> None:
+    """It does not begin from nothing in silence.
+
+    Raises:
+        IntegrityError: it was to begin from a checkpoint, and has none.
+    """
+    record = _record(place)
+    if record is not None and record.origin:
+        raise IntegrityError(
+            f"the checkpoint that it was to begin from is gone: {record.origin['name']}, "
+            f"of trial {record.parent}",
+            where=str(place.trial.checkpoints),
+            hint="make a new experiment, or bring the checkpoint back from where it was saved",
+        )
+
+
+def _record(place: Place) -> Trial | None:
+    return None if place.experiment is None else Trial.read(place.trial.record)

@@ -1,0 +1,130 @@
+"""A checkpoint as the training sees it: what it is to be of, and what has become of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hpcdet.checkpoint import CheckpointFailed, Saved, Saving, StateError
+from hpcdet.errors import UsageError
+from hpcdet.store.trials import standing
+from hpcdet.train.comm.collectives import Peers
+from hpcdet.train.process.location import Place
+
+
+@dataclass(frozen=True)
+class Order:
+    """A checkpoint that is to be made.
+
+    Attributes:
+        kept: reasons why the rules of retention see it; none for a resume checkpoint.
+        metric: the searcher's at this step, as records have it.
+        described: what else the manifest is to say.
+    """
+
+    step: int
+    kept: tuple[str, ...]
+    metric: float | str | None
+    shared: Any
+    private: Any
+    described: dict[str, Any]
+
+    def meta(self) -> dict[str, Any]:
+        """What the manifest says beside the state."""
+        kind = "kept" if self.kept else "resume"
+        return {**self.described, "kind": kind, "kept": list(self.kept), "metric": self.metric}
+
+    def record(self, saved: Saved) -> dict[str, Any]:
+        """What the journal says of it."""
+        return {
+            "name": saved.name,
+            "step": self.step,
+            "digest": saved.digest,
+            "bytes": saved.bytes,
+            "linked_bytes": saved.linked,
+            "metric": self.metric,
+            "kept": list(self.kept),
+            "save_s": round(saved.seconds, 3),
+            "blocked_s": round(saved.blocked_s, 3),
+        }
+
+    def without_state(self) -> Order:
+        """The same, not keeping alive what was copied."""
+        return Order(self.step, self.kept, self.metric, None, None, self.described)
+
+
+def agreed(peers: Peers, step: int, last: int, latest: str) -> tuple[int, str]:
+    """Rank 0's last step and checkpoint: it may have stored some alone; all ranks call together.
+
+    Raises:
+        UsageError: this rank is to save another step than rank 0.
+    """
+    wanted, last, latest = peers.broadcast((step, last, latest))
+    if step != wanted:
+        raise UsageError(
+            f"rank {peers.ranks.rank} saves a checkpoint of step {step}, rank 0 of step {wanted}",
+            hint="all ranks save together, with the same steps_completed",
+        )
+    return last, latest
+
+
+def is_there(step: int, last: int) -> bool:
+    """Whether a step is the last one that this attempt has saved: no name is used twice.
+
+    Raises:
+        UsageError: it is an earlier one.
+    """
+    if step < last:
+        raise UsageError(
+            f"a checkpoint of step {step} would be older than that of step {last}",
+            hint="save with steps_completed growing",
+        )
+    return step == last
+
+
+class UnderWay(NamedTuple):
+    """A checkpoint that is being written; ``staged``: on this node's own disk."""
+
+    step: int
+    saving: Saving
+    staged: bool
+
+    def busy(self) -> bool:
+        """Whether this rank is not through with it.
+
+        Raises:
+            Exception: the ranks have lost each other over it (``Saving.check``).
+        """
+        busy = not self.saving.done()
+        self.saving.check()
+        return busy
+
+    def wait(self) -> None:
+        """Wait until this rank is through with it.
+
+        Raises:
+            Exception: as ``busy``.
+        """
+        self.saving.wait()
+        self.saving.check()
+
+    def outcome(self) -> Saved | None:
+        """What rank 0 has committed; None if it has not."""
+        try:
+            return self.saving.result()
+        except (CheckpointFailed, StateError):
+            return None
+
+
+def fence(place: Place) -> None:
+    """Rank 0, right before a commit: another attempt may go on by now.
+
+    A node that was believed dead can come back, and so can ranks that were stopped.
+
+    Raises:
+        CheckpointFailed: this attempt is over.
+    """
+    if standing.is_over(place.trial, place.attempt):
+        raise CheckpointFailed(
+            f"attempt {place.attempt.number} is over: it was believed dead, and others go on"
+        )

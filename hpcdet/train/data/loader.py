@@ -1,0 +1,209 @@
+"""Loaders that give a rank its shares of the global batches, from any position on.
+
+A sample's augmentation draws from generators seeded by (seed, epoch, sample), and what joins
+samples to a batch from ones seeded by the batch's first sample, whichever process does it and
+however many there are. Where that is the training process, its own generators are left as they
+were.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate, get_worker_info
+
+from hpcdet.train.data import rng
+from hpcdet.train.data.sample_order import Slice, subseed
+from hpcdet.train.data.sample_rng import Draws, Own, Plant, nothing
+from hpcdet.train.process import signals
+
+Key = tuple[int, int]
+"""Epoch and index of a sample."""
+
+
+def keys(part: Slice) -> list[Key]:
+    """The samples of a slice, in order."""
+    return [(part.epoch, index) for index in part.indices.tolist()]
+
+
+class Sources:
+    """The sources of random numbers that a data set or a sampler may draw from: python, numpy,
+    torch, and generators of its own (in its attributes, its transforms, …)."""
+
+    def __init__(self, *roots: Any) -> None:
+        self._own = Own.of(*roots)
+
+    def plant(self, *seed: int | str) -> None:
+        """Seed them all; equal parts give equal numbers for ever."""
+        number = subseed(*seed)
+        random.seed(number)
+        np.random.seed(number % 2**32)
+        # torch.manual_seed would ask for accelerators as well: 100 times slower
+        torch.default_generator.manual_seed(number % 2**63)
+        self._own.seed(number)
+
+    def capture(self) -> tuple[Any, list[Any]]:
+        """What ``restore`` puts back."""
+        return rng.capture_cpu(), self._own.mark()
+
+    def restore(self, state: tuple[Any, list[Any]]) -> None:
+        rng.restore_cpu(state[0])
+        self._own.restore(state[1])
+
+
+class Seeded(Dataset[Any]):
+    """A data set that gives whole batches, drawn with generators of their own.
+
+    A data set that fetches its samples together (``__getitems__``) is seeded once per batch.
+    Subsets of one that does not are no such data sets, though they have the method.
+    """
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], *seed: int | str) -> None:
+        self._dataset = dataset
+        self._collate = collate
+        self._seed = seed
+        self._draws: Draws | None = None
+
+    def __getitems__(self, wanted: Sequence[Key]) -> Any:
+        if self._draws is None:  # in the process that draws: a worker has copies of its own
+            self._draws = Draws(own=Own.of(self._dataset, self._collate))
+        alone = get_worker_info() is None
+        return self._draws.batch(lambda plant: self._batch(wanted, plant), keep=alone)
+
+    def _batch(self, wanted: Sequence[Key], plant: Plant) -> Any:
+        samples = self._samples(wanted, plant)
+        plant("batch", *self._seed, *wanted[0])
+        return self._collate(samples)
+
+    def _samples(self, wanted: Sequence[Key], plant: Plant) -> list[Any]:
+        together = getattr(self._dataset, "__getitems__", None)
+        if together is not None and (plant is nothing or _fetches_together(self._dataset)):
+            plant("sample", *self._seed, *wanted[0])
+            return list(together([index for _, index in wanted]))
+        if plant is nothing:
+            return [self._dataset[index] for _, index in wanted]
+        samples: list[Any] = []
+        for key in wanted:
+            plant("sample", *self._seed, *key)
+            samples += [self._dataset[key[1]]] if together is None else together([key[1]])
+        return samples
+
+
+def _fetches_together(dataset: Any) -> bool:
+    """Whether a batch of a data set is more than its samples, one after the other."""
+    if getattr(type(dataset), "__getitems__", None) is Subset.__getitems__:
+        return _fetches_together(dataset.dataset)
+    return hasattr(dataset, "__getitems__")
+
+
+class Loader(Iterable[tuple[Slice, Any]]):
+    """Each slice with the batch of its samples; may be gone through again and again.
+
+    Args:
+        slices: gives the same slices at each call.
+        options: of ``torch.utils.data.DataLoader``: ``num_workers``, ``collate_fn``, …
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        slices: Callable[[], Iterator[Slice]],
+        seed: Sequence[int | str],
+        **options: Any,
+    ) -> None:
+        collate = options.pop("collate_fn", None) or default_collate
+        self._slices = slices
+        self._data = Seeded(dataset, collate, *seed)
+        self._here = not (options.get("num_workers") or options.get("pin_memory"))
+        self._keys = _Keys(slices)
+        self._batches: DataLoader[Any] = DataLoader(
+            self._data,
+            batch_sampler=self._keys,
+            collate_fn=as_is,
+            **process_options(options, *seed),
+        )
+
+    def __iter__(self) -> Iterator[tuple[Slice, Any]]:
+        if self._here:  # torch's loader would only pass them on
+            return ((one, self._data.__getitems__(keys(one))) for one in self._slices())
+        batches = iter(self._batches)
+        ahead = self._keys.ahead  # this iterator's, whoever iterates as well
+        return ((ahead.popleft(), batch) for batch in batches)
+
+
+def process_options(options: dict[str, Any], *seed: int | str) -> dict[str, Any]:
+    """Options for a torch loader whose workers leave signals to their rank."""
+    generator = torch.Generator()  # its own: making an iterator draws nothing from the global one
+    generator.manual_seed(subseed("loader", *seed) % 2**63)
+    prepare = options.pop("worker_init_fn", None)
+    init = _Prepare(prepare) if options.get("num_workers") else None
+    return {**options, "generator": generator, "worker_init_fn": init}
+
+
+def as_is(batch: Any) -> Any:
+    """Collates nothing: the batch is one already."""
+    return batch
+
+
+def end_with(process: int) -> None:
+    """Let this process end when another one has, however that ends.
+
+    A worker would look after its parent itself, but where a server forks the workers
+    (``forkserver``), that is another process than the rank and outlives it.
+    """
+    try:
+        watched = os.pidfd_open(process)
+    except ProcessLookupError:  # it has ended already
+        os._exit(1)
+    except (AttributeError, OSError):  # a system without pidfd
+        return
+    threading.Thread(target=_wait, args=(watched,), daemon=True).start()
+
+
+def _wait(watched: int) -> None:
+    select.select([watched], [], [])
+    os._exit(1)
+
+
+class _Keys:
+    """What a torch loader asks its workers for, one batch after the other.
+
+    Attributes:
+        ahead: the slices that the latest iterator was asked for and whose batches are not there
+            yet; they come in the same order.
+    """
+
+    def __init__(self, slices: Callable[[], Iterator[Slice]]) -> None:
+        self._slices = slices
+        self.ahead: deque[Slice] = deque()
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        self.ahead = deque()
+        return self._asked(self.ahead)
+
+    def _asked(self, ahead: deque[Slice]) -> Iterator[list[Key]]:
+        for one in self._slices():
+            ahead.append(one)
+            yield keys(one)
+
+
+class _Prepare:
+    """First thing in a loader's worker: signals are its rank's business, its end is its own."""
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self._then = then
+        self._rank = os.getpid()
+
+    def __call__(self, number: int) -> None:
+        signals.ignore()
+        end_with(self._rank)
+        if self._then is not None:
+            self._then(number)
