@@ -101,9 +101,9 @@ class BitsTrial(pytorch.PyTorchTrial):
         self.context = context
         width = context.get_hparams().get("width", 16)
         if "WARM_UPS" in os.environ:
-            from hpcdet.pytorch import _parallel
+            from hpcdet.pytorch.step import parallel
 
-            _parallel._WARM_UPS = int(os.environ["WARM_UPS"])
+            parallel._WARM_UPS = int(os.environ["WARM_UPS"])
         self.model = context.wrap_model(
             nn.Sequential(
                 nn.Linear(24, width),

@@ -12,7 +12,8 @@ from torch import nn
 
 from hpcdet import config
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch import _apart, _blocks, _buffers, _parallel, _recompute, _sharding, _wrap
+from hpcdet.pytorch.step import apart, blocks, parallel, recompute, sharding, wrap
+from hpcdet.pytorch.step import buffers as _buffers
 from hpcdet.store.config.resolved_config import Fsdp2
 
 
@@ -45,23 +46,23 @@ class Model(nn.Module):
 def test_units_are_found_by_place_class_and_size() -> None:
     model = Model()
     outer = [model.blocks[0][0], model.blocks[0][1], model.blocks[1]]
-    assert _blocks.layers(model) == outer
-    assert set(_sharding.find_units(model, Fsdp2(["Block"]))) == set(outer)
-    by_size = _sharding.find_units(model, Fsdp2(80))
+    assert blocks.layers(model) == outer
+    assert set(sharding.find_units(model, Fsdp2(["Block"]))) == set(outer)
+    by_size = sharding.find_units(model, Fsdp2(80))
     assert set(by_size) == set(outer)  # of 88 each; what is left is too small but for the whole
-    nested = _sharding.find_units(model, Fsdp2(["Block", "Linear"]))
+    nested = sharding.find_units(model, Fsdp2(["Block", "Linear"]))
     assert nested.index(outer[0].linear) < nested.index(outer[0])
     with pytest.raises(ConfigError, match="no module of class 'Blok'"):
-        _sharding.find_units(model, Fsdp2(["Blok"]))
+        sharding.find_units(model, Fsdp2(["Blok"]))
     with pytest.raises(ConfigError, match="never called"):
-        _sharding.find_units(model, Fsdp2(["ModuleList"]))
+        sharding.find_units(model, Fsdp2(["ModuleList"]))
 
 
 def test_a_parameter_of_two_units_is_refused() -> None:
     model = Model()
     model.blocks[1].linear.weight = model.blocks[0][0].linear.weight
     with pytest.raises(ConfigError, match=r"blocks\.0\.0\.linear\.weight and blocks\.1\.linear"):
-        _sharding._refuse_ties(model, _blocks.layers(model))
+        sharding._refuse_ties(model, blocks.layers(model))
 
 
 @pytest.mark.parametrize("what", ["full", ["Model"]])
@@ -73,7 +74,7 @@ def test_what_is_computed_again_is_the_same(what: str | list[str]) -> None:
         model = Model()
         names = list(model.state_dict())
         if again:
-            _recompute.recompute(model, what)  # type: ignore[arg-type]
+            recompute.recompute(model, what)  # type: ignore[arg-type]
         model._apply(torch.clone)  # as a move to an accelerator: buffers are other tensors then
         for _ in range(2):
             model(torch.randn(5, 4)).square().sum().backward()
@@ -109,12 +110,12 @@ def test_a_model_may_make_its_buffers_anew() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         model = Caching()
-        _parallel.Parallel(model, {})(torch.ones(3)).sum().backward()
+        parallel.Parallel(model, {})(torch.ones(3)).sum().backward()
         assert model.seen == 1 and model.scale.grad == 3
     finally:
         dist.destroy_process_group()
     model = Caching()
-    buffers = _apart.Buffers([model])
+    buffers = apart.Buffers([model])
     for v in range(2):
         buffers.begin()
         model(torch.ones(3 + v))
@@ -154,10 +155,10 @@ def test_a_node_without_a_compiler_is_named(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ConfigError, match=r"C\+\+ compiler"):
-        _wrap._compile(nn.Linear(1, 1), {}, None)
-    _wrap._compile(nn.Linear(1, 1), {"backend": "aot_eager"}, None)
+        wrap._compile(nn.Linear(1, 1), {}, None)
+    wrap._compile(nn.Linear(1, 1), {"backend": "aot_eager"}, None)
     with pytest.raises(ConfigError, match="zip"):
-        _wrap._compile(nn.Linear(1, 1), {"backend": "zip"}, None)
+        wrap._compile(nn.Linear(1, 1), {"backend": "zip"}, None)
 
 
 def test_what_has_no_effect_is_said(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from hpcdet import checkpoint, core, pytorch
 from hpcdet.checkpoint import StateError
 from hpcdet.errors import IntegrityError, Unrecoverable
-from hpcdet.pytorch import _state
+from hpcdet.pytorch.loop import trial_state
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.train.data import rng
 from tests import alone
@@ -281,7 +281,7 @@ def test_a_device_that_fails_while_a_state_is_put_back_is_tried_again(
     others: dict[str, Any] = {"optimizers": [], "lr_schedulers": [], "scaler": None}
     context: Any = SimpleNamespace(models=[model], plain_models=lambda: [model], **others)
     state = {"models": [model.state_dict()], "other_buffers": [{}], **others}
-    _state.load_shared(context, state)
+    trial_state.load_shared(context, state)
 
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -290,15 +290,15 @@ def test_a_device_that_fails_while_a_state_is_put_back_is_tried_again(
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, full)
             with pytest.raises(IntegrityError, match="CUDA out of memory") as caught:
-                _state.load_shared(context, state)
+                trial_state.load_shared(context, state)
             assert not isinstance(caught.value, Unrecoverable)
     for models in ([], [{}], [torch.nn.Linear(3, 2).state_dict()]):
         with pytest.raises(Unrecoverable):
-            _state.load_shared(context, {**state, "models": models})
+            trial_state.load_shared(context, {**state, "models": models})
     context.scaler = torch.amp.GradScaler("cpu")
     off = torch.amp.GradScaler("cpu", enabled=False).state_dict()
     with pytest.raises(Unrecoverable, match="state dict is empty"):
-        _state.load_shared(context, {**state, "scaler": off})
+        trial_state.load_shared(context, {**state, "scaler": off})
 
 
 def test_a_state_that_cannot_be_saved_is_refused_before_the_first_batch(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from hpcdet import pytorch
 from hpcdet.checkpoint import load
 from hpcdet.checkpoint.format import shard
 from hpcdet.errors import ConfigError, UsageError
-from hpcdet.pytorch._metrics import Tally, across_ranks
-from hpcdet.pytorch._units import TrainUnit
+from hpcdet.pytorch.api.periods import TrainUnit
+from hpcdet.pytorch.metrics.metrics import Tally, across_ranks
 from hpcdet.store.config.resolved_config import Searcher
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.folder.records import Verdict

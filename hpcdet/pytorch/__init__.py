@@ -9,15 +9,15 @@
 """
 
 from hpcdet.pytorch import samplers
-from hpcdet.pytorch._callback import PyTorchCallback
-from hpcdet.pytorch._context import PyTorchTrialContext
-from hpcdet.pytorch._data import DataLoader, TorchData, data_length, to_device
-from hpcdet.pytorch._init import init
-from hpcdet.pytorch._lr import LRScheduler
-from hpcdet.pytorch._reducers import MetricReducer, Reducer
-from hpcdet.pytorch._trainer import Trainer
-from hpcdet.pytorch._trial import PyTorchTrial
-from hpcdet.pytorch._units import Batch, Epoch, Record, TrainUnit
+from hpcdet.pytorch.api.callback import PyTorchCallback
+from hpcdet.pytorch.api.context import PyTorchTrialContext
+from hpcdet.pytorch.api.data_loader import DataLoader, TorchData, data_length, to_device
+from hpcdet.pytorch.api.lr_scheduler import LRScheduler
+from hpcdet.pytorch.api.periods import Batch, Epoch, Record, TrainUnit
+from hpcdet.pytorch.api.trial import PyTorchTrial
+from hpcdet.pytorch.init_context import init
+from hpcdet.pytorch.metrics.reducers import MetricReducer, Reducer
+from hpcdet.pytorch.trainer import Trainer
 from hpcdet.train.attempt.verdicts import InvalidHP
 
 __all__ = [

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch._init import init
-from hpcdet.pytorch._trainer import fit_as_configured
-from hpcdet.pytorch._trial import PyTorchTrial
+from hpcdet.pytorch.api.trial import PyTorchTrial
+from hpcdet.pytorch.init_context import init
+from hpcdet.pytorch.trainer import fit_as_configured
 from hpcdet.train.process.entrypoint import Entrypoint
 
 

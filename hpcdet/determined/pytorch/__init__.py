@@ -27,7 +27,7 @@ from hpcdet.pytorch import (
     init,
     to_device,
 )
-from hpcdet.pytorch._context import Experimental as PyTorchExperimentalContext
+from hpcdet.pytorch.api.context import Experimental as PyTorchExperimentalContext
 
 __all__ = [
     "Batch",

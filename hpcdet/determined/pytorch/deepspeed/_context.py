@@ -18,9 +18,9 @@ from hpcdet.errors import ConfigError, UsageError
 from hpcdet.integrations import deepspeed as ours
 from hpcdet.integrations._ranks import announce
 from hpcdet.pytorch import MetricReducer, TorchData, to_device
-from hpcdet.pytorch._boards import Boards
-from hpcdet.pytorch._facts import Facts
-from hpcdet.pytorch._reducing import Reducing
+from hpcdet.pytorch.api.boards import Boards
+from hpcdet.pytorch.api.info import Facts
+from hpcdet.pytorch.step.reducing import Reducing
 
 
 @dataclass

@@ -13,8 +13,8 @@ from hpcdet.errors import ConfigError, UsageError
 from hpcdet.integrations import deepspeed as ours
 from hpcdet.integrations._steps import Steps
 from hpcdet.pytorch import Batch, DataLoader, PyTorchCallback, Reducer, TrainUnit
-from hpcdet.pytorch._callback import start_epoch
-from hpcdet.pytorch._metrics import Tally
+from hpcdet.pytorch.api.callback import start_epoch
+from hpcdet.pytorch.metrics.metrics import Tally
 from hpcdet.train.attempt.session import Units
 
 Metrics = dict[str, Any]

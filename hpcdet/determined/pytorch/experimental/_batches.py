@@ -21,8 +21,8 @@ import torch
 from hpcdet import core
 from hpcdet.errors import UsageError
 from hpcdet.pytorch import DataLoader, MetricReducer, TorchData, to_device
-from hpcdet.pytorch._reducers import load_state, state_of
-from hpcdet.pytorch._reducing import Reducing
+from hpcdet.pytorch.metrics.reducers import load_state, state_of
+from hpcdet.pytorch.step.reducing import Reducing
 from hpcdet.train.data import rng
 
 

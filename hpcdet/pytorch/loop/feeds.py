@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch._context import PyTorchTrialContext
-from hpcdet.pytorch._data import DataLoader, TorchData, data_length
+from hpcdet.pytorch.api.context import PyTorchTrialContext
+from hpcdet.pytorch.api.data_loader import DataLoader, TorchData, data_length
 from hpcdet.train.comm.collectives import Peers
 from hpcdet.train.data import rng
 from hpcdet.train.data.batch_order import BatchOrder

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from hpcdet.errors import ConfigError, IntegrityError, Unrecoverable
-from hpcdet.pytorch import _buffers, _gradients, _sharding
-from hpcdet.pytorch._callback import PyTorchCallback
-from hpcdet.pytorch._compression import Compression
-from hpcdet.pytorch._context import PyTorchTrialContext
-from hpcdet.pytorch._gradients import Gradients
-from hpcdet.pytorch._parallel import Parallel
-from hpcdet.pytorch._reducers import load_state, state_of
+from hpcdet.pytorch.api.callback import PyTorchCallback
+from hpcdet.pytorch.api.context import PyTorchTrialContext
+from hpcdet.pytorch.metrics.reducers import load_state, state_of
+from hpcdet.pytorch.step import buffers, sharding
+from hpcdet.pytorch.step import gradients as _gradients
+from hpcdet.pytorch.step.compression import Compression
+from hpcdet.pytorch.step.gradients import Gradients
+from hpcdet.pytorch.step.parallel import Parallel
 from hpcdet.train.checkpoints import warm_start
 from hpcdet.train.data import rng
 
@@ -94,7 +95,7 @@ def load_shared(context: PyTorchTrialContext, state: State, *, inherited: bool =
         for model, saved in zip(context.plain_models(), state["models"], strict=True):
             model.load_state_dict(_placed(model, saved))
         for model, others in zip(context.plain_models(), state["other_buffers"], strict=True):
-            _buffers.put_back(model, others)
+            buffers.put_back(model, others)
         for optimizer, saved in zip(context.optimizers, state["optimizers"], strict=True):
             _load_optimizer(optimizer, saved, names, inherited)
         schedulers = list(zip(context.lr_schedulers, state["lr_schedulers"], strict=True))
@@ -137,7 +138,7 @@ def _is_misfit(error: Exception) -> bool:
 def _placed(model: torch.nn.Module, saved: State) -> State:
     """A model's saved state in the form that the model has: whole, or this rank's rows."""
     placed = copy.copy(saved)  # torch keeps versions of modules in an attribute of it
-    placed.update(_sharding.place_all(saved, model.state_dict()))
+    placed.update(sharding.place_all(saved, model.state_dict()))
     return placed
 
 
@@ -180,7 +181,7 @@ def _other_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def parameters(context: PyTorchTrialContext) -> dict[str, torch.nn.Parameter]:
     """All parameters by fully qualified name, the model's number in front."""
-    _sharding.settle(context.models)
+    sharding.settle(context.models)
     return {
         f"{number}.{name}": parameter
         for number, model in enumerate(context.plain_models())
@@ -220,7 +221,7 @@ def _load_optimizer(
         {
             "state": {
                 index[name]: {
-                    key: _sharding.place(one, own[index[name]]) for key, one in slots.items()
+                    key: sharding.place(one, own[index[name]]) for key, one in slots.items()
                 }
                 for name, slots in saved["state"].items()
             },

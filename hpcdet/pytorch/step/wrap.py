@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch import _recompute, _sharding
-from hpcdet.pytorch._compression import Compression
-from hpcdet.pytorch._parallel import Parallel
+from hpcdet.pytorch.step import recompute, sharding
+from hpcdet.pytorch.step.compression import Compression
+from hpcdet.pytorch.step.parallel import Parallel
 from hpcdet.store.config.resolved_config import Fsdp2
 from hpcdet.train.attempt.session import Session
 from hpcdet.train.process.console import say
@@ -27,12 +27,12 @@ def wrap(model: nn.Module, session: Session) -> nn.Module:
     wanted, how = session.config.optimizations, session.config.distributed
     learns = any(one.requires_grad for one in model.parameters())
     shards = how.strategy == "fsdp2" and learns and _can_shard(session)
-    _recompute.recompute(model, wanted.activation_checkpointing)
+    recompute.recompute(model, wanted.activation_checkpointing)
     if wanted.compile:
         options = wanted.compile if isinstance(wanted.compile, dict) else {}
         _compile(model, options, how.fsdp2 if shards else None)
     if shards:
-        return _sharding.shard(model, how.fsdp2, session.device)
+        return sharding.shard(model, how.fsdp2, session.device)
     model = model.to(session.device)
     if session.ranks.world == 1 or session.virtual is not None or not learns:
         return model
@@ -65,7 +65,7 @@ def _compile(model: nn.Module, options: dict[str, Any], sharded: Fsdp2 | None) -
     options = {"dynamic": False, **options}
     if options.get("backend", "inductor") == "inductor":
         _need_compiler()
-    for module in (sharded and _sharding.find_units(model, sharded)) or [model]:
+    for module in (sharded and sharding.find_units(model, sharded)) or [model]:
         try:
             module.forward = torch.compile(module.forward, **options)
         except RuntimeError as error:  # a mode or a backend that there is not

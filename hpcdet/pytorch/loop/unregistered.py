@@ -9,12 +9,12 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
-from hpcdet.pytorch._callback import PyTorchCallback
-from hpcdet.pytorch._context import PyTorchTrialContext
-from hpcdet.pytorch._data import DataLoader
-from hpcdet.pytorch._lr import LRScheduler
-from hpcdet.pytorch._reducers import MetricReducer
-from hpcdet.pytorch._trial import PyTorchTrial
+from hpcdet.pytorch.api.callback import PyTorchCallback
+from hpcdet.pytorch.api.context import PyTorchTrialContext
+from hpcdet.pytorch.api.data_loader import DataLoader
+from hpcdet.pytorch.api.lr_scheduler import LRScheduler
+from hpcdet.pytorch.api.trial import PyTorchTrial
+from hpcdet.pytorch.metrics.reducers import MetricReducer
 from hpcdet.train.data import object_graph, rng
 from hpcdet.train.data.streams import Stateful
 

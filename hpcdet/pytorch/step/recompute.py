@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from hpcdet.pytorch import _blocks
+from hpcdet.pytorch.step import blocks
 
 _WHERE = "optimizations.activation_checkpointing"
 
@@ -32,9 +32,9 @@ def recompute(model: nn.Module, what: Literal["none", "full"] | list[str]) -> No
     if what == "none":
         return
     found = (
-        _blocks.layers(model) or [model]
+        blocks.layers(model) or [model]
         if isinstance(what, str)
-        else _blocks.of_classes(model, what, _WHERE)
+        else blocks.of_classes(model, what, _WHERE)
     )
     for module in found:
         _recompute(module)

@@ -13,20 +13,20 @@ from typing import Any
 
 from hpcdet.checkpoint import Manifest
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch import _best
-from hpcdet.pytorch._callback import PyTorchCallback, start_epoch
-from hpcdet.pytorch._context import PyTorchTrialContext
-from hpcdet.pytorch._facts import GLOBAL_BATCH
-from hpcdet.pytorch._feeds import feed_of
-from hpcdet.pytorch._learning import Step
-from hpcdet.pytorch._metrics import Tally, named
-from hpcdet.pytorch._plan import Plan, Progress
-from hpcdet.pytorch._reducers import Reducer
-from hpcdet.pytorch._saves import Saves
-from hpcdet.pytorch._traces import Traces
-from hpcdet.pytorch._trial import PyTorchTrial
-from hpcdet.pytorch._unregistered import unregistered
-from hpcdet.pytorch._validation import Validator
+from hpcdet.pytorch.api.callback import PyTorchCallback, start_epoch
+from hpcdet.pytorch.api.context import PyTorchTrialContext
+from hpcdet.pytorch.api.info import GLOBAL_BATCH
+from hpcdet.pytorch.api.traces import Traces
+from hpcdet.pytorch.api.trial import PyTorchTrial
+from hpcdet.pytorch.loop.feeds import feed_of
+from hpcdet.pytorch.loop.loop_progress import Plan, Progress
+from hpcdet.pytorch.loop.saves import Saves
+from hpcdet.pytorch.loop.unregistered import unregistered
+from hpcdet.pytorch.loop.validation import Validator
+from hpcdet.pytorch.metrics import best
+from hpcdet.pytorch.metrics.metrics import Tally, named
+from hpcdet.pytorch.metrics.reducers import Reducer
+from hpcdet.pytorch.step.learning import Step
 from hpcdet.train.attempt.session import Units
 from hpcdet.train.comm.agreement import Cause
 from hpcdet.train.data.sample_order import Slice
@@ -289,11 +289,11 @@ class Loop:
         self._progress.owed = False
         self._saves.changed = True
         self._session.report("validation", units, metrics)
-        metric = _best.searcher_metric(self._session, metrics, units)
-        if _best.beats(self._session, metric, self._progress.best):
+        metric = best.searcher_metric(self._session, metrics, units)
+        if best.beats(self._session, metric, self._progress.best):
             # of this trial: a part of its state, whatever others do
             self._progress.best = metric
-            if self._plan.checkpoint_policy == "best" and _best.leads(self._session, metric):
+            if self._plan.checkpoint_policy == "best" and best.leads(self._session, metric):
                 kept += ("best",)
         if self._plan.checkpoint_policy == "all":
             kept += ("all",)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any
 
-from hpcdet.pytorch._callback import PyTorchCallback
-from hpcdet.pytorch._data import DataLoader, TorchData
-from hpcdet.pytorch._reducers import Reducer
+from hpcdet.pytorch.api.callback import PyTorchCallback
+from hpcdet.pytorch.api.data_loader import DataLoader, TorchData
+from hpcdet.pytorch.metrics.reducers import Reducer
 
 if TYPE_CHECKING:
-    from hpcdet.pytorch._context import PyTorchTrialContext
+    from hpcdet.pytorch.api.context import PyTorchTrialContext
 
 Metrics = dict[str, Any]
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from hpcdet.checkpoint.state.tree import Sharded, rows
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch import _blocks
+from hpcdet.pytorch.step import blocks
 from hpcdet.store.config.resolved_config import Fsdp2
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ def find_units(model: nn.Module, wanted: Fsdp2) -> list[nn.Module]:
         ConfigError: there is no module of such a class.
     """
     if wanted.units is None:
-        return _blocks.layers(model)
+        return blocks.layers(model)
     if isinstance(wanted.units, int):
-        return _blocks.of_size(model, wanted.units)
-    return _blocks.of_classes(model, wanted.units, _WHERE)
+        return blocks.of_size(model, wanted.units)
+    return blocks.of_classes(model, wanted.units, _WHERE)
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch._reducers import MetricReducer, Reducer
+from hpcdet.pytorch.metrics.reducers import MetricReducer, Reducer
 from hpcdet.train.comm.collectives import Peers
 
 _START = {Reducer.AVG: 0.0, Reducer.SUM: 0.0, Reducer.MAX: -math.inf, Reducer.MIN: math.inf}

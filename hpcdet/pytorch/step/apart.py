@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from hpcdet.pytorch import _buffers
-from hpcdet.pytorch._metrics import over_all
-from hpcdet.pytorch._reducers import MetricReducer, load_state, state_of
+from hpcdet.pytorch.metrics.metrics import over_all
+from hpcdet.pytorch.metrics.reducers import MetricReducer, load_state, state_of
+from hpcdet.pytorch.step import buffers
 from hpcdet.train.comm.collectives import Peers
 from hpcdet.train.data.virtual_ranks import Virtual
 
@@ -119,7 +119,7 @@ class Buffers:
         if v == 0:
             self._after = self._copies()
 
-    def settle(self, virtual: Virtual, kinds: Mapping[str, _buffers.Kind]) -> None:
+    def settle(self, virtual: Virtual, kinds: Mapping[str, buffers.Kind]) -> None:
         """All have had their turn; every rank calls.
 
         Args:
@@ -128,11 +128,11 @@ class Buffers:
         if virtual.ranks.chief:
             self._put(self._after)
         if virtual.ranks.world > 1:
-            _buffers.from_first(self._models, kinds, first=virtual.ranks.chief)
+            buffers.from_first(self._models, kinds, first=virtual.ranks.chief)
 
     def _copies(self) -> list[dict[str, torch.Tensor]]:
-        return [_buffers.copies(model) for model in self._models]
+        return [buffers.copies(model) for model in self._models]
 
     def _put(self, values: Sequence[dict[str, torch.Tensor]]) -> None:
         for model, saved in zip(self._models, values, strict=True):
-            _buffers.put_back(model, saved)
+            buffers.put_back(model, saved)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch._context import PyTorchTrialContext
-from hpcdet.pytorch._loop import Loop
-from hpcdet.pytorch._plan import Plan
-from hpcdet.pytorch._trial import PyTorchTrial
-from hpcdet.pytorch._units import Batch, TrainUnit
+from hpcdet.pytorch.api.context import PyTorchTrialContext
+from hpcdet.pytorch.api.periods import Batch, TrainUnit
+from hpcdet.pytorch.api.trial import PyTorchTrial
+from hpcdet.pytorch.loop.loop import Loop
+from hpcdet.pytorch.loop.loop_progress import Plan
 
 
 class Trainer:

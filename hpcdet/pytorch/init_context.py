@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hpcdet import core
-from hpcdet.pytorch._context import PyTorchTrialContext
+from hpcdet.pytorch.api.context import PyTorchTrialContext
 
 
 @contextlib.contextmanager

@@ -10,17 +10,18 @@ import torch
 
 from hpcdet.core import Context
 from hpcdet.errors import ConfigError, UsageError
-from hpcdet.pytorch import _sharding, _traces
-from hpcdet.pytorch._boards import Boards
-from hpcdet.pytorch._data import TorchData, to_device
-from hpcdet.pytorch._elastic import Elastic
-from hpcdet.pytorch._facts import Facts
-from hpcdet.pytorch._learning import ClipGrads, Learning, Step
-from hpcdet.pytorch._lr import LRScheduler
-from hpcdet.pytorch._parallel import Parallel
-from hpcdet.pytorch._reducers import MetricReducer
-from hpcdet.pytorch._reducing import Reducing
-from hpcdet.pytorch._wrap import wrap
+from hpcdet.pytorch.api import traces
+from hpcdet.pytorch.api.boards import Boards
+from hpcdet.pytorch.api.data_loader import TorchData, to_device
+from hpcdet.pytorch.api.info import Facts
+from hpcdet.pytorch.api.lr_scheduler import LRScheduler
+from hpcdet.pytorch.metrics.reducers import MetricReducer
+from hpcdet.pytorch.step import sharding
+from hpcdet.pytorch.step.elastic import Elastic
+from hpcdet.pytorch.step.learning import ClipGrads, Learning, Step
+from hpcdet.pytorch.step.parallel import Parallel
+from hpcdet.pytorch.step.reducing import Reducing
+from hpcdet.pytorch.step.wrap import wrap
 from hpcdet.train.data import rng
 
 
@@ -237,7 +238,7 @@ class PyTorchTrialContext(Facts):
                 where="set_profiler",
                 hint="leave it out, or profiling.enabled",
             )
-        self.profiler = _traces.profiler(self.get_tensorboard_path(), *args, **options)
+        self.profiler = traces.profiler(self.get_tensorboard_path(), *args, **options)
 
     def get_tensorboard_path(self) -> pathlib.Path:
         """A folder for files of TensorBoard, in the trial's folder."""
@@ -335,7 +336,7 @@ class PyTorchTrialContext(Facts):
     @property
     def sharded(self) -> bool:
         """Whether the ranks share some model's parameters, so that none can run it alone."""
-        return any(_sharding.is_sharded(model) for model in self.models)
+        return any(sharding.is_sharded(model) for model in self.models)
 
     def plain_models(self) -> list[torch.nn.Module]:
         """The models as the user made them."""

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hpcdet.pytorch._units import TrainUnit
+from hpcdet.pytorch.api.periods import TrainUnit
 from hpcdet.train.attempt.session import Units
 
 

@@ -9,12 +9,13 @@ import torch.distributed as dist
 
 from hpcdet.checkpoint import Loaded, spread
 from hpcdet.errors import ConfigError, Unrecoverable
-from hpcdet.pytorch import _buffers, _gradients, _state
-from hpcdet.pytorch._callback import PyTorchCallback
-from hpcdet.pytorch._context import PyTorchTrialContext
-from hpcdet.pytorch._feeds import Feed
-from hpcdet.pytorch._metrics import Tally
-from hpcdet.pytorch._plan import Progress
+from hpcdet.pytorch.api.callback import PyTorchCallback
+from hpcdet.pytorch.api.context import PyTorchTrialContext
+from hpcdet.pytorch.loop import trial_state
+from hpcdet.pytorch.loop.feeds import Feed
+from hpcdet.pytorch.loop.loop_progress import Progress
+from hpcdet.pytorch.metrics.metrics import Tally
+from hpcdet.pytorch.step import buffers, gradients
 from hpcdet.train.comm.agreement import Cause
 from hpcdet.train.data import rng
 
@@ -82,10 +83,10 @@ class Saves:
     def _save(self, kept: tuple[str, ...], metric: float | None, *, must: bool, wait: bool) -> None:
         context, session, units = self._context, self._session, self._progress.units
         self.sync_buffers()
-        common, own = _gradients.waiting(_state.parameters(context), session.peers)
+        common, own = gradients.waiting(trial_state.parameters(context), session.peers)
         self._progress.stop = session.stop.anywhere(session.peers)
         self._progress.stopped = session.stop.obeyed
-        state = _state.shared(context, self._callbacks, self._progress.encode(), common)
+        state = trial_state.shared(context, self._callbacks, self._progress.encode(), common)
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(state)
         if context.sharded:
@@ -93,7 +94,7 @@ class Saves:
             state = spread(state, ranks.rank, ranks.world, peers.allgather, peers.open_swap)
         private = {}
         if context.elastic is None:
-            private = _state.private(context, self._callbacks, self._tally.state(), own)
+            private = trial_state.private(context, self._callbacks, self._tally.state(), own)
         if (position := self.feed.state()) is not None:
             private["data"] = position
         meta: dict[str, Any] = {"global_batch": self.feed.batch}
@@ -127,8 +128,8 @@ class Saves:
         if self._session.ranks.world == 1 or self._context.elastic is not None:
             return
         models = self._context.plain_models()
-        now = _buffers.named(models)
-        for name in _buffers.alike(models, self._session.peers):
+        now = buffers.named(models)
+        for name in buffers.alike(models, self._session.peers):
             dist.broadcast(now[name], src=0)
 
     # -- going on ----------------------------------------------------------------------------
@@ -173,18 +174,18 @@ class Saves:
         for callback in self._callbacks.values():
             callback.on_checkpoint_load_start(loaded.shared)
         shared, private = loaded.shared, loaded.private or None
-        _state.load_shared(self._context, shared, inherited=loaded.manifest.inherited)
-        _state.load_gradients(self._context, shared, private)
+        trial_state.load_shared(self._context, shared, inherited=loaded.manifest.inherited)
+        trial_state.load_gradients(self._context, shared, private)
         own = private.get("registered") if private is not None else None
         self._session.registered.load(shared.get("registered", {}), own)
         self.feed.load(private.get("data") if private is not None else None)
         if self._context.elastic is not None and "virtual" in shared:
-            _state.load_callbacks(self._callbacks, shared["callbacks"])
+            trial_state.load_callbacks(self._callbacks, shared["callbacks"])
             self._context.elastic.load(shared["virtual"], self._session.device)
         elif private is None:
-            _state.load_callbacks(self._callbacks, shared["callbacks"])
+            trial_state.load_callbacks(self._callbacks, shared["callbacks"])
         else:
-            _state.load_private(self._context, self._callbacks, private)
+            trial_state.load_private(self._context, self._callbacks, private)
             self._tally.load(private["training_metrics"], self._session.device)
 
     def _check(self, loaded: Loaded, size: int | None) -> None:
