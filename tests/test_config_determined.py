@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from hpcdet import config
-from hpcdet.config import foreign, methods, problems
-from hpcdet.config.models import Searcher
+from hpcdet.config.check import problems, search_methods
+from hpcdet.config.determined import foreign_keys
+from hpcdet.config.models.experiment import Searcher
 from hpcdet.errors import ConfigError
 from hpcdet.store.config import overrides
 from hpcdet.units import Length
@@ -182,10 +183,10 @@ SAMPLES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("key", foreign.KEYS)
+@pytest.mark.parametrize("key", foreign_keys.KEYS)
 def test_every_key_of_the_table_has_its_effect(tmp_path: Path, key: str) -> None:
     """A value that the first entry is about: refused with its reason, or a warning."""
-    entry = foreign.KEYS[key][0]
+    entry = foreign_keys.KEYS[key][0]
     assignment = f"{key}={yaml.safe_dump(SAMPLES.get(key, 'x'), default_flow_style=True)}"
     assignment = assignment.removesuffix("\n").removesuffix("\n...")
     if entry.kind == "harmless":
@@ -202,8 +203,8 @@ def test_every_key_of_the_table_has_its_effect(tmp_path: Path, key: str) -> None
 
 def test_no_key_is_both_ours_and_always_foreign() -> None:
     ours = set(problems.all_keys())
-    assert not [k for k, entries in foreign.KEYS.items() if k in ours and entries[0].always]
-    assert set(foreign.WITHOUT_EFFECT) <= ours
+    assert not [k for k, entries in foreign_keys.KEYS.items() if k in ours and entries[0].always]
+    assert set(foreign_keys.WITHOUT_EFFECT) <= ours
 
 
 ADAPTIVE = """
@@ -293,9 +294,9 @@ def test_a_share_is_kept_where_something_asks_for_it(tmp_path: Path, others: str
 
 def test_of_every_key_of_a_search_it_is_known_who_takes_it() -> None:
     names = {*get_args(Searcher.model_fields["name"].annotation)}
-    assert {*methods.EVERY} | methods.TAKE.keys() == Searcher.model_fields.keys()
-    assert not {*methods.EVERY} & methods.TAKE.keys()
-    assert {name for takers in methods.TAKE.values() for name in takers} <= names
+    assert {*search_methods.EVERY} | search_methods.TAKE.keys() == Searcher.model_fields.keys()
+    assert not {*search_methods.EVERY} & search_methods.TAKE.keys()
+    assert {name for takers in search_methods.TAKE.values() for name in takers} <= names
 
 
 def test_rungs_that_are_fewer_than_asked_for_are_said(tmp_path: Path) -> None:

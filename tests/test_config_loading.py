@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from hpcdet import config
-from hpcdet.config import foreign, loading, problems
-from hpcdet.config.models import Config
+from hpcdet.config.check import problems
+from hpcdet.config.determined import foreign_keys
+from hpcdet.config.load import load_config
+from hpcdet.config.models.experiment import Config
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.store.config import data_secrets
 from hpcdet.store.config import resolved_config as stored
@@ -329,7 +331,7 @@ def test_null_is_the_default_but_where_it_says_something_else(tmp_path: Path) ->
         and (model := problems.model_at(key.rpartition(".")[0]))
         and type(None) in get_args(model.model_fields[key.rpartition(".")[2]].annotation)
     }
-    assert others == {*loading.NULL_SAYS}
+    assert others == {*load_config.NULL_SAYS}
 
 
 def test_a_grid_knows_its_number_of_trials(tmp_path: Path) -> None:
@@ -395,7 +397,7 @@ def test_references_become_secrets_on_the_node(
 
 KEYS = [
     *problems.all_keys(),
-    *foreign.KEYS,
+    *foreign_keys.KEYS,
     *("hyperparameters.a", "hyperparameters.a.choice", "hyperparameters.forbid", "labels.0"),
     *("data.secrets", "data.secrets.x", "searcher.max_time", "searcher.time_metric", "foo"),
 ]

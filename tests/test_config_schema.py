@@ -8,7 +8,8 @@ from typing import cast
 import pytest
 
 from hpcdet import config
-from hpcdet.config import foreign, problems
+from hpcdet.config.check import problems
+from hpcdet.config.determined import foreign_keys
 from hpcdet.errors import NotFound
 from hpcdet.space.language import TYPES
 
@@ -54,7 +55,7 @@ def test_every_key_is_explained_and_documented() -> None:
         assert config.explain(key).startswith(key)
         if problems.model_at(key) is None:
             assert f"| `{key}` |" in text, key
-    for key in foreign.KEYS:
+    for key in foreign_keys.KEYS:
         assert f"`{key}`" in text, key
     assert "default: 5" in config.explain("max_restarts")
     assert "harmless" in config.explain("resources.shm_size")

@@ -12,7 +12,7 @@ import pytest
 
 from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.cli import asking, change, extending
-from hpcdet.config import changing
+from hpcdet.config.load import changing
 from hpcdet.control import commands
 from hpcdet.control.controller import advance
 from hpcdet.control.holder import Holder

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hpcdet import site as sites
-from hpcdet.config.plan import plan
+from hpcdet.config.check.plan import plan
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs import checks, create, provenance, render, snapshot, submission
 from hpcdet.read import find

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.config.plan import plan
+from hpcdet.config.check.plan import plan
 from hpcdet.jobs import room
 from hpcdet.jobs.room import Quota
 from hpcdet.site.models import Site

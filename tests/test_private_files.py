@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpcdet.config.secrets import redacted
+from hpcdet.config.load.secret_references import redacted
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import checks, secrets
 from hpcdet.read import find

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcdet import pareto
-from hpcdet.config.loading import load
+from hpcdet.config.load.load_config import load
 from hpcdet.errors import ConfigError
 from hpcdet.goals import Constraint, Goals, Objective
 from hpcdet.search import ranking

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from hpcdet import config
-from hpcdet.config.models import Searcher
+from hpcdet.config.models.experiment import Searcher
 from hpcdet.control.replay import Replay
 from hpcdet.errors import ConfigError, NotFound
 from hpcdet.jobs import origin, past

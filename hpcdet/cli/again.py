@@ -14,7 +14,7 @@ from hpcdet.cli.asking import Wish, ask_each, can_run, state_of, wrong_state
 from hpcdet.cli.ids import ids_argument
 from hpcdet.cli.output import Output, output
 from hpcdet.cli.settings import settings
-from hpcdet.config import changing
+from hpcdet.config.load import changing
 from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.read import changes, find, gather, origins, purged, states
 from hpcdet.store.config import overrides

@@ -68,7 +68,7 @@ def can_run(gathered: gather.Gathered, wanted: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: it never can.
     """
-    from hpcdet.config import changing
+    from hpcdet.config.load import changing
     from hpcdet.jobs import checks
     from hpcdet.site.loading import from_resolved
 

@@ -13,7 +13,7 @@ from hpcdet.cli.crank import Crank
 from hpcdet.cli.ids import complete
 from hpcdet.cli.output import Output, output
 from hpcdet.cli.settings import settings
-from hpcdet.config import changing
+from hpcdet.config.load import changing
 from hpcdet.control import commands
 from hpcdet.errors import HpcdetError, UsageError
 from hpcdet.read import changes, find, gather

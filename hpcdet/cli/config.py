@@ -170,7 +170,8 @@ def explain_key(key: str) -> None:
     \b
     Example: hpcdet config explain searcher.max_trials
     """
-    from hpcdet.config import explain, problems
+    from hpcdet.config import explain
+    from hpcdet.config.check import problems
 
     click.echo(explain(key) if key else "\n".join(problems.all_keys()))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hpcdet.config import changing
+from hpcdet.config.load import changing
 from hpcdet.errors import UsageError
 from hpcdet.read import changes
 from hpcdet.read.gather import Gathered

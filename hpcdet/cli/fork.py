@@ -12,7 +12,7 @@ from hpcdet.cli.asking import can_run, turn_until_somebody_works
 from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.settings import settings
-from hpcdet.config import changing
+from hpcdet.config.load import changing
 from hpcdet.control import fork
 from hpcdet.read import find, gather
 

@@ -15,7 +15,7 @@ from hpcdet.cli import facts, planned
 from hpcdet.cli.loading import config_argument, request, setting_options
 from hpcdet.cli.output import Output, output
 from hpcdet.cli.settings import settings
-from hpcdet.config.plan import plan
+from hpcdet.config.check.plan import plan
 from hpcdet.errors import UsageError
 from hpcdet.jobs import decisions, pace, room, succession, waits
 from hpcdet.site import Site

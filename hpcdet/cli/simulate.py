@@ -16,7 +16,7 @@ from hpcdet.cli.output import Column, Item, Output, output, table, text
 from hpcdet.cli.progress import working
 from hpcdet.cli.settings import settings
 from hpcdet.cli.times import Seconds
-from hpcdet.config.plan import plan
+from hpcdet.config.check.plan import plan
 from hpcdet.errors import ConfigError, Unsuccessful, UsageError
 from hpcdet.search import stopping
 from hpcdet.search.registry import searcher

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hpcdet.config import foreign, problems
-from hpcdet.config.models import Config
+from hpcdet.config.check import problems
+from hpcdet.config.determined import foreign_keys
+from hpcdet.config.models.experiment import Config
 from hpcdet.errors import NotFound
 
 _NUMBER = {"type": "number"}
@@ -135,7 +136,7 @@ def explain(key: str) -> str:
     key = key.strip(".")
     if key in problems.all_keys():
         return "\n".join(_field(key))
-    if key in foreign.KEYS:
+    if key in foreign_keys.KEYS:
         return "\n".join([f"{key} (a key of Determined)", *_foreign(key)])
     raise NotFound(f"there is no key {key!r}", where="config", hint=problems.nearest(key))
 
@@ -157,5 +158,5 @@ def _field(key: str) -> list[str]:
 def _foreign(key: str) -> list[str]:
     return [
         f"  {entry.kind}{'' if entry.always else ' for some values'}: {entry.reason}"
-        for entry in foreign.KEYS.get(key, ())
+        for entry in foreign_keys.KEYS.get(key, ())
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpcdet.config import changing
+from hpcdet.config.load import changing
 from hpcdet.control.holder import Holder
 from hpcdet.control.plans import Plan
 from hpcdet.errors import ConfigError

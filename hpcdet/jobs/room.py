@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdet.config.plan import plan
+from hpcdet.config.check.plan import plan
 from hpcdet.read import find
 from hpcdet.read.each import UNREADABLE
 from hpcdet.read.gather import gather

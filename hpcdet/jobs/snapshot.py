@@ -14,7 +14,7 @@ from typing import Any
 
 import pathspec
 
-from hpcdet.config.secrets import holds, redacted
+from hpcdet.config.load.secret_references import holds, redacted
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import secrets
 from hpcdet.store.folder import trust

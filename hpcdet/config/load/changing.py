@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from hpcdet.config import checks, problems
-from hpcdet.config.models import Config
+from hpcdet.config.check import key_consistency, problems
+from hpcdet.config.models.experiment import Config
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.store.config import overrides
 from hpcdet.store.config.resolved_config import Resolved
@@ -86,7 +86,7 @@ def fits(resolved: Resolved) -> None:
         "searcher",
         "worker",
     )
-    wrong = [p for p in checks.errors(config) if p.key.startswith(about)]
+    wrong = [p for p in key_consistency.errors(config) if p.key.startswith(about)]
     if wrong:
         raise problems.failure(wrong, {}, "experiment.yaml")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from hpcdet.config.models import Searcher
-from hpcdet.config.problems import Problem
+from hpcdet.config.check.problems import Problem
+from hpcdet.config.models.experiment import Searcher
 from hpcdet.store.config.resolved_config import COPYING, MODELLED
 
 

@@ -10,10 +10,12 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from hpcdet.config import checks, entrypoints, foreign, methods, problems, secrets, shapes
-from hpcdet.config.layers import Layered
-from hpcdet.config.models import Config
-from hpcdet.config.problems import Problem
+from hpcdet.config.check import entrypoints, key_consistency, problems, search_methods
+from hpcdet.config.check.problems import Problem
+from hpcdet.config.determined import foreign_keys, foreign_shapes
+from hpcdet.config.load import secret_references as secrets
+from hpcdet.config.load.layers import Layered
+from hpcdet.config.models.experiment import Config
 from hpcdet.store.config.resolved_config import Resolved, resolve
 from hpcdet.store.fs import yaml12
 from hpcdet.store.fs.yaml12 import Document
@@ -97,7 +99,11 @@ def _check(
     values.pop("schema", None)  # a resolved config is a config
     wrong: list[Problem] = []
     doubts: list[Problem] = []
-    theirs = [*_foreign(values, ignored), *shapes.rewrite(values), *entrypoints.rewrite(values)]
+    theirs = [
+        *_foreign(values, ignored),
+        *foreign_shapes.rewrite(values),
+        *entrypoints.rewrite(values),
+    ]
     for problem, is_error in theirs:
         (wrong if is_error else doubts).append(problem)
     data = values.get("data")
@@ -115,14 +121,14 @@ def _check(
         ]
         raise problems.failure(wrong, origins, source) from None
     if not wrong:
-        wrong += [*checks.errors(config), *entrypoints.errors(config)]
-        wrong += methods.unlimited(config.searcher)
+        wrong += [*key_consistency.errors(config), *entrypoints.errors(config)]
+        wrong += search_methods.unlimited(config.searcher)
     if wrong:
         raise problems.failure(wrong, origins, source)
-    doubts += checks.warnings(config)
+    doubts += key_consistency.warnings(config)
     written = layered.values
-    if theirs or shapes.is_determineds(written):
-        doubts += [*entrypoints.doubts(config, written), *methods.doubts(config, written)]
+    if theirs or foreign_shapes.is_determineds(written):
+        doubts += [*entrypoints.doubts(config, written), *search_methods.doubts(config, written)]
     config = _fill(config, origins, name, site)
     warnings = [
         f"{problems.locate(doubt.key, origins) or source}: {doubt.key}: {doubt.what}"
@@ -148,14 +154,14 @@ def _without_null(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 def _foreign(values: dict[str, Any], ignored: Container[str]) -> list[tuple[Problem, bool]]:
     """Judge keys of Determined that are not ours; the harmless ones are taken out."""
     found = []
-    for key in foreign.KEYS:
+    for key in foreign_keys.KEYS:
         *above, name = key.split(".")
         place: Any = values
         for part in above:
             place = place.get(part) if isinstance(place, dict) else None
         if not isinstance(place, dict) or name not in place:
             continue
-        entry = foreign.verdict(key, place[name])
+        entry = foreign_keys.verdict(key, place[name])
         if entry is None:
             continue
         value = place.pop(name)
@@ -163,7 +169,7 @@ def _foreign(values: dict[str, Any], ignored: Container[str]) -> list[tuple[Prob
             found.append((Problem(key, f"has no effect: {entry.reason}"), False))
         else:
             found.append((Problem(key, entry.reason, entry.hint(value)), True))
-    for key, reason in foreign.WITHOUT_EFFECT.items():
+    for key, reason in foreign_keys.WITHOUT_EFFECT.items():
         section, _, name = key.rpartition(".")
         place = values.get(section) if section else values
         if isinstance(place, dict) and name in place and place[name] != problems.default(key):
@@ -186,7 +192,9 @@ def _fill(config: Config, origins: dict[str, str], name: str, site: str | None) 
         filled["resources"] = need.model_copy(update={"slots_per_node": per_node})
         origins["resources.slots_per_node"] = "derived"
     if searcher.max_trials is None:
-        filled["searcher"] = searcher.model_copy(update={"max_trials": methods.trials(config)})
+        filled["searcher"] = searcher.model_copy(
+            update={"max_trials": search_methods.trials(config)}
+        )
         origins["searcher.max_trials"] = "derived"
     wanted = config.reproducibility
     if wanted.experiment_seed is None:

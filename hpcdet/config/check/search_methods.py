@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpcdet.config.models import Config, Searcher
-from hpcdet.config.problems import Problem, default
+from hpcdet.config.check.problems import Problem, default
+from hpcdet.config.models.experiment import Config, Searcher
 from hpcdet.rungs import hyperband
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import COPYING, HALVING, MODELLED, WHOLE, resolve

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hpcdet.config import aims, methods, spaces
-from hpcdet.config.models import Config, Fsdp2, Searcher
-from hpcdet.config.problems import Problem
-from hpcdet.config.stopping import Stopping
+from hpcdet.config.check import search_goals, search_methods, search_space
+from hpcdet.config.check.problems import Problem
+from hpcdet.config.models.experiment import Config, Fsdp2, Searcher
+from hpcdet.config.models.stopping import Stopping
 from hpcdet.space.errors import SpaceError
 from hpcdet.space.space import Space
 from hpcdet.store.config.data_secrets import is_secret
@@ -28,7 +28,7 @@ def errors(config: Config) -> Iterator[Problem]:
     yield from _trace(config)
     yield from _elastic(config)
     yield from _searcher(config)
-    yield from spaces.problems(config)
+    yield from search_space.problems(config)
     yield from _data(config.data, "data")
     if (config.workspace is None) != (config.project is None):
         missing = "project" if config.project is None else "workspace"
@@ -42,7 +42,7 @@ def warnings(config: Config) -> Iterator[Problem]:
     except SpaceError:
         doubts = []
     for path, text in doubts:
-        yield Problem(spaces.key(path), text)
+        yield Problem(search_space.key(path), text)
     for key in ("environment_variables", "cpu_variables", "cuda_variables"):
         for name in filter(is_secret, getattr(config.environment, key)):
             what = "stands in the batch script, which the scheduler keeps; see data.secrets"
@@ -224,13 +224,13 @@ def _searcher(config: Config) -> Iterator[Problem]:
         yield Problem("searcher.max_trials", what, "leave it out, or use name: random")
     if asked.max_length is not None and asked.max_length.value == 0:
         yield Problem("searcher.max_length", "a training of length 0 learns nothing")
-    yield from methods.problems(asked)
+    yield from search_methods.problems(asked)
     yield from _halving(asked)
     yield from _population(asked)
     yield from _schedule(asked)
     yield from _stopping(asked.stopping, asked.max_length.unit if asked.max_length else "batches")
     yield from _sampler(asked)
-    yield from aims.problems(asked)
+    yield from search_goals.problems(asked)
     if asked.max_length is None and is_class(config.entrypoint):
         hint = "max_length: {batches: 1000}"
         yield Problem("searcher.max_length", "'max_length' is missing: how long to train", hint)

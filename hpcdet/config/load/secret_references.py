@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from hpcdet.config.problems import Problem
+from hpcdet.config.check.problems import Problem
 from hpcdet.errors import ConfigError
 from hpcdet.store.fs import yaml12
 

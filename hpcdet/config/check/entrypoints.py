@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hpcdet import launchers
-from hpcdet.config.models import Config
-from hpcdet.config.problems import Problem
+from hpcdet.config.check.problems import Problem
+from hpcdet.config.models.experiment import Config
 
 _STARTS_RANKS = frozenset({"", "torch_distributed", "deepspeed"})
 """Launchers that start what hpcdet starts; "": ``determined.exec.harness``."""

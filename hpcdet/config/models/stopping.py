@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from hpcdet.config.fields import LengthField, Section
+from hpcdet.config.models.fields import LengthField, Section
 
 
 class Patience(Section):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcdet.config import methods
-from hpcdet.config.models import Config, Searcher
-from hpcdet.config.problems import Problem
+from hpcdet.config.check import search_methods
+from hpcdet.config.check.problems import Problem
+from hpcdet.config.models.experiment import Config, Searcher
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import COPYING
@@ -40,7 +40,7 @@ def _initial(space: Space, config: Config) -> Iterator[Problem]:
     limit = "population_size" if asked.name in COPYING else "max_trials"
     most = getattr(asked, limit)
     if most is None and asked.name in ("hyperband", "bohb"):
-        most, limit = methods.trials(config), "the brackets"
+        most, limit = search_methods.trials(config), "the brackets"
     if most is not None and len(asked.initial) > most:
         what = f"{len(asked.initial)} points are more than the {most} of {limit}"
         key = limit if limit in Searcher.model_fields else "max_trials"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
-from hpcdet.config.problems import Problem
+from hpcdet.config.check.problems import Problem
 from hpcdet.store.config.resolved_config import HALVING
 
 _UNITS = ("batches", "records", "epochs")

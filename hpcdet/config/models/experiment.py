@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hpcdet.config.fields import Bytes, LengthField, Seconds, Section, Variables
-from hpcdet.config.stopping import Stopping
+from hpcdet.config.models.fields import Bytes, LengthField, Seconds, Section, Variables
+from hpcdet.config.models.stopping import Stopping
 from hpcdet.units import Length
 
 
