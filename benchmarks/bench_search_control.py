@@ -30,7 +30,8 @@ import results  # noqa: E402
 from hpcdet.control import holder as holding  # noqa: E402
 from hpcdet.control.controller import advance  # noqa: E402
 from hpcdet.control.sight import Sight  # noqa: E402
-from hpcdet.search import api, registry  # noqa: E402
+from hpcdet.search import registry  # noqa: E402
+from hpcdet.search.api import events  # noqa: E402
 from hpcdet.store.decisions import snapshots  # noqa: E402
 from hpcdet.store.folder.records import Claim  # noqa: E402
 from hpcdet.store.fs import journal  # noqa: E402
@@ -83,7 +84,7 @@ def long_search(made: World, trials: int) -> None:
     """Record all events of a search; then as many late ones as may come before a snapshot."""
     holder = made.holder()
     assert holder.begin()
-    holder.tell(api.Start())
+    holder.tell(events.Start())
     heard = set[int]()
     while len(heard) < trials:
         new = sorted(holder.decided.plans.keys() - heard)
@@ -91,11 +92,11 @@ def long_search(made: World, trials: int) -> None:
             for step in range(1, REPORTS + 1):
                 length = step * TOP_LENGTH // REPORTS
                 metrics = {"loss": loss(number, length), "accuracy": 0.5}
-                report = api.Report(number, Length("batches", length), metrics, 60.0 * step)
+                report = events.Report(number, Length("batches", length), metrics, 60.0 * step)
                 holder.tell(report)
             plan = holder.decided.plans[number]
             if plan.searcher == "run":
-                holder.tell(api.SegmentEnd(number, "target"))
+                holder.tell(events.SegmentEnd(number, "target"))
         heard.update(new)
         holder.commit()
         made.clock.now += 1
@@ -105,7 +106,7 @@ def long_search(made: World, trials: int) -> None:
             break
     due = max(holding.SNAPSHOT_EVERY, len(holder.decided.plans) // holding.SNAPSHOT_PART)
     while holder._unsnapped < due - 1:
-        late = api.Report(1, Length("batches", TOP_LENGTH), {"loss": 1.0}, 600.0)
+        late = events.Report(1, Length("batches", TOP_LENGTH), {"loss": 1.0}, 600.0)
         holder.tell(late)
     holder.commit()
     holder.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcdet.control.controller import advance
 from hpcdet.jobs import create
-from hpcdet.search import api
+from hpcdet.search.api import events
 from hpcdet.store.cost.spending import epoch
 from hpcdet.store.folder.records import Claim, End
 from hpcdet.store.fs import journal
@@ -31,17 +31,19 @@ class Judge:
     def __init__(self, width: int) -> None:
         self.width = width
 
-    def initial(self) -> api.State:
+    def initial(self) -> events.State:
         return {"made": 0}
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
-        actions: list[api.Action] = []
-        if isinstance(event, api.Report):
-            actions.append(api.Pause(event.trial, "judged"))
+    def on_event(
+        self, state: events.State, event: events.Event
+    ) -> tuple[events.State, list[events.Action]]:
+        actions: list[events.Action] = []
+        if isinstance(event, events.Report):
+            actions.append(events.Pause(event.trial, "judged"))
         for _ in range(self.width - state["made"]):
             state["made"] += 1
             until = Length("batches", LENGTH)
-            actions.append(api.Create(state["made"], {}, state["made"], until))
+            actions.append(events.Create(state["made"], {}, state["made"], until))
         return state, actions
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcdet.search import api, codec, registry
+from hpcdet.search import registry
+from hpcdet.search.api import codec, events
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.decisions import chain
@@ -41,30 +42,30 @@ class Calm:
                 self._take(action)
                 yield _plain(codec.encode_action(action))
 
-    def _event(self, kind: str, trial: int) -> api.Event:
+    def _event(self, kind: str, trial: int) -> events.Event:
         if kind == "start":
-            return api.Start()
+            return events.Start()
         if kind == "report":
             unit = "batches"
             rungs = [rung.value for rung in self.resolved.searcher.rungs]
             at = min(rung for rung in rungs if rung > self.reached[trial])
             self.reached[trial] = at
             shown = fake_rank.loss(trial, at, self.resolved.data.get("losses", ""))
-            return api.Report(trial, Length(unit, at), {"validation_loss": shown})
+            return events.Report(trial, Length(unit, at), {"validation_loss": shown})
         assert kind == "segment_end", kind
         there = self.reached.pop(trial) == self.until[trial]  # nothing comes of it from now on
         assert there or self.over or trial in self.stopped, f"trial {trial} has no cause to end"
-        return api.SegmentEnd(trial, "target" if there else "stopped")
+        return events.SegmentEnd(trial, "target" if there else "stopped")
 
-    def _take(self, action: api.Action) -> None:
+    def _take(self, action: events.Action) -> None:
         match action:
-            case api.Create(trial=trial, until=Length(value=value)):
+            case events.Create(trial=trial, until=Length(value=value)):
                 self.reached[trial], self.until[trial] = 0, value
-            case api.Continue(trial=trial, until=Length(value=value)):
+            case events.Continue(trial=trial, until=Length(value=value)):
                 self.until[trial] = value
-            case api.Stop(trial=trial):
+            case events.Stop(trial=trial):
                 self.stopped.add(trial)
-            case api.Shutdown():
+            case events.Shutdown():
                 self.over = True
 
 

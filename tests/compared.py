@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from hpcdet.search.api import (
+from hpcdet.search.api.events import (
     Action,
     Ask,
     Create,
@@ -20,7 +20,7 @@ from hpcdet.search.api import (
     Start,
     State,
 )
-from hpcdet.search.halving import NEWEST
+from hpcdet.search.halving.halving import NEWEST
 from hpcdet.search.registry import searcher
 from hpcdet.store.config.resolved_config import resolve
 from tests import by_definition

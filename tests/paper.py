@@ -25,7 +25,7 @@ from hpcdet.schedulers.base import (
     TaskState,
     Usage,
 )
-from hpcdet.search import api
+from hpcdet.search.api import events
 from hpcdet.site.models import Site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import Resolved
@@ -163,24 +163,26 @@ class Waves:
         self.count, self.width = count, width
         self.stop_above, self.breaks_at = stop_above, breaks_at
 
-    def initial(self) -> api.State:
+    def initial(self) -> events.State:
         return {"made": 0, "ended": 0, "good": 0, "count": self.count, "heard": 0}
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
-        actions = list[api.Action]()
+    def on_event(
+        self, state: events.State, event: events.Event
+    ) -> tuple[events.State, list[events.Action]]:
+        actions = list[events.Action]()
         wish = 0
         match event:
-            case api.Start():
+            case events.Start():
                 wish = self.width
-            case api.Limits(count, width):
+            case events.Limits(count, width):
                 wish, state["count"] = min(width, count - state["count"]), count
-            case api.Report(trial, _, metrics):
+            case events.Report(trial, _, metrics):
                 state["heard"] += 1
                 if trial == self.breaks_at:
                     raise ValueError("the searcher does not like trial numbers")
                 if metrics["loss"] > self.stop_above:
-                    actions.append(api.Stop(trial, "too high"))
-            case api.SegmentEnd(_, reason):
+                    actions.append(events.Stop(trial, "too high"))
+            case events.SegmentEnd(_, reason):
                 state["ended"] += 1
                 state["good"] += reason in ("target", "stopped")
                 wish = 1
@@ -188,9 +190,9 @@ class Waves:
             state["made"] += 1
             number = state["made"]
             params = {"rate": 0.1 * number}
-            actions.append(api.Create(number, params, 7 * number, Length("batches", 100)))
+            actions.append(events.Create(number, params, 7 * number, Length("batches", 100)))
         if state["ended"] == state["count"]:
-            actions.append(api.Shutdown(failed=not state["good"]))
+            actions.append(events.Shutdown(failed=not state["good"]))
         return state, actions
 
 
@@ -207,13 +209,15 @@ class Promotion:
     def __init__(self, count: int = 4, width: int = 2, promoted: int = 1) -> None:
         self.count, self.width, self.promoted = count, width, promoted
 
-    def initial(self) -> api.State:
+    def initial(self) -> events.State:
         return {"made": 0, "runs": [], "judged": [], "paused": [], "best": None, "promoted": 0}
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
-        actions = list[api.Action]()
+    def on_event(
+        self, state: events.State, event: events.Event
+    ) -> tuple[events.State, list[events.Action]]:
+        actions = list[events.Action]()
         match event:
-            case api.Report(trial, length, metrics) if trial not in state["judged"]:
+            case events.Report(trial, length, metrics) if trial not in state["judged"]:
                 if length.value >= 50:
                     state["judged"].append(trial)
                     loss = metrics["loss"]
@@ -222,10 +226,10 @@ class Promotion:
                     elif trial in state["runs"]:
                         state["runs"].remove(trial)
                         state["paused"].append([loss, trial])
-                        actions.append(api.Pause(trial, f"{loss} is not the best"))
-            case api.SegmentEnd(trial) if trial in state["runs"]:
+                        actions.append(events.Pause(trial, f"{loss} is not the best"))
+            case events.SegmentEnd(trial) if trial in state["runs"]:
                 state["runs"].remove(trial)
-            case api.SegmentEnd(trial):
+            case events.SegmentEnd(trial):
                 state["paused"] = [pair for pair in state["paused"] if pair[1] != trial]
                 return state, []
         until = Length("batches", 100)
@@ -233,16 +237,16 @@ class Promotion:
             state["made"] += 1
             number = state["made"]
             state["runs"].append(number)
-            actions.append(api.Create(number, {"rate": 0.1 * number}, 7 * number, until))
+            actions.append(events.Create(number, {"rate": 0.1 * number}, 7 * number, until))
         promotable = state["made"] == self.count and state["promoted"] < self.promoted
         if promotable and state["paused"] and len(state["runs"]) < self.width:
             best = min(state["paused"])
             state["paused"].remove(best)
             state["runs"].append(best[1])
             state["promoted"] += 1
-            actions.append(api.Continue(best[1], until, "the best of those that are paused"))
+            actions.append(events.Continue(best[1], until, "the best of those that are paused"))
         if not state["runs"] and not actions:
-            actions.append(api.Shutdown())
+            actions.append(events.Shutdown())
         return state, actions
 
 
@@ -252,20 +256,22 @@ class Heir:
     name = "heir"
     version = 1
 
-    def initial(self) -> api.State:
+    def initial(self) -> events.State:
         return {"heir": False}
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+    def on_event(
+        self, state: events.State, event: events.Event
+    ) -> tuple[events.State, list[events.Action]]:
         until = Length("batches", 100)
         match event:
-            case api.Start():
-                return state, [api.Create(1, {"rate": 0.1}, 7, until)]
-            case api.Report(1, length) if length.value == 50 and not state["heir"]:
+            case events.Start():
+                return state, [events.Create(1, {"rate": 0.1}, 7, until)]
+            case events.Report(1, length) if length.value == 50 and not state["heir"]:
                 state["heir"] = True
-                heir = api.Create(2, {"rate": 0.2}, 7, until, parent="1@50 batches")
-                return state, [api.Stop(1, "its heir goes on"), heir]
-            case api.SegmentEnd(2):
-                return state, [api.Shutdown()]
+                heir = events.Create(2, {"rate": 0.2}, 7, until, parent="1@50 batches")
+                return state, [events.Stop(1, "its heir goes on"), heir]
+            case events.SegmentEnd(2):
+                return state, [events.Shutdown()]
         return state, []
 
 
@@ -286,7 +292,7 @@ class World:
     paths: ExperimentPaths
     resolved: Resolved
     site: Site
-    method: api.Searcher
+    method: events.Searcher
     scheduler: PaperScheduler = field(default_factory=PaperScheduler)
     clock: Clock = field(default_factory=Clock)
 
@@ -294,7 +300,7 @@ class World:
     def make(
         cls,
         root: Path,
-        method: api.Searcher | None = None,
+        method: events.Searcher | None = None,
         site: dict[str, Any] | None = None,
         **settings: Any,
     ) -> World:

@@ -14,7 +14,7 @@ import bench_search
 
 from benchmarks.search import tabled, tables
 from benchmarks.search.rules import Ladder
-from hpcdet.search.halving import NEWEST
+from hpcdet.search.halving.halving import NEWEST
 
 NAME = "linear, breast cancer"
 ROWS = 16

@@ -18,7 +18,7 @@ from hpcdet.control.holder import Holder
 from hpcdet.errors import ConfigError
 from hpcdet.read import lineage
 from hpcdet.read.gather import Gathered, GatheredTrial
-from hpcdet.search import api
+from hpcdet.search.api import events
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
@@ -270,14 +270,16 @@ def test_a_checkpoint_that_vanishes_while_it_is_linked_leaves_the_one_before_it(
 class Family(Heir):
     """As ``Heir``, with trial 3, and a trial 2 that is to stop with trial 1."""
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+    def on_event(
+        self, state: events.State, event: events.Event
+    ) -> tuple[events.State, list[events.Action]]:
         until = Length("batches", 100)
         match event:
-            case api.Start():
-                return state, [api.Create(number, {}, 7, until) for number in (1, 2)]
-            case api.Report(1):
-                heir = api.Create(3, {}, 7, until, parent="1@50 batches")
-                return state, [heir, api.Stop(1), api.Stop(2)]
+            case events.Start():
+                return state, [events.Create(number, {}, 7, until) for number in (1, 2)]
+            case events.Report(1):
+                heir = events.Create(3, {}, 7, until, parent="1@50 batches")
+                return state, [heir, events.Stop(1), events.Stop(2)]
         return state, []
 
 

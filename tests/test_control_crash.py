@@ -16,7 +16,7 @@ from hpcdet.control.controller import advance
 from hpcdet.control.holder import Holder
 from hpcdet.control.replay import Replay
 from hpcdet.schedulers.base import TaskState
-from hpcdet.search import api
+from hpcdet.search.api import events
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.records import Closed, Submitted, Trial
 from hpcdet.store.trials import hard_links
@@ -87,7 +87,7 @@ class Life:
         self.holder = self.world.holder()
         self.deaths = 0
 
-    def method(self) -> api.Searcher:
+    def method(self) -> events.Searcher:
         return Waves(count=3, width=2, stop_above=1.0)
 
     def turn(self) -> None:
@@ -176,7 +176,7 @@ class Promoted(Life):
     END = ("COMPLETED", "4 of 4 trials succeeded")
     LEAST = 230
 
-    def method(self) -> api.Searcher:
+    def method(self) -> events.Searcher:
         return Promotion(count=4, width=2, promoted=1)
 
     def story(self) -> None:
@@ -221,7 +221,7 @@ class Inherited(Life):
     END = ("COMPLETED", "2 of 2 trials succeeded")
     LEAST = 120
 
-    def method(self) -> api.Searcher:
+    def method(self) -> events.Searcher:
         return Heir()
 
     def story(self) -> None:

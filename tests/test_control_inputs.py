@@ -13,8 +13,9 @@ from hpcdet.control import commands
 from hpcdet.control.controller import advance
 from hpcdet.control.holder import Holder
 from hpcdet.read import views
-from hpcdet.search import api, codec, registry
-from hpcdet.search.program import Program
+from hpcdet.search import registry
+from hpcdet.search.api import codec, events
+from hpcdet.search.methods.program import Program
 from hpcdet.store.config import resolved_config
 from hpcdet.store.decisions import chain
 from hpcdet.store.decisions.chain import Chain
@@ -242,7 +243,9 @@ class Slow(Waves):
         super().__init__(count=6, width=6)
         self.taking = taking
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+    def on_event(
+        self, state: events.State, event: events.Event
+    ) -> tuple[events.State, list[events.Action]]:
         self.taking()
         return super().on_event(state, event)
 
@@ -286,7 +289,7 @@ def test_what_a_searcher_said_too_late_for_its_term_need_not_be_asked_again(
     lease = Lease(world.paths, "test", world.site.lease_ttl_s, world.clock)
     assert lease.try_acquire()
     journal_of_one = Chain.open(world.paths, lease.term, "one that dies over the answer")
-    journal_of_one.append("event", event=codec.encode_event(api.Start()))
+    journal_of_one.append("event", event=codec.encode_event(events.Start()))
     journal_of_one.close()
     lease.release()
 
@@ -324,10 +327,12 @@ def test_a_searcher_is_not_asked_again_while_records_are_missing(tmp_path: Path)
 class Vague(Waves):
     """It lets its trial go on, and does not say how far."""
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+    def on_event(
+        self, state: events.State, event: events.Event
+    ) -> tuple[events.State, list[events.Action]]:
         state, actions = super().on_event(state, event)
-        if isinstance(event, api.Report):
-            actions.append(api.Continue(event.trial, None))
+        if isinstance(event, events.Report):
+            actions.append(events.Continue(event.trial, None))
         return state, actions
 
 

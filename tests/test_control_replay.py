@@ -16,8 +16,9 @@ from hpcdet.control.controller import advance
 from hpcdet.control.decided import Decided, program
 from hpcdet.control.holder import Holder
 from hpcdet.control.replay import Replay
-from hpcdet.search import codec, registry
-from hpcdet.search.api import (
+from hpcdet.search import registry
+from hpcdet.search.api import codec
+from hpcdet.search.api.events import (
     Action,
     Ask,
     Create,

@@ -19,7 +19,8 @@ from hpcdet.control.holder import Fenced, Holder
 from hpcdet.control.sight import Sight
 from hpcdet.errors import UsageError
 from hpcdet.schedulers.base import Capabilities, Refusal, Submission, TaskState
-from hpcdet.search import api, registry
+from hpcdet.search import registry
+from hpcdet.search.api import events as api
 from hpcdet.store.config import resolved_config
 from hpcdet.store.cost import limits
 from hpcdet.store.cost.spending import epoch

@@ -20,7 +20,8 @@ from hpcdet.errors import ConfigError, UsageError
 from hpcdet.jobs.launch import Allocation
 from hpcdet.read import gather
 from hpcdet.schedulers.base import TaskState
-from hpcdet.search import api, codec, registry
+from hpcdet.search import registry
+from hpcdet.search.api import codec, events
 from hpcdet.store.config import overrides, resolved_config
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
@@ -473,14 +474,14 @@ def test_a_search_whose_only_trials_a_policy_has_stopped_is_not_made_longer(
         return extending.wanted(gather.gather(built.paths), None, "200")
 
     assert asked() == {"searcher.max_length": {"batches": 200}}
-    built.decide("action", action=codec.encode_action(api.Shutdown(why="target: reached")))
+    built.decide("action", action=codec.encode_action(events.Shutdown(why="target: reached")))
     with pytest.raises(UsageError, match=f"by {name} makes no others .target: reached"):
         asked()
-    others = [] if name == "single" else [api.SegmentEnd(2, "stopped")]
-    for end in (api.SegmentEnd(1, "target"), *others):
+    others = [] if name == "single" else [events.SegmentEnd(2, "stopped")]
+    for end in (events.SegmentEnd(1, "target"), *others):
         built.decide("event", event=codec.encode_event(end))
     assert asked() == {"searcher.max_length": {"batches": 200}}  # trial 1 can go on
-    built.decide("event", event=codec.encode_event(api.SegmentEnd(1, "stopped")))
+    built.decide("event", event=codec.encode_event(events.SegmentEnd(1, "stopped")))
     with pytest.raises(UsageError, match=f"by {name} makes no others"):
         asked()
 
@@ -566,9 +567,9 @@ def test_a_search_is_forked_from_before_a_former_rule_had_ended_it(tmp_path: Pat
     stopping = {"stopping": {"target": {"value": 0.1}}, "stopping_version": 1}
     built = Builder(tmp_path / "digits-7f3a", searcher={"name": "random", **stopping})
     for n in (1, 2, 3):
-        create = api.Create(n, {}, n, None)
+        create = events.Create(n, {}, n, None)
         built.decide("action", action=codec.encode_action(create))
-    built.decide("action", action=codec.encode_action(api.Shutdown(why="target: reached")))
+    built.decide("action", action=codec.encode_action(events.Shutdown(why="target: reached")))
     gathered = gather.gather(built.paths)
     more = extending.wanted(gathered, 4, None, trials=2)
     extending.possible(gathered, more, trials=2)

@@ -24,7 +24,7 @@ from hpcdet.control import notify
 from hpcdet.control.holder import Hands
 from hpcdet.errors import ConfigError, IntegrityError
 from hpcdet.read import find
-from hpcdet.search.api import Start
+from hpcdet.search.api.events import Start
 from hpcdet.store.folder import held_folder
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, Verdict

@@ -16,7 +16,8 @@ from hpcdet.control.controller import advance
 from hpcdet.control.plans import Plan
 from hpcdet.control.replay import Replay
 from hpcdet.errors import Unavailable, UsageError
-from hpcdet.search import api, codec, registry
+from hpcdet.search import registry
+from hpcdet.search.api import codec, events
 from hpcdet.site import loading
 from hpcdet.store.config import resolved_config
 from hpcdet.store.decisions import chain
@@ -175,7 +176,7 @@ def test_what_users_did_to_trials_that_had_ended_goes_along() -> None:
     """Three began again after a failure; one from an older checkpoint, one was canceled."""
     lines: list[dict[str, Any]] = [{"kind": "event", "event": {"kind": "start"}}]
     for trial in (1, 2, 3, 4):
-        create = api.Create(trial, {"x": 0.1}, 7, Length("batches", 40))
+        create = events.Create(trial, {"x": 0.1}, 7, Length("batches", 40))
         lines += [
             {"kind": "action", "action": codec.encode_action(create)},
             {"kind": "retry", "trial": trial, "attempts": 2},
@@ -202,7 +203,7 @@ def test_a_trial_that_was_retried_goes_on_in_a_fork_and_the_lengths_go_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what breaks a constraint is no best of the fork either."""
-    create = api.Create(1, {"x": 0.1}, 7, Length("batches", 40))
+    create = events.Create(1, {"x": 0.1}, 7, Length("batches", 40))
     lines: list[dict[str, Any]] = [
         {"kind": "event", "event": {"kind": "start"}},
         {"kind": "action", "action": codec.encode_action(create)},
@@ -213,10 +214,10 @@ def test_a_trial_that_was_retried_goes_on_in_a_fork_and_the_lengths_go_along(
     for seq, value in ((2, 80), (3, 160)):
         longer = {"searcher.max_length": {"batches": value}}
         lines.append({"kind": "command", "seq": seq, "verb": "set", "arguments": longer})
-        told = codec.encode_event(api.Limits(1, 1, Length("batches", value)))
+        told = codec.encode_event(events.Limits(1, 1, Length("batches", value)))
         lines.append({"kind": "event", "event": told})
     for loss, slow in ((0.5, 1.0), (0.1, 9.0)):
-        report = api.Report(1, Length("batches", 10), {"validation_loss": loss, "slow": slow})
+        report = events.Report(1, Length("batches", 10), {"validation_loss": loss, "slow": slow})
         lines.append({"kind": "event", "event": codec.encode_event(report)})
     limit = {"constraints": [{"metric": "slow", "upper": 2.0}]}
     searcher = {**SEARCH["searcher"], "metric": "validation_loss", **limit}
@@ -259,7 +260,7 @@ def test_an_heir_without_its_link_yet_begins_in_a_fork_where_the_search_thinks_i
 
 
 def _ended(trial: int, reason: Any) -> dict[str, Any]:
-    return {"kind": "event", "event": codec.encode_event(api.SegmentEnd(trial, reason))}
+    return {"kind": "event", "event": codec.encode_event(events.SegmentEnd(trial, reason))}
 
 
 def test_the_verb_says_what_it_made(

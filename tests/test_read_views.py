@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hpcdet.errors import NotFound
 from hpcdet.read import find, gather, index, logs, series, states, views
 from hpcdet.read.tables import TABLES
-from hpcdet.search import api, codec
+from hpcdet.search.api import codec
+from hpcdet.search.api import events as api
 from hpcdet.store.decisions import lease
 from hpcdet.store.folder import records
 from hpcdet.store.trials.controls import BY_USER

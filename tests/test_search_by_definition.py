@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.search.api import Ask, Create, Event, Report, SegmentEnd, Shutdown, Start, State
+from hpcdet.search.api.events import Ask, Create, Event, Report, SegmentEnd, Shutdown, Start, State
 from hpcdet.search.registry import RULES
 from hpcdet.units import Length
 from tests import dose

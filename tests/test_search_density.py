@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from hpcdet.errors import ConfigError
-from hpcdet.search import model_based, registry
-from hpcdet.search.api import Create, Report, SegmentEnd, Start
-from hpcdet.search.density_sampler import BEST, RECENT, DensitySampler, log_density
+from hpcdet.search import registry
+from hpcdet.search.api.events import Create, Report, SegmentEnd, Start
+from hpcdet.search.samplers import optuna_samplers
+from hpcdet.search.samplers.density_sampler import BEST, RECENT, DensitySampler, log_density
 from hpcdet.space.domains import Categorical, Double
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import resolve
@@ -193,7 +194,7 @@ def test_with_rungs_no_library_is_needed_and_records_stand(
     def missing() -> Any:
         raise ConfigError("this sampler needs Optuna, which is not installed")
 
-    monkeypatch.setattr(model_based, "library", missing)
+    monkeypatch.setattr(optuna_samplers, "library", missing)
     with pytest.raises(ConfigError, match="needs Optuna"):
         registry.searcher(resolve(asked("bayesian")))
     made = play({})

@@ -13,8 +13,8 @@ from hpcdet import pareto
 from hpcdet.config.load.load_config import load
 from hpcdet.errors import ConfigError
 from hpcdet.goals import Constraint, Goals, Objective
-from hpcdet.search import ranking
-from hpcdet.search.api import (
+from hpcdet.search.api import ranking
+from hpcdet.search.api.events import (
     Action,
     Continue,
     Create,
@@ -25,12 +25,12 @@ from hpcdet.search.api import (
     Shutdown,
     Start,
 )
-from hpcdet.search.api import Stop as StopTrial
-from hpcdet.search.books import StateView
-from hpcdet.search.endings import NoImprovement, Target
-from hpcdet.search.model_based import ModelBased
-from hpcdet.search.policies import Seen
+from hpcdet.search.api.events import Stop as StopTrial
+from hpcdet.search.halving.bracket_state import StateView
 from hpcdet.search.registry import RULES, searcher
+from hpcdet.search.samplers.optuna_samplers import ModelBased
+from hpcdet.search.stopping.search_rules import NoImprovement, Target
+from hpcdet.search.stopping.trial_rules import Seen
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.train.attempt.score import worth

@@ -11,7 +11,7 @@ import pytest
 
 from hpcdet import rungs
 from hpcdet.rungs import Bracket
-from hpcdet.search.api import (
+from hpcdet.search.api.events import (
     Action,
     Ask,
     Continue,
@@ -25,8 +25,8 @@ from hpcdet.search.api import (
     Start,
     Stop,
 )
-from hpcdet.search.books import OPEN, StateView
-from hpcdet.search.halving import NEWEST
+from hpcdet.search.halving.bracket_state import OPEN, StateView
+from hpcdet.search.halving.halving import NEWEST
 from hpcdet.search.registry import RULES, searcher
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.units import Length

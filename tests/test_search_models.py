@@ -16,13 +16,14 @@ import pytest
 
 from hpcdet.errors import HpcdetError
 from hpcdet.rungs import Bracket
-from hpcdet.search import elsewhere, registry
-from hpcdet.search.api import Create, Report, SegmentEnd, Start
-from hpcdet.search.books import DONE, OPEN, StateView, opened
-from hpcdet.search.elsewhere import Elsewhere
-from hpcdet.search.model_based import RECENT, Model, ModelBased
-from hpcdet.search.ranking import entry
-from hpcdet.search.sampling import Observation
+from hpcdet.search import registry
+from hpcdet.search.api.events import Create, Report, SegmentEnd, Start
+from hpcdet.search.api.ranking import entry
+from hpcdet.search.api.sampling import Observation
+from hpcdet.search.halving.bracket_state import DONE, OPEN, StateView, opened
+from hpcdet.search.samplers import subprocess_sampler
+from hpcdet.search.samplers.optuna_samplers import RECENT, Model, ModelBased
+from hpcdet.search.samplers.subprocess_sampler import Elsewhere
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.units import Length
@@ -94,7 +95,7 @@ def test_who_waits_for_a_suggestion_is_heard_meanwhile(
     )
     slow.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(slow))
-    monkeypatch.setattr(elsewhere, "STEP_S", 0.05)
+    monkeypatch.setattr(subprocess_sampler, "STEP_S", 0.05)
     x = {"x": {"type": "double", "minval": 0.0, "maxval": 1.0}}
     asked = {
         "name": "bayesian",
@@ -114,7 +115,7 @@ def test_who_waits_for_a_suggestion_is_heard_meanwhile(
     assert [a.params for a in actions if isinstance(a, Create)] == [{"x": 0.25}]
     assert json.loads(question.read_text())["number"] == 9
     go.unlink()
-    monkeypatch.setattr(elsewhere, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(subprocess_sampler, "PATIENCE_S", 0.2)
     method = registry.searcher(resolved)
     with pytest.raises(HpcdetError, match=r"no suggestion in 0\.2 s"):
         method.on_event(state, Report(9, Length("batches", 9), {"loss": 0.5}))

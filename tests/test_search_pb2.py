@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from hpcdet.search import registry
-from hpcdet.search.api import Continue, Create, Pause, Report, SegmentEnd, Shutdown, Start, Stop
+from hpcdet.search.api.events import (
+    Continue,
+    Create,
+    Pause,
+    Report,
+    SegmentEnd,
+    Shutdown,
+    Start,
+    Stop,
+)
 from hpcdet.space.domains import Double, Int, Log, LogInt, LogUniform
 from hpcdet.space.places import at, place_of
 from hpcdet.store.config.resolved_config import resolve

@@ -12,10 +12,11 @@ import pytest
 
 from hpcdet import config
 from hpcdet.errors import ConfigError
-from hpcdet.search import api, codec
-from hpcdet.search.explore import Perturb, perturbed
+from hpcdet.search.api import codec
+from hpcdet.search.api import events as api
+from hpcdet.search.api.sampling import Blind
+from hpcdet.search.population.explore import Perturb, perturbed
 from hpcdet.search.registry import searcher
-from hpcdet.search.sampling import Blind
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import Curves

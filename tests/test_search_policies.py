@@ -13,8 +13,8 @@ import pytest
 
 from hpcdet.errors import ConfigError
 from hpcdet.goals import Constraint, Goals, Objective
-from hpcdet.search import endings, policies, registry, stopping
-from hpcdet.search.api import (
+from hpcdet.search import registry
+from hpcdet.search.api.events import (
     Action,
     Continue,
     Create,
@@ -26,10 +26,11 @@ from hpcdet.search.api import (
     Start,
     Stop,
 )
-from hpcdet.search.policies import WORST, Policy, Seen
-from hpcdet.search.random import Random
-from hpcdet.search.sampling import Independent
-from hpcdet.search.supervised import Supervised
+from hpcdet.search.api.sampling import Independent
+from hpcdet.search.methods.random import Random
+from hpcdet.search.stopping import rules_from_config, search_rules, trial_rules
+from hpcdet.search.stopping.supervised import Supervised
+from hpcdet.search.stopping.trial_rules import WORST, Policy, Seen
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.trials.parents import Parent
@@ -41,7 +42,7 @@ def judged(policy: Policy, values: list[Any], *, trial: str = "1", **more: Any) 
     state = policy.initial()
     said = []
     for length, metric in enumerate(values, 1):
-        seen = Seen(trial, length, policies.loss(metric, True), metric, **more)
+        seen = Seen(trial, length, trial_rules.loss(metric, True), metric, **more)
         said.append(policy.judge(state, seen))
         state = json.loads(json.dumps(state, allow_nan=False))
     return said
@@ -54,36 +55,36 @@ def first(said: list[str]) -> int:
 
 @pytest.mark.parametrize("metric", [None, "0.1", True, math.nan, math.inf, -math.inf, 10**400])
 def test_what_is_no_finite_number_is_worst(metric: Any) -> None:
-    assert policies.loss(metric, True) == policies.loss(metric, False) == WORST
+    assert trial_rules.loss(metric, True) == trial_rules.loss(metric, False) == WORST
 
 
 @pytest.mark.parametrize(
     ("policy", "values", "ends"),
     [
-        (policies.Patience(2), [3, 2, 2, 2, 1], 4),
-        (policies.Patience(2), [3, 2, 2, 1, 1, 1], 6),
-        (policies.Patience(2, min_delta=0.5), [3, 2.9, 2.8, 2.7], 3),
-        (policies.Patience(3), [math.nan, math.nan, 1, 1, 1, 1], 6),
-        (policies.Threshold(upper=5), [4, 6], 2),
-        (policies.Threshold(lower=0), [4, -1], 2),
-        (policies.Threshold(upper=5, warmup=3), [9, 9, 9], 3),
-        (policies.Threshold(upper=5), [4, math.inf], 2),
-        (policies.Threshold(lower=5, warmup=2), [math.nan, math.nan], 2),
-        (policies.Plateau(3, 0.01), [1, 0.5, 0.5, 0.5], 4),
-        (policies.Plateau(3, 0.01), [1, 0.5, 0.4, 0.3], 0),
-        (policies.NaN(), [1, math.nan], 2),
-        (policies.NaN(2), [math.nan, 1, math.nan, "x"], 4),
-        (policies.NaN(2), [math.nan, None, None, math.nan], 4),
-        (policies.NaN(2, absent=True), [math.nan, None], 2),
-        (policies.Threshold(upper=5), [4, None, 6], 3),
-        (policies.Divergence(3), [None, 1.0, None, 0.5, 2.5], 5),
-        (policies.Divergence(3), [1.0, 0.5, 0.9, 2.5], 4),
-        (policies.Divergence(3, reports=2), [1.0, 0.5, 2.5, 0.5, 2.5, 2.6], 6),
-        (policies.Divergence(3), [1.0, 1.0, 3.9], 0),
-        (policies.Divergence(3, reports=3), [1.0, math.inf, math.inf, math.nan], 4),
-        (policies.Divergence(3, reports=2), [math.nan, 1.0, 3.9, 5.0, 5.0], 5),
-        (endings.Target(0.25), [1, 0.3, 0.2], 3),
-        (endings.TotalLength(3), [1, 1, 1], 3),
+        (trial_rules.Patience(2), [3, 2, 2, 2, 1], 4),
+        (trial_rules.Patience(2), [3, 2, 2, 1, 1, 1], 6),
+        (trial_rules.Patience(2, min_delta=0.5), [3, 2.9, 2.8, 2.7], 3),
+        (trial_rules.Patience(3), [math.nan, math.nan, 1, 1, 1, 1], 6),
+        (trial_rules.Threshold(upper=5), [4, 6], 2),
+        (trial_rules.Threshold(lower=0), [4, -1], 2),
+        (trial_rules.Threshold(upper=5, warmup=3), [9, 9, 9], 3),
+        (trial_rules.Threshold(upper=5), [4, math.inf], 2),
+        (trial_rules.Threshold(lower=5, warmup=2), [math.nan, math.nan], 2),
+        (trial_rules.Plateau(3, 0.01), [1, 0.5, 0.5, 0.5], 4),
+        (trial_rules.Plateau(3, 0.01), [1, 0.5, 0.4, 0.3], 0),
+        (trial_rules.NaN(), [1, math.nan], 2),
+        (trial_rules.NaN(2), [math.nan, 1, math.nan, "x"], 4),
+        (trial_rules.NaN(2), [math.nan, None, None, math.nan], 4),
+        (trial_rules.NaN(2, absent=True), [math.nan, None], 2),
+        (trial_rules.Threshold(upper=5), [4, None, 6], 3),
+        (trial_rules.Divergence(3), [None, 1.0, None, 0.5, 2.5], 5),
+        (trial_rules.Divergence(3), [1.0, 0.5, 0.9, 2.5], 4),
+        (trial_rules.Divergence(3, reports=2), [1.0, 0.5, 2.5, 0.5, 2.5, 2.6], 6),
+        (trial_rules.Divergence(3), [1.0, 1.0, 3.9], 0),
+        (trial_rules.Divergence(3, reports=3), [1.0, math.inf, math.inf, math.nan], 4),
+        (trial_rules.Divergence(3, reports=2), [math.nan, 1.0, 3.9, 5.0, 5.0], 5),
+        (search_rules.Target(0.25), [1, 0.3, 0.2], 3),
+        (search_rules.TotalLength(3), [1, 1, 1], 3),
     ],
 )
 def test_a_policy_ends_a_trial_with_that_report(
@@ -94,17 +95,17 @@ def test_a_policy_ends_a_trial_with_that_report(
 
 def test_cost_counts_slots_and_time_does_not() -> None:
     spent = {"slot_seconds": 4 * 3600.0, "slots": 4}
-    assert first(judged(policies.Cost(3.9), [1], **spent)) == 1
-    assert first(judged(policies.Cost(4), [1], **spent)) == 0
-    assert first(judged(policies.Time(0.9), [1], **spent)) == 1
-    assert first(judged(policies.Time(1), [1], **spent)) == 0
+    assert first(judged(trial_rules.Cost(3.9), [1], **spent)) == 1
+    assert first(judged(trial_rules.Cost(4), [1], **spent)) == 0
+    assert first(judged(trial_rules.Time(0.9), [1], **spent)) == 1
+    assert first(judged(trial_rules.Time(1), [1], **spent)) == 0
 
 
 def reports(policy: Policy, rows: list[tuple[int, int, Any]]) -> list[tuple[int, int]]:
     """(trial, length) of those (trial, length, metric) that are ended, each once."""
     state, ended = policy.initial(), {}
     for trial, length, metric in rows:
-        seen = Seen(str(trial), length, policies.loss(metric, True), metric)
+        seen = Seen(str(trial), length, trial_rules.loss(metric, True), metric)
         if policy.judge(state, seen):
             ended.setdefault(trial, length)
         state = json.loads(json.dumps(state, allow_nan=False))
@@ -114,7 +115,7 @@ def reports(policy: Policy, rows: list[tuple[int, int, Any]]) -> list[tuple[int,
 def test_who_ends_by_the_median_is_worse_than_that_of_all_bests_so_far() -> None:
     """As docs/search.md defines it, of trials that report in any order, with ties."""
     dice = random.Random(1)
-    policy = policies.Percentile(50, min_trials=3)
+    policy = trial_rules.Percentile(50, min_trials=3)
     state, best, there = policy.initial(), dict[str, float](), dict[int, list[float]]()
     ends = 0
     for _ in range(400):
@@ -132,7 +133,7 @@ def test_who_ends_by_the_median_is_worse_than_that_of_all_bests_so_far() -> None
 
 
 def test_the_median_is_of_the_best_that_others_had_at_the_same_length() -> None:
-    policy = policies.Percentile(50, min_trials=4)
+    policy = trial_rules.Percentile(50, min_trials=4)
     rows = [(trial, 10, float(trial)) for trial in (1, 2, 3, 4)]
     assert reports(policy, [*rows, (5, 10, 2.5)]) == []
     assert reports(policy, [*rows, (5, 10, 3.5)]) == [(5, 10)]
@@ -141,19 +142,19 @@ def test_the_median_is_of_the_best_that_others_had_at_the_same_length() -> None:
     assert reports(policy, [*rows, (5, 11, 9.0)]) == []
     # nothing is judged before the fifth trial, nor within the warm-up
     assert reports(policy, [*rows[:3], (5, 10, 9.0)]) == []
-    late = policies.Percentile(50, min_trials=4, warmup=11)
+    late = trial_rules.Percentile(50, min_trials=4, warmup=11)
     assert reports(late, [*rows, (5, 10, 9.0)]) == []
 
 
 def test_a_percentile_keeps_that_share_on_the_long_run() -> None:
     draw = random.Random(0)
     rows = [(trial, 1, draw.random()) for trial in range(1, 501)]
-    ended = reports(policies.Percentile(25), rows)
+    ended = reports(trial_rules.Percentile(25), rows)
     assert 0.70 < len(ended) / len(rows) < 0.80
 
 
 def test_lengths_within_an_interval_are_compared() -> None:
-    policy = policies.Percentile(50, min_trials=2, interval=100)
+    policy = trial_rules.Percentile(50, min_trials=2, interval=100)
     rows = [(1, 101, 1.0), (2, 150, 1.1), (3, 199, 2.0)]
     assert reports(policy, rows) == [(3, 199)]
     # a second report of a trial within the interval is not a second value of it
@@ -161,7 +162,7 @@ def test_lengths_within_an_interval_are_compared() -> None:
 
 
 def test_wilcoxon_compares_equal_folds_with_the_best_trial() -> None:
-    policy = policies.Wilcoxon(p=0.05)
+    policy = trial_rules.Wilcoxon(p=0.05)
     best = [(1, fold, 0.1 * fold) for fold in range(1, 9)]
     worse = [(2, fold, 0.1 * fold + 0.05 + fold / 1000) for fold in range(1, 9)]
     mixed = [(3, fold, 0.1 * fold + (-1) ** fold / 50) for fold in range(1, 9)]
@@ -181,7 +182,7 @@ def test_a_test_without_its_package_is_refused_before_anything_runs(
 
 
 def test_no_improvement_counts_trials() -> None:
-    policy = endings.NoImprovement(3)
+    policy = search_rules.NoImprovement(3)
     rows = [(1, 1, 1.0), (2, 1, 2.0), (3, 1, 2.0), (4, 1, 2.0)]
     assert reports(policy, rows) == []
     assert reports(policy, [*rows, (5, 1, 2.0)]) == [(5, 1)]
@@ -210,7 +211,7 @@ class Run:
 
 
 def test_a_trial_that_a_policy_ends_makes_room_at_once_and_is_heard_no_more() -> None:
-    run = Run(searcher(("nan", policies.NaN())))
+    run = Run(searcher(("nan", trial_rules.NaN())))
     stop, create = run.report(1, 10, math.nan)
     assert stop == Stop(1, "nan: the metric is nan")
     assert isinstance(create, Create) and create.trial == 3
@@ -222,7 +223,7 @@ def test_a_trial_that_a_policy_ends_makes_room_at_once_and_is_heard_no_more() ->
 
 
 def test_a_target_ends_all_trials_and_the_search() -> None:
-    run = Run(searcher(("target", endings.Target(0.5)), most=9))
+    run = Run(searcher(("target", search_rules.Target(0.5)), most=9))
     assert run.report(1, 10, 0.6) == []
     why = "target: trial 2 reached the target with 0.4"
     assert run.report(2, 10, 0.4) == [Stop(1, why), Stop(2, why), Shutdown(why=why)]
@@ -232,9 +233,9 @@ def test_a_target_ends_all_trials_and_the_search() -> None:
 @pytest.mark.parametrize(
     ("policy", "at", "again"),
     [
-        (endings.Target(0.1), 1, 0),
-        (endings.TotalLength(30), 3, 5),
-        (endings.NoImprovement(1), 3, 5),
+        (search_rules.Target(0.1), 1, 0),
+        (search_rules.TotalLength(30), 3, 5),
+        (search_rules.NoImprovement(1), 3, 5),
     ],
 )
 def test_what_ended_a_search_does_not_end_it_at_once_again_when_more_is_asked_for(
@@ -261,7 +262,7 @@ def test_what_ended_a_search_does_not_end_it_at_once_again_when_more_is_asked_fo
 def test_a_trial_that_had_come_to_its_end_when_a_target_ended_the_search_can_be_made_longer() -> (
     None
 ):
-    run = Run(searcher(("target", endings.Target(0.1)), most=3, at_once=3))
+    run = Run(searcher(("target", search_rules.Target(0.1)), most=3, at_once=3))
     run.report(1, 100, 0.5)
     run.report(2, 100, 0.1)
     assert run.report(3, 90, 0.2) == run.report(3, 100, 0.2) == []
@@ -301,7 +302,7 @@ def test_a_constraint_that_a_trial_breaks_once_the_search_is_over_ends_it_once()
     until = Length("batches", 100)
     method = Hears(Independent(Space({"lr": 0.1}), 1), 1, until, 3, 3)
     goals = Goals((Objective("loss"),), (Constraint("memory", upper=1.0, hard=True),))
-    target, limits = [("target", endings.Target(0.1))], Limits(3, 3, until)
+    target, limits = [("target", search_rules.Target(0.1))], Limits(3, 3, until)
     run = Run(Supervised(method, target, "loss", goals=goals, limits=limits))
     run.give(Report(1, Length("batches", 10), {"loss": 0.1, "memory": 0.5}))
     for at, memory in ((10, 2.0), (20, 2.0), (30, 0.5)):
@@ -313,7 +314,7 @@ def test_a_constraint_that_a_trial_breaks_once_the_search_is_over_ends_it_once()
 
 
 def test_where_nobody_is_left_to_go_on_a_search_stays_ended_by_what_ended_it() -> None:
-    run = Run(searcher(("target", endings.Target(0.1)), most=1))
+    run = Run(searcher(("target", search_rules.Target(0.1)), most=1))
     [stop, end] = run.report(1, 50, 0.1)
     assert isinstance(stop, Stop) and run.give(SegmentEnd(1, "stopped")) == []
     assert run.give(Limits(1, 2, Length("batches", 200))) == [end]
@@ -322,7 +323,7 @@ def test_where_nobody_is_left_to_go_on_a_search_stays_ended_by_what_ended_it() -
 
 
 def test_what_rungs_did_not_hear_before_a_search_was_reopened_they_hear_then() -> None:
-    run = Run(halving(("target", endings.Target(0.1)), trials=4))
+    run = Run(halving(("target", search_rules.Target(0.1)), trials=4))
     for trial, value in ((1, 0.1), (2, 0.5)):
         run.report(trial, 1, value)
     assert (
@@ -334,7 +335,7 @@ def test_what_rungs_did_not_hear_before_a_search_was_reopened_they_hear_then() -
 
 
 def test_a_search_by_rungs_knows_what_ended_it_when_it_goes_on() -> None:
-    target = ("target", endings.Target(0.1))
+    target = ("target", search_rules.Target(0.1))
     run = Run(halving(target, trials=4))
     for trial in (1, 2, 3):
         run.report(trial, 1, trial / 10 + 1)
@@ -348,7 +349,7 @@ def test_a_search_by_rungs_knows_what_ended_it_when_it_goes_on() -> None:
 
 
 def test_what_a_trial_inherits_was_trained_once() -> None:
-    policy, state = endings.TotalLength(1000), {"total": 0, "of": {}}
+    policy, state = search_rules.TotalLength(1000), {"total": 0, "of": {}}
 
     def total(trial: int, length: int) -> int:
         policy.judge(state, Seen(str(trial), length, 1.0, 1.0))
@@ -397,14 +398,14 @@ class Copies(Random):
 def test_searches_of_former_versions_are_judged_by_their_rules(rules: int, total: int) -> None:
     method = Copies(Independent(Space({"lr": 0.1}), 1), 1, Length("batches", 900), 2, 2)
     values = {"threshold": {"upper": 5}, "total_length": {"length": {"batches": 9000}}}
-    chosen = stopping.chosen(values, True, rules)
+    chosen = rules_from_config.chosen(values, True, rules)
     limits = Limits(2, 2, Length("batches", 900))
     run = Run(Supervised(method, chosen, "loss", limits=limits, rules=rules))
     run.report(1, 500, 1.0)
     run.report(2, 600, 1.0)
     assert run.state["policies"][1]["total"] == total
     assert bool(run.report(2, 700, math.inf)) is (rules > 1)
-    [(_, nan)] = stopping.chosen({"nan": {}}, True, rules)
+    [(_, nan)] = rules_from_config.chosen({"nan": {}}, True, rules)
     assert first(judged(nan, [1.0, None])) == (2 if rules == 1 else 0)
     assert ("asked" in run.state) is (rules > 1)
     assert (run.method.version == method.version) is (rules == 1)
@@ -424,7 +425,7 @@ class Pauses(Random):
 
 def test_what_the_searcher_wants_of_an_ended_trial_is_dropped_and_nothing_else() -> None:
     method = Pauses(Independent(Space({"lr": 0.1}), 1), 1, Length("batches", 9), 2, 1)
-    run = Run(Supervised(method, [("nan", policies.NaN())], "loss"))
+    run = Run(Supervised(method, [("nan", trial_rules.NaN())], "loss"))
     stop, create, *rest = run.report(1, 10, math.nan)
     assert isinstance(stop, Stop) and isinstance(create, Create) and create.trial == 9
     assert not any(isinstance(action, Pause) for action in rest)
@@ -450,7 +451,7 @@ def halving(*asked: tuple[str, Policy], trials: int = 16) -> Supervised:
 
 def test_who_is_ended_by_a_policy_has_had_its_turn_at_the_rungs() -> None:
     """Nobody is promoted in its stead: it would end in the same way."""
-    method = halving(("time", policies.Time(9 / 3600)))
+    method = halving(("time", trial_rules.Time(9 / 3600)))
     state, actions = method.on_event(method.initial(), Start())
     lengths: dict[int, int] = {}
     running, longest = [a.trial for a in actions if isinstance(a, Create)], {}

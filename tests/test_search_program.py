@@ -15,8 +15,8 @@ import pytest
 from hpcdet import config
 from hpcdet.control import commands
 from hpcdet.read import views
-from hpcdet.search.api import Create, Report, SegmentEnd, Shutdown, Start, Stop
-from hpcdet.search.program import Program, ProgramError, Search, command
+from hpcdet.search.api.events import Create, Report, SegmentEnd, Shutdown, Start, Stop
+from hpcdet.search.methods.program import Program, ProgramError, Search, command
 from hpcdet.store.folder.records import Trial
 from hpcdet.units import Length
 from tests import experiments as x

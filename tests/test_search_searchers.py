@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcdet.errors import ConfigError
-from hpcdet.search import api, model_based
-from hpcdet.search.api import Action, Create, Report, Searcher, SegmentEnd, Shutdown, Start
+from hpcdet.search.api import events
+from hpcdet.search.api.events import Action, Create, Report, Searcher, SegmentEnd, Shutdown, Start
 from hpcdet.search.registry import NAMES, searcher
+from hpcdet.search.samplers import optuna_samplers
 from hpcdet.store.config.resolved_config import COPYING, WHOLE, resolve
 from hpcdet.store.folder.records import Trial
 from hpcdet.units import Length
@@ -91,15 +92,15 @@ def test_a_metric_that_nobody_shows_is_asked_about_once_while_others_are_to_trai
     method = searcher(resolve({"hyperparameters": {"x": 1}, "searcher": asked}))
 
     def course(metrics: dict[str, float]) -> list[tuple[int, str]]:
-        state, _ = method.on_event(method.initial(), api.Start())
+        state, _ = method.on_event(method.initial(), events.Start())
         found: list[tuple[int, str]] = []
         for trial in range(1, 7):
             for event in (
-                api.Report(trial, Length("batches", 9), metrics),
-                api.SegmentEnd(trial, "user_exit"),
+                events.Report(trial, Length("batches", 9), metrics),
+                events.SegmentEnd(trial, "user_exit"),
             ):
                 state, actions = method.on_event(state, event)
-                found += [(trial, one.why) for one in actions if isinstance(one, api.Ask)]
+                found += [(trial, one.why) for one in actions if isinstance(one, events.Ask)]
         assert state["over"]
         return found
 
@@ -197,7 +198,7 @@ def test_what_is_no_searcher_or_no_space_is_a_config_error() -> None:
 def test_without_optuna_only_models_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("optuna", "scipy", "torch"):
         monkeypatch.setitem(sys.modules, package, None)
-    model_based.library.cache_clear()
+    optuna_samplers.library.cache_clear()
     step = {"until": {"batches": 9}, "hyperparameters": {"lr": 0.1, "n": 1}}
     needs: dict[str, dict[str, Any]] = {
         **{method: {"population_size": 2} for method in COPYING},

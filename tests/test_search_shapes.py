@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from hpcdet import config
-from hpcdet.search.model_based import ModelBased
-from hpcdet.search.sampling import Observation
+from hpcdet.search.api.sampling import Observation
+from hpcdet.search.samplers.optuna_samplers import ModelBased
 from hpcdet.space.space import Space
 from tests import ranks
 

@@ -17,7 +17,8 @@ from hpcdet.control.replay import Replay
 from hpcdet.errors import ConfigError, NotFound
 from hpcdet.jobs import origin, past
 from hpcdet.read import find
-from hpcdet.search import api, codec, registry
+from hpcdet.search import registry
+from hpcdet.search.api import codec, events
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import dump, resolve
@@ -55,7 +56,7 @@ def searched(root: Path, id: str, wanted: Mapping[str, Any], loss: Loss) -> Expe
     method = registry.searcher(resolved, history=history.of(paths))
     lengths, state = [Length("batches", n) for n in (10, 20, 40)], method.initial()
     records = Chain.open(paths, 1, "test")
-    waiting: list[api.Event] = [api.Start()]
+    waiting: list[events.Event] = [events.Start()]
     params: dict[int, Mapping[str, Any]] = {}
     while waiting:
         event = waiting.pop(0)
@@ -63,12 +64,12 @@ def searched(root: Path, id: str, wanted: Mapping[str, Any], loss: Loss) -> Expe
         state, actions = method.on_event(state, event)
         for action in actions:
             records.note("action", action=codec.encode_action(action))
-            if isinstance(action, api.Create):
+            if isinstance(action, events.Create):
                 params[action.trial] = action.params
                 shown = {"validation_loss": loss(action.params), "other": 1.0}
                 come = lengths[: 1 if action.trial == 3 else 3]
-                waiting += [api.Report(action.trial, length, shown) for length in come]
-                waiting.append(api.SegmentEnd(action.trial, "target"))
+                waiting += [events.Report(action.trial, length, shown) for length in come]
+                waiting.append(events.SegmentEnd(action.trial, "target"))
     records.commit()
     records.close()
     return paths

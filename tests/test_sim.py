@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.search import api
+from hpcdet.search.api import events
 from hpcdet.search.registry import RULES, searcher
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course
@@ -26,7 +26,7 @@ from tests.commands import Cli, cli  # noqa: F401
 from tests.compared import compared
 
 
-def random_search(trials: int, length: int, concurrent: int = 0) -> api.Searcher:
+def random_search(trials: int, length: int, concurrent: int = 0) -> events.Searcher:
     asked = {
         "name": "random",
         "max_trials": trials,
@@ -50,17 +50,19 @@ class Ladder:
     revived: int = 2
     name: str = "ladder"
     version: int = 1
-    heard: list[api.Event] = field(default_factory=list)
+    heard: list[events.Event] = field(default_factory=list)
 
-    def initial(self) -> api.State:
+    def initial(self) -> events.State:
         return {"made": 0, "open": [], "paused": [], "seen": {}, "revived": 0, "over": False}
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+    def on_event(
+        self, state: events.State, event: events.Event
+    ) -> tuple[events.State, list[events.Action]]:
         self.heard.append(event)
         state = json.loads(json.dumps(state))
-        actions: list[api.Action] = []
+        actions: list[events.Action] = []
         match event:
-            case api.Report(trial, length, metrics):
+            case events.Report(trial, length, metrics):
                 losses = state["seen"].setdefault(str(length.value), {})
                 new = losses.setdefault(str(trial), metrics["loss"]) == metrics["loss"]
                 worse = sum(loss <= metrics["loss"] for loss in losses.values())
@@ -68,27 +70,29 @@ class Ladder:
                 if new and bad and trial in state["open"]:
                     state["open"].remove(trial)
                     state["paused"] += [[metrics["loss"], trial]] * (self.rule == "pause")
-                    stop = api.Stop(trial, "half") if self.rule == "stop" else api.Pause(trial)
+                    stop = (
+                        events.Stop(trial, "half") if self.rule == "stop" else events.Pause(trial)
+                    )
                     actions.append(stop)
-            case api.SegmentEnd(trial):
+            case events.SegmentEnd(trial):
                 state["open"] = [other for other in state["open"] if other != trial]
         while state["made"] < self.trials and len(state["open"]) < self.concurrent:
             state["made"] += 1
             state["open"].append(state["made"])
-            actions.append(api.Create(state["made"], {}, 0, Length("batches", self.rungs[-1])))
+            actions.append(events.Create(state["made"], {}, 0, Length("batches", self.rungs[-1])))
         if not state["open"] and state["paused"] and state["revived"] < self.revived:
             best = min(state["paused"])
             state["paused"].remove(best)
             state["revived"] += 1
             state["open"].append(best[1])
-            actions.append(api.Continue(best[1], Length("batches", self.rungs[-1])))
+            actions.append(events.Continue(best[1], Length("batches", self.rungs[-1])))
         if not state["open"] and not state["over"]:
             state["over"] = True
-            actions.append(api.Shutdown())
+            actions.append(events.Shutdown())
         return state, actions
 
 
-def run(method: api.Searcher, cluster: Cluster, *lengths: int, **more: Any) -> Course:
+def run(method: events.Searcher, cluster: Cluster, *lengths: int, **more: Any) -> Course:
     curves = Curves(more.get("seed", 0), max(lengths))
     name = "loss" if isinstance(method, Ladder) else "validation_loss"
     return Simulation(method, cluster, curves, lengths, metric=name, keep=True, **more).run()
@@ -200,7 +204,7 @@ def test_whatever_happens_each_trial_ends_and_each_length_is_told_once(
     assert 0 < course.utilisation < 1
     told: dict[int, list[int]] = {}
     for event in method.heard:
-        if isinstance(event, api.Report):
+        if isinstance(event, events.Report):
             told.setdefault(event.trial, []).append(event.length.value)
     assert all(lengths == sorted(set(lengths)) for lengths in told.values())
     assert course.at == {n: sum(n in lengths for lengths in told.values()) for n in (4, 16, 64)}
@@ -213,7 +217,7 @@ def test_whatever_happens_each_trial_ends_and_each_length_is_told_once(
 def test_repeated_reports_are_told_as_they_are() -> None:
     method = Ladder((4, 16), trials=30, concurrent=3)
     course = run(method, Cluster(3, repeats=0.5), 4, 16)
-    reports = [(e.trial, e.length) for e in method.heard if isinstance(e, api.Report)]
+    reports = [(e.trial, e.length) for e in method.heard if isinstance(e, events.Report)]
     assert course.over and len(reports) > len(set(reports)) > 30
 
 
@@ -272,19 +276,21 @@ def test_rules_of_ours_on_a_bad_cluster(rule: str) -> None:
 class Watched:
     """A searcher, and when it told each trial last what to do."""
 
-    method: api.Searcher
+    method: events.Searcher
     words: dict[int, tuple[str, float]] = field(default_factory=dict)
     now: Callable[[], float] = float
     name: str = "watched"
     version: int = 1
 
-    def initial(self) -> api.State:
+    def initial(self) -> events.State:
         return self.method.initial()
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+    def on_event(
+        self, state: events.State, event: events.Event
+    ) -> tuple[events.State, list[events.Action]]:
         state, actions = self.method.on_event(state, event)
         for action in actions:
-            if isinstance(action, api.Pause | api.Stop | api.Continue):
+            if isinstance(action, events.Pause | events.Stop | events.Continue):
                 self.words[action.trial] = type(action).__name__.lower(), self.now()
         return state, actions
 
@@ -319,7 +325,7 @@ def test_rules_where_trials_come_to_their_end_before_they_hear(
         course = simulation.run()
         assert course.over and not course.stalled
         ends = {moment.trial: moment.at_s for moment in course.moments if moment.what == "finish"}
-        told = [event for event in method.told if isinstance(event, api.SegmentEnd)]
+        told = [event for event in method.told if isinstance(event, events.SegmentEnd)]
         heard = {event.trial for event in told if event.reason == "target"}
         to_leave |= {
             word

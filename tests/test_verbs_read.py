@@ -24,7 +24,8 @@ from hpcdet.cli import follow, main
 from hpcdet.control import presence
 from hpcdet.read import find, report
 from hpcdet.read.gather import gather
-from hpcdet.search import api, codec, registry
+from hpcdet.search import registry
+from hpcdet.search.api import codec, events
 from hpcdet.store.config import resolved_config as config
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import WorkerEnd
@@ -268,11 +269,11 @@ def test_what_is_decided_of_a_trial_is_in_events_explain_and_the_report(cli: Cli
     told = [(1, 10, 0.5), (2, 10, 0.7), (3, 10, math.nan)]
     target = (1, 20, 0.001)
 
-    def tell(event: api.Event) -> None:
+    def tell(event: events.Event) -> None:
         nonlocal state
         state, actions = method.on_event(state, event)
         for action in actions:
-            if isinstance(action, api.Create):
+            if isinstance(action, events.Create):
                 built.trial(**action.params)
             built.decide("action", action=codec.encode_action(action))
 
@@ -287,13 +288,13 @@ def test_what_is_decided_of_a_trial_is_in_events_explain_and_the_report(cli: Cli
         assert [row["text"] for row in rows if row["kind"] == "decision"][-1] == what
         assert f'<td class="said">{what}</td>' in report.render(gather(built.paths), 0.0)
 
-    tell(api.Start())
+    tell(events.Start())
     for trial, at, value in told:
-        tell(api.Report(trial, Length("batches", at), {"validation_loss": value}))
+        tell(events.Report(trial, Length("batches", at), {"validation_loss": value}))
     said(2, "pause: rung 1 of 3 (10 batches): rank 2 of 2, the best 1 go on")
     said(3, "stop: nan: the metric is nan")
     trial, at, value = target
-    tell(api.Report(trial, Length("batches", at), {"validation_loss": value}))
+    tell(events.Report(trial, Length("batches", at), {"validation_loss": value}))
     for trial in (1, 2):
         said(trial, "stop: target: trial 1 reached the target with 0.001")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.search import peers
 from benchmarks.search.rules import RULES, Ladder, Stopping
-from hpcdet.search import api
+from hpcdet.search.api import events
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import Curves
@@ -27,18 +27,20 @@ LAST = 1000
 class Timed:
     """A searcher that notes how long it takes over each report."""
 
-    def __init__(self, method: api.Searcher) -> None:
+    def __init__(self, method: events.Searcher) -> None:
         self.method = method
         self.name, self.version = method.name, method.version
         self.took: list[float] = []
 
-    def initial(self) -> api.State:
+    def initial(self) -> events.State:
         return self.method.initial()
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+    def on_event(
+        self, state: events.State, event: events.Event
+    ) -> tuple[events.State, list[events.Action]]:
         begin = time.perf_counter()
         answer = self.method.on_event(state, event)
-        if isinstance(event, api.Report):
+        if isinstance(event, events.Report):
             self.took.append(time.perf_counter() - begin)
         return answer
 
@@ -93,7 +95,7 @@ def parity(name: str, trials: int) -> tuple[int, int]:
             continue
         trial = rng.choice(list(live))
         length, loss = ladder.rungs[live[trial]], rng.random()
-        report = api.Report(trial + 1, Length("batches", length), {"validation_loss": loss})
+        report = events.Report(trial + 1, Length("batches", length), {"validation_loss": loss})
         state, actions = rule.on_event(state, report)
         live[trial] += 1
         if length == ladder.full:

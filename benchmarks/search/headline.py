@@ -30,7 +30,7 @@ from benchmarks.search import samplers
 from benchmarks.search.clusters import bounds
 from benchmarks.search.rules import Ladder, ours
 from benchmarks.search.sampled import WORST, sampled, tpe
-from hpcdet.search import api
+from hpcdet.search.api import events
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import Curves
@@ -193,16 +193,18 @@ def perform(task: Task) -> list[dict[str, Any]]:
 class Until:
     """A searcher that is asked no more once somebody has what was looked for."""
 
-    def __init__(self, method: api.Searcher) -> None:
+    def __init__(self, method: events.Searcher) -> None:
         self.method, self.found = method, False
         self.name, self.version = method.name, method.version
 
-    def initial(self) -> api.State:
+    def initial(self) -> events.State:
         return self.method.initial()
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+    def on_event(
+        self, state: events.State, event: events.Event
+    ) -> tuple[events.State, list[events.Action]]:
         if self.found:
-            return state, [api.Shutdown()]
+            return state, [events.Shutdown()]
         return self.method.on_event(state, event)
 
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcdet.search import api
-from hpcdet.search.halving import NEWEST
+from hpcdet.search.api import events
+from hpcdet.search.halving.halving import NEWEST
 from hpcdet.search.registry import searcher
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.units import Length
@@ -50,7 +50,7 @@ def ours(
     hyperparameters: dict[str, Any] | None = None,
     seed: int = 0,
     **asked: Any,
-) -> api.Searcher:
+) -> events.Searcher:
     """A method of hpcdet's, as a config names it."""
     common = {
         "metric": METRIC,
@@ -68,7 +68,7 @@ def ours(
     return searcher(resolve(config))
 
 
-def halving(ladder: Ladder, rule: str, **asked: Any) -> api.Searcher:
+def halving(ladder: Ladder, rule: str, **asked: Any) -> events.Searcher:
     rungs = {"num_rungs": len(ladder.rungs), "divisor": ladder.eta}
     return ours(ladder, "async_halving", rule=rule, **rungs, **asked)
 
@@ -90,14 +90,16 @@ class Stopping:
     version: int = 1
     _records: list[dict[int, list[float]]] = field(default_factory=list)
 
-    def initial(self) -> api.State:
+    def initial(self) -> events.State:
         rungs = self.ladder.rungs
         self._records = [{length: [] for length in rungs[b:]} for b in range(self.brackets)]
         return {"made": 0, "open": 0}
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+    def on_event(
+        self, state: events.State, event: events.Event
+    ) -> tuple[events.State, list[events.Action]]:
         match event:
-            case api.Report(trial, length, metrics):
+            case events.Report(trial, length, metrics):
                 record = self._records[self.spread(trial)].get(length.value)
                 if record is None:
                     return state, []
@@ -105,23 +107,23 @@ class Stopping:
                 on = self.decide(record, loss)
                 bisect.insort(record, loss)
                 if length.value < self.ladder.full and not on:
-                    return state, [api.Stop(trial)]
+                    return state, [events.Stop(trial)]
                 return state, []
-            case api.SegmentEnd():
+            case events.SegmentEnd():
                 state["open"] -= 1
         return state, _fill(state, self.ladder, self.ladder.full)
 
 
-def _fill(state: api.State, ladder: Ladder, until: int) -> list[api.Action]:
+def _fill(state: events.State, ladder: Ladder, until: int) -> list[events.Action]:
     """New trials for free workers."""
-    actions: list[api.Action] = []
+    actions: list[events.Action] = []
     while state["open"] < ladder.workers and state["made"] < ladder.trials:
         state["made"] += 1
         state["open"] += 1
-        actions.append(api.Create(state["made"], {}, 0, Length("batches", until)))
+        actions.append(events.Create(state["made"], {}, 0, Length("batches", until)))
     if not state["open"] and not state.get("over"):
         state["over"] = True
-        actions.append(api.Shutdown())
+        actions.append(events.Shutdown())
     return actions
 
 
@@ -188,16 +190,18 @@ class TopK:
     version: int = 1
     _losses: list[tuple[float, int]] = field(default_factory=list)
 
-    def initial(self) -> api.State:
+    def initial(self) -> events.State:
         return {"made": 0, "open": 0, "waiting": []}
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+    def on_event(
+        self, state: events.State, event: events.Event
+    ) -> tuple[events.State, list[events.Action]]:
         match event:
-            case api.Report(trial, length, metrics) if length.value == self.ladder.rungs[0]:
+            case events.Report(trial, length, metrics) if length.value == self.ladder.rungs[0]:
                 self._losses.append((metrics[METRIC], trial))
-            case api.SegmentEnd():
+            case events.SegmentEnd():
                 state["open"] -= 1
-        actions: list[api.Action] = []
+        actions: list[events.Action] = []
         if len(self._losses) >= self.many:
             self._losses.sort()
             state["waiting"] += [trial for _, trial in self._losses[: self.few]]
@@ -205,11 +209,11 @@ class TopK:
         while state["open"] < self.ladder.workers:
             if state["waiting"]:
                 trial = state["waiting"].pop(0)
-                actions.append(api.Continue(trial, Length("batches", self.ladder.full)))
+                actions.append(events.Continue(trial, Length("batches", self.ladder.full)))
             elif state["made"] < self.ladder.trials:
                 state["made"] += 1
                 first = Length("batches", self.ladder.rungs[0])
-                actions.append(api.Create(state["made"], {}, 0, first))
+                actions.append(events.Create(state["made"], {}, 0, first))
             else:
                 break
             state["open"] += 1
@@ -237,18 +241,20 @@ class Synchronous:
     _of: dict[int, _Round] = field(default_factory=dict)
     _loss: dict[int, float] = field(default_factory=dict)
 
-    def initial(self) -> api.State:
+    def initial(self) -> events.State:
         return {"made": 0, "open": 0}
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+    def on_event(
+        self, state: events.State, event: events.Event
+    ) -> tuple[events.State, list[events.Action]]:
         match event:
-            case api.Report(trial, _, metrics):
+            case events.Report(trial, _, metrics):
                 self._loss[trial] = metrics[METRIC]
                 return state, []
-            case api.SegmentEnd(trial, reason):
+            case events.SegmentEnd(trial, reason):
                 state["open"] -= 1
                 self._ended(trial, reason == "target")
-        actions: list[api.Action] = []
+        actions: list[events.Action] = []
         while state["open"] < self.ladder.workers:
             actions.append(self._next(state))
             state["open"] += 1
@@ -267,7 +273,7 @@ class Synchronous:
         if mine.rung == len(self.ladder.rungs) or not mine.queue:
             self._rounds.remove(mine)
 
-    def _next(self, state: api.State) -> api.Action:
+    def _next(self, state: events.State) -> events.Action:
         for one in self._rounds:
             if one.queue:
                 break
@@ -280,10 +286,10 @@ class Synchronous:
         trial = one.queue.pop(0)
         one.out += 1
         until = Length("batches", self.ladder.rungs[one.rung])
-        return api.Continue(trial, until) if one.rung else api.Create(trial, {}, 0, until)
+        return events.Continue(trial, until) if one.rung else events.Create(trial, {}, 0, until)
 
 
-RULES: dict[str, Callable[[Ladder], api.Searcher]] = {
+RULES: dict[str, Callable[[Ladder], events.Searcher]] = {
     "hpcdet hybrid": lambda ladder: halving(ladder, "hybrid"),
     "hpcdet hybrid, all promoted": lambda ladder: halving(ladder, "hybrid", promotion_share=None),
     "hpcdet stopping": lambda ladder: halving(ladder, "stopping"),

@@ -9,7 +9,7 @@ import optuna
 
 from benchmarks.search.rules import METRIC, Ladder, Stopping, optuna_hyperband
 from benchmarks.search.rules import optuna as optuna_rule
-from hpcdet.search import api
+from hpcdet.search.api import events
 from hpcdet.units import Length
 
 WORST = 100.0
@@ -22,18 +22,20 @@ class Sampled(Stopping):
     draw: Draw
     sampler: optuna.samplers.BaseSampler
 
-    def initial(self) -> api.State:
+    def initial(self) -> events.State:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._study = optuna.create_study(sampler=self.sampler)
         self._asked: dict[int, tuple[optuna.Trial, float]] = {}
         return super().initial()
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
-        if isinstance(event, api.Report):
+    def on_event(
+        self, state: events.State, event: events.Event
+    ) -> tuple[events.State, list[events.Action]]:
+        if isinstance(event, events.Report):
             trial, loss = self._asked[event.trial][0], event.metrics[METRIC]
             trial.report(loss, event.length.value)
             self._asked[event.trial] = (trial, loss)
-        if isinstance(event, api.SegmentEnd):
+        if isinstance(event, events.SegmentEnd):
             trial, loss = self._asked.pop(event.trial)
             if event.reason == "target":
                 self._study.tell(trial, loss)
@@ -44,13 +46,13 @@ class Sampled(Stopping):
         state, actions = super().on_event(state, event)
         return state, [self._with_params(action) for action in actions]
 
-    def _with_params(self, action: api.Action) -> api.Action:
-        if not isinstance(action, api.Create):
+    def _with_params(self, action: events.Action) -> events.Action:
+        if not isinstance(action, events.Create):
             return action
         trial = self._study.ask()
         self._asked[action.trial] = (trial, WORST)
         full = Length("batches", self.ladder.full)
-        return api.Create(action.trial, self.draw(trial), 0, full)
+        return events.Create(action.trial, self.draw(trial), 0, full)
 
 
 def sampled(

@@ -20,7 +20,7 @@ import optuna
 from benchmarks.search.clusters import Outcome, Run, outcome_of, summaries
 from benchmarks.search.rules import Ladder, ours
 from benchmarks.search.sampled import sampled, tpe
-from hpcdet.search import api
+from hpcdet.search.api import events
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import DIMENSIONS, Curves, curves
@@ -66,11 +66,11 @@ def ladder_of(workers: int) -> Ladder:
     return Ladder(FULL, ETA, workers, rung_count=RUNGS)
 
 
-Make = Callable[[Ladder, int], api.Searcher]
+Make = Callable[[Ladder, int], events.Searcher]
 
 
 def _ours(name: str, **asked: Any) -> Make:
-    def make(ladder: Ladder, seed: int) -> api.Searcher:
+    def make(ladder: Ladder, seed: int) -> events.Searcher:
         return ours(ladder, name, SPACE, seed, **asked)
 
     return make
@@ -84,12 +84,12 @@ def _theirs(name: str, stops: str) -> Make:
     return lambda ladder, seed: sampled(ladder, name, suggested, tpe(seed), stops)
 
 
-def _random(ladder: Ladder, seed: int) -> api.Searcher:
+def _random(ladder: Ladder, seed: int) -> events.Searcher:
     name = "Optuna random, halving"
     return sampled(ladder, name, suggested, optuna.samplers.RandomSampler(seed), "halving")
 
 
-def _gp(ladder: Ladder, seed: int) -> api.Searcher:
+def _gp(ladder: Ladder, seed: int) -> events.Searcher:
     return sampled(ladder, "Optuna GP", suggested, optuna.samplers.GPSampler(seed=seed))
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import optuna
 
 from benchmarks.search.rules import METRIC
-from hpcdet.search import api
-from hpcdet.search.halving import NEWEST
+from hpcdet.search.api import events
+from hpcdet.search.halving.halving import NEWEST
 from hpcdet.search.registry import searcher
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.engine import Simulation
@@ -49,19 +49,21 @@ def ours_random(trials: int, times: int) -> list[float]:
 class Suggesting:
     """A searcher of which the decisions that make trials from the ``first`` on are timed."""
 
-    def __init__(self, method: api.Searcher, first: int) -> None:
+    def __init__(self, method: events.Searcher, first: int) -> None:
         self.method, self.first = method, first
         self.name, self.version = method.name, method.version
         self.took: list[float] = []
 
-    def initial(self) -> api.State:
+    def initial(self) -> events.State:
         return self.method.initial()
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
+    def on_event(
+        self, state: events.State, event: events.Event
+    ) -> tuple[events.State, list[events.Action]]:
         begin = time.perf_counter()
         state, actions = self.method.on_event(state, event)
         took = time.perf_counter() - begin
-        made = [a.trial for a in actions if isinstance(a, api.Create)]
+        made = [a.trial for a in actions if isinstance(a, events.Create)]
         if made and max(made) >= self.first:
             self.took.append(took / len(made))
         return state, actions

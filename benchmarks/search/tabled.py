@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.search import tables
 from benchmarks.search.rules import METRIC, Ladder, ours
-from hpcdet.search import api
+from hpcdet.search.api import events
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course
 from hpcdet.sim.engine import Simulation
@@ -96,25 +96,27 @@ class Driven:
     name: str = "peer"
     version: int = 1
 
-    def initial(self) -> api.State:
+    def initial(self) -> events.State:
         return {"made": 0, "open": 0}
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
-        actions: list[api.Action] = []
+    def on_event(
+        self, state: events.State, event: events.Event
+    ) -> tuple[events.State, list[events.Action]]:
+        actions: list[events.Action] = []
         match event:
-            case api.Report(trial, length, metrics):
+            case events.Report(trial, length, metrics):
                 on = self.peer.goes_on(trial, length.value, metrics[METRIC])
                 if not on and length.value < self.ladder.full:
-                    actions.append(api.Stop(trial))
+                    actions.append(events.Stop(trial))
                 return state, actions
-            case api.SegmentEnd():
+            case events.SegmentEnd():
                 state["open"] -= 1
         while state["open"] < self.ladder.workers:
             state["made"] += 1
             state["open"] += 1
             params = self.peer.suggest(state["made"])
             actions.append(
-                api.Create(state["made"], params, 0, Length("batches", self.ladder.full))
+                events.Create(state["made"], params, 0, Length("batches", self.ladder.full))
             )
         return state, actions
 
@@ -217,7 +219,7 @@ class RayOptuna:
         return bool(said == "CONTINUE")
 
 
-Make = Callable[[Ladder, dict[str, Any], int], api.Searcher]
+Make = Callable[[Ladder, dict[str, Any], int], events.Searcher]
 
 
 def _ours(name: str, **asked: Any) -> Make:
@@ -232,7 +234,7 @@ def _syne(model: bool) -> Make:
     return lambda ladder, space, seed: Driven(ladder, Syne(ladder, space, seed, model))
 
 
-def _ray(ladder: Ladder, space: dict[str, Any], seed: int) -> api.Searcher:
+def _ray(ladder: Ladder, space: dict[str, Any], seed: int) -> events.Searcher:
     return Driven(ladder, RayOptuna(ladder, space, seed))
 
 

@@ -19,8 +19,9 @@ from hpcdet.cli.times import Seconds
 from hpcdet.errors import ConfigError, StillPending
 from hpcdet.jobs import create, errand, launch
 from hpcdet.schedulers import processes
-from hpcdet.search import api, registry
-from hpcdet.search.program import ProgramError
+from hpcdet.search import registry
+from hpcdet.search.api import events
+from hpcdet.search.methods.program import ProgramError
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Trial
@@ -181,11 +182,11 @@ def _first_trial(paths: ExperimentPaths) -> Trial:
     resolved = resolved_config.load(paths.config)
     searcher = registry.searcher(resolved, paths.code, history=history.of(paths))
     try:
-        _, actions = searcher.on_event(searcher.initial(), api.Start())
+        _, actions = searcher.on_event(searcher.initial(), events.Start())
     except ProgramError as error:
         hint = "one line of JSON answers each line: docs/search.md, 'A searcher of your own'"
         raise ConfigError(error.what, where="searcher.program", hint=hint) from error
-    created = next((action for action in actions if isinstance(action, api.Create)), None)
+    created = next((action for action in actions if isinstance(action, events.Create)), None)
     if created is None:
         raise ConfigError("the searcher makes no trial at its start", where="searcher")
     return Trial(1, dict(created.params), created.seed, parent=created.parent)

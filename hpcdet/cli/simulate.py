@@ -18,8 +18,8 @@ from hpcdet.cli.settings import settings
 from hpcdet.cli.times import Seconds
 from hpcdet.config.check.plan import plan
 from hpcdet.errors import ConfigError, Unsuccessful, UsageError
-from hpcdet.search import stopping
 from hpcdet.search.registry import searcher
+from hpcdet.search.stopping import rules_from_config
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course
 from hpcdet.sim.engine import Simulation
@@ -156,7 +156,7 @@ def simulate_command(
     lengths = {top, *(length for bracket in asked.brackets for length in bracket.rungs)}
     if asked.interval:
         lengths |= {rung.value for rung in asked.rungs}
-    kept = stopping.comparable(asked.stopping)
+    kept = rules_from_config.comparable(asked.stopping)
     at = Length(unit, begun) if asked.begin_from is not None else None
     free = replace(asked, constraints=[], stopping=kept, begin_at=at)
     unbound = replace(resolved, searcher=free)

@@ -7,7 +7,8 @@ import dataclasses
 
 from hpcdet.control.holder import Holder
 from hpcdet.goals import finite
-from hpcdet.search import api, doubts
+from hpcdet.search.api import events
+from hpcdet.search.halving import sanity
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.records import Best, number
 from hpcdet.store.fs import files
@@ -15,7 +16,7 @@ from hpcdet.store.fs import files
 _KNOWN, _NEWS = ("best",), ("best", "news")
 
 
-def remember(holder: Holder, report: api.Report) -> None:
+def remember(holder: Holder, report: events.Report) -> None:
     """Keep in mind a report that is better than what ``best.json`` holds, until ``write``.
 
     What breaks a constraint is no best; of several objectives the first one counts. Derived and
@@ -48,7 +49,7 @@ def lacking(holder: Holder) -> str:
             told = line["event"]["metrics"]
             if finite(told.get(metric)) is not None:
                 return ""
-    return doubts.unseen(len(holder.decided.plans), metric) + doubts.said(told)
+    return sanity.unseen(len(holder.decided.plans), metric) + sanity.said(told)
 
 
 def write(holder: Holder) -> None:

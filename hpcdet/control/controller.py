@@ -30,7 +30,7 @@ from hpcdet.control.packing import pack_all, pack_ended
 from hpcdet.control.plans import Plan
 from hpcdet.control.watch import Place, Seen
 from hpcdet.errors import HpcdetError, IntegrityError
-from hpcdet.search import api
+from hpcdet.search.api import events
 from hpcdet.store.decisions import wakeup
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed, ExperimentState, Reopened
@@ -137,10 +137,10 @@ def _turn(holder: Holder, calm: bool) -> Turn:
     obey(holder)
     decided = holder.decided
     if not decided.started:
-        holder.tell(api.Start())
+        holder.tell(events.Start())
     if decided.unsaid and not (decided.deaf or decided.canceled):
         now = holder.resolved.searcher
-        holder.tell(api.Limits(now.max_trials, now.max_concurrent_trials, now.max_length))
+        holder.tell(events.Limits(now.max_trials, now.max_concurrent_trials, now.max_length))
     seen = holder.watch.look(closing.busy(holder))
     holder.lease.blind = holder.watch.blind
     holder.lease.waiting = sum(place.phase == "pending" for place in seen.places)

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcdet.control.plans import Plan
 from hpcdet.errors import HpcdetError
-from hpcdet.search import api, codec
+from hpcdet.search.api import codec, events
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.records import Action, Control
 from hpcdet.store.fs.journal import Line
@@ -27,7 +27,7 @@ RECENT = 100
 """So many of the trials that have ended are still of interest for how their nodes are."""
 
 
-def program(method: api.Searcher) -> dict[str, Any]:
+def program(method: events.Searcher) -> dict[str, Any]:
     """Whose state a snapshot is; another program would come to another one by the same records."""
     return {"fold": FOLD, "searcher": {"name": method.name, "version": method.version}}
 
@@ -61,12 +61,12 @@ class Decided:
             (``submission``, ``run``, ``nodes``, ``why``).
     """
 
-    method: api.Searcher
-    search: api.State = field(default_factory=dict)
+    method: events.Searcher
+    search: events.State = field(default_factory=dict)
     started: bool = False
     plans: dict[int, Plan] = field(default_factory=dict)
-    owed: list[api.Action] = field(default_factory=list)
-    shutdown: api.Shutdown | None = None
+    owed: list[events.Action] = field(default_factory=list)
+    shutdown: events.Shutdown | None = None
     broken: str = ""
     asks: str = ""
     halted: str = ""
@@ -110,14 +110,14 @@ class Decided:
         }
 
     @classmethod
-    def decode(cls, method: api.Searcher, value: Mapping[str, Any]) -> Decided:
+    def decode(cls, method: events.Searcher, value: Mapping[str, Any]) -> Decided:
         """The inverse of ``encode``."""
         found = cls(method)
         for name in _PLAIN & value.keys():
             setattr(found, name, value[name])
         found.plans = {plain["number"]: Plan.decode(plain) for plain in value["plans"]}
         shutdown = codec.decode_action(value["shutdown"]) if value["shutdown"] else None
-        found.shutdown = shutdown if isinstance(shutdown, api.Shutdown) else None
+        found.shutdown = shutdown if isinstance(shutdown, events.Shutdown) else None
         found.open = {plan.number for plan in found.plans.values() if not plan.ended}
         # a snapshot was written when what is wanted of those that have ended had been done
         found.touched = set(found.open)
@@ -131,20 +131,20 @@ class Decided:
         if handler is not None:
             handler(line)
 
-    def hear(self, event: api.Event) -> None:
+    def hear(self, event: events.Event) -> None:
         """Add the record of an event, given what it says."""
         self.owed = []
-        if isinstance(event, api.Report):
+        if isinstance(event, events.Report):
             self.plans[event.trial].told = event.length.value
             self.touched.add(event.trial)
-        elif isinstance(event, api.Start):
+        elif isinstance(event, events.Start):
             self.started = True
-        elif isinstance(event, api.SegmentEnd):
+        elif isinstance(event, events.SegmentEnd):
             self.plans[event.trial].ended = event.reason
             self.open.discard(event.trial)
             self.recent = [*self.recent[1 - RECENT :], event.trial]
             self.touched.add(event.trial)
-        elif isinstance(event, api.Limits):
+        elif isinstance(event, events.Limits):
             self.unsaid = False
             if event.max_length is not None and overrides.MAX_LENGTH in self.overrides:
                 self.longer = sorted({*self.longer, event.max_length.value})
@@ -198,7 +198,7 @@ class Decided:
         """What its control in force should ask of a trial."""
         return self._wanted(plan)[0]
 
-    def _tell(self, event: api.Event) -> None:
+    def _tell(self, event: events.Event) -> None:
         if self.broken:
             return  # its state is not what was decided any more
         try:
@@ -217,32 +217,32 @@ class Decided:
         action = codec.decode_action(line["action"])
         if self.owed and action is not None:
             self._settle(action)
-        if isinstance(action, api.Shutdown) or self.shutdown is not None:
+        if isinstance(action, events.Shutdown) or self.shutdown is not None:
             self.touched |= self.open  # those that are paused go with the search, or stay with it
-        if action is not None and not isinstance(action, api.Shutdown | api.Ask):
+        if action is not None and not isinstance(action, events.Shutdown | events.Ask):
             self.touched.add(action.trial)
         match action:
-            case api.Create(trial, params, seed, until, parent):
+            case events.Create(trial, params, seed, until, parent):
                 self.shutdown = None
                 plan = Plan(trial, dict(params), seed, until, parent, killed=self.canceled)
                 self.plans.setdefault(trial, plan)
                 self._reopen(trial)
-            case api.Continue(trial, until, why):
+            case events.Continue(trial, until, why):
                 self.shutdown = None
                 plan = self.plans[trial]
                 plan.until = until or plan.until
                 plan.searcher, plan.why, plan.ended = "run", why, ""
                 self._reopen(trial)
-            case api.Pause(trial, why):
+            case events.Pause(trial, why):
                 self.plans[trial].searcher, self.plans[trial].why = "pause", why
-            case api.Stop(trial, why):
+            case events.Stop(trial, why):
                 self.plans[trial].searcher, self.plans[trial].why = "stop", why
-            case api.Shutdown() as shutdown:
+            case events.Shutdown() as shutdown:
                 self.shutdown = shutdown
-            case api.Ask(why):
+            case events.Ask(why):
                 self.asks = why
 
-    def _settle(self, recorded: api.Action) -> None:
+    def _settle(self, recorded: events.Action) -> None:
         """An action is recorded: it is owed no more, nor is what should have come before it.
 
         Of a searcher that decides otherwise today, what a former version passed over it did not
@@ -253,10 +253,10 @@ class Decided:
         one = _subject(recorded)
         place = next((n for n, owed in enumerate(self.owed) if _subject(owed) == one), None)
         if place is not None:
-            asks = [owed for owed in self.owed[:place] if isinstance(owed, api.Ask)]
+            asks = [owed for owed in self.owed[:place] if isinstance(owed, events.Ask)]
             self.owed[: place + 1] = asks
-        elif not isinstance(recorded, api.Ask):
-            others = [owed for owed in self.owed if not isinstance(owed, api.Ask)]
+        elif not isinstance(recorded, events.Ask):
+            others = [owed for owed in self.owed if not isinstance(owed, events.Ask)]
             replaced = [owed for owed in others if _moves(owed, one[1])] or others[:1]
             self.owed = [owed for owed in self.owed if owed not in replaced]
 
@@ -375,14 +375,16 @@ class Decided:
         self.throttles[line["job"]] = line["running"]
 
 
-def _subject(action: api.Action) -> tuple[type[api.Action], int]:
+def _subject(action: events.Action) -> tuple[type[events.Action], int]:
     """What an action does, and to which trial."""
     return type(action), getattr(action, "trial", 0)
 
 
-def _moves(action: api.Action, trial: int) -> bool:
+def _moves(action: events.Action, trial: int) -> bool:
     """Whether an action lets a trial that there is go on, or leave."""
-    return isinstance(action, api.Continue | api.Pause | api.Stop) and action.trial == trial
+    return (
+        isinstance(action, events.Continue | events.Pause | events.Stop) and action.trial == trial
+    )
 
 
 _OTHERWISE = {"method", "owed", "broken", "plans", "shutdown", "notified", "state"}

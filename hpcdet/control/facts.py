@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcdet.search import api
+from hpcdet.search.api import events
 from hpcdet.store.config.overrides import Slots
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost.spending import epoch, stretch
@@ -124,7 +124,7 @@ class Facts:
         running: int = 0,
         *,
         only_running: bool = False,
-    ) -> Iterator[api.Report]:
+    ) -> Iterator[events.Report]:
         """New validation metrics of a trial, longer than ``told``, in order of length.
 
         Those that have no number for the searcher's metric are told, too: it knows what to do.
@@ -159,7 +159,7 @@ class Facts:
                 if length is not None and length.value > told:
                     told = length.value
                     seconds = total + cost.until(at)
-                    yield api.Report(trial.number, length, scalars(line["metrics"]), seconds)
+                    yield events.Report(trial.number, length, scalars(line["metrics"]), seconds)
 
     def _reader(self, trial: TrialPaths, number: int) -> journal.Reader:
         key = (trial.number, number)

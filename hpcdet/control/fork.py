@@ -18,7 +18,8 @@ from hpcdet.control.decided import Decided
 from hpcdet.control.plans import Plan
 from hpcdet.errors import IntegrityError, Unavailable, UsageError
 from hpcdet.jobs import create
-from hpcdet.search import api, codec
+from hpcdet.search.api import codec
+from hpcdet.search.api import events as api
 from hpcdet.site import from_resolved
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.overrides import OF_SEARCH

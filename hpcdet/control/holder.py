@@ -20,7 +20,7 @@ from hpcdet.control.sight import Sight
 from hpcdet.control.watch import Watch
 from hpcdet.errors import IntegrityError
 from hpcdet.schedulers.base import Scheduler, Submission
-from hpcdet.search import api, codec
+from hpcdet.search.api import codec, events
 from hpcdet.site.models import Site
 from hpcdet.store.config import overrides, resolved_config
 from hpcdet.store.config.resolved_config import Resolved
@@ -85,7 +85,7 @@ class Hands:
     resolved: Resolved
     site: Site
     scheduler: Scheduler
-    method: api.Searcher
+    method: events.Searcher
     build: Build
     clock: Callable[[], float] = time.monotonic
     known: dict[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -336,7 +336,7 @@ class Holder:
         self._note(kind, **fields)
         self.commit()
 
-    def tell(self, event: api.Event, **about: Any) -> None:
+    def tell(self, event: events.Event, **about: Any) -> None:
         """Let the searcher hear of something, and record what it wants.
 
         Durable with the next ``commit``, which every ``fence`` is: reports come in numbers.

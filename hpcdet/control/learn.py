@@ -10,7 +10,7 @@ from hpcdet.control.holder import Holder
 from hpcdet.control.notify import notify
 from hpcdet.control.plans import Plan
 from hpcdet.control.sight import Seen
-from hpcdet.search import api
+from hpcdet.search.api import events
 from hpcdet.store.folder.records import Control, Verdict
 from hpcdet.store.trials import standing as trials
 from hpcdet.store.trials.standing import Standing
@@ -97,7 +97,7 @@ def _end(holder: Holder, plan: Plan, standing: Standing) -> None:
         reason = "canceled" if plan.killed else "stopped"
     else:
         return  # also where its control is to be taken back in this turn
-    holder.tell(api.SegmentEnd(plan.number, reason), attempt=standing.attempts)
+    holder.tell(events.SegmentEnd(plan.number, reason), attempt=standing.attempts)
 
 
 def _is_all(holder: Holder, plan: Plan, standing: Standing) -> bool:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdet.control.decided import Decided
-from hpcdet.search import api, codec
+from hpcdet.search.api import codec
+from hpcdet.search.api import events as api
 from hpcdet.store.decisions.chain import Point
 from hpcdet.store.fs.journal import Line
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcdet.errors import ConfigError, NotFound
 from hpcdet.read import find
-from hpcdet.search import api, codec, ranking
+from hpcdet.search.api import codec, events, ranking
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import Resolved
@@ -78,7 +78,7 @@ def _rank(past: Past) -> tuple[int, list[Any], str]:
 @dataclass
 class _Trial:
     params: Mapping[str, Any] = field(default_factory=dict)
-    reports: list[api.Report] = field(default_factory=list)
+    reports: list[events.Report] = field(default_factory=list)
     refused: bool = False
 
 
@@ -110,13 +110,13 @@ def _trials(paths: ExperimentPaths) -> dict[int, _Trial]:
     for line in chain.read(paths):
         if line["kind"] == "action":
             action = codec.decode_action(line["action"])
-            if isinstance(action, api.Create):
+            if isinstance(action, events.Create):
                 found[action.trial] = _Trial(action.params)
         elif line["kind"] == "event":
             match codec.decode_event(line["event"]):
-                case api.Report(trial=number) as report if number in found:
+                case events.Report(trial=number) as report if number in found:
                     found[number].reports.append(report)
-                case api.SegmentEnd(trial=number, reason="invalid_hp") if number in found:
+                case events.SegmentEnd(trial=number, reason="invalid_hp") if number in found:
                     found[number].refused = True
     return found
 
@@ -137,11 +137,11 @@ def _comparable(paths: ExperimentPaths, resolved: Resolved, trials: dict[int, _T
         raise ConfigError(what, where=where, hint="write searcher.max_length in the same unit")
 
 
-def _names(reports: list[api.Report]) -> list[str]:
+def _names(reports: list[events.Report]) -> list[str]:
     return sorted({name for report in reports for name in report.metrics})[:10]
 
 
-def _shown(resolved: Resolved, reports: list[api.Report]) -> list[list[Any]]:
+def _shown(resolved: Resolved, reports: list[events.Report]) -> list[list[Any]]:
     asked = resolved.searcher
     lengths = {length for bracket in asked.brackets for length in bracket.rungs}
     rungs = sorted(lengths or ({asked.top} if asked.top else set()))

@@ -1,9 +1,9 @@
-"""Runs a searcher class of the user's behind the line protocol of ``search.program``.
+"""Runs a searcher class of the user's behind the line protocol of ``search.methods.program``.
 
     python -m hpcdet.search.host my_search:MySearch < questions > answers
 
 The class is made with what the program is told of the search, a dict, and has the two methods
-of ``search.api.Searcher``: ``initial`` and ``on_event``.
+of ``search.api.events.Searcher``: ``initial`` and ``on_event``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import sys
 from typing import Any
 
-from hpcdet.search import codec
+from hpcdet.search.api import codec
 
 
 def main(entrypoint: str) -> None:

@@ -9,22 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import ConfigError
-from hpcdet.search import asha_promotion, asha_stopping, cohorts, hybrid, model_based, stopping
-from hpcdet.search.api import Limits, Searcher
-from hpcdet.search.elsewhere import Elsewhere, still
-from hpcdet.search.explore import Explorer, Perturb
-from hpcdet.search.grid import Points
-from hpcdet.search.halving import Halving
-from hpcdet.search.model_based import ModelBased
-from hpcdet.search.pasha import Pasha
-from hpcdet.search.pbt import Pbt
-from hpcdet.search.program import Program, Search, command
-from hpcdet.search.random import Random
-from hpcdet.search.rule import Rule
-from hpcdet.search.sampling import Independent, Recorded, Sampler
-from hpcdet.search.schedule import Schedule
-from hpcdet.search.supervised import Supervised
-from hpcdet.search.warm import First, Heirs, Informed
+from hpcdet.search.api.events import Limits, Searcher
+from hpcdet.search.api.sampling import Independent, Recorded, Sampler
+from hpcdet.search.halving import asha_promotion, asha_stopping, cohorts, hybrid
+from hpcdet.search.halving.halving import Halving
+from hpcdet.search.halving.pasha import Pasha
+from hpcdet.search.halving.promotion_rule import Rule
+from hpcdet.search.methods.grid import Points
+from hpcdet.search.methods.program import Program, Search, command
+from hpcdet.search.methods.random import Random
+from hpcdet.search.methods.warm_start import First, Heirs, Informed
+from hpcdet.search.population.explore import Explorer, Perturb
+from hpcdet.search.population.pbt import Pbt
+from hpcdet.search.population.schedule import Schedule
+from hpcdet.search.samplers import optuna_samplers
+from hpcdet.search.samplers.optuna_samplers import ModelBased
+from hpcdet.search.samplers.subprocess_sampler import Elsewhere, still
+from hpcdet.search.stopping import rules_from_config
+from hpcdet.search.stopping.supervised import Supervised
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space, trial_seed
 from hpcdet.store.config.resolved_config import COPYING, HALVING, MODELLED, WHOLE, Resolved
@@ -86,7 +88,7 @@ def searcher(
             hint="pip install 'hpcdet[search]', where the searcher runs",
         )
     rules = asked.stopping_version
-    chosen = stopping.chosen(asked.stopping, asked.smaller_is_better, rules)
+    chosen = rules_from_config.chosen(asked.stopping, asked.smaller_is_better, rules)
     slots = resolved.resources.slots_per_trial
     watched = None if goals.plain else goals
     limits = Limits(asked.max_trials, asked.max_concurrent_trials, asked.max_length)
@@ -160,7 +162,10 @@ def _population(
     perturb = Perturb(space, seed, asked.resample_probability, tuple(asked.factors))
     explorer: Explorer = perturb
     if asked.name == "pb2":
-        from hpcdet.search.pb2 import Bandit, RecordedExplorer  # numpy: not for every verb
+        from hpcdet.search.population.pb2 import (  # numpy: not for every verb
+            Bandit,
+            RecordedExplorer,
+        )
 
         explorer = RecordedExplorer(Bandit(space, seed, perturb), known)
     return Pbt(
@@ -212,12 +217,14 @@ def _sampler(
         fraction = 1 / 3 if at_rungs else 0.0
     sampler: Sampler
     if name == "tpe" and at_rungs:
-        from hpcdet.search.density_sampler import DensitySampler  # numpy: not for every verb
+        from hpcdet.search.samplers.density_sampler import (
+            DensitySampler,  # numpy: not for every verb
+        )
 
         sampler = DensitySampler(space, seed, startup, fraction)
     else:
-        model_based.library()
-        parents = asked.population_size or model_based.population(searcher.max_trials)
+        optuna_samplers.library()
+        parents = asked.population_size or optuna_samplers.population(searcher.max_trials)
         objectives = len(searcher.goals.objectives)
         model = ModelBased(space, seed, name, startup, fraction, objectives, parents)
         sampler = Elsewhere(model, resolved.hyperparameters, beat) if name == "gp" else model

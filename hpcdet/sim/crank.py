@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from hpcdet.search import api
+from hpcdet.search.api import events
 from hpcdet.sim.actors import Trial
 from hpcdet.sim.cluster import Cluster
 
@@ -18,14 +18,16 @@ class Crank:
         told: events that it has heard.
     """
 
-    def __init__(self, searcher: api.Searcher, cluster: Cluster, rng: np.random.Generator) -> None:
+    def __init__(
+        self, searcher: events.Searcher, cluster: Cluster, rng: np.random.Generator
+    ) -> None:
         self.searcher, self.cluster, self.rng = searcher, cluster, rng
         self.told = 0
         self._state = searcher.initial()
-        self._facts: deque[api.Event] = deque()
+        self._facts: deque[events.Event] = deque()
         self._lengths: dict[int, int] = {}  # up to which each trial's reports were told
 
-    def write(self, trial: Trial, event: api.Event, now: float) -> float | None:
+    def write(self, trial: Trial, event: events.Event, now: float) -> float | None:
         """What a trial wrote comes to the searcher in the order in which it wrote it.
 
         Returns:
@@ -38,23 +40,23 @@ class Crank:
         trial.heard_at = max(trial.heard_at, self.cluster.turn(seen))
         return trial.heard_at
 
-    def bring(self, event: api.Event) -> None:
+    def bring(self, event: events.Event) -> None:
         """An event is in sight."""
         self._facts.append(event)
 
-    def next(self) -> api.Event | None:
+    def next(self) -> events.Event | None:
         """The next event in sight."""
         return self._facts.popleft() if self._facts else None
 
-    def tell(self, event: api.Event) -> list[api.Action]:
+    def tell(self, event: events.Event) -> list[events.Action]:
         """As the controller does: each length of a trial is told once, in order."""
-        if isinstance(event, api.Report):
+        if isinstance(event, events.Report):
             if event.length.value <= self._lengths.get(event.trial, 0):
                 return []
             self._lengths[event.trial] = event.length.value
         return self.ask(event)
 
-    def ask(self, event: api.Event) -> list[api.Action]:
+    def ask(self, event: events.Event) -> list[events.Action]:
         """What the searcher wants now; raises what it raises."""
         self._state, actions = self.searcher.on_event(self._state, event)
         self.told += 1

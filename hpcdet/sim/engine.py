@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hpcdet.search import api
+from hpcdet.search.api import events
 from hpcdet.sim.actors import Luck, Trial, Worker
 from hpcdet.sim.array import JobArray
 from hpcdet.sim.cluster import Cluster
@@ -45,7 +45,7 @@ class Simulation:
         keep: keep every moment of the course.
     """
 
-    searcher: api.Searcher
+    searcher: events.Searcher
     cluster: Cluster
     workload: Workload
     lengths: Sequence[int]
@@ -88,7 +88,7 @@ class Simulation:
         Raises:
             Exception: whatever the searcher raises.
         """
-        self._crank.bring(api.Start())
+        self._crank.bring(events.Start())
         self._settle()
         while self._heap and not self._finished and self._quiet < self.patience:
             if self._heap[0][0] > self.horizon_s:
@@ -255,7 +255,7 @@ class Simulation:
         self._open -= 1
         what = "finish" if trial.at >= self._full else "target"
         self._note(what, trial.number, worker.number, trial.at)
-        self._hear(trial, api.SegmentEnd(trial.number, "target"))
+        self._hear(trial, events.SegmentEnd(trial.number, "target"))
         self._free(worker)
 
     def _report(self, trial: Trial) -> None:
@@ -269,7 +269,7 @@ class Simulation:
             metrics[self.time_metric] = length
         if self.besides is not None:
             metrics.update(self.besides(number, length))
-        report = api.Report(number, self._named[length], metrics, trial.seconds * self.slots)
+        report = events.Report(number, self._named[length], metrics, trial.seconds * self.slots)
         self._hear(trial, report)
         if length <= trial.reported:
             return
@@ -315,9 +315,9 @@ class Simulation:
         """It runs no more, for now or for good."""
         trial.state = "paused" if trial.wanted == "pause" else "ended"
         if trial.wanted == "stop":
-            self._hear(trial, api.SegmentEnd(trial.number, "stopped"))
+            self._hear(trial, events.SegmentEnd(trial.number, "stopped"))
         elif trial.wanted == "lost":
-            self._hear(trial, api.SegmentEnd(trial.number, "failed"))
+            self._hear(trial, events.SegmentEnd(trial.number, "failed"))
 
     def _free(self, worker: Worker) -> None:
         """Its trial has left it."""
@@ -329,21 +329,21 @@ class Simulation:
         trial.state = "runnable"
         heapq.heappush(self._runnable, trial.number)
 
-    def _hear(self, trial: Trial, event: api.Event) -> None:
+    def _hear(self, trial: Trial, event: events.Event) -> None:
         heard = self._crank.write(trial, event, self.now)
         if heard is not None:
             self._push(heard, "hear", event)
 
-    def _on_hear(self, event: api.Event, version: int) -> None:
+    def _on_hear(self, event: events.Event, version: int) -> None:
         self._crank.bring(event)
 
-    def _on_repeat(self, event: api.Event, version: int) -> None:
+    def _on_repeat(self, event: events.Event, version: int) -> None:
         for action in self._crank.ask(event):
             self._do(action)
 
-    def _do(self, action: api.Action) -> None:
+    def _do(self, action: events.Action) -> None:
         match action:
-            case api.Create(number, params, _, until, parent):
+            case events.Create(number, params, _, until, parent):
                 target = until.value if until else self._full
                 trial = self._trials[number] = Trial(number, target)
                 origin = Parent.parse(parent) if parent else None
@@ -357,16 +357,16 @@ class Simulation:
                 self._open += 1
                 self._note("create", number, length=target)
                 self._queue(trial)
-            case api.Continue(number, until):
+            case events.Continue(number, until):
                 self._continue(self._trials[number], until)
-            case api.Pause(number):
+            case events.Pause(number):
                 self._halt(self._trials[number], "pause", action.why)
-            case api.Stop(number, why):
+            case events.Stop(number, why):
                 self._halt(self._trials[number], "stop", why)
-            case api.Shutdown(why=why):
+            case events.Shutdown(why=why):
                 self.course.over = True
                 self._note("shutdown", why=why)
-            case api.Ask(why):
+            case events.Ask(why):
                 self._note("ask", why=why)  # whoever is asked says yes at once
 
     def _continue(self, trial: Trial, until: Length | None) -> None:

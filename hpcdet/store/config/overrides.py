@@ -61,7 +61,7 @@ LATER = (
 
 MAX_LENGTH, MAX_TRIALS = "searcher.max_length", "searcher.max_trials"
 OF_SEARCH = frozenset({"searcher.max_concurrent_trials", MAX_LENGTH, MAX_TRIALS})
-"""Keys that the searcher is told of (``search.api.Limits``)."""
+"""Keys that the searcher is told of (``search.api.events.Limits``)."""
 FURTHER = frozenset({MAX_LENGTH, MAX_TRIALS})
 """Those by which a search that is over may go on."""
 

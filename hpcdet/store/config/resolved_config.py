@@ -73,10 +73,10 @@ class Searcher:
     """``searcher``. ``max_length`` is None where the user's code decides its own length.
 
     ``stopping``: policies by their names, each with its keys; ``stopping_version`` is 1 in searches
-    from before there was one (``search.stopping.NEWEST``).
+    from before there was one (``search.stopping.rules_from_config.NEWEST``).
     ``max_time`` counts in the metric ``time_metric``, where there is one, and else is None.
     ``promotion_share`` is None, no limit, in searches from before there was one, and
-    ``rule_version`` 4 (``search.halving``).
+    ``rule_version`` 4 (``search.halving.halving``).
     ``begin_at``: how far the checkpoint of ``begin_from`` is; None in searches from before it was
     written down.
     ``first_length``: ``max_length`` as it was submitted, where a user has changed it since.

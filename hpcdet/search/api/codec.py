@@ -1,0 +1,85 @@
+"""Searcher events and actions as the plain data of the decisions journal, and back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hpcdet.search.api import events
+from hpcdet.store.folder import records
+from hpcdet.store.fs.json_record import plain
+from hpcdet.units import Length
+
+EVENTS: dict[str, type[events.Event]] = {
+    "start": events.Start,
+    "report": events.Report,
+    "segment_end": events.SegmentEnd,
+    "limits": events.Limits,
+}
+ACTIONS: dict[str, type[events.Action]] = {
+    "create": events.Create,
+    "continue": events.Continue,
+    "pause": events.Pause,
+    "stop": events.Stop,
+    "shutdown": events.Shutdown,
+    "ask": events.Ask,
+}
+_EVENT_NAMES: dict[type, str] = {kind: name for name, kind in EVENTS.items()}
+_ACTION_NAMES: dict[type, str] = {kind: name for name, kind in ACTIONS.items()}
+
+
+def encode_event(event: events.Event) -> dict[str, Any]:
+    """``{"kind": "report", "trial": 1, "length": {"batches": 100}, "metrics": {…}}``."""
+    if type(event) is events.Report:  # there are many
+        length = {event.length.unit: event.length.value}
+        metrics = {name: _plain(value) for name, value in event.metrics.items()}
+        fixed = {"kind": "report", "trial": event.trial, "length": length, "metrics": metrics}
+        return {**fixed, "seconds": _plain(event.seconds)}
+    return _encode(event, _EVENT_NAMES)
+
+
+def decode_event(value: dict[str, Any]) -> events.Event | None:
+    """The event, or None for a kind that this version does not know."""
+    kind = EVENTS.get(value["kind"])
+    return kind(**_fields(kind, value)) if kind else None
+
+
+def encode_action(action: events.Action) -> dict[str, Any]:
+    """``{"kind": "stop", "trial": 1, "why": "…"}``."""
+    return _encode(action, _ACTION_NAMES)
+
+
+def decode_action(value: dict[str, Any]) -> events.Action | None:
+    """The action, or None for a kind that this version does not know."""
+    kind = ACTIONS.get(value["kind"])
+    return kind(**_fields(kind, value)) if kind else None
+
+
+def _encode(value: Any, kinds: dict[type, str]) -> dict[str, Any]:
+    return {"kind": kinds[type(value)], **{key: _plain(it) for key, it in vars(value).items()}}
+
+
+def _plain(value: Any) -> Any:
+    kind = type(value)
+    if kind is int or kind is str or value is None:
+        return value
+    if kind is float and math.isfinite(value):
+        return value
+    return plain(value, lambda item: records.number(item) if isinstance(item, float) else item)
+
+
+def _fields(kind: type, value: dict[str, Any]) -> dict[str, Any]:
+    """Those that this version knows; what the record lacks takes its default."""
+    known = kind.__match_args__  # type: ignore[attr-defined]
+    fields = {key: value[key] for key in known if key in value}
+    for key in ("until", "length", "max_length"):
+        if fields.get(key) is not None:
+            fields[key] = Length.decode(fields[key])
+    if "metrics" in fields:
+        fields["metrics"] = {name: _number(item) for name, item in fields["metrics"].items()}
+    return fields
+
+
+def _number(stored: Any) -> Any:
+    special = isinstance(stored, str) and stored in ("NaN", "Infinity", "-Infinity")
+    return records.value(stored) if special else stored

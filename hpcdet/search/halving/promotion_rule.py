@@ -1,0 +1,89 @@
+"""What becomes of a trial at a rung, and up to which rank trials there go on.
+
+The rules themselves are ``hybrid``, ``asha_stopping``, ``asha_promotion`` and ``cohorts``.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from hpcdet.rungs import exact
+from hpcdet.search.halving.bracket_state import Books
+
+Verdict = Literal["on", "pause", "stop"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What becomes of a trial at a rung.
+
+    Attributes:
+        verdict: from its rank (0 is best) and how many go on, ``floor(n / divisor)`` of n.
+        cohorts: n counts whole cohorts only; see ``cohorts``.
+        paced: by ``rule_version`` 5 it keeps the pace of searches with a model (``Cut``).
+    """
+
+    name: str
+    verdict: Callable[[int, int], Verdict]
+    cohorts: bool = False
+    paced: bool = False
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Up to which rank trials go on; the divisor is ``over / under``.
+
+    Attributes:
+        paced: no more go on than ``1/divisor`` of those that have come to a rung, and of those that
+            wait the best first, though later trials of a model are better than earlier ones.
+    """
+
+    over: int
+    under: int
+    cohorts: bool
+    promotion_share: float | None
+    paced: bool = False
+
+    @staticmethod
+    def of(divisor: float, cohorts: bool, promotion_share: float | None, paced: bool) -> Cut:
+        return Cut(*exact(divisor).as_integer_ratio(), cohorts, promotion_share, paced)
+
+    def share(self, books: Books, rung: int) -> int:
+        """How many of those on a rung are ``1/divisor`` of them."""
+        return len(books["scores"][rung]) * self.under // self.over
+
+    def __call__(self, books: Books, rung: int) -> int:
+        """Up to which rank a trial that comes to a rung goes on in place."""
+        cut = self._whole(books, rung)
+        if not self.paced:
+            return cut
+        if books["on"][rung] >= cut:
+            return 0
+        waiting = books["waiting"][rung]
+        return (
+            min(cut, bisect.bisect_left(books["scores"][rung], waiting[0][:2])) if waiting else cut
+        )
+
+    def _whole(self, books: Books, rung: int) -> int:
+        """A share of all on a rung, or of those in whole cohorts."""
+        if not self.cohorts:
+            return len(books["scores"][rung]) * self.under // self.over
+        whole = _cohort(self.over, self.under, len(books["rungs"]) - 1 - rung)
+        size = min(whole, max(books["trials"], 1))
+        return len(books["scores"][rung]) // size * size * self.under // self.over
+
+    def due(self, books: Books, rung: int) -> int:
+        """Up to which rank paused trials are promoted before new ones are made."""
+        cut, limit = self._whole(books, rung), 1.0 if self.paced else self.promotion_share
+        return cut if limit is None or books["on"][rung] < cut * limit else 0
+
+
+@functools.cache
+def _cohort(over: int, under: int, above: int) -> int:
+    """Trials on a rung for one at the rung so many above it."""
+    return max(int(Fraction(over, under) ** above), 1)

@@ -1,0 +1,111 @@
+"""When a whole search has gone on for long enough.
+
+These are policies as those of trials are (``search.stopping.trial_rules``). ``renew``: the user has asked for
+more than the search was to do when such a policy ended it, so that it goes on; what has ended it
+does not end it again by the same facts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from hpcdet.search.stopping.trial_rules import WORST, Blank, Policy, Scope, Seen, State
+from hpcdet.store.trials.parents import Parent
+
+
+@runtime_checkable
+class Ending(Policy, Protocol):
+    """A policy that ends the search."""
+
+    def renew(self, state: State) -> None:
+        """The search goes on though this policy had ended it."""
+
+
+@dataclass(frozen=True)
+class Target(Blank):
+    """Ends the search when a trial's metric is as good as ``value``, a loss.
+
+    Who wants more trials after that wants them made: it does not end the same search again.
+    """
+
+    value: float
+    scope: Scope = "search"
+
+    def judge(self, state: State, seen: Seen) -> str:
+        reached = not state and seen.feasible and seen.loss <= self.value
+        return f"trial {seen.trial} reached the target with {seen.metric:g}" if reached else ""
+
+    def renew(self, state: State) -> None:
+        state["met"] = True
+
+
+@dataclass(frozen=True)
+class NoImprovement:
+    """Ends the search when the last ``trials`` that began to report were no better.
+
+    In a search that goes on after that, the next ``trials`` are counted from 0.
+
+    Attributes:
+        min_delta: a value counts as better if it is so by more than this.
+    """
+
+    trials: int
+    min_delta: float = 0.0
+    scope: Scope = "search"
+
+    def initial(self) -> State:
+        return {"best": WORST, "known": {}, "since": 0}
+
+    def judge(self, state: State, seen: Seen) -> str:
+        if seen.trial not in state["known"]:
+            state["known"][seen.trial] = True
+            state["since"] += 1
+        if seen.feasible and seen.loss < state["best"] - self.min_delta:
+            state["best"], state["since"] = seen.loss, 0
+        if state["since"] <= self.trials:
+            return ""
+        return f"{state['since'] - 1} trials were no better than the best before them"
+
+    def renew(self, state: State) -> None:
+        state["since"] = 0
+
+
+@dataclass(frozen=True)
+class TotalLength:
+    """Ends the search when all trials together have trained for ``length``.
+
+    What a trial inherited from its parent is not counted again. A search that goes on after
+    that may train for as much once more.
+    """
+
+    length: int
+    scope: Scope = "search"
+
+    def initial(self) -> State:
+        """``of``: up to which length each trial is counted; None: to where it is found first."""
+        return {"total": 0, "of": {}}
+
+    def judge(self, state: State, seen: Seen) -> str:
+        before = state["of"].get(seen.trial, 0)
+        if before is None:
+            before = seen.length
+        elif seen.length < before:
+            before = seen.length  # it began further back than asked for, and nobody knows where
+        state["of"][seen.trial] = seen.length
+        state["total"] += seen.length - before
+        used = state["total"]
+        return f"trained {used} of {self.length} in all" if used >= self.length else ""
+
+    def renew(self, state: State) -> None:
+        state["total"] = 0
+
+    @staticmethod
+    def inherit(state: State, trial: int, parent: Parent, unit: str) -> None:
+        """A trial is about to begin at the length where its parent is."""
+        at: int | None = None
+        if parent.length is not None and parent.length.unit == unit:
+            at = parent.length.value
+        elif not parent.experiment:
+            at = state["of"].get(str(parent.trial), 0)
+        state["of"][str(trial)] = at
