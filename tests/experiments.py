@@ -17,8 +17,8 @@ from typing import Any
 from hpcdet.control import controller
 from hpcdet.jobs import create, origin
 from hpcdet.read import series
-from hpcdet.schedulers import processes
-from hpcdet.schedulers.local_state import JobFolder, JobRecord, ProcessRecord, TaskRecord
+from hpcdet.schedulers.local import processes
+from hpcdet.schedulers.local.local_state import JobFolder, JobRecord, ProcessRecord, TaskRecord
 from hpcdet.site import Site, load
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.decisions import chain

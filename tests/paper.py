@@ -14,8 +14,7 @@ from typing import Any
 
 from hpcdet.control.holder import Hands, Holder
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers import slurm_waits
-from hpcdet.schedulers.base import (
+from hpcdet.schedulers.common.base import (
     Capabilities,
     Job,
     Refusal,
@@ -25,6 +24,7 @@ from hpcdet.schedulers.base import (
     TaskState,
     Usage,
 )
+from hpcdet.schedulers.slurm import slurm_waits
 from hpcdet.search.api import events
 from hpcdet.site.models import Site
 from hpcdet.store.config import resolved_config

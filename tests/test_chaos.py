@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.schedulers.local_state import JobFolder, JobRecord, ProcessRecord
+from hpcdet.schedulers.local.local_state import JobFolder, JobRecord, ProcessRecord
 from tests import chaos, disks
 from tests import experiments as x
 

@@ -15,7 +15,7 @@ from hpcdet.control import holder as holding
 from hpcdet.control.controller import advance
 from hpcdet.control.holder import Holder
 from hpcdet.control.replay import Replay
-from hpcdet.schedulers.base import TaskState
+from hpcdet.schedulers.common.base import TaskState
 from hpcdet.search.api import events
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.records import Closed, Submitted, Trial

@@ -19,7 +19,7 @@ from hpcdet.control.controller import Turn, advance
 from hpcdet.control.facts import Facts
 from hpcdet.control.holder import Holder
 from hpcdet.errors import UsageError
-from hpcdet.schedulers.base import TaskState
+from hpcdet.schedulers.common.base import TaskState
 from hpcdet.store.decisions import chain
 from hpcdet.store.decisions.lease import Lease
 from hpcdet.store.folder.layout import ExperimentPaths, WorkerPaths

@@ -11,8 +11,8 @@ from hpcdet.control import commands, fruitless
 from hpcdet.control.controller import Turn, advance
 from hpcdet.control.holder import Holder
 from hpcdet.read import gather, states
-from hpcdet.schedulers import slurm_text, slurm_waits
-from hpcdet.schedulers.base import TaskState
+from hpcdet.schedulers.common.base import TaskState
+from hpcdet.schedulers.slurm import slurm_text, slurm_waits
 from hpcdet.store.decisions import lease
 from hpcdet.store.folder.records import Intent, WorkerEnd
 from tests.paper import PaperScheduler, Waves, World

@@ -18,7 +18,7 @@ from hpcdet.control.facts import Facts
 from hpcdet.control.holder import Fenced, Holder
 from hpcdet.control.sight import Sight
 from hpcdet.errors import UsageError
-from hpcdet.schedulers.base import Capabilities, Refusal, Submission, TaskState
+from hpcdet.schedulers.common.base import Capabilities, Refusal, Submission, TaskState
 from hpcdet.search import registry
 from hpcdet.search.api import events as api
 from hpcdet.store.config import resolved_config

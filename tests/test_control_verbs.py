@@ -19,7 +19,7 @@ from hpcdet.control.holder import Holder
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.jobs.launch import Allocation
 from hpcdet.read import gather
-from hpcdet.schedulers.base import TaskState
+from hpcdet.schedulers.common.base import TaskState
 from hpcdet.search import registry
 from hpcdet.search.api import codec, events
 from hpcdet.store.config import overrides, resolved_config

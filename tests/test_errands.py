@@ -16,9 +16,9 @@ import pytest
 
 from hpcdet.errors import HpcdetError, StillPending
 from hpcdet.jobs import errand
-from hpcdet.schedulers.base import Submission
-from hpcdet.schedulers.local import LocalScheduler
-from hpcdet.schedulers.local_state import JobFolder
+from hpcdet.schedulers.common.base import Submission
+from hpcdet.schedulers.local.local import LocalScheduler
+from hpcdet.schedulers.local.local_state import JobFolder
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import Environment, Resolved
 from hpcdet.store.folder.layout import ExperimentPaths

@@ -15,7 +15,7 @@ from hpcdet import site as sites
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import environment, options
 from hpcdet.jobs.render import render
-from hpcdet.schedulers import variables
+from hpcdet.schedulers.common import variables
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Environment, Resolved, Resources, Slurm
 from hpcdet.store.folder.layout import ExperimentPaths

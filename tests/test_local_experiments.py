@@ -20,7 +20,7 @@ from hpcdet.errors import ConfigError, NotFound
 from hpcdet.jobs import create, origin
 from hpcdet.read import lineage, views
 from hpcdet.read.gather import gather
-from hpcdet.schedulers import processes
+from hpcdet.schedulers.local import processes
 from hpcdet.search import registry
 from hpcdet.site import Site
 from hpcdet.store.config import overrides, resolved_config

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.schedulers import local, local_job, local_state, processes
-from hpcdet.schedulers.base import Job, Submission, SubmissionRefused, Task, TaskState
-from hpcdet.schedulers.local import LocalScheduler
-from hpcdet.schedulers.local_state import JobFolder, JobRecord, ProcessRecord, TaskRecord
+from hpcdet.schedulers import local_job
+from hpcdet.schedulers.common.base import Job, Submission, SubmissionRefused, Task, TaskState
+from hpcdet.schedulers.local import local, local_state, processes
+from hpcdet.schedulers.local.local import LocalScheduler
+from hpcdet.schedulers.local.local_state import JobFolder, JobRecord, ProcessRecord, TaskRecord
 from tests.experiments import end_local_jobs, until
 
 

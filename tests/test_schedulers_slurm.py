@@ -21,18 +21,12 @@ import pytest
 from hpcdet import site as sites
 from hpcdet.control.watch import Watch
 from hpcdet.errors import ConfigError, Unavailable
-from hpcdet.schedulers import polling, slurm_text
-from hpcdet.schedulers.base import (
-    Job,
-    Submission,
-    SubmissionRefused,
-    Task,
-    TaskState,
-    Usage,
-)
+from hpcdet.schedulers.common import polling
+from hpcdet.schedulers.common.base import Job, Submission, SubmissionRefused, Task, TaskState, Usage
+from hpcdet.schedulers.common.polling import Answer, SharedQuery
 from hpcdet.schedulers.opening import open_scheduler
-from hpcdet.schedulers.polling import Answer, SharedQuery
-from hpcdet.schedulers.slurm import SlurmScheduler
+from hpcdet.schedulers.slurm import slurm_text
+from hpcdet.schedulers.slurm.slurm import SlurmScheduler
 from hpcdet.site import Site
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent, Submitted

@@ -12,7 +12,7 @@ from hpcdet.control.controller import advance
 from hpcdet.control.holder import Holder
 from hpcdet.control.searcher_job import Chain
 from hpcdet.errors import HpcdetError, StillPending, UsageError
-from hpcdet.schedulers.base import Refusal, TaskState
+from hpcdet.schedulers.common.base import Refusal, TaskState
 from hpcdet.site.models import Site
 from hpcdet.store.decisions import lease
 from tests.builders import Builder

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.schedulers import facts
+from hpcdet.schedulers.slurm import facts
 from hpcdet.site import Site, from_resolved, load, loading
 from hpcdet.store.fs import files
 from tests.commands import Cli

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from hpcdet.read import views
-from hpcdet.schedulers.base import Job
-from hpcdet.schedulers.slurm import SlurmScheduler
+from hpcdet.schedulers.common.base import Job
+from hpcdet.schedulers.slurm.slurm import SlurmScheduler
 from hpcdet.store.folder.records import Intent
 from tests import experiments
 from tests.cluster.configuration import NODES

@@ -15,7 +15,7 @@ import torch
 
 from hpcdet import checkpoint
 from hpcdet.errors import ConfigError
-from hpcdet.schedulers import processes
+from hpcdet.schedulers.local import processes
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End
 from hpcdet.store.trials.standing import latest_checkpoint

@@ -12,9 +12,9 @@ from hpcdet.control.controller import advance
 from hpcdet.errors import Unavailable
 from hpcdet.jobs import options
 from hpcdet.read import find, gather, states
-from hpcdet.schedulers import local_state
-from hpcdet.schedulers.base import Job, Submission, TaskState
-from hpcdet.schedulers.local import LocalScheduler
+from hpcdet.schedulers.common.base import Job, Submission, TaskState
+from hpcdet.schedulers.local import local_state
+from hpcdet.schedulers.local.local import LocalScheduler
 from hpcdet.site import load
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths

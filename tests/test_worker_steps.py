@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpcdet.jobs.launch import Allocation, Launch, clean_environment, launch, listener_argv
-from hpcdet.schedulers import processes
+from hpcdet.schedulers.local import processes
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.worker import step as steps

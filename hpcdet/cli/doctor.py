@@ -19,7 +19,7 @@ from hpcdet.errors import HpcdetError
 from hpcdet.jobs import checks, errand, machine
 from hpcdet.jobs.checks import Finding
 from hpcdet.jobs.environment import fold_defaults
-from hpcdet.schedulers import facts
+from hpcdet.schedulers.slurm import facts
 from hpcdet.site import Site, places
 from hpcdet.store.config.resolved_config import Resolved, Resources
 from hpcdet.store.fs import files

@@ -55,7 +55,7 @@ _WAITS = {
     "outage": "it passes when the partition or node is back: sinfo -R says why it is down",
     "begin_time": "it passes by itself: a requeued task waits two minutes",
 }
-"""What a kind of waiting means (``schedulers.base.Wait``)."""
+"""What a kind of waiting means (``schedulers.common.base.Wait``)."""
 _PASSES = ("preempted", "walltime", "lost", "node_fail", "unproven")
 """Ends after which a trial only goes on."""
 

@@ -16,7 +16,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import checks, lanes, origin, past, snapshot
 from hpcdet.jobs.environment import fold_defaults
-from hpcdet.schedulers import facts
+from hpcdet.schedulers.slurm import facts
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved, resolve
 from hpcdet.store.folder import trust

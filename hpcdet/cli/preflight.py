@@ -18,7 +18,7 @@ from hpcdet.cli.settings import settings
 from hpcdet.cli.times import Seconds
 from hpcdet.errors import ConfigError, StillPending
 from hpcdet.jobs import create, errand, launch
-from hpcdet.schedulers import processes
+from hpcdet.schedulers.local import processes
 from hpcdet.search import registry
 from hpcdet.search.api import events
 from hpcdet.search.methods.program import ProgramError

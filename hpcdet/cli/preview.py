@@ -19,7 +19,7 @@ from hpcdet.control import fleet
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs import create, lanes, submission
 from hpcdet.jobs.render import render
-from hpcdet.schedulers.base import Submission, SubmissionRefused
+from hpcdet.schedulers.common.base import Submission, SubmissionRefused
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import loading
 from hpcdet.store.folder.layout import ExperimentPaths

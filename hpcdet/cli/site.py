@@ -12,7 +12,7 @@ from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.errors import ConfigError
 from hpcdet.jobs import checks
-from hpcdet.schedulers import facts
+from hpcdet.schedulers.slurm import facts
 from hpcdet.site import Site, loading
 
 FINDINGS = (

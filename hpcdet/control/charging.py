@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Place
 from hpcdet.errors import HpcdetError, Unavailable
-from hpcdet.schedulers.base import Accounts, Job, Usage
+from hpcdet.schedulers.common.base import Accounts, Job, Usage
 from hpcdet.store.config import resolved_config
 from hpcdet.store.cost import spending
 from hpcdet.store.cost.budget import Charge

@@ -22,7 +22,7 @@ from typing import Any
 from hpcdet.control import controller, presence
 from hpcdet.control.holder import Holder
 from hpcdet.errors import HpcdetError, StillPending, UsageError
-from hpcdet.schedulers import processes
+from hpcdet.schedulers.local import processes
 from hpcdet.store.decisions import lease, wakeup
 from hpcdet.store.folder import home
 from hpcdet.store.folder.layout import ExperimentPaths

@@ -12,7 +12,7 @@ from hpcdet.control import deaths
 from hpcdet.control.decided import Decided
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Place, Seen
-from hpcdet.schedulers.base import TaskState
+from hpcdet.schedulers.common.base import TaskState
 from hpcdet.store.folder.records import Claim, WorkerEnd
 
 WORKERS = 5

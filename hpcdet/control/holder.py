@@ -19,7 +19,7 @@ from hpcdet.control.facts import Facts
 from hpcdet.control.sight import Sight
 from hpcdet.control.watch import Watch
 from hpcdet.errors import IntegrityError
-from hpcdet.schedulers.base import Scheduler, Submission
+from hpcdet.schedulers.common.base import Scheduler, Submission
 from hpcdet.search.api import codec, events
 from hpcdet.site.models import Site
 from hpcdet.store.config import overrides, resolved_config

@@ -15,7 +15,7 @@ from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Seen
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs import succession
-from hpcdet.schedulers.base import Job, SubmissionRefused, Task, TaskState
+from hpcdet.schedulers.common.base import Job, SubmissionRefused, Task, TaskState
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.records import Intent, Submitted
 from hpcdet.store.fs import files

@@ -14,7 +14,7 @@ from hpcdet.control import fleet
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Seen
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers.base import Prunes, Remembers, Task, TaskState, WaitKind
+from hpcdet.schedulers.common.base import Prunes, Remembers, Task, TaskState, WaitKind
 from hpcdet.store.decisions import lease
 from hpcdet.store.fs import files
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers.base import Hastens, Job, PerHost, Scheduler, Task, TaskState
+from hpcdet.schedulers.common.base import Hastens, Job, PerHost, Scheduler, Task, TaskState
 from hpcdet.site.models import Site
 from hpcdet.store.folder import home
 from hpcdet.store.folder.layout import ExperimentPaths, WorkerPaths

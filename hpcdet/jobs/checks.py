@@ -21,7 +21,7 @@ from hpcdet.jobs.drift import code_differs
 from hpcdet.jobs.options import duration, parse
 from hpcdet.jobs.render import render
 from hpcdet.schedulers.opening import open_scheduler
-from hpcdet.schedulers.slurm_text import PartitionInfo
+from hpcdet.schedulers.slurm.slurm_text import PartitionInfo
 from hpcdet.site import PartitionView, Site, places
 from hpcdet.site.models import Launcher
 from hpcdet.store.config.resolved_config import Resolved, Resources
@@ -184,7 +184,7 @@ def _scheduler(site: Site) -> list[Finding]:
 def _partitions(site: Site) -> list[PartitionInfo]:
     if site.scheduler != "slurm":
         return []
-    from hpcdet.schedulers.slurm import SlurmScheduler
+    from hpcdet.schedulers.slurm.slurm import SlurmScheduler
 
     return SlurmScheduler(site).partitions()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from hpcdet.schedulers.variables import for_step, scrubbed
+from hpcdet.schedulers.common.variables import for_step, scrubbed
 from hpcdet.site import Site
 
 __all__ = ["carried", "fold_defaults", "for_step", "scrubbed"]

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from hpcdet.errors import HpcdetError, StillPending, Unavailable
 from hpcdet.jobs import launch, render, submission
-from hpcdet.schedulers.base import Job, Scheduler, Submission, SubmissionRefused, Task
+from hpcdet.schedulers.common.base import Job, Scheduler, Submission, SubmissionRefused, Task
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site, loading
 from hpcdet.store.config import resolved_config

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hpcdet.errors import ConfigError
-from hpcdet.schedulers.local import accelerators, shared_slots
+from hpcdet.schedulers.local.local import accelerators, shared_slots
 from hpcdet.site.models import PartitionView, Site
 from hpcdet.store.config import overrides
 from hpcdet.store.config.resolved_config import Resolved, Resources

@@ -7,7 +7,7 @@ import sys
 
 from hpcdet.jobs import render, submission
 from hpcdet.jobs.options import SIZES
-from hpcdet.schedulers.base import Submission
+from hpcdet.schedulers.common.base import Submission
 from hpcdet.site import Site
 from hpcdet.site.models import Directives
 from hpcdet.store.config.resolved_config import Resolved

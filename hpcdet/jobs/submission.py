@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpcdet.jobs.render import render
-from hpcdet.schedulers.base import Submission
+from hpcdet.schedulers.common.base import Submission
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.options import OURS, SHORT
-from hpcdet.schedulers.slurm_text import hosts, seconds
+from hpcdet.schedulers.slurm.slurm_text import hosts, seconds
 
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?|-([A-Za-z])(.*)", re.DOTALL)
 _SETUP = {"module", "ml", "source", ".", "conda", "mamba", "micromamba", "spack", "eval", "ulimit"}

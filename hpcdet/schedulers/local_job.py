@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from hpcdet.schedulers import processes
-from hpcdet.schedulers.local_state import (
+from hpcdet.schedulers.local import processes
+from hpcdet.schedulers.local.local_state import (
     JobFolder,
     JobRecord,
     PlaceRecord,

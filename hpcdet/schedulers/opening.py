@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcdet.errors import ConfigError
-from hpcdet.schedulers.base import Scheduler
+from hpcdet.schedulers.common.base import Scheduler
 from hpcdet.site import Site
 
 
@@ -14,11 +14,11 @@ def open_scheduler(site: Site) -> Scheduler:
         ConfigError: there is no backend for it.
     """
     if site.scheduler == "slurm":
-        from hpcdet.schedulers import slurm
+        from hpcdet.schedulers.slurm import slurm
 
         return slurm.for_site(site)
     if site.scheduler == "local":
-        from hpcdet.schedulers import local
+        from hpcdet.schedulers.local import local
 
         return local.for_site(site)
     raise ConfigError(

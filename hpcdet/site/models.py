@@ -34,7 +34,7 @@ ASKED = (
     "limits.kill_wait_s",
 )
 """Keys that the cluster is asked for where the site file has null or nothing
-(``schedulers.facts``)."""
+(``schedulers.slurm.facts``)."""
 
 
 class Model(BaseModel):

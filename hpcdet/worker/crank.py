@@ -52,7 +52,7 @@ class Crank:
     meanwhile. The worker only asks for turns, and waits for one where its outcome decides.
 
     The scheduler is not asked more often for that: its answers are shared by all processes of
-    the user (``schedulers.polling``).
+    the user (``schedulers.common.polling``).
 
     Attributes:
         every_s: seconds between looks.

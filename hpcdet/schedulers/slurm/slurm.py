@@ -19,8 +19,7 @@ from submitit.core import utils
 from submitit.slurm.slurm import SlurmExecutor
 
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers import slurm_tasks, slurm_text, slurm_waits
-from hpcdet.schedulers.base import (
+from hpcdet.schedulers.common.base import (
     Capabilities,
     Job,
     Refusal,
@@ -29,10 +28,11 @@ from hpcdet.schedulers.base import (
     Task,
     Usage,
 )
-from hpcdet.schedulers.polling import SharedQuery
-from hpcdet.schedulers.slurm_tasks import Accounts
-from hpcdet.schedulers.slurm_text import Row
-from hpcdet.schedulers.variables import scrubbed
+from hpcdet.schedulers.common.polling import SharedQuery
+from hpcdet.schedulers.common.variables import scrubbed
+from hpcdet.schedulers.slurm import slurm_tasks, slurm_text, slurm_waits
+from hpcdet.schedulers.slurm.slurm_tasks import Accounts
+from hpcdet.schedulers.slurm.slurm_text import Row
 from hpcdet.site import Site
 from hpcdet.site.detection import parse_config
 from hpcdet.site.models import Limits

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers import slurm_text
-from hpcdet.schedulers.polling import cache_folder
+from hpcdet.schedulers.common.polling import cache_folder
+from hpcdet.schedulers.slurm import slurm_text
 from hpcdet.site import Site
 from hpcdet.site.detection import parse_config
 from hpcdet.store.fs import files
@@ -209,7 +209,7 @@ def ask() -> Facts:
 
 
 def _said(*argv: str) -> str:
-    from hpcdet.schedulers.slurm import run  # late: most verbs find an answer in the file
+    from hpcdet.schedulers.slurm.slurm import run  # late: most verbs find an answer in the file
 
     done = run(argv)
     if done.returncode != 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from hpcdet.schedulers.base import Wait
+from hpcdet.schedulers.common.base import Wait
 
 _LAUNCH = "Slurm holds it after a launch that failed; the node's slurmd log says why"
 _WALLTIME = "ask for less time: resources.walltime_s"

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from hpcdet.schedulers.base import Job, Task, TaskState, Wait
-from hpcdet.schedulers.slurm_text import Row
+from hpcdet.schedulers.common.base import Job, Task, TaskState, Wait
+from hpcdet.schedulers.slurm.slurm_text import Row
 
 _SETTLED_S = 30
 """A job that was submitted less than this before an answer may be missing in it: clocks differ."""

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers import processes
-from hpcdet.schedulers.base import (
+from hpcdet.schedulers.common.base import (
     Capabilities,
     Job,
     Refusal,
@@ -32,7 +31,8 @@ from hpcdet.schedulers.base import (
     TaskState,
     Wait,
 )
-from hpcdet.schedulers.local_state import (
+from hpcdet.schedulers.local import processes
+from hpcdet.schedulers.local.local_state import (
     PARTS,
     JobFolder,
     JobRecord,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from hpcdet.schedulers import slurm_waits
-from hpcdet.schedulers.base import Refusal, Task, TaskState, Usage, Wait
+from hpcdet.schedulers.common.base import Refusal, Task, TaskState, Usage, Wait
+from hpcdet.schedulers.slurm import slurm_waits
 
 SQUEUE_FIELDS = (
     "ArrayJobID", "ArrayTaskID", "State", "Reason", "RestartCnt", "SubmitTime", "StartTime",
