@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from hpcdet.control.controller import advance
-from hpcdet.jobs import create
+from hpcdet.jobs.create import create
 from hpcdet.search.api import events
 from hpcdet.store.cost.spending import epoch
 from hpcdet.store.folder.records import Claim, End

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.control import controller
-from hpcdet.jobs import create, origin
+from hpcdet.jobs.create import begin_from, create
 from hpcdet.read import series
 from hpcdet.schedulers.local import processes
 from hpcdet.schedulers.local.local_state import JobFolder, JobRecord, ProcessRecord, TaskRecord
@@ -233,7 +233,7 @@ def submit(
     if model is None:
         model = root.parent / "empty-model"
         model.mkdir(exist_ok=True, mode=0o700)
-    begin = origin.look(resolve(values), root)
+    begin = begin_from.look(resolve(values), root)
     paths = create.create(Plain(values, {}), site, model, root, begin=begin)
     turn(paths)
     return paths

@@ -34,7 +34,12 @@ def test_the_package_holds_its_version_only() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["hpcdet.control.controller", "hpcdet.worker.main", "hpcdet.read.views", "hpcdet.jobs.create"],
+    [
+        "hpcdet.control.controller",
+        "hpcdet.worker.main",
+        "hpcdet.read.views",
+        "hpcdet.jobs.create.create",
+    ],
 )
 def test_the_login_tower_never_loads_torch(module: str) -> None:
     program = f"import sys, {module}; print([m for m in ('torch', 'h5py') if m in sys.modules])"

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpcdet.jobs import launch
+from hpcdet.jobs.script import launch
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.folder.records import NO_FAULT, Claim, Reason, Verdict
 from hpcdet.store.trials import progress

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.jobs import decisions
+from hpcdet.jobs.checks import decisions
 from hpcdet.read.beyond import Beyond, beyond
 from hpcdet.read.gather import Gathered
 from tests.builders import Builder

@@ -15,7 +15,7 @@ import pytest
 from hpcdet.control import commands, controller, daemon, presence
 from hpcdet.control.holder import Holder
 from hpcdet.errors import StillPending, UsageError
-from hpcdet.jobs import create
+from hpcdet.jobs.create import create
 from hpcdet.read import states
 from hpcdet.read.gather import gather
 from hpcdet.site import loading

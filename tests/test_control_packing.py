@@ -18,7 +18,7 @@ import pytest
 from hpcdet.control import commands, packing
 from hpcdet.control.controller import advance
 from hpcdet.control.packing import QUIET_S, pack
-from hpcdet.jobs.launch import Allocation
+from hpcdet.jobs.script.launch import Allocation
 from hpcdet.read import find, gather, index, logs, series, views
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, End, Verdict

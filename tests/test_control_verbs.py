@@ -17,7 +17,7 @@ from hpcdet.control import commands
 from hpcdet.control.controller import advance
 from hpcdet.control.holder import Holder
 from hpcdet.errors import ConfigError, UsageError
-from hpcdet.jobs.launch import Allocation
+from hpcdet.jobs.script.launch import Allocation
 from hpcdet.read import gather
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.search import registry

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.jobs import provenance
+from hpcdet.jobs.create import provenance
 from hpcdet.read import find
 from tests.commands import Cli
 

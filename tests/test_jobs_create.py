@@ -18,7 +18,9 @@ import pytest
 from hpcdet import site as sites
 from hpcdet.config.check.plan import plan
 from hpcdet.errors import ConfigError, Unavailable
-from hpcdet.jobs import checks, create, provenance, render, snapshot, submission
+from hpcdet.jobs.checks import site_checks
+from hpcdet.jobs.create import create, provenance, snapshot
+from hpcdet.jobs.script import render, submission
 from hpcdet.read import find
 from hpcdet.site import Site
 from hpcdet.store.config import resolved_config
@@ -109,7 +111,7 @@ def test_the_experiments_of_a_folder_are_not_copied_into_each_other(model: Path)
     make(model, root)
     second = make(model, root)
     assert not (second.code / "runs").exists()
-    assert checks.code_differs(second) == []
+    assert site_checks.code_differs(second) == []
 
 
 def test_a_submission_is_a_script_with_a_folder_for_its_output(model: Path, tmp_path: Path) -> None:
@@ -281,13 +283,13 @@ def test_git_is_recorded_without_credentials(tmp_path: Path) -> None:
 
 def test_code_that_differs_from_the_snapshot_is_named(model: Path, tmp_path: Path) -> None:
     paths = make(model, tmp_path / "root")
-    assert checks.code_differs(paths) == []
+    assert site_checks.code_differs(paths) == []
     (model / "model_def.py").write_text("x = 3\n")
     (model / "new.py").write_text("")
     (model / "lib" / "net.py").unlink()
     (model / "net.py").unlink()
     (model / "a.log").write_text("ignored")
-    assert checks.code_differs(paths) == [
+    assert site_checks.code_differs(paths) == [
         "lib/net.py (removed)",
         "model_def.py (changed)",
         "net.py (removed)",
@@ -313,10 +315,10 @@ def test_more_files_and_folders_belong_to_the_code_and_are_checked_alike(
     extra = {"common/util.py", "common/.hpcdetignore", "tokens.txt", "data/big.bin"}
     assert record["code"].keys() == plain | extra
     assert (paths.code / "common" / "util.py").read_text() == "u"
-    assert checks.code_differs(paths) == []
+    assert site_checks.code_differs(paths) == []
     (beside / "util.py").write_text("v")
     (tmp_path / "tokens.txt").unlink()
-    assert checks.code_differs(paths) == ["common/util.py (changed)", "tokens.txt (removed)"]
+    assert site_checks.code_differs(paths) == ["common/util.py (changed)", "tokens.txt (removed)"]
     for wrong, said in (
         (tmp_path / "other" / "model_def.py", "in the code already"),
         (tmp_path / "pass", "its name says that it is a secret"),
@@ -409,12 +411,14 @@ def test_what_can_never_run_is_refused_before_submission(
     }
     if need.walltime_s != 200000:
         site = Site.model_validate({**site.plain(), **own})
-    assert checks.preflight(Resolved(resources=Resources(walltime_s=1800)), site, tmp_path) == []
+    assert (
+        site_checks.preflight(Resolved(resources=Resources(walltime_s=1800)), site, tmp_path) == []
+    )
     down = Resources(resource_pool="tidal", nodes=2048)
-    [warning] = checks.preflight(Resolved(resources=down), site, tmp_path)
+    [warning] = site_checks.preflight(Resolved(resources=down), site, tmp_path)
     assert "tidal is down" in warning
     with pytest.raises(ConfigError) as caught:
-        checks.preflight(Resolved(resources=need), site, tmp_path)
+        site_checks.preflight(Resolved(resources=need), site, tmp_path)
     assert caught.value.where == where and said in str(caught.value)
 
 
@@ -424,9 +428,9 @@ def test_more_lanes_than_fit_into_a_node_are_refused(tmp_path: Path) -> None:
     many = SearcherConfig(max_trials=16)
     need = Resources(slots_per_trial=2, slots_per_node=2, cpus_per_slot=2)
     fits, wide = (Resolved(searcher=many, resources=need, worker=Worker(lanes=n)) for n in (2, 3))
-    assert checks.preflight(fits, site, tmp_path) == []
+    assert site_checks.preflight(fits, site, tmp_path) == []
     with pytest.raises(ConfigError, match="12 cores on one node") as caught:
-        checks.preflight(wide, site, tmp_path)
+        site_checks.preflight(wide, site, tmp_path)
     assert caught.value.where == "worker.lanes"
 
 
@@ -438,17 +442,19 @@ def test_mpi_is_refused_where_the_launcher_has_none(
 
     two = Resources(slots_per_trial=2, slots_per_node=2)
     wanted = Resolved(resources=two, distributed=Distributed("mpi"))
-    assert checks.preflight(wanted, site(kind="mpirun"), tmp_path) == []
+    assert site_checks.preflight(wanted, site(kind="mpirun"), tmp_path) == []
     assert (
-        checks.preflight(Resolved(distributed=Distributed("mpi")), sites.load("local"), tmp_path)
+        site_checks.preflight(
+            Resolved(distributed=Distributed("mpi")), sites.load("local"), tmp_path
+        )
         == []
     )
     for launcher in ({"kind": "local"}, {"kind": "srun", "args": ["--mpi=none"]}):
         with pytest.raises(ConfigError) as caught:
-            checks.preflight(wanted, site(**launcher), tmp_path)
+            site_checks.preflight(wanted, site(**launcher), tmp_path)
         assert caught.value.where == "distributed.backend: mpi" and "mpi" in caught.value.hint
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    [warning] = checks.preflight(wanted, site(kind="mpirun"), tmp_path)
+    [warning] = site_checks.preflight(wanted, site(kind="mpirun"), tmp_path)
     assert "hpcdet[mpi]" in warning
 
 
@@ -456,11 +462,11 @@ def test_a_partition_that_a_local_site_does_not_name_is_refused(tmp_path: Path) 
     plain = sites.load("local")
     named = Site.model_validate({**plain.plain(), "partitions": {"night": {}}})
     fits = Resolved(resources=Resources(resource_pool="night"))
-    assert checks.preflight(fits, named, tmp_path) == []
+    assert site_checks.preflight(fits, named, tmp_path) == []
     for site, said in ((plain, "has no partitions"), (named, "did you mean night")):
         wanted = Resolved(resources=Resources(resource_pool="nigth"))
         with pytest.raises(ConfigError, match=said):
-            checks.preflight(wanted, site, tmp_path)
+            site_checks.preflight(wanted, site, tmp_path)
 
 
 def test_a_scheduler_that_does_not_answer_is_said_before_anything_is_made(
@@ -469,9 +475,9 @@ def test_a_scheduler_that_does_not_answer_is_said_before_anything_is_made(
     site = fake_slurm(tmp_path, monkeypatch)
     (tmp_path / "bin" / "sinfo").write_text("#!/bin/sh\necho 'Unable to contact' >&2; exit 1\n")
     with pytest.raises(Unavailable, match="Unable to contact") as caught:
-        checks.preflight(Resolved(), site, tmp_path)
+        site_checks.preflight(Resolved(), site, tmp_path)
     assert "--site local" in caught.value.hint
-    [warning] = checks.preflight(Resolved(), site, tmp_path, submits=False)
+    [warning] = site_checks.preflight(Resolved(), site, tmp_path, submits=False)
     assert "Unable to contact" in warning
 
 
@@ -481,10 +487,10 @@ def test_local_on_a_login_node_is_refused_unless_asked_for(
     monkeypatch.setattr("socket.gethostname", lambda: "login03")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="say --site local"):
-        checks.preflight(Resolved(), sites.load(), tmp_path)
-    assert checks.preflight(Resolved(), sites.load("local"), tmp_path) == []
+        site_checks.preflight(Resolved(), sites.load(), tmp_path)
+    assert site_checks.preflight(Resolved(), sites.load("local"), tmp_path) == []
     with pytest.raises(ConfigError, match="no pbs backend"):
-        checks.preflight(Resolved(), sites.load("generic-pbs"), tmp_path)
+        site_checks.preflight(Resolved(), sites.load("generic-pbs"), tmp_path)
 
 
 def test_warnings_of_purge_room_and_of_nobody_who_decides(
@@ -499,13 +505,13 @@ def test_warnings_of_purge_room_and_of_nobody_who_decides(
         resources=Resources(walltime_s=86400),
         searcher=SearcherConfig(max_trials=20, max_concurrent_trials=2),
     )
-    purge, crank = checks.preflight(long, site, tmp_path / "root")
+    purge, crank = site_checks.preflight(long, site, tmp_path / "root")
     assert "purged after 10 days" in purge and "a sentinel job tells you" in crank
-    [crank] = checks.preflight(long, site, Path("/"))
+    [crank] = site_checks.preflight(long, site, Path("/"))
 
     full = os.statvfs_result((4096, 4096, 9, 9, 9, 100, 9, 9, 0, 255))
     monkeypatch.setattr("os.statvfs", lambda path: full)
-    room = checks.preflight(long, sites.load("local"), tmp_path)
+    room = site_checks.preflight(long, sites.load("local"), tmp_path)
     inodes = plan(long)["storage"]["inodes"]
     assert room == [
         f"{tmp_path} has 9 inodes left; the run may need {inodes}",
@@ -514,15 +520,15 @@ def test_warnings_of_purge_room_and_of_nobody_who_decides(
 
 
 def test_a_site_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {f.level for f in checks.site_findings(sites.load("local"))} == {"ok"}
-    [template, scheduler, *_] = checks.site_findings(sites.load("generic-pbs"))
+    assert {f.level for f in site_checks.site_findings(sites.load("local"))} == {"ok"}
+    [template, scheduler, *_] = site_checks.site_findings(sites.load("generic-pbs"))
     assert (template.level, scheduler.level) == ("error", "error")
     site = fake_slurm(tmp_path, monkeypatch)
     config_of = tmp_path / "bin" / "scontrol"
     config_of.write_text("#!/bin/sh\necho 'MaxArraySize = 51'\n")
     config_of.chmod(0o755)
     own = {"partitions": {"gpu": {}, "batch": {}, "gang": {}}, "setup": ["if then"]}
-    findings = checks.site_findings(Site.model_validate({**site.plain(), **own}))
+    findings = site_checks.site_findings(Site.model_validate({**site.plain(), **own}))
     said = {f.what: f.level for f in findings}
     assert said["partition gpu does not exist"] == "error"
     assert said["partition batch is there"] == "ok"

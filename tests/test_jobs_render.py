@@ -13,8 +13,8 @@ import pytest
 
 from hpcdet import site as sites
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import environment, options
-from hpcdet.jobs.render import render
+from hpcdet.jobs.script import environment, options
+from hpcdet.jobs.script.render import render
 from hpcdet.schedulers.common import variables
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Environment, Resolved, Resources, Slurm

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpcdet.config.check.plan import plan
-from hpcdet.jobs import room
-from hpcdet.jobs.room import Quota
+from hpcdet.jobs.checks import quota
+from hpcdet.jobs.checks.quota import Quota
 from hpcdet.site.models import Site
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.fs import files
@@ -47,17 +47,17 @@ LFS_QUOTA_Q = "        /lustre/a/very/long/name\n  [10]*  8  20 6d23h59m58s 7 0 
     ],
 )
 def test_quota_commands_are_understood(text: str, expected: list[Quota]) -> None:
-    assert room.parse(text) == expected
+    assert quota.parse(text) == expected
 
 
 def test_the_quota_of_the_right_file_system_counts() -> None:
-    quotas = room.parse(QUOTA_W)
+    quotas = quota.parse(QUOTA_W)
     scratch = Mount("nfs1:/scratch", Path("/scratch"), "nfs4")
-    assert room.chosen(quotas, scratch) == quotas[1]
-    assert room.chosen(quotas, Mount("/dev/sda", Path("/"), "ext4")) is None
-    assert room.chosen(quotas[:1], None) == quotas[0]
+    assert quota.chosen(quotas, scratch) == quotas[1]
+    assert quota.chosen(quotas, Mount("/dev/sda", Path("/"), "ext4")) is None
+    assert quota.chosen(quotas[:1], None) == quotas[0]
     at_mount_point = Mount("mgs@tcp:/lustre", Path("/mnt/lustre"), "lustre")
-    assert room.chosen([quotas[0], *room.parse(LFS_QUOTA)], at_mount_point) is not None
+    assert quota.chosen([quotas[0], *quota.parse(LFS_QUOTA)], at_mount_point) is not None
 
 
 def test_a_plan_counts_what_runs_and_what_has_ended() -> None:
@@ -73,8 +73,8 @@ def test_a_plan_counts_what_runs_and_what_has_ended() -> None:
     assert need["checkpoints"] == 10 * 4 + 90 * 2
     assert need["bytes"] == 7 * need["checkpoints"]
     assert need["paused_bytes"] == 10 * 4 * 7
-    left = [room.Free("/s", "quota", 100, 50), room.Free("/s", "file system", None, None)]
-    assert [text.split(";")[0] for text in room.shortages(left, need)] == [
+    left = [quota.Free("/s", "quota", 100, 50), quota.Free("/s", "file system", None, None)]
+    assert [text.split(";")[0] for text in quota.shortages(left, need)] == [
         "by quota, /s has 50 inodes left",
         "by quota, /s has 0.0 GB left",
         "trials that are paused may hold 0.0 GB of checkpoints",
@@ -88,14 +88,14 @@ def test_a_site_says_how_to_ask_for_the_quota(
     line = "echo $0 $1 10 0 1000 - 5 0 6 -"
     told = {"name": "here", "quota_command": ["sh", "-c", line, "/only", "9"]}
     wrong = {"name": "here", "quota_command": ["sh", "-c", "echo no such user $0 >&2", "$WHO"]}
-    left, unknown = room.free(Site.model_validate(wrong), tmp_path / "not" / "yet")
+    left, unknown = quota.free(Site.model_validate(wrong), tmp_path / "not" / "yet")
     assert [one.by for one in left] == ["file system"]
     assert unknown == [f"the quota of {tmp_path} is not known: sh said: no such user ada"]
     told["quota_command"] = ["sh", "-c", "echo $0 10 0 1000 - 5 0 6 -; exit 1", "/only"]
-    left, unknown = room.free(Site.model_validate(told), tmp_path)
+    left, unknown = quota.free(Site.model_validate(told), tmp_path)
     assert (left[1].by, left[1].bytes, left[1].inodes, unknown) == ("quota", 990 * 1024, 1, [])
     absent = Site.model_validate({"name": "here", "quota_command": ["no-such-command"]})
-    assert "no-such-command" in room.free(absent, tmp_path)[1][0]
+    assert "no-such-command" in quota.free(absent, tmp_path)[1][0]
 
 
 def test_plan_and_submit_compare_with_what_is_left(cli: Cli, tmp_path: Path) -> None:

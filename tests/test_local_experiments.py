@@ -17,7 +17,7 @@ import pytest
 from hpcdet.control import commands, fork
 from hpcdet.control.replay import Replay
 from hpcdet.errors import ConfigError, NotFound
-from hpcdet.jobs import create, origin
+from hpcdet.jobs.create import begin_from, create
 from hpcdet.read import lineage, views
 from hpcdet.read.gather import gather
 from hpcdet.schedulers.local import processes
@@ -355,9 +355,9 @@ def test_trials_train_on_from_another_experiment_s_checkpoints(lab: Lab) -> None
     old = lab.submit(x.config(30))
     x.run_to_end(old)
     values = x.config(60, trials=2, searcher={"begin_from": f"{old.id}/1@30 batches"})
-    found = origin.look(resolved_config.resolve(values), old.root.parent)
+    found = begin_from.look(resolved_config.resolve(values), old.root.parent)
     with pytest.raises(ConfigError, match="trials train until 30"):
-        origin.look(
+        begin_from.look(
             overrides.lay(resolved_config.resolve(values), {MAX_LENGTH: {"batches": 30}}),
             old.root.parent,
         )

@@ -16,7 +16,8 @@ import yaml
 
 from hpcdet.config.load.secret_references import redacted
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import checks, secrets
+from hpcdet.jobs.checks import site_checks
+from hpcdet.jobs.create import likely_secrets
 from hpcdet.read import find
 from tests.commands import Cli
 
@@ -112,9 +113,9 @@ def test_the_code_differs_by_no_secret_that_was_left_out(cli: Cli, tmp_path: Pat
     recorded = json.loads(paths.provenance.read_text())
     assert recorded["git"]["diff_note"] == "without that of files with secrets"
     assert recorded["git"]["dirty"] and recorded["git"]["uncommitted"] == ["c.yaml"]
-    assert checks.code_differs(paths) == []
+    assert site_checks.code_differs(paths) == []
     config.write_text(CONFIG.replace("max_trials: 2", "max_trials: 3"))
-    assert checks.code_differs(paths) == ["c.yaml (changed)"]
+    assert site_checks.code_differs(paths) == ["c.yaml (changed)"]
 
 
 def test_a_snapshot_of_a_former_version_is_no_different_code(cli: Cli, tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_a_snapshot_of_a_former_version_is_no_different_code(cli: Cli, tmp_path:
     record = json.loads(paths.provenance.read_text())
     record["code"]["c.yaml"] = hashlib.sha256(config.read_bytes()).hexdigest()
     paths.provenance.write_text(json.dumps(record))
-    assert checks.code_differs(paths) == []
+    assert site_checks.code_differs(paths) == []
 
 
 @pytest.mark.parametrize(
@@ -213,14 +214,14 @@ LINES = '-- one of them --\nthe "s3cret"\tvalu\u00e9 \\n\nit ends\n'
 )
 def test_a_secret_of_several_lines_is_found_however_it_is_written(text: str) -> None:
     with pytest.raises(ConfigError, match=r"data\.secrets\.key"):
-        secrets.refuse_literal(text.encode(), {"key": LINES}, "x")
+        likely_secrets.refuse_literal(text.encode(), {"key": LINES}, "x")
 
 
 def test_short_secrets_are_not_looked_for() -> None:
-    secrets.refuse_literal(b"it is 4 2 4 2 4 2", {"pin": "4\n2\n4\n2\n4\n"}, "x")
-    secrets.refuse_literal(b"it is 42", {"pin": "42"}, "x")
+    likely_secrets.refuse_literal(b"it is 4 2 4 2 4 2", {"pin": "4\n2\n4\n2\n4\n"}, "x")
+    likely_secrets.refuse_literal(b"it is 42", {"pin": "42"}, "x")
     with pytest.raises(ConfigError, match=r"data\.secrets\.pin"):
-        secrets.refuse_literal(b"it is 12345678", {"pin": ["a", {"b": "12345678"}]}, "x")
+        likely_secrets.refuse_literal(b"it is 12345678", {"pin": ["a", {"b": "12345678"}]}, "x")
 
 
 @pytest.mark.parametrize("mask", ["000", "022"])

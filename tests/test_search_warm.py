@@ -15,7 +15,7 @@ from hpcdet import config
 from hpcdet.config.models.experiment import Searcher
 from hpcdet.control.replay import Replay
 from hpcdet.errors import ConfigError, NotFound
-from hpcdet.jobs import origin, past
+from hpcdet.jobs.create import begin_from, past_results
 from hpcdet.read import find
 from hpcdet.search import registry
 from hpcdet.search.api import codec, events
@@ -49,7 +49,7 @@ def searched(root: Path, id: str, wanted: Mapping[str, Any], loss: Loss) -> Expe
     paths = ExperimentPaths(root / id)
     files.make_folder(paths.root)
     resolved = resolve(wanted)
-    found = past.collect(resolved, root)
+    found = past_results.collect(resolved, root)
     if found is not None:
         found.write(paths.history)
     paths.config.write_bytes(dump(wanted))
@@ -127,7 +127,7 @@ def test_history_is_what_fits_and_is_frozen(tmp_path: Path) -> None:
     narrow = {**SPACE, "x": {"type": "double", "minval": 0.0, "maxval": 0.9}}
     asked = {"experiments": ["old-1", str(old.root)], "best": 2, "trials": 9}
     wanted = {**values(warm_start=asked), "hyperparameters": narrow}
-    found = past.collect(resolve(wanted), tmp_path)
+    found = past_results.collect(resolve(wanted), tmp_path)
     assert found is not None and len(found.trials) == 9
     [source] = found.sources
     outside = sum(params["x"] >= 0.9 for params in created(old).values())
@@ -143,7 +143,7 @@ def test_history_is_what_fits_and_is_frozen(tmp_path: Path) -> None:
     assert [created(new)[n] for n in (1, 2)] == [trial.params for trial in found.trials[:2]]
     (tmp_path / "old-1").rename(tmp_path / "gone")
     with pytest.raises(NotFound) as caught:
-        past.collect(resolve(wanted), tmp_path)
+        past_results.collect(resolve(wanted), tmp_path)
     assert caught.value.where == "searcher.warm_start.experiments"
     again = Replay(registry.searcher(resolve(wanted), history=history.of(new)), {})
     assert len(list(again.run(chain.read(new)))) == len(chain.read(new))
@@ -178,7 +178,7 @@ def test_what_cannot_be_compared_is_refused(
     searched(tmp_path, "old-1", values("random", 20), near)
     wanted = values(warm_start={"experiments": ["old-1"], "best": 1}, **changes)
     with pytest.raises(ConfigError, match=what):
-        past.collect(resolve(wanted), tmp_path)
+        past_results.collect(resolve(wanted), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,9 @@ def test_plan_and_simulate_count_from_where_trials_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = parents.Donation(tmp_path, 6, {"meta": {"batches": 6, "records": 60, "epochs": 1}})
-    monkeypatch.setattr(origin, "look", lambda resolved, _: resolved.searcher.begin_from and found)
+    monkeypatch.setattr(
+        begin_from, "look", lambda resolved, _: resolved.searcher.begin_from and found
+    )
     file = tmp_path / "search.yaml"
     asked: dict[str, Any] = {"name": "random", "max_trials": 4, "max_length": {"batches": 9}}
     file.write_text(json.dumps({"entrypoint": "true", "searcher": asked}))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hpcdet.control import commands
 from hpcdet.control.controller import advance
-from hpcdet.jobs.launch import Allocation
+from hpcdet.jobs.script.launch import Allocation
 from hpcdet.schedulers.common.base import Capabilities, TaskState, Usage
 from hpcdet.store.cost import attempt_costs
 from hpcdet.store.cost.budget import Account, Budget, Charge, Held, Stretch, Terms, account

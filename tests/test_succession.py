@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hpcdet import site as sites
-from hpcdet.jobs import succession
-from hpcdet.jobs.render import render
+from hpcdet.jobs.script import succession
+from hpcdet.jobs.script.render import render
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved, Resources
 from hpcdet.store.folder.layout import ExperimentPaths

@@ -286,7 +286,7 @@ def test_a_dry_run_offline_asks_no_scheduler(lab: Lab, monkeypatch: pytest.Monke
     def ask(*_: Any) -> Any:
         raise Unavailable("the scheduler was asked")
 
-    monkeypatch.setattr("hpcdet.jobs.checks.open_scheduler", ask)
+    monkeypatch.setattr("hpcdet.jobs.checks.site_checks.open_scheduler", ask)
     monkeypatch.setattr("hpcdet.cli.preview.open_scheduler", ask)
     argv = ["submit", lab.config(), "--site", lab.site, "-n", "-o", "json"]
     [item] = lab.cli(*argv).items

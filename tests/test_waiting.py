@@ -10,7 +10,7 @@ import pytest
 from hpcdet.control import commands
 from hpcdet.control.controller import advance
 from hpcdet.errors import Unavailable
-from hpcdet.jobs import options
+from hpcdet.jobs.script import options
 from hpcdet.read import find, gather, states
 from hpcdet.schedulers.common.base import Job, Submission, TaskState
 from hpcdet.schedulers.local import local_state

@@ -16,7 +16,7 @@ import pytest
 
 from hpcdet.control import controller, daemon
 from hpcdet.control.controller import Turn
-from hpcdet.jobs.launch import Allocation
+from hpcdet.jobs.script.launch import Allocation
 from hpcdet.site import loading
 from hpcdet.store.config import resolved_config
 from hpcdet.store.decisions import lease, wakeup

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.jobs.launch import Allocation
+from hpcdet.jobs.script.launch import Allocation
 from hpcdet.read import gather, timeline
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths

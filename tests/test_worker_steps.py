@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.jobs.launch import Allocation, Launch, clean_environment, launch, listener_argv
+from hpcdet.jobs.script.launch import Allocation, Launch, clean_environment, launch, listener_argv
 from hpcdet.schedulers.local import processes
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -221,7 +221,7 @@ def test_ranks_that_cannot_all_be_started_are_ended(start, monkeypatch: pytest.M
 def test_ranks_die_with_their_worker(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, sys, time\n"
-        "from hpcdet.jobs.launch import Launch\n"
+        "from hpcdet.jobs.script.launch import Launch\n"
         "from hpcdet.worker.step import RunningStep\n"
         "here = pathlib.Path(sys.argv[1])\n"
         "plan = Launch(('sleep', '600'), os.environ, ({}, {}), False)\n"
@@ -251,7 +251,7 @@ def test_a_launcher_is_spared_the_notice_and_ends_its_ranks_with_the_worker(
     )
     code = (
         "import os, pathlib, signal, sys, time\n"
-        "from hpcdet.jobs.launch import Launch\n"
+        "from hpcdet.jobs.script.launch import Launch\n"
         "from hpcdet.worker.step import RunningStep\n"
         "here = pathlib.Path(sys.argv[1])\n"
         "argv = ('/bin/bash', '-c', sys.argv[2])\n"

@@ -69,7 +69,7 @@ def can_run(gathered: gather.Gathered, wanted: Mapping[str, Any]) -> None:
         ConfigError: it never can.
     """
     from hpcdet.config.load import changing
-    from hpcdet.jobs import checks
+    from hpcdet.jobs.checks import site_checks
     from hpcdet.site.loading import from_resolved
 
     effective = changes.effective(gathered)
@@ -77,7 +77,7 @@ def can_run(gathered: gather.Gathered, wanted: Mapping[str, Any]) -> None:
     changing.only_longer(effective, wanted)
     changing.fits(changed)
     site = from_resolved(gathered.paths.site)
-    checks.preflight(changed, site, gathered.paths.root.parent, submits=False)
+    site_checks.preflight(changed, site, gathered.paths.root.parent, submits=False)
 
 
 def ask_each(

@@ -16,9 +16,10 @@ from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import settings
 from hpcdet.cli.times import Seconds
 from hpcdet.errors import HpcdetError
-from hpcdet.jobs import checks, errand, machine
-from hpcdet.jobs.checks import Finding
-from hpcdet.jobs.environment import fold_defaults
+from hpcdet.jobs import errand, machine
+from hpcdet.jobs.checks import site_checks
+from hpcdet.jobs.checks.site_checks import Finding
+from hpcdet.jobs.script.environment import fold_defaults
 from hpcdet.schedulers.slurm import facts
 from hpcdet.site import Site, places
 from hpcdet.store.config.resolved_config import Resolved, Resources
@@ -89,13 +90,13 @@ def _site(name: str | None) -> Iterator[Finding]:
     yield Finding("ok", f"site {site.name}: {site.reason}")
     if assumed:
         yield Finding("warning", f"site {site.name}: {assumed}", "ask again: hpcdet site detect")
-    if site.fallback and (sign := checks.login_node()):
+    if site.fallback and (sign := site_checks.login_node()):
         hint = "name a site with a scheduler by --site or HPCDET_SITE"
         yield Finding("warning", f"this looks like a login node ({sign}) without a scheduler", hint)
     apart = places.scratch(site, settings().root_at(site))
     if apart is not None:
         yield from machine.folder(apart)
-    yield from checks.site_findings(site)
+    yield from site_checks.site_findings(site)
 
 
 def _both(name: str | None, partition: str | None, timeout: float) -> Iterator[Finding]:

@@ -217,7 +217,7 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
 
 def _by_hand(gathered: gather.Gathered, script: str) -> str:
     """The command that submits what was prepared; the script alone where no site can be read."""
-    from hpcdet.jobs import submission
+    from hpcdet.jobs.script import submission
     from hpcdet.site import from_resolved
 
     try:

@@ -14,8 +14,11 @@ import click
 from hpcdet import config
 from hpcdet.cli.settings import settings
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import checks, lanes, origin, past, snapshot
-from hpcdet.jobs.environment import fold_defaults
+from hpcdet.jobs.checks import site_checks
+from hpcdet.jobs.create import begin_from as origin
+from hpcdet.jobs.create import past_results, snapshot
+from hpcdet.jobs.script import lanes
+from hpcdet.jobs.script.environment import fold_defaults
 from hpcdet.schedulers.slurm import facts
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved, resolve
@@ -124,7 +127,7 @@ class Request:
     @functools.cached_property
     def history(self) -> History | None:
         """What those of ``searcher.warm_start`` have shown. Raises as ``past.collect``."""
-        return past.collect(self.resolved, self.root)
+        return past_results.collect(self.resolved, self.root)
 
     def warnings(self, submits: bool = True) -> list[str]:
         """What to say before it is submitted, or with ``submits`` False, looked at or prepared.
@@ -133,7 +136,7 @@ class Request:
             ConfigError: it can never run at this site.
             Unavailable: the scheduler does not answer, and it is to be submitted.
         """
-        found = checks.preflight(self.resolved, self.site, self.root, submits=submits)
+        found = site_checks.preflight(self.resolved, self.site, self.root, submits=submits)
         return [*self.loaded.warnings, *found]
 
     def scan(self) -> list[snapshot.Entry]:

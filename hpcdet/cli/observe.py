@@ -196,11 +196,11 @@ def _drift(ids: Sequence[str], items: list[dict[str, Any]]) -> list[str]:
     live = [item for item in items if ids and item["state"] not in follow.ENDED]
     if not live:
         return []
-    from hpcdet.jobs import drift
+    from hpcdet.jobs.create import code_drift
 
     found = []
     for item in live:
-        differs = drift.code_differs(ExperimentPaths(Path(item["path"])))
+        differs = code_drift.code_differs(ExperimentPaths(Path(item["path"])))
         if differs:
             more = f" and {len(differs) - 3} more" if len(differs) > 3 else ""
             files = ", ".join(differs[:3]) + more

@@ -17,7 +17,8 @@ from hpcdet.cli.output import Output, output
 from hpcdet.cli.settings import settings
 from hpcdet.config.check.plan import plan
 from hpcdet.errors import UsageError
-from hpcdet.jobs import decisions, pace, room, succession, waits
+from hpcdet.jobs.checks import decisions, queue_waits, quota, throughput
+from hpcdet.jobs.script import succession
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
 
@@ -67,7 +68,7 @@ def plan_command(
     """
     wanted = request(config_file, model_dir, sets, site_name, ask=True)
     resolved, site = wanted.resolved, wanted.site
-    size = _bytes(checkpoint_size) if checkpoint_size else room.former(wanted.root, resolved.name)
+    size = _bytes(checkpoint_size) if checkpoint_size else quota.former(wanted.root, resolved.name)
     by, unit_s = _pace(wanted.root, resolved, trial_time)
     waits_by, queue_s = _queue(wanted.root, resolved, site, queue_wait)
     item = {
@@ -86,9 +87,9 @@ def plan_command(
     begin = wanted.origin
     item["begin_from"] = str(begin.folder) if begin is not None else None
     item["warm_start"] = [str(source) for source in past.sources] if past else []
-    left, unknown = room.free(site, wanted.root)
+    left, unknown = quota.free(site, wanted.root)
     item["free"] = [asdict(one) for one in left]
-    warnings = [*wanted.loaded.warnings, *unknown, *room.shortages(left, item["storage"])]
+    warnings = [*wanted.loaded.warnings, *unknown, *quota.shortages(left, item["storage"])]
     if too_fast := decisions.warning(item["beyond"], item["unit"]):
         warnings.append(too_fast)
     if not out.for_people or out.fields:
@@ -110,7 +111,7 @@ def _pace(
             what = "the code knows how long it trains"
             raise UsageError(what, where="--trial-time", hint="no searcher.max_length")
         return "--trial-time", _seconds(trial_time) / length.value
-    known = pace.former(root, resolved)
+    known = throughput.former(root, resolved)
     if known is not None:
         return known.source, known.unit_s
     return ("walltime" if resolved.resources.walltime_s is not None else None), None
@@ -124,7 +125,7 @@ def _queue(
         return "--queue-wait", _seconds(queue_wait, "--queue-wait")
     if site.scheduler == "local":
         return "no queue", 0.0
-    known = waits.former(root, resolved)
+    known = queue_waits.former(root, resolved)
     return (known.source, round(known.typical_s, 1)) if known is not None else (None, None)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcdet.cli import words
 from hpcdet.cli.output import Item, text
-from hpcdet.jobs import succession
+from hpcdet.jobs.script import succession
 
 Facts = Iterator[tuple[str, str]]
 

@@ -17,7 +17,9 @@ from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import settings
 from hpcdet.cli.times import Seconds
 from hpcdet.errors import ConfigError, StillPending
-from hpcdet.jobs import create, errand, launch
+from hpcdet.jobs import errand
+from hpcdet.jobs.create import create
+from hpcdet.jobs.script import launch
 from hpcdet.schedulers.local import processes
 from hpcdet.search import registry
 from hpcdet.search.api import events

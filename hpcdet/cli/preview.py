@@ -17,8 +17,9 @@ from hpcdet.cli.settings import settings
 from hpcdet.cli.waiting import Waiting
 from hpcdet.control import fleet
 from hpcdet.errors import HpcdetError
-from hpcdet.jobs import create, lanes, submission
-from hpcdet.jobs.render import render
+from hpcdet.jobs.create import create
+from hpcdet.jobs.script import lanes, submission
+from hpcdet.jobs.script.render import render
 from hpcdet.schedulers.common.base import Submission, SubmissionRefused
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import loading
@@ -55,7 +56,7 @@ def show(
 
 
 def script(wanted: Request) -> str:
-    """The script of the first submission. Raises ConfigError as ``jobs.render``."""
+    """The script of the first submission. Raises ConfigError as ``jobs.script.render``."""
     paths, intent = _first_submission(wanted, Waiting())
     return render(wanted.resolved, wanted.site, intent, paths)
 

@@ -11,7 +11,7 @@ from hpcdet import site as sites
 from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import checks
+from hpcdet.jobs.checks import site_checks
 from hpcdet.schedulers.slurm import facts
 from hpcdet.site import Site, loading
 
@@ -111,7 +111,7 @@ def check(out: Output, name: str | None) -> None:
     Example: hpcdet site check generic-slurm
     """
     chosen = _resolved(settings().site(name))
-    findings = checks.site_findings(chosen)
+    findings = site_checks.site_findings(chosen)
     out.emit([asdict(finding) for finding in findings], FINDINGS, key="what")
     wrong = [finding for finding in findings if finding.level == "error"]
     if wrong:

@@ -21,7 +21,9 @@ from hpcdet.cli.settings import settings
 from hpcdet.cli.waiting import Waiting
 from hpcdet.control.controller import Turn
 from hpcdet.errors import ConfigError, HpcdetError, UsageError
-from hpcdet.jobs import create, decisions, pace, provenance, submission
+from hpcdet.jobs.checks import decisions, throughput
+from hpcdet.jobs.create import create, provenance
+from hpcdet.jobs.script import submission
 from hpcdet.read import views
 from hpcdet.site import Site, from_resolved
 from hpcdet.store.cost.budget import Budget
@@ -194,7 +196,10 @@ def submit_command(
 def _too_fast(wanted: Request) -> list[str]:
     """That rungs come faster than decisions, as a former experiment of the name trained."""
     resolved = wanted.resolved
-    if len(resolved.searcher.rungs) < 2 or (known := pace.former(wanted.root, resolved)) is None:
+    if (
+        len(resolved.searcher.rungs) < 2
+        or (known := throughput.former(wanted.root, resolved)) is None
+    ):
         return []
     taken = decisions.former(wanted.root, resolved) or decisions.assumed(wanted.site)
     found = decisions.estimate(resolved, taken, known.unit_s, known.source)

@@ -13,7 +13,7 @@ from hpcdet.cli.loading import config_argument, request, setting_options
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.settings import settings
 from hpcdet.errors import NotFound, UsageError
-from hpcdet.jobs.render import search_path
+from hpcdet.jobs.script.render import search_path
 from hpcdet.site import Site
 from hpcdet.site.loading import folders
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Place
-from hpcdet.jobs import lanes
+from hpcdet.jobs.script import lanes
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Claim
 from hpcdet.store.fs import files

@@ -15,7 +15,7 @@ from hpcdet.control import capacity, ends, fruitless
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Place, Seen
 from hpcdet.errors import HpcdetError, Unavailable
-from hpcdet.jobs import lanes, succession
+from hpcdet.jobs.script import lanes, succession
 from hpcdet.schedulers.common.base import PerHost, Prunes, Refusal, SubmissionRefused, TaskState
 from hpcdet.site.models import Site
 from hpcdet.store.config import overrides

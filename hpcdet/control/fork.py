@@ -17,7 +17,7 @@ from hpcdet.control import commands
 from hpcdet.control.decided import Decided
 from hpcdet.control.plans import Plan
 from hpcdet.errors import IntegrityError, Unavailable, UsageError
-from hpcdet.jobs import create
+from hpcdet.jobs.create import create
 from hpcdet.search.api import codec
 from hpcdet.search.api import events as api
 from hpcdet.site import from_resolved

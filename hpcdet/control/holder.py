@@ -74,7 +74,7 @@ class Hands:
     """What a holder acts with; tests put their own in.
 
     Attributes:
-        build: renders the script of an intent (``jobs.submission.build``).
+        build: renders the script of an intent (``jobs.script.submission.build``).
         clock: seconds that never go back.
         known: recorded hyperparameters of trials, for ``method`` when it is told everything again.
         sweep: removes checkpoints that nobody keeps once an experiment is over.
@@ -96,7 +96,7 @@ class Hands:
     @classmethod
     def of(cls, paths: ExperimentPaths) -> Hands:
         """Those that the experiment's files name."""
-        from hpcdet.jobs import submission
+        from hpcdet.jobs.script import submission
         from hpcdet.schedulers.opening import open_scheduler
         from hpcdet.search.registry import searcher
         from hpcdet.site import from_resolved

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hpcdet.control import controller, daemon
 from hpcdet.errors import HpcdetError, StillPending, Unavailable, UsageError
-from hpcdet.jobs import searcher_job as rendering
+from hpcdet.jobs.script import searcher_script as rendering
 from hpcdet.schedulers.common.base import Job, Scheduler, SubmissionRefused, TaskState
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site, from_resolved

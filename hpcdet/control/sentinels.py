@@ -1,4 +1,4 @@
-"""A small job behind each array, where one is of use (``jobs.succession``).
+"""A small job behind each array, where one is of use (``jobs.script.succession``).
 
 It runs when all tasks of the array have ended (badly, where it may submit others), and sees to it
 that the experiment goes on, or tells the user that nobody can (``worker.sentinel``). It is
@@ -14,7 +14,7 @@ from hpcdet.control import fleet
 from hpcdet.control.holder import Holder
 from hpcdet.control.watch import Seen
 from hpcdet.errors import HpcdetError, Unavailable
-from hpcdet.jobs import succession
+from hpcdet.jobs.script import succession
 from hpcdet.schedulers.common.base import Job, SubmissionRefused, Task, TaskState
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.records import Intent, Submitted

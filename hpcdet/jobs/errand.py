@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdet.errors import HpcdetError, StillPending, Unavailable
-from hpcdet.jobs import launch, render, submission
+from hpcdet.jobs.script import launch, render, submission
 from hpcdet.schedulers.common.base import Job, Scheduler, Submission, SubmissionRefused, Task
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.site import Site, loading

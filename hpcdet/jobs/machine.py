@@ -18,8 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hpcdet.errors import HpcdetError
-from hpcdet.jobs.checks import Finding
-from hpcdet.jobs.launch import clean_environment
+from hpcdet.jobs.checks.site_checks import Finding
+from hpcdet.jobs.script.launch import clean_environment
 from hpcdet.site import from_resolved, places
 from hpcdet.site.models import Launcher
 from hpcdet.store.folder.layout import ExperimentPaths

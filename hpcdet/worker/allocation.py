@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 
-from hpcdet.jobs.launch import Allocation
+from hpcdet.jobs.script.launch import Allocation
 
 _ANSWER_S = 60
 

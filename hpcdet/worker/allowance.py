@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hpcdet.jobs.launch import Allocation
+from hpcdet.jobs.script.launch import Allocation
 from hpcdet.store.cost.spending import epoch
 from hpcdet.store.folder.layout import AttemptPaths
 from hpcdet.store.folder.records import Claim

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
-from hpcdet.jobs.launch import Allocation
+from hpcdet.jobs.script.launch import Allocation
 from hpcdet.store.cost.spending import Spending, epoch
 from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths
 from hpcdet.store.folder.records import Claim, End, Reason, Verdict, WorkerClaim, WorkerEnd

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import HpcdetError
-from hpcdet.jobs.launch import Allocation, Launch, launch
+from hpcdet.jobs.script.launch import Allocation, Launch, launch
 from hpcdet.schedulers.local_job import REQUEUE
 from hpcdet.site import Site
 from hpcdet.site.loading import from_resolved

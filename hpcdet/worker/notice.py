@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from hpcdet.jobs.launch import Allocation, clean_environment, listener_argv
+from hpcdet.jobs.script.launch import Allocation, clean_environment, listener_argv
 from hpcdet.site.models import Launcher
 
 _END_S = 30

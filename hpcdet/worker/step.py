@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdet.jobs.launch import Launch
+from hpcdet.jobs.script.launch import Launch
 from hpcdet.store.fs import files
 
 _PR_SET_PDEATHSIG = 1

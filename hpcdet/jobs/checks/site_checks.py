@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Literal
 
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable
-from hpcdet.jobs import room
-from hpcdet.jobs.drift import code_differs
-from hpcdet.jobs.options import duration, parse
-from hpcdet.jobs.render import render
+from hpcdet.jobs.checks import quota
+from hpcdet.jobs.create.code_drift import code_differs
+from hpcdet.jobs.script.options import duration, parse
+from hpcdet.jobs.script.render import render
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.schedulers.slurm.slurm_text import PartitionInfo
 from hpcdet.site import PartitionView, Site, places
@@ -93,9 +93,9 @@ def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = T
         said.append(f"partition {partition.name} is down: jobs wait there until it is up")
     _refuse_impossible(experiment.resources, experiment.lanes, view, partition)
     said += _fabric(experiment, site, view.launcher)
-    size = room.former(root, experiment.name)
+    size = quota.former(root, experiment.name)
     stores = [place for place in (root, places.scratch(site, root)) if place]
-    fits = [text for place in stores for text in room.warnings(experiment, site, place, size)]
+    fits = [text for place in stores for text in quota.warnings(experiment, site, place, size)]
     said += [text for place in stores for text in trust.exchangeable(place)]
     return [*said, *_keeps(experiment, site, root), *dict.fromkeys(fits), *_crank(site)]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcdet.errors import ConfigError
-from hpcdet.jobs.options import OURS, SHORT
+from hpcdet.jobs.script.options import OURS, SHORT
 from hpcdet.schedulers.slurm.slurm_text import hosts, seconds
 
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?|-([A-Za-z])(.*)", re.DOTALL)

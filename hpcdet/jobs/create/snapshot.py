@@ -16,7 +16,7 @@ import pathspec
 
 from hpcdet.config.load.secret_references import holds, redacted
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import secrets
+from hpcdet.jobs.create import likely_secrets
 from hpcdet.store.folder import trust
 from hpcdet.store.fs import files
 
@@ -75,7 +75,7 @@ def scan(folder: Path, skip: Path | None = None, include: Sequence[Path] = ()) -
         )
     for entry in entries:
         if entry.link == "":
-            secrets.refuse(entry.source, entry.path)
+            likely_secrets.refuse(entry.source, entry.path)
     return entries
 
 
@@ -206,7 +206,7 @@ def copy(
         else:
             executable = entry.source.stat().st_mode & stat.S_IXUSR
             contents = redacted(_read(entry))
-            secrets.refuse_literal(contents, literal, str(entry.source))
+            likely_secrets.refuse_literal(contents, literal, str(entry.source))
             _write(target, contents, 0o700 if executable else 0o600)
         digests[entry.path] = digest(replace(entry, source=target))
     return digests

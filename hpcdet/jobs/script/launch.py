@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from hpcdet.jobs import environment
-from hpcdet.jobs.lanes import devices
+from hpcdet.jobs.script import environment
+from hpcdet.jobs.script.lanes import devices
 from hpcdet.site.models import Launcher, Site
 from hpcdet.store.config.resolved_config import Environment, Resolved, Resources
 from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths

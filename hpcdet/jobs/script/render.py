@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hpcdet import shipped
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import environment, options, succession
+from hpcdet.jobs.script import environment, options, succession
 from hpcdet.site import PartitionView, Site
 from hpcdet.site.loading import folders as template_folders
 from hpcdet.store.config import resolved_config

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 
-from hpcdet.jobs import render, submission
-from hpcdet.jobs.options import SIZES
+from hpcdet.jobs.script import render, submission
+from hpcdet.jobs.script.options import SIZES
 from hpcdet.schedulers.common.base import Submission
 from hpcdet.site import Site
 from hpcdet.site.models import Directives

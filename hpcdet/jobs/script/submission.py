@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcdet.jobs.render import render
+from hpcdet.jobs.script.render import render
 from hpcdet.schedulers.common.base import Submission
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from hpcdet.errors import ConfigError
-from hpcdet.jobs import snapshot
+from hpcdet.jobs.create import snapshot
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 

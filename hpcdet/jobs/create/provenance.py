@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import hpcdet
-from hpcdet.jobs import environment, repository, secrets
-from hpcdet.jobs.repository import Repository
+from hpcdet.jobs.create import likely_secrets, repository
+from hpcdet.jobs.create.repository import Repository
+from hpcdet.jobs.script import environment
 from hpcdet.store.fs import files
 
 MAX_DIFF = 1024**2
@@ -67,7 +68,7 @@ def git(
 ) -> dict[str, Any] | None:
     """Commit, remote and what is not committed of a folder; None if it is in no repository.
 
-    Nothing that the repository's configuration names is run (``jobs.repository``). Of one that
+    Nothing that the repository's configuration names is run (``jobs.create.repository``). Of one that
     belongs to another user the commit alone is recorded.
 
     Args:
@@ -81,9 +82,9 @@ def git(
         diff, note = _diff(found, folder, private)
         return {
             "commit": commit.strip(),
-            "remote": secrets.without_login(found.remote),
+            "remote": likely_secrets.without_login(found.remote),
             "dirty": bool(diff or note) and not found.owner,
-            "diff": secrets.without_login(diff),
+            "diff": likely_secrets.without_login(diff),
             "diff_note": note,
             "uncommitted": _uncommitted(found, folder, code),
         }
@@ -94,12 +95,12 @@ def _diff(found: Repository, folder: Path, private: Sequence[str]) -> tuple[str,
     if found.owner:
         return "", f"not looked at: the repository belongs to {found.owner}"
     # what is left out of the snapshot as a secret stays out of the record, too
-    secret = [f":(exclude,glob)**/{name}" for name in secrets.NAMES]
+    secret = [f":(exclude,glob)**/{name}" for name in likely_secrets.NAMES]
     some = [f":(exclude,literal){path}" for path in private]
     diff = found.git(folder, *_DIFF, "HEAD", "--", ".", *secret, *some)
     if diff is None:
         return "", "left out: git failed"
-    if kind := secrets.found(diff.encode()):
+    if kind := likely_secrets.found(diff.encode()):
         return "", f"left out: it holds {kind}"
     if len(diff) > MAX_DIFF:
         return "", f"left out: it has {len(diff)} characters"

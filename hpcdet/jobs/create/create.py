@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpcdet.errors import ConfigError, Unavailable
-from hpcdet.jobs import environment, origin, provenance, secrets, snapshot
-from hpcdet.jobs.render import search_path
+from hpcdet.jobs.create import begin_from, provenance, snapshot
+from hpcdet.jobs.create import likely_secrets as secrets
+from hpcdet.jobs.script import environment
+from hpcdet.jobs.script.render import search_path
 from hpcdet.site import Site, from_resolved, loading, places
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import home, scratch, trust
@@ -79,7 +81,7 @@ def create(
     """
     resolved = loaded.resolved()
     if begin is not None:
-        resolved = origin.placed(resolved, begin)
+        resolved = begin_from.placed(resolved, begin)
     if not model_dir.is_dir():
         raise ConfigError("no such model folder", where=str(model_dir))
     for folder in (model_dir, root):
@@ -94,7 +96,7 @@ def create(
         if past is not None:
             past.write(paths.history)
         if begin is not None:
-            origin.give(begin, paths)
+            begin_from.give(begin, paths)
         _fill(paths, resolved, loaded.secrets, site, model_dir, entries, include, purged)
     except OSError as error:
         _undo(paths, purged)
