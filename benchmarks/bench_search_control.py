@@ -27,9 +27,9 @@ sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 import control_waits  # noqa: E402
 import results  # noqa: E402
 
-from hpcdet.control import holder as holding  # noqa: E402
-from hpcdet.control.controller import advance  # noqa: E402
-from hpcdet.control.sight import Sight  # noqa: E402
+from hpcdet.control.leader import leader as holding  # noqa: E402
+from hpcdet.control.leader.trial_cache import Sight  # noqa: E402
+from hpcdet.control.turn.controller import advance  # noqa: E402
 from hpcdet.search import registry  # noqa: E402
 from hpcdet.search.api import events  # noqa: E402
 from hpcdet.store.decisions import snapshots  # noqa: E402

@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from hpcdet.control.controller import advance
+from hpcdet.control.turn.controller import advance
 from hpcdet.jobs.create import create
 from hpcdet.search.api import events
 from hpcdet.store.cost.spending import epoch

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdet.control import controller
+from hpcdet.control.turn import controller
 from hpcdet.jobs.create import begin_from, create
 from hpcdet.read import series
 from hpcdet.schedulers.local import processes

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcdet.control.holder import Hands, Holder
+from hpcdet.control.leader.leader import Hands, Holder
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.base import (
     Capabilities,

@@ -35,7 +35,7 @@ def test_the_package_holds_its_version_only() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "hpcdet.control.controller",
+        "hpcdet.control.turn.controller",
         "hpcdet.worker.main",
         "hpcdet.read.views",
         "hpcdet.jobs.create.create",

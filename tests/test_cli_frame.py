@@ -104,7 +104,7 @@ def test_5_a_full_disk_says_of_what_and_what_to_do(
     def full(*_: Any, **__: Any) -> int:  # as by a write into an open file: it names none
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("hpcdet.control.commands.ask", full)
+    monkeypatch.setattr("hpcdet.control.requests.commands.ask", full)
     said = cli("tag", "digits", "--add", "paper", code=5).err
     assert "digits: No space left" in said and "make room" in said
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from hpcdet import checkpoint, pytorch
-from hpcdet.control import commands
-from hpcdet.control.controller import advance
-from hpcdet.control.holder import Holder
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.requests import commands
+from hpcdet.control.turn.controller import advance
 from hpcdet.errors import ConfigError
 from hpcdet.read import lineage
 from hpcdet.read.gather import Gathered, GatheredTrial

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from hpcdet.control import commands
-from hpcdet.control import holder as holding
-from hpcdet.control.controller import advance
-from hpcdet.control.holder import Holder
-from hpcdet.control.replay import Replay
+from hpcdet.control.leader import leader as holding
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.requests import commands
+from hpcdet.control.requests.replay import Replay
+from hpcdet.control.turn.controller import advance
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.search.api import events
 from hpcdet.store.decisions import chain

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.control import commands, controller, daemon, presence
-from hpcdet.control.holder import Holder
+from hpcdet.control import daemon
+from hpcdet.control.leader import daemon_registry
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.requests import commands
+from hpcdet.control.turn import controller
 from hpcdet.errors import StillPending, UsageError
 from hpcdet.jobs.create import create
 from hpcdet.read import states
@@ -113,10 +116,10 @@ def test_a_process_that_has_the_number_of_a_daemon_is_none(
     files.replace(paths.site, loading.dump(local_site(lease_ttl_s=2 * daemon.FRESH_S)))
     assert daemon.status(paths)["held"] is True, "a beat may be so old then"
     os.utime(beat, (0, 0))
-    presence.Daemon(os.getpid(), 1).write_once(paths.daemon(host))
-    assert presence.here(paths) is None
-    presence.Daemon(7, 1, "b", "then").write_once(paths.daemon("login-2.site"))
-    with presence.tell(paths):
+    daemon_registry.Daemon(os.getpid(), 1).write_once(paths.daemon(host))
+    assert daemon_registry.here(paths) is None
+    daemon_registry.Daemon(7, 1, "b", "then").write_once(paths.daemon("login-2.site"))
+    with daemon_registry.tell(paths):
         assert daemon.status(paths)["held"] is True
     assert not paths.daemon(host).exists()
     # nobody can tell from here whether that one lives
@@ -130,7 +133,7 @@ def test_who_stands_by_is_ended_though_another_host_has_the_lease(
 ) -> None:
     struck: list[int] = []
     monkeypatch.setattr(daemon.os, "kill", lambda pid, _: struck.append(pid))
-    monkeypatch.setattr(daemon.presence, "here", lambda _: presence.Daemon(77, 1))
+    monkeypatch.setattr(daemon.daemon_registry, "here", lambda _: daemon_registry.Daemon(77, 1))
     lease.Term(1, "daemon", "elsewhere", 7).write_once(paths.term(1))
     with pytest.raises(UsageError, match="runs on another host"):
         daemon.stop(paths)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hpcdet.control import commands
-from hpcdet.control.controller import advance
-from hpcdet.control.holder import Holder
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.requests import commands
+from hpcdet.control.turn.controller import advance
 from hpcdet.read import views
 from hpcdet.search import registry
 from hpcdet.search.api import codec, events

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from hpcdet.control import commands, packing
-from hpcdet.control.controller import advance
-from hpcdet.control.packing import QUIET_S, pack
+from hpcdet.control.requests import commands
+from hpcdet.control.turn.controller import advance
+from hpcdet.control.upkeep import packing
+from hpcdet.control.upkeep.packing import QUIET_S, pack
 from hpcdet.jobs.script.launch import Allocation
 from hpcdet.read import find, gather, index, logs, series, views
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths

@@ -14,10 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdet.control import apply, commands, notify, packing
-from hpcdet.control.controller import Turn, advance
-from hpcdet.control.facts import Facts
-from hpcdet.control.holder import Holder
+from hpcdet.control.leader.journal_cache import Facts
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.requests import commands
+from hpcdet.control.turn import write_controls
+from hpcdet.control.turn.controller import Turn, advance
+from hpcdet.control.upkeep import notify, packing
 from hpcdet.errors import UsageError
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.store.decisions import chain
@@ -143,7 +145,7 @@ def test_a_turn_over_many_trials_keeps_the_lease_however_slow_each_file_is(
     for where, name in (
         (trials, "standing"),
         (trials, "claimed"),
-        (apply, "in_force"),
+        (write_controls, "in_force"),
         (Facts, "ends"),
         (packing, "pack"),
     ):

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from hpcdet.control import holder as holding
-from hpcdet.control.controller import advance
-from hpcdet.control.decided import Decided, program
-from hpcdet.control.holder import Holder
-from hpcdet.control.replay import Replay
+from hpcdet.control.leader import leader as holding
+from hpcdet.control.leader.decided_state import Decided, program
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.requests.replay import Replay
+from hpcdet.control.turn.controller import advance
 from hpcdet.search import registry
 from hpcdet.search.api import codec
 from hpcdet.search.api.events import (

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.control import commands, fruitless
-from hpcdet.control.controller import Turn, advance
-from hpcdet.control.holder import Holder
+from hpcdet.control.fleet import fruitless
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.requests import commands
+from hpcdet.control.turn.controller import Turn, advance
 from hpcdet.read import gather, states
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.schedulers.slurm import slurm_text, slurm_waits

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from hpcdet.control import commands, controller
-from hpcdet.control import sight as sights
-from hpcdet.control.controller import Turn, advance
-from hpcdet.control.ends import BUDGETS, judge
-from hpcdet.control.facts import Facts
-from hpcdet.control.holder import Fenced, Holder
-from hpcdet.control.sight import Sight
+from hpcdet.control.leader import trial_cache as sights
+from hpcdet.control.leader.journal_cache import Facts
+from hpcdet.control.leader.leader import Fenced, Holder
+from hpcdet.control.leader.retry_rules import BUDGETS, judge
+from hpcdet.control.leader.trial_cache import Sight
+from hpcdet.control.requests import commands
+from hpcdet.control.turn import controller
+from hpcdet.control.turn.controller import Turn, advance
 from hpcdet.errors import UsageError
 from hpcdet.schedulers.common.base import Capabilities, Refusal, Submission, TaskState
 from hpcdet.search import registry
@@ -713,7 +714,7 @@ def test_a_trial_canceled_before_its_files_were_made_ends(
 
     world = World.make(tmp_path, Waves(count=2, width=2))
     with monkeypatch.context() as patch:
-        patch.setattr(controller.apply, "apply", full)
+        patch.setattr(controller.write_controls, "apply", full)
         with pytest.raises(OSError, match="no space"):
             advance(world.paths, world.holder())
     commands.ask(world.paths, "cancel", 1)

@@ -13,9 +13,9 @@ import pytest
 from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.cli import asking, change, extending
 from hpcdet.config.load import changing
-from hpcdet.control import commands
-from hpcdet.control.controller import advance
-from hpcdet.control.holder import Holder
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.requests import commands
+from hpcdet.control.turn.controller import advance
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.jobs.script.launch import Allocation
 from hpcdet.read import gather

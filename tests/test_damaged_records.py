@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.control.presence import Daemon
+from hpcdet.control.leader.daemon_registry import Daemon
 from hpcdet.control.searcher_job import Stopped
 from hpcdet.errors import IntegrityError
 from hpcdet.store.cost import charges

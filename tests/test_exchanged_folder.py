@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from hpcdet.control import notify
-from hpcdet.control.holder import Hands
+from hpcdet.control.leader.leader import Hands
+from hpcdet.control.upkeep import notify
 from hpcdet.errors import ConfigError, IntegrityError
 from hpcdet.read import find
 from hpcdet.search.api.events import Start

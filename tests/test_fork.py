@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from hpcdet.cli import fork as verb
-from hpcdet.control import fork
-from hpcdet.control.controller import advance
-from hpcdet.control.plans import Plan
-from hpcdet.control.replay import Replay
+from hpcdet.control.leader.trial_plan import Plan
+from hpcdet.control.requests import fork
+from hpcdet.control.requests.replay import Replay
+from hpcdet.control.turn.controller import advance
 from hpcdet.errors import Unavailable, UsageError
 from hpcdet.search import registry
 from hpcdet.search.api import codec, events

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from hpcdet.control import commands, fork
-from hpcdet.control.replay import Replay
+from hpcdet.control.requests import commands, fork
+from hpcdet.control.requests.replay import Replay
 from hpcdet.errors import ConfigError, NotFound
 from hpcdet.jobs.create import begin_from, create
 from hpcdet.read import lineage, views

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpcdet.control.packing import pack
+from hpcdet.control.upkeep.packing import pack
 from hpcdet.errors import Unavailable
 from hpcdet.read import index, local, series, tables, updating, views
 from hpcdet.store.folder.records import Command

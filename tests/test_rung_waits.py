@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.control.controller import advance
+from hpcdet.control.turn.controller import advance
 from hpcdet.search import registry
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths

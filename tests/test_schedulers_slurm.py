@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from hpcdet import site as sites
-from hpcdet.control.watch import Watch
+from hpcdet.control.leader.lost_workers import Watch
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.schedulers.common import polling
 from hpcdet.schedulers.common.base import Job, Submission, SubmissionRefused, Task, TaskState, Usage

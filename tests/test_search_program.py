@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hpcdet import config
-from hpcdet.control import commands
+from hpcdet.control.requests import commands
 from hpcdet.read import views
 from hpcdet.search.api.events import Create, Report, SegmentEnd, Shutdown, Start, Stop
 from hpcdet.search.methods.program import Program, ProgramError, Search, command

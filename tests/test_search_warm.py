@@ -13,7 +13,7 @@ import pytest
 
 from hpcdet import config
 from hpcdet.config.models.experiment import Searcher
-from hpcdet.control.replay import Replay
+from hpcdet.control.requests.replay import Replay
 from hpcdet.errors import ConfigError, NotFound
 from hpcdet.jobs.create import begin_from, past_results
 from hpcdet.read import find

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hpcdet.control import daemon, searcher_job
-from hpcdet.control.controller import advance
-from hpcdet.control.holder import Holder
+from hpcdet.control.leader.leader import Holder
 from hpcdet.control.searcher_job import Chain
+from hpcdet.control.turn.controller import advance
 from hpcdet.errors import HpcdetError, StillPending, UsageError
 from hpcdet.schedulers.common.base import Refusal, TaskState
 from hpcdet.site.models import Site

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpcdet.control import charging, daemon, searcher_job
+from hpcdet.control import daemon, searcher_job
+from hpcdet.control.upkeep import accounting
 from hpcdet.read import views
 from hpcdet.store.cost.charges import Book
 from hpcdet.store.decisions import lease
@@ -277,7 +278,7 @@ def test_a_task_that_comes_back_leaves_its_siblings_alone(lab: Lab) -> None:
     [job] = run.submissions()
 
     def charged() -> bool:
-        charging.settle(run.paths)
+        accounting.settle(run.paths)
         return Book(run.paths).read() != [] and 1 in _settled(run.paths)
 
     until(charged, run.story)

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from hpcdet.control import commands
+from hpcdet.control.requests import commands
 from hpcdet.store.folder.records import Intent, WorkerEnd
 from tests.experiments import config, strike, until, worker_pids
 from tests.slurm_runs import Lab, Run, undisturbed, urgent

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdet.control import commands
-from hpcdet.control.controller import advance
+from hpcdet.control.requests import commands
+from hpcdet.control.turn.controller import advance
 from hpcdet.jobs.script.launch import Allocation
 from hpcdet.schedulers.common.base import Capabilities, TaskState, Usage
 from hpcdet.store.cost import attempt_costs

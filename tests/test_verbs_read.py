@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from hpcdet.cli import follow, main
-from hpcdet.control import presence
+from hpcdet.control.leader import daemon_registry
 from hpcdet.read import find, report
 from hpcdet.read.gather import gather
 from hpcdet.search import registry
@@ -650,7 +650,7 @@ def test_the_searcher_daemon_is_started_and_stopped(cli: Cli, tmp_path: Path) ->
     name = cli("submit", tmp_path / "work" / "random.yaml", *argv).out.strip()
     assert "no searcher runs" in cli("searcher", "stop", name, code=3).err
     there = ExperimentPaths(cli.root / name).daemon("login-2")
-    presence.Daemon(7, 1).write_once(there)
+    daemon_registry.Daemon(7, 1).write_once(there)
     assert "perhaps one stands by on login-2" in cli("searcher", "stop", name, code=3).err
     assert "stands by: perhaps pid 7 on login-2" in cli("searcher", "status", name).err
     there.unlink()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.control import commands
-from hpcdet.control.controller import advance
+from hpcdet.control.requests import commands
+from hpcdet.control.turn.controller import advance
 from hpcdet.errors import Unavailable
 from hpcdet.jobs.script import options
 from hpcdet.read import find, gather, states

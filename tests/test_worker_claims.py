@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from hpcdet.control import controller, daemon
-from hpcdet.control.controller import Turn
+from hpcdet.control import daemon
+from hpcdet.control.turn import controller
+from hpcdet.control.turn.controller import Turn
 from hpcdet.jobs.script.launch import Allocation
 from hpcdet.site import loading
 from hpcdet.store.config import resolved_config

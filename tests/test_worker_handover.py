@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdet.control import watch
+from hpcdet.control.leader import lost_workers
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import (
@@ -129,7 +129,7 @@ def test_a_task_whose_requeue_was_refused_is_over_though_its_worker_said_that_it
             return {}
 
     site = x.local_site(capabilities={"requeue": "user"})
-    looks = watch.Watch(paths, site, Silent(), lambda: 0.0)  # type: ignore[arg-type]
+    looks = lost_workers.Watch(paths, site, Silent(), lambda: 0.0)  # type: ignore[arg-type]
     [place] = looks.look().places
     assert place.phase != "over"
     handover.bury(paths, worker, 85)

@@ -13,8 +13,8 @@ from hpcdet.cli.crank import Crank, cranks
 from hpcdet.cli.output import Output
 from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import settings
-from hpcdet.control import commands
-from hpcdet.control.holder import Holder
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.requests import commands
 from hpcdet.errors import HpcdetError, UsageError
 from hpcdet.read import changes, find, gather, states
 from hpcdet.store.config import overrides

@@ -14,7 +14,7 @@ from hpcdet.cli.ids import complete
 from hpcdet.cli.output import Output, output
 from hpcdet.cli.settings import settings
 from hpcdet.config.load import changing
-from hpcdet.control import commands
+from hpcdet.control.requests import commands
 from hpcdet.errors import HpcdetError, UsageError
 from hpcdet.read import changes, find, gather
 from hpcdet.store.folder.layout import ExperimentPaths

@@ -14,7 +14,7 @@ from hpcdet.cli.ids import ids_argument
 from hpcdet.cli.observe import STATES
 from hpcdet.cli.output import Output, output
 from hpcdet.cli.settings import confirm, settings
-from hpcdet.control import commands
+from hpcdet.control.requests import commands
 from hpcdet.errors import HpcdetError, UsageError
 from hpcdet.read import find, gather, states, views
 

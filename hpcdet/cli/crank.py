@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from hpcdet.cli.settings import settings
-from hpcdet.control import controller
-from hpcdet.control.controller import Holder, Turn
+from hpcdet.control.turn import controller
+from hpcdet.control.turn.controller import Holder, Turn
 from hpcdet.errors import HpcdetError
 from hpcdet.store.folder.layout import ExperimentPaths
 

@@ -13,7 +13,7 @@ from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.settings import settings
 from hpcdet.config.load import changing
-from hpcdet.control import fork
+from hpcdet.control.requests import fork
 from hpcdet.read import find, gather
 
 COLUMNS = (

@@ -289,9 +289,9 @@ SECTIONS = ("status", "attempts", "jobs", "allocations", "changes", "config", "p
 
 def settle(paths: ExperimentPaths) -> None:
     """Ask accounting for what its last workers have cost, if it is closed and nobody has asked."""
-    from hpcdet.control import charging  # with its scheduler: not for verbs that only read
+    from hpcdet.control.upkeep import accounting  # with its scheduler: not for verbs that only read
 
-    charging.settle(paths)
+    accounting.settle(paths)
 
 
 @click.command("show", short_help="Everything known of an experiment, trial or attempt.")

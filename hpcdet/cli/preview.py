@@ -15,7 +15,7 @@ from hpcdet.cli.output import Column, Output
 from hpcdet.cli.output import text as shown
 from hpcdet.cli.settings import settings
 from hpcdet.cli.waiting import Waiting
-from hpcdet.control import fleet
+from hpcdet.control.fleet import worker_count
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs.create import create
 from hpcdet.jobs.script import lanes, submission
@@ -67,7 +67,7 @@ def _first_submission(wanted: Request, waiting: Waiting) -> tuple[ExperimentPath
     trials = max(1, min(searcher.max_trials, searcher.max_concurrent_trials or searcher.max_trials))
     workers = lanes.tasks(trials, wanted.resolved.lanes)
     most = wanted.site.limits.max_array
-    tasks = min(most, workers + fleet.spares(wanted.resolved, wanted.site, workers))
+    tasks = min(most, workers + worker_count.spares(wanted.resolved, wanted.site, workers))
     intent = Intent(
         number=1,
         name=f"{name}-1",

@@ -12,7 +12,7 @@ from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.progress import working
 from hpcdet.cli.settings import settings
 from hpcdet.control import daemon
-from hpcdet.control.controller import Turn
+from hpcdet.control.turn.controller import Turn
 from hpcdet.errors import HpcdetError, NotFound, UsageError
 from hpcdet.read import find, gather, states
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -182,8 +182,8 @@ def replay(out: Output, id: str, verify: bool) -> None:
 
 def _verified(paths: ExperimentPaths, lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Decide everything again. Raises HpcdetError with the first difference."""
-    from hpcdet.control.decided import program
-    from hpcdet.control.replay import Replay
+    from hpcdet.control.leader.decided_state import program
+    from hpcdet.control.requests.replay import Replay
     from hpcdet.search.registry import searcher
     from hpcdet.store.config import resolved_config
     from hpcdet.store.decisions import snapshots

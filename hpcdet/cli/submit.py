@@ -19,7 +19,7 @@ from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.preflight import rehearse
 from hpcdet.cli.settings import settings
 from hpcdet.cli.waiting import Waiting
-from hpcdet.control.controller import Turn
+from hpcdet.control.turn.controller import Turn
 from hpcdet.errors import ConfigError, HpcdetError, UsageError
 from hpcdet.jobs.checks import decisions, throughput
 from hpcdet.jobs.create import create, provenance

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hpcdet.cli.loading import Request
 from hpcdet.cli.settings import settings
-from hpcdet.control import commands
+from hpcdet.control.requests import commands
 from hpcdet.errors import ConfigError, NotFound, UsageError
 from hpcdet.read import find
 from hpcdet.store.folder.layout import ExperimentPaths

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hpcdet.control import controller, presence
-from hpcdet.control.holder import Holder
+from hpcdet.control.leader import daemon_registry
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.turn import controller
 from hpcdet.errors import HpcdetError, StillPending, UsageError
 from hpcdet.schedulers.local import processes
 from hpcdet.store.decisions import lease, wakeup
@@ -127,7 +128,7 @@ def main(
             print(files.now(), action, flush=True)
 
     print(files.now(), f"searcher of {paths.id}, pid {os.getpid()}", flush=True)
-    with presence.tell(paths):
+    with daemon_registry.tell(paths):
         code = run(paths, on_turn=say, holder=holder, ready=ready)
     print(files.now(), f"searcher ends with {code}", flush=True)
     return code
@@ -178,7 +179,7 @@ def stop(paths: ExperimentPaths) -> bool:
         StillPending: it did not end in time.
     """
     home.refuse_copy(paths)
-    there = presence.here(paths)
+    there = daemon_registry.here(paths)
     if there is not None:
         _end(paths, there.pid, lambda: there.lives)
     said = status(paths)
@@ -203,11 +204,11 @@ def status(paths: ExperimentPaths) -> dict[str, Any]:
     daemons that began to wait on other hosts, each with ``host``, ``pid`` and ``at``: whether they
     still live cannot be seen from here.
     """
-    there, newest = presence.here(paths), lease.last(paths)
+    there, newest = daemon_registry.here(paths), lease.last(paths)
     waits = there.pid if there is not None else 0
     others = [
         {"host": host, "pid": one.pid, "at": one.at}
-        for host, one in presence.elsewhere(paths).items()
+        for host, one in daemon_registry.elsewhere(paths).items()
     ]
     if newest is None:
         nobody = {"term": 0, "kind": "", "host": "", "pid": 0, "held": False, "age_s": None}

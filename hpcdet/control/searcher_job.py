@@ -18,7 +18,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdet.control import controller, daemon
+from hpcdet.control import daemon
+from hpcdet.control.turn import controller
 from hpcdet.errors import HpcdetError, StillPending, Unavailable, UsageError
 from hpcdet.jobs.script import searcher_script as rendering
 from hpcdet.schedulers.common.base import Job, Scheduler, SubmissionRefused, TaskState

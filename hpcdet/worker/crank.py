@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hpcdet.control import controller
+from hpcdet.control.turn import controller
 from hpcdet.site import Site
 from hpcdet.store.decisions import lease, wakeup
 from hpcdet.store.folder.layout import ExperimentPaths

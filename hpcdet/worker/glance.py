@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from hpcdet.control.sight import AGAIN_S, TICK_S, looks
+from hpcdet.control.leader.trial_cache import AGAIN_S, TICK_S, looks
 
 Value = TypeVar("Value")
 

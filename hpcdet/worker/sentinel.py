@@ -13,8 +13,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from hpcdet.control.controller import Turn
-from hpcdet.control.notify import run_hook
+from hpcdet.control.turn.controller import Turn
+from hpcdet.control.upkeep.notify import run_hook
 from hpcdet.errors import ConfigError
 from hpcdet.site.loading import from_resolved
 from hpcdet.site.models import Capabilities

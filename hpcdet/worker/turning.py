@@ -7,8 +7,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 
-from hpcdet.control import controller
-from hpcdet.control.controller import Holder, Turn
+from hpcdet.control.turn import controller
+from hpcdet.control.turn.controller import Holder, Turn
 from hpcdet.errors import HpcdetError, refused
 from hpcdet.site.loading import from_resolved
 from hpcdet.store.folder.layout import ExperimentPaths

@@ -240,7 +240,7 @@ class Worker:
     """``worker``. Times in seconds.
 
     ``lanes`` is a number once the experiment has been made; ``spares``: None leaves it to
-    ``control.fleet``.
+    ``control.fleet.worker_count``.
     """
 
     mode: Literal["shared", "per_trial"] = "shared"

@@ -364,7 +364,7 @@ class ExperimentPaths:
         return self.root / "searcher.log"
 
     def daemon(self, host: str) -> Path:
-        """Which process decides, or waits to, on a login node (``control.presence``)."""
+        """Which process decides, or waits to, on a login node (``control.leader.daemon_registry``)."""
         return self.root / "searcher" / f"daemon-{host}.json"
 
     @property

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hpcdet.config.load import changing
-from hpcdet.control.holder import Holder
-from hpcdet.control.plans import Plan
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.leader.trial_plan import Plan
 from hpcdet.errors import ConfigError
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.records import Command, Reason

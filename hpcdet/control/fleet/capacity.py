@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from hpcdet.control.holder import Holder
-from hpcdet.control.watch import Place
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.leader.lost_workers import Place
 from hpcdet.jobs.script import lanes
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Claim

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from hpcdet.control.holder import Holder
+from hpcdet.control.leader.leader import Holder
 from hpcdet.errors import ConfigError
 from hpcdet.store.folder import trust
 from hpcdet.store.folder.held_folder import Held, hold

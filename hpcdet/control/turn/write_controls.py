@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from hpcdet.control import clones
-from hpcdet.control.holder import Holder
-from hpcdet.control.plans import Plan
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.leader.trial_plan import Plan
+from hpcdet.control.upkeep import inherit_checkpoint
 from hpcdet.errors import IntegrityError
 from hpcdet.store.cost import limits
 from hpcdet.store.folder.layout import TrialPaths
@@ -111,7 +111,7 @@ def _write_record(holder: Holder, plan: Plan, trial: TrialPaths) -> bool:
         return True
     there = Trial.read(trial.record)
     if there is None:
-        if not clones.has_origin(holder, plan, trial):
+        if not inherit_checkpoint.has_origin(holder, plan, trial):
             return False
         holder.fence()
         term, origin = holder.lease.term, plan.origin or {}

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hpcdet.control.holder import Holder
-from hpcdet.control.watch import Place
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.leader.lost_workers import Place
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.schedulers.common.base import Accounts, Job, Usage
 from hpcdet.store.config import resolved_config

@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcdet.control import fleet
-from hpcdet.control.holder import Holder
-from hpcdet.control.watch import Seen
+from hpcdet.control.fleet import worker_count
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.leader.lost_workers import Seen
 from hpcdet.errors import Unavailable
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed, Command
@@ -35,7 +35,9 @@ def waits_for(holder: Holder) -> str:
             return paths.id
         if closed is None or closed.state != "COMPLETED":
             end = f"ended as {closed.state}" if closed else "is not there any more"
-            fleet.halt(holder, f"{paths.id} {end}; it was to begin after that one's good end")
+            worker_count.halt(
+                holder, f"{paths.id} {end}; it was to begin after that one's good end"
+            )
             return ""
     return ""
 
@@ -63,7 +65,9 @@ def tend(holder: Holder, seen: Seen) -> None:
                 holder.fence()
                 scheduler.cancel(job)
                 waited = ", ".join(intent.after)
-                fleet.halt(holder, f"job {waited} did not end well; it was to begin after that")
+                worker_count.halt(
+                    holder, f"job {waited} did not end well; it was to begin after that"
+                )
     except Unavailable as error:
         holder.actions.append(f"scheduler asked again later: {error.what}")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdet.control.decided import Decided
+from hpcdet.control.leader.decided_state import Decided
 from hpcdet.search.api import codec
 from hpcdet.search.api import events as api
 from hpcdet.store.decisions.chain import Point

@@ -11,24 +11,16 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcdet.control import (
-    apply,
-    best,
-    capacity,
-    charging,
-    closing,
-    fleet,
-    queueing,
-    sentinels,
-    stuck,
-)
-from hpcdet.control.holder import Fenced, Holder
-from hpcdet.control.learn import learn, tell_failures
-from hpcdet.control.notify import notify
-from hpcdet.control.obey import asked, obey
-from hpcdet.control.packing import pack_all, pack_ended
-from hpcdet.control.plans import Plan
-from hpcdet.control.watch import Place, Seen
+from hpcdet.control.fleet import capacity, dependencies, stuck_jobs, successors, worker_count
+from hpcdet.control.leader.leader import Fenced, Holder
+from hpcdet.control.leader.lost_workers import Place, Seen
+from hpcdet.control.leader.trial_plan import Plan
+from hpcdet.control.turn import best_validation, write_controls
+from hpcdet.control.turn.searcher_events import learn, tell_failures
+from hpcdet.control.turn.user_commands import asked, obey
+from hpcdet.control.upkeep import accounting, close_attempts
+from hpcdet.control.upkeep.notify import notify
+from hpcdet.control.upkeep.packing import pack_all, pack_ended
 from hpcdet.errors import HpcdetError, IntegrityError
 from hpcdet.search.api import events
 from hpcdet.store.decisions import wakeup
@@ -141,31 +133,31 @@ def _turn(holder: Holder, calm: bool) -> Turn:
     if decided.unsaid and not (decided.deaf or decided.canceled):
         now = holder.resolved.searcher
         holder.tell(events.Limits(now.max_trials, now.max_concurrent_trials, now.max_length))
-    seen = holder.watch.look(closing.busy(holder))
+    seen = holder.watch.look(close_attempts.busy(holder))
     holder.lease.blind = holder.watch.blind
     holder.lease.waiting = sum(place.phase == "pending" for place in seen.places)
-    stuck.tell(holder, seen)
-    stuck.note_unlaunched(holder, seen)
-    closing.close_gone(holder, seen.gone)
-    charging.charge(holder, seen.places)
+    stuck_jobs.tell(holder, seen)
+    stuck_jobs.note_unlaunched(holder, seen)
+    close_attempts.close_gone(holder, seen.gone)
+    accounting.charge(holder, seen.places)
     standings = learn(holder)
     holder.commit()
-    apply.apply(holder)
+    write_controls.apply(holder)
     tell_failures(holder)
     busy = sum(bool(standing.open_attempt) for standing in standings.values())
     if not busy and _is_over(holder, standings):
         return Turn(True) if _close(holder, seen) else _turn(holder, calm=False)
-    waits_for = queueing.waits_for(holder)
+    waits_for = dependencies.waits_for(holder)
     waiting = _waiting(holder, standings)
     room = holder.spending.room() if waiting else 0
     broke = bool(waiting) and not busy and not room
     _say_state(holder, seen, busy, waits_for, broke)
     within = waiting[: int(min(room, len(waiting)))]
     wanted = 0 if waits_for else _provide(holder, seen, standings, within, busy)
-    queueing.tend(holder, seen)
-    stuck.mend(holder, seen)
+    dependencies.tend(holder, seen)
+    stuck_jobs.mend(holder, seen)
     pack_ended(holder)
-    sentinels.post(holder, seen)
+    successors.post(holder, seen)
     holder.snapshot()
     live = tuple(dict.fromkeys(place.submission for place in seen.live))
     lacking = max(0, wanted - len(seen.live))
@@ -197,15 +189,15 @@ def _close(holder: Holder, seen: Seen) -> bool:
     elif good:
         state, why = "COMPLETED", f"{good} of {len(decided.plans)} trials succeeded"
         also = decided.shutdown.why if decided.shutdown is not None else ""
-        why = "; ".join(filter(None, (why, also, best.lacking(holder))))
+        why = "; ".join(filter(None, (why, also, best_validation.lacking(holder))))
     else:
         state, why = "ERROR", _first_failure(holder)
     # not the next ones, if somebody reopens it while this one sleeps
     path, reopening = holder.paths.closed, holder.paths.reopening
     if decided.state[0] != state:
         holder.record("state", state=state, why=why)
-    fleet.cancel_all(holder, _waiting_jobs(seen))
-    fleet.prune(holder, seen)
+    worker_count.cancel_all(holder, _waiting_jobs(seen))
+    worker_count.prune(holder, seen)
     wakeup.take(holder.paths)
     end = path.stem.replace("closed", "end")
     notify(holder, f"{end} {state}: {why}", "end", f"{state}: {why}")
@@ -218,7 +210,7 @@ def _close(holder: Holder, seen: Seen) -> bool:
         if state != "CANCELED" and command.verb in REOPENING:
             Reopened(seq, command.user, command.at).write_once(reopening)
             return False
-    sentinels.dismiss(holder)
+    successors.dismiss(holder)
     holder.actions.append(f"closed: {state}")
     _wake_followers(holder)
     # a trial that ends well keeps by the rules itself, but always its newest checkpoint
@@ -231,7 +223,7 @@ def _close(holder: Holder, seen: Seen) -> bool:
 
 def _wake_followers(holder: Holder) -> None:
     """Turn the crank of those that waited for this end. They stay if it fails: best effort."""
-    for follower in queueing.followers(holder.paths):
+    for follower in dependencies.followers(holder.paths):
         try:
             other = Holder.open(follower, "wake", submits=holder.submits)
             try:
@@ -337,7 +329,7 @@ def _provide(
     wanted, most = busy - leaving + len(waiting), resolved.searcher.max_concurrent_trials
     since = max((plan.since for plan in waiting), default=0)
     outdated = _outdated(holder, seen, waiting, since)
-    fleet.cancel_surplus(holder, outdated, len(outdated))
+    worker_count.cancel_surplus(holder, outdated, len(outdated))
     useful = [place for place in seen.live if place not in outdated]
 
     def needed(trials: int) -> int:
@@ -349,7 +341,7 @@ def _provide(
     # who waits for a checkpoint of its parent may have a worker that is there, but none is sent
     if early := sum(("record", plan.number) not in holder.written for plan in waiting):
         workers = max(needed(wanted - early), min(workers, len(useful)))
-    fleet.provide(holder, seen, workers + len(outdated))
+    worker_count.provide(holder, seen, workers + len(outdated))
     return workers
 
 
@@ -360,7 +352,7 @@ def _outdated(holder: Holder, seen: Seen, waiting: list[Plan], since: int) -> li
     """
     if not any(place.submission < since for place in seen.live):
         return []
-    busy = closing.busy(holder)
+    busy = close_attempts.busy(holder)
     old = [
         place
         for place in seen.live
@@ -391,7 +383,7 @@ def _free(holder: Holder, seen: Seen, busy: int) -> None:
         holder.unheeded_since = now
     patience = 0 if holder.decided.at_once else limits.signal_lead_s + limits.kill_wait_s
     if not busy or now - holder.unheeded_since >= patience:
-        fleet.cancel_all(holder, seen.live)
+        worker_count.cancel_all(holder, seen.live)
     else:
-        fleet.cancel_all(holder, _waiting_jobs(seen))
-        fleet.prune(holder, seen)
+        worker_count.cancel_all(holder, _waiting_jobs(seen))
+        worker_count.prune(holder, seen)

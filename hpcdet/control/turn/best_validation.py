@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
-from hpcdet.control.holder import Holder
+from hpcdet.control.leader.leader import Holder
 from hpcdet.goals import finite
 from hpcdet.search.api import events
 from hpcdet.search.halving import sanity

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from datetime import datetime
 
-from hpcdet.control import fleet
-from hpcdet.control.holder import Holder
-from hpcdet.control.watch import Seen
+from hpcdet.control.fleet import worker_count
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.leader.lost_workers import Seen
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.base import Prunes, Remembers, Task, TaskState, WaitKind
 from hpcdet.store.decisions import lease
@@ -82,10 +82,10 @@ def mend(holder: Holder, seen: Seen) -> None:
                 holder.fence()
                 _cancel(holder, row)
                 why = f"job {row.job} cannot start ({row.reason}): {row.wait.repair}"
-                fleet.halt(holder, why, row.wait.change)
+                worker_count.halt(holder, why, row.wait.change)
             holder.written[key] = True
     except Unavailable as error:
-        fleet.later(holder, error.what)
+        worker_count.later(holder, error.what)
 
 
 def _launch_failed(holder: Holder, row: Task, submission: int) -> None:

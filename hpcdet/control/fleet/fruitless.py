@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hpcdet.control import deaths
-from hpcdet.control.decided import Decided
-from hpcdet.control.holder import Holder
-from hpcdet.control.watch import Place, Seen
+from hpcdet.control.fleet import worker_deaths
+from hpcdet.control.leader.decided_state import Decided
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.leader.lost_workers import Place, Seen
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.store.folder.records import Claim, WorkerEnd
 
@@ -23,7 +23,7 @@ LAUNCHES = 3
 
 def why(holder: Holder, seen: Seen) -> str:
     """Why nothing more shall be submitted until somebody has looked; "" to go on."""
-    return _launches(holder) or _workers(holder, seen) or deaths.why(holder, seen)
+    return _launches(holder) or _workers(holder, seen) or worker_deaths.why(holder, seen)
 
 
 def nodes(decided: Decided) -> set[str]:

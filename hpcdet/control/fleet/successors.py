@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import secrets
 
-from hpcdet.control import fleet
-from hpcdet.control.holder import Holder
-from hpcdet.control.watch import Seen
+from hpcdet.control.fleet import worker_count
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.leader.lost_workers import Seen
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs.script import succession
 from hpcdet.schedulers.common.base import Job, SubmissionRefused, Task, TaskState
@@ -41,7 +41,7 @@ def post(holder: Holder, seen: Seen) -> None:
             if number not in over and submitted is not None and submitted.job:
                 _post(holder, number, submitted.job)
     except Unavailable as error:
-        fleet.later(holder, error.what)
+        worker_count.later(holder, error.what)
 
 
 def dismiss(holder: Holder) -> None:

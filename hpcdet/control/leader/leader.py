@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcdet.control.decided import Decided, program
-from hpcdet.control.facts import Facts
-from hpcdet.control.sight import Sight
-from hpcdet.control.watch import Watch
+from hpcdet.control.leader.decided_state import Decided, program
+from hpcdet.control.leader.journal_cache import Facts
+from hpcdet.control.leader.lost_workers import Watch
+from hpcdet.control.leader.trial_cache import Sight
 from hpcdet.errors import IntegrityError
 from hpcdet.schedulers.common.base import Scheduler, Submission
 from hpcdet.search.api import codec, events

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from hpcdet.control import best
-from hpcdet.control.ends import judge
-from hpcdet.control.holder import Holder
-from hpcdet.control.notify import notify
-from hpcdet.control.plans import Plan
-from hpcdet.control.sight import Seen
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.leader.retry_rules import judge
+from hpcdet.control.leader.trial_cache import Seen
+from hpcdet.control.leader.trial_plan import Plan
+from hpcdet.control.turn import best_validation
+from hpcdet.control.upkeep.notify import notify
 from hpcdet.search.api import events
 from hpcdet.store.folder.records import Control, Verdict
 from hpcdet.store.trials import standing as trials
@@ -39,7 +39,7 @@ def learn(holder: Holder) -> dict[int, Standing]:
             _end(holder, plan, standing)
             seen.dormant = decided.action(plan) != "run"
         standings[number] = standing
-    best.write(holder)
+    best_validation.write(holder)
     return standings
 
 
@@ -56,7 +56,7 @@ def _tell_reports(holder: Holder, plan: Plan, seen: Seen) -> None:
             holder.facts.forget(plan.number)
             holder.sight.forget(plan.number)
             return
-        best.remember(holder, report)
+        best_validation.remember(holder, report)
         holder.tell(report)
 
 

@@ -11,9 +11,10 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from hpcdet.control import capacity, ends, fruitless
-from hpcdet.control.holder import Holder
-from hpcdet.control.watch import Place, Seen
+from hpcdet.control.fleet import capacity, fruitless
+from hpcdet.control.leader import retry_rules
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.leader.lost_workers import Place, Seen
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs.script import lanes, succession
 from hpcdet.schedulers.common.base import PerHost, Prunes, Refusal, SubmissionRefused, TaskState
@@ -345,7 +346,7 @@ def _excluded(holder: Holder) -> list[str]:
     for number in sorted(decided.open.union(decided.recent)):
         holder.stay()
         found += [end for _, end in holder.facts.ends(holder.paths.trial(number))]
-    bad = ends.black_holes(sorted(found, key=lambda end: end.at))
+    bad = retry_rules.black_holes(sorted(found, key=lambda end: end.at))
     for worker in holder.paths.workers():
         holder.stay()
         end, claim = WorkerEnd.read(worker.end), WorkerClaim.read(worker.claim)

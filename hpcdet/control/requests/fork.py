@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcdet.control import commands
-from hpcdet.control.decided import Decided
-from hpcdet.control.plans import Plan
+from hpcdet.control.leader.decided_state import Decided
+from hpcdet.control.leader.trial_plan import Plan
+from hpcdet.control.requests import commands
 from hpcdet.errors import IntegrityError, Unavailable, UsageError
 from hpcdet.jobs.create import create
 from hpcdet.search.api import codec

@@ -18,8 +18,8 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-from hpcdet.control.holder import Holder
-from hpcdet.control.plans import Plan
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.leader.trial_plan import Plan
 from hpcdet.errors import HpcdetError, IntegrityError, UsageError
 from hpcdet.store.folder import scratch
 from hpcdet.store.folder.layout import TrialPaths

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcdet.control.plans import Plan
+from hpcdet.control.leader.trial_plan import Plan
 from hpcdet.errors import HpcdetError
 from hpcdet.search.api import codec, events
 from hpcdet.store.config import overrides

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpcdet.control.holder import Holder
-from hpcdet.control.watch import Place, Seen
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.leader.lost_workers import Place, Seen
 from hpcdet.store.folder.layout import AttemptPaths, WorkerPaths
 from hpcdet.store.folder.records import End, WorkerEnd
 from hpcdet.store.fs import journal

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
-from hpcdet.control.holder import Fenced, Holder
+from hpcdet.control.leader.leader import Fenced, Holder
 from hpcdet.store.decisions import lease
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, End, WorkerEnd

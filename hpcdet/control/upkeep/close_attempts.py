@@ -6,8 +6,8 @@ import functools
 import re
 from collections.abc import Iterator
 
-from hpcdet.control.holder import Holder
-from hpcdet.control.watch import Gone
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.leader.lost_workers import Gone
 from hpcdet.store.folder.layout import AttemptPaths
 from hpcdet.store.folder.records import Claim, End, Reason, Verdict, WorkerEnd
 from hpcdet.store.fs import files
