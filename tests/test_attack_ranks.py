@@ -23,7 +23,7 @@ from hpcdet.jobs.script import launch
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.folder.records import NO_FAULT, Claim, Reason, Verdict
 from hpcdet.store.trials import progress
-from hpcdet.worker import ends
+from hpcdet.worker.attempts import exit_reason
 from tests import experiments as x
 from tests import intruders, ranks
 from tests.intruders import Booty
@@ -102,8 +102,8 @@ def train(trial: TrialPaths, number: int, places: list[Host], code: str) -> Reas
     paths = trial.attempt(number)
     worst = next((code for code in codes if code), 0)
     first_step = progress.of(paths).first_step
-    seen = ends.Evidence(Verdict.read(paths.verdict), None, worst, first_step=first_step)
-    return ends.judge(seen)[0]
+    seen = exit_reason.Evidence(Verdict.read(paths.verdict), None, worst, first_step=first_step)
+    return exit_reason.judge(seen)[0]
 
 
 @contextmanager

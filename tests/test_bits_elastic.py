@@ -14,7 +14,7 @@ from hpcdet.checkpoint import content_digest
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.train.data import rng
 from hpcdet.train.data.sample_order import shuffled
-from hpcdet.worker import traces
+from hpcdet.worker.attempts import evidence
 from tests import ranks
 from tests.experiments import same_bits
 from tests.ranks import Result
@@ -266,7 +266,7 @@ def test_what_cannot_be_exact_is_refused_by_name(tmp_path: Path, what: str) -> N
     verdict = attempt.verdict()
     assert verdict is not None and verdict.verdict == "fail", attempt.log()
     assert why in verdict.error and "reproducibility." in verdict.error
-    shown = traces.traceback(attempt.log(), tmp_path)
+    shown = evidence.traceback(attempt.log(), tmp_path)
     assert shown is not None and why in shown.error, attempt.log()
 
 

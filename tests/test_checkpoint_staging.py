@@ -34,7 +34,7 @@ from hpcdet.train.comm.collectives import Peers
 from hpcdet.train.process.location import Place
 from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry.tracker import Tracker
-from hpcdet.worker import staging as after
+from hpcdet.worker.attempts import drain_staging as after
 from tests import ranks
 
 GENEROUS_S = 120.0

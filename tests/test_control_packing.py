@@ -27,7 +27,7 @@ from hpcdet.store.fs import files, journal, packed
 from hpcdet.store.trials import standing
 from hpcdet.store.trials.controls import in_force
 from hpcdet.units import Length
-from hpcdet.worker import claims
+from hpcdet.worker.claims import claims
 from tests.builders import sweep
 from tests.paper import Waves, World
 

@@ -33,7 +33,7 @@ from hpcdet.train.attempt.session import Session
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.process.location import Place
 from hpcdet.train.process.ranks import Ranks
-from hpcdet.worker import claims
+from hpcdet.worker.claims import claims
 from tests.builders import Builder
 from tests.commands import Cli, cli  # noqa: F401
 from tests.paper import Waves, World

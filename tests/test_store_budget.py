@@ -24,8 +24,8 @@ from hpcdet.store.folder.records import Charges, Claim, End
 from hpcdet.store.fs import files, packed
 from hpcdet.store.trials import standing as trials
 from hpcdet.store.trials.standing import standing
-from hpcdet.worker import claims
-from hpcdet.worker.allowance import within
+from hpcdet.worker.allocation.allowance import within
+from hpcdet.worker.claims import claims
 from tests.paper import Waves, World
 from tests.test_control_turns import later
 

@@ -11,7 +11,7 @@ from hpcdet.store.folder.records import Claim, End, Trial, Verdict
 from hpcdet.store.fs import journal
 from hpcdet.store.trials import progress
 from hpcdet.store.trials.standing import standing
-from hpcdet.worker import claims
+from hpcdet.worker.claims import claims
 
 
 @pytest.fixture

@@ -43,22 +43,15 @@ from hpcdet.store.fs import files, journal
 from hpcdet.store.trials import standing as trials
 from hpcdet.store.trials.standing import Standing
 from hpcdet.units import Length
-from hpcdet.worker import (
-    again,
-    cancels,
-    claims,
-    handover,
-    outlook,
-    patience,
-    sentinel,
-    staging,
-    traces,
-)
-from hpcdet.worker.allocation import read as read_allocation
-from hpcdet.worker.crank import Crank
-from hpcdet.worker.lane import Lane
+from hpcdet.worker import again, handover, sentinel
+from hpcdet.worker.allocation.allocation import read as read_allocation
+from hpcdet.worker.allocation.notice import Notices
+from hpcdet.worker.attempts import cancels, drain_staging, evidence
+from hpcdet.worker.attempts.lane import Lane
+from hpcdet.worker.claims import claimable, claims
+from hpcdet.worker.crank import retry
+from hpcdet.worker.crank.turn_crank import Crank
 from hpcdet.worker.main import Worker, run
-from hpcdet.worker.notice import Notices
 from tests import experiments as x
 
 DAEMON = {"submit_from_compute": False, "login_daemon": "allowed"}
@@ -266,7 +259,7 @@ def test_storage_that_is_away_for_a_moment_ends_no_trial(
 
     monkeypatch.setattr(files, "write_once", write_once)
     monkeypatch.setattr(cancels, "in_force", in_force)
-    monkeypatch.setattr(patience, "AGAIN_S", 0.05)
+    monkeypatch.setattr(retry, "AGAIN_S", 0.05)
     code = f"cd {paths.root}; until [ -e go ]; do sleep 0.05; done; echo >> over"
     with journal.Writer(paths.worker(1, 0, 0).journal) as log:
         work = at_work(paths, log, rank=code)
@@ -283,7 +276,7 @@ class Once:
     """Storage that refuses the first call of each kind."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(patience, "AGAIN_S", 0.0)
+        monkeypatch.setattr(retry, "AGAIN_S", 0.0)
         self.refused: list[str] = []
         self._monkeypatch = monkeypatch
 
@@ -486,8 +479,8 @@ def test_an_attempt_is_judged_by_how_things_were_when_it_ended(
             work.allocation = Allocation("job_0", ("n1",), end_at=0.0)
             monkeypatch.setattr(work.notices, "heard", lambda: "SIGTERM")
 
-        monkeypatch.setattr(staging, "drain", drain)
-        end = work._judge(Lane(0, attempt, None, traces.kernel_oom_kills(), "srun: no such file"))
+        monkeypatch.setattr(drain_staging, "drain", drain)
+        end = work._judge(Lane(0, attempt, None, evidence.kernel_oom_kills(), "srun: no such file"))
     assert (end.reason, end.error) == ("launch_failed", "srun: no such file")
 
 
@@ -514,9 +507,9 @@ def test_trials_that_stand_as_before_are_not_read_again(
         seen.begin()
         return [seen.standing(trial).state for trial in paths.trials()]
 
-    monkeypatch.setattr(outlook, "standing", standing)
-    monkeypatch.setattr(outlook, "A_ROUND", 1)
-    seen = outlook.Outlook(lambda: now[0])
+    monkeypatch.setattr(claimable, "standing", standing)
+    monkeypatch.setattr(claimable, "A_ROUND", 1)
+    seen = claimable.Outlook(lambda: now[0])
     wishes = {3: "pause", 4: "stop", 5: "fail"}
     for number, wish in wishes.items():
         trial = paths.trial(number)

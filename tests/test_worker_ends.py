@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hpcdet.store.folder.records import Control, Verdict
-from hpcdet.worker import traces
-from hpcdet.worker.ends import Evidence, first_failed_rank, judge
-from hpcdet.worker.step import PEER_LOST
+from hpcdet.worker.attempts import evidence as traces
+from hpcdet.worker.attempts.exit_reason import Evidence, first_failed_rank, judge
+from hpcdet.worker.attempts.step import PEER_LOST
 
 RUN = Control("run")
 OURS = "RuntimeError: mat1 and mat2 shapes cannot be multiplied"

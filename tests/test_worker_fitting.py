@@ -18,9 +18,9 @@ from hpcdet.store.folder.records import Claim, WorkerClaim, WorkerEnd
 from hpcdet.store.fs import files, journal
 from hpcdet.store.trials.standing import standing
 from hpcdet.units import Length
-from hpcdet.worker import claims
-from hpcdet.worker.fitting import Fitting, Pace, measure
-from hpcdet.worker.remaining import Remaining
+from hpcdet.worker.allocation.fitting import Fitting, Pace, measure
+from hpcdet.worker.allocation.time_left import Remaining
+from hpcdet.worker.claims import claims
 from tests.builders import Builder, at, put
 from tests.commands import Cli
 from tests.test_worker_claims import at_work

@@ -17,8 +17,8 @@ from hpcdet.jobs.script.launch import Allocation, Launch, clean_environment, lau
 from hpcdet.schedulers.local import processes
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.worker import step as steps
-from hpcdet.worker.step import PEER_LOST, Exit, RunningStep
+from hpcdet.worker.attempts import step as steps
+from hpcdet.worker.attempts.step import PEER_LOST, Exit, RunningStep
 from tests import experiments as x
 
 RESOURCES = {"slots_per_trial": 4, "nodes": 2, "slots_per_node": 2, "cpus_per_slot": 3}
@@ -222,7 +222,7 @@ def test_ranks_die_with_their_worker(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, sys, time\n"
         "from hpcdet.jobs.script.launch import Launch\n"
-        "from hpcdet.worker.step import RunningStep\n"
+        "from hpcdet.worker.attempts.step import RunningStep\n"
         "here = pathlib.Path(sys.argv[1])\n"
         "plan = Launch(('sleep', '600'), os.environ, ({}, {}), False)\n"
         "step = RunningStep(plan, here / 'log', here)\n"
@@ -252,7 +252,7 @@ def test_a_launcher_is_spared_the_notice_and_ends_its_ranks_with_the_worker(
     code = (
         "import os, pathlib, signal, sys, time\n"
         "from hpcdet.jobs.script.launch import Launch\n"
-        "from hpcdet.worker.step import RunningStep\n"
+        "from hpcdet.worker.attempts.step import RunningStep\n"
         "here = pathlib.Path(sys.argv[1])\n"
         "argv = ('/bin/bash', '-c', sys.argv[2])\n"
         "plan = Launch(argv, os.environ, ({},), True, signal.SIGINT)\n"

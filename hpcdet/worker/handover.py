@@ -15,9 +15,11 @@ from hpcdet.store.decisions import lease
 from hpcdet.store.folder.layout import ExperimentPaths, WorkerPaths
 from hpcdet.store.folder.records import Closed, End, Final, WorkerClaim, WorkerEnd
 from hpcdet.store.fs import files
-from hpcdet.worker import again, allocation, claims
-from hpcdet.worker.patience import START_S, insist, within
-from hpcdet.worker.turning import code_of, turns
+from hpcdet.worker import again
+from hpcdet.worker.allocation import allocation
+from hpcdet.worker.claims import claims
+from hpcdet.worker.crank.retry import START_S, insist, within
+from hpcdet.worker.crank.turning import code_of, turns
 
 
 def hand_over(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> str:

@@ -28,19 +28,22 @@ from hpcdet.store.folder.held_folder import Held, hold, identity
 from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, WorkerPaths
 from hpcdet.store.folder.records import Closed, End, Reason, WorkerEnd
 from hpcdet.store.fs import files, journal
-from hpcdet.worker import again, allowance, claims, judging, staging, traces
-from hpcdet.worker import allocation as allocations
-from hpcdet.worker.appearing import appeared
-from hpcdet.worker.cancels import EVERY_S, Cancels
-from hpcdet.worker.crank import Crank
-from hpcdet.worker.fitting import Fitting
-from hpcdet.worker.judging import Circumstances
-from hpcdet.worker.lane import Lane
-from hpcdet.worker.notice import Notices
-from hpcdet.worker.outlook import Outlook
-from hpcdet.worker.patience import START_S, insist, within
-from hpcdet.worker.remaining import Remaining
-from hpcdet.worker.step import RunningStep
+from hpcdet.worker import again
+from hpcdet.worker.allocation import allocation as allocations
+from hpcdet.worker.allocation import allowance
+from hpcdet.worker.allocation.fitting import Fitting
+from hpcdet.worker.allocation.notice import Notices
+from hpcdet.worker.allocation.time_left import Remaining
+from hpcdet.worker.attempts import close_attempt, drain_staging, evidence
+from hpcdet.worker.attempts.cancels import EVERY_S, Cancels
+from hpcdet.worker.attempts.close_attempt import Circumstances
+from hpcdet.worker.attempts.lane import Lane
+from hpcdet.worker.attempts.step import RunningStep
+from hpcdet.worker.claims import claims
+from hpcdet.worker.claims.appearing import appeared
+from hpcdet.worker.claims.claimable import Outlook
+from hpcdet.worker.crank.retry import START_S, insist, within
+from hpcdet.worker.crank.turn_crank import Crank
 
 BEAT_S = 15
 _LOOK_S = 0.5
@@ -224,7 +227,7 @@ class Worker:
 
     def _begin(self, attempt: AttemptPaths, lane: int) -> Lane:
         self._note("claimed", trial=attempt.trial, attempt=attempt.number, lane=lane, sync=True)
-        oom_kills, slots = traces.kernel_oom_kills(), self.experiment.resources.slots_per_trial
+        oom_kills, slots = evidence.kernel_oom_kills(), self.experiment.resources.slots_per_trial
         opened = self.opened
         try:
             own = allowance.within(self.allocation, attempt, slots)
@@ -301,17 +304,17 @@ class Worker:
         attempt = lane.attempt
         # as things are when it ends, not when its last checkpoint has been copied
         slurm = self.allocation.slurm
-        oom = traces.kernel_oom_kills() > lane.oom_kills
+        oom = evidence.kernel_oom_kills() > lane.oom_kills
         self.notices.look()
         noticed = bool(self.notices.heard() or self._told_by or lane.is_used_up)
         early = _SLURM_EARLY_S if slurm else _LOOK_S
         time_up = lane.is_used_up or self.remaining.left_s < self.remaining.lead_s + early
-        stands = judging.spoke(lane) or allocations.stands(self.allocation)
+        stands = close_attempt.spoke(lane) or allocations.stands(self.allocation)
         then = Circumstances(noticed, time_up, oom, stands)
-        staging.drain(self.paths, self.experiment, attempt, self._left_to_drain)
+        drain_staging.drain(self.paths, self.experiment, attempt, self._left_to_drain)
         nodes, by = self.allocation.nodes, self.me.name
         return insist(
-            lambda: judging.conclude(self.paths, lane, then, nodes, by), self._left_to_drain
+            lambda: close_attempt.conclude(self.paths, lane, then, nodes, by), self._left_to_drain
         )
 
     def _journal_end(self, attempt: AttemptPaths, end: End | None) -> None:

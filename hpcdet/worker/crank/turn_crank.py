@@ -16,8 +16,8 @@ from hpcdet.site import Site
 from hpcdet.store.decisions import lease, wakeup
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import journal
-from hpcdet.worker.notice import Notices
-from hpcdet.worker.patience import insist, within
+from hpcdet.worker.allocation.notice import Notices
+from hpcdet.worker.crank.retry import insist, within
 
 _LOCAL_S = 1.0
 _LOOK_S = 10.0

@@ -20,7 +20,7 @@ from hpcdet.store.fs import journal
 from hpcdet.store.trials.controls import in_force
 from hpcdet.store.trials.standing import Standing, claimed
 from hpcdet.units import UNITS
-from hpcdet.worker.remaining import Remaining
+from hpcdet.worker.allocation.time_left import Remaining
 
 LATEST = 3
 """So many attempts are asked for their pace."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hpcdet.store.folder.layout import AttemptPaths
 from hpcdet.store.folder.records import End
-from hpcdet.worker.step import RunningStep
+from hpcdet.worker.attempts.step import RunningStep
 
 
 @dataclass

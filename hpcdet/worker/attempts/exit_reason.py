@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from signal import Signals
 
 from hpcdet.store.folder.records import Control, Reason, Verdict
-from hpcdet.worker.step import PEER_LOST
+from hpcdet.worker.attempts.step import PEER_LOST
 
 # What Slurm says on the launcher's stderr when it ends a step itself.
 _SLURM_SAYS: tuple[tuple[str, Reason], ...] = (

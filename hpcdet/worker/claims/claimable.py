@@ -10,7 +10,7 @@ from hpcdet.store.folder.layout import AttemptPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, End
 from hpcdet.store.fs import files
 from hpcdet.store.trials.standing import Standing, standing
-from hpcdet.worker.glance import Glance
+from hpcdet.worker.claims.folder_cache import Glance
 
 A_ROUND = 100
 """Trials that are over and are looked at in one round: only a user's wish can bring one back."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.trials.controls import in_force
-from hpcdet.worker import ends
-from hpcdet.worker.glance import Glance
+from hpcdet.worker.attempts import exit_reason
+from hpcdet.worker.claims.folder_cache import Glance
 
 EVERY_S = 5.0
 """Seconds between two looks at a trial: a worker runs for weeks, and there are hundreds."""
@@ -42,7 +42,9 @@ class Cancels:
         if number not in self._seen:
             trial = self._paths.trial(number)
             self._seen[number] = Glance(
-                lambda: ends.is_unwanted(in_force(trial)), lambda _: (trial.controls,), self._clock
+                lambda: exit_reason.is_unwanted(in_force(trial)),
+                lambda _: (trial.controls,),
+                self._clock,
             )
         with contextlib.suppress(OSError):
             return self._seen[number].look()

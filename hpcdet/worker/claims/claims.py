@@ -17,8 +17,8 @@ from hpcdet.store.fs import files, packed
 from hpcdet.store.trials import progress
 from hpcdet.store.trials.controls import in_force
 from hpcdet.store.trials.standing import Standing, claimed, reason_of
-from hpcdet.worker.outlook import Outlook
-from hpcdet.worker.patience import insist
+from hpcdet.worker.claims.claimable import Outlook
+from hpcdet.worker.crank.retry import insist
 
 
 def take_place(

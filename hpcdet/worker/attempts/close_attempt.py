@@ -11,8 +11,8 @@ from hpcdet.store.folder.records import End, Verdict
 from hpcdet.store.fs import files
 from hpcdet.store.trials import progress
 from hpcdet.store.trials.controls import in_force
-from hpcdet.worker import ends, traces
-from hpcdet.worker.lane import Lane
+from hpcdet.worker.attempts import evidence, exit_reason
+from hpcdet.worker.attempts.lane import Lane
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ def conclude(
     """Write the end of an attempt, and return the one that holds."""
     attempt = lane.attempt
     exit_ = lane.step.result() if lane.step else None
-    launcher = traces.tail(attempt.launcher_log) or lane.said
+    launcher = evidence.tail(attempt.launcher_log) or lane.said
     first = exit_.rank if exit_ else None
     if first is None:
-        first = ends.first_failed_rank(launcher)
-    trace = traces.of_attempt(attempt, first, paths.code)
+        first = exit_reason.first_failed_rank(launcher)
+    trace = evidence.of_attempt(attempt, first, paths.code)
     got = progress.of(attempt)
-    reason, error = ends.judge(
-        ends.Evidence(
+    reason, error = exit_reason.judge(
+        exit_reason.Evidence(
             verdict=Verdict.read(attempt.verdict),
             control=in_force(paths.trial(attempt.trial)),
             exit_code=exit_.code if exit_ else 127,

@@ -8,8 +8,8 @@ import time
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.held_folder import Held, hold
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.worker.notice import Notices
-from hpcdet.worker.patience import START_S
+from hpcdet.worker.allocation.notice import Notices
+from hpcdet.worker.crank.retry import START_S
 
 _LOOK_S = 0.5
 
