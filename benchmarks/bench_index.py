@@ -20,7 +20,9 @@ sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 
 import results  # noqa: E402
 
-from hpcdet.read import each, index, views  # noqa: E402
+from hpcdet.read.index import database  # noqa: E402
+from hpcdet.read.lookup import each  # noqa: E402
+from hpcdet.read.views import views  # noqa: E402
 from hpcdet.store.folder.layout import ExperimentPaths  # noqa: E402
 from hpcdet.store.fs import journal  # noqa: E402
 from tests import test_hostile_files as hostile  # noqa: E402
@@ -81,12 +83,12 @@ def _measure(size: str, built: Builder, attempt: AttemptBuilder, reports: int) -
     journals = [one.journal for trial in paths.trials() for one in trial.attempts()]
     for run in range(1, RUNS + 1):
         times["floor"].append(_seconds(lambda: [journal.read(path) for path in journals]))
-        times["rebuild"].append(_seconds(lambda: index.rebuild(paths)))
+        times["rebuild"].append(_seconds(lambda: database.rebuild(paths)))
         with journal.Writer(attempt.paths.journal) as writer:
             writer.append("metrics", **_report(10 * (reports + run), True))
-        times["update"].append(_seconds(lambda: index.update(paths)))
-        times["nothing new"].append(_seconds(lambda: index.update(paths)))
-    assert index.differences(paths) == []
+        times["update"].append(_seconds(lambda: database.update(paths)))
+        times["nothing new"].append(_seconds(lambda: database.update(paths)))
+    assert database.differences(paths) == []
     goals, rebuild = GOALS_S[size], times["rebuild"]
     about = f"{size} ({len(journals)} trials x {reports} reports)"
     return [

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcdet.control.turn import controller
 from hpcdet.jobs.create import begin_from, create
-from hpcdet.read import series
+from hpcdet.read.experiment import series
 from hpcdet.schedulers.local import processes
 from hpcdet.schedulers.local.local_state import JobFolder, JobRecord, ProcessRecord, TaskRecord
 from hpcdet.site import Site, load

@@ -37,7 +37,7 @@ def test_the_package_holds_its_version_only() -> None:
     [
         "hpcdet.control.turn.controller",
         "hpcdet.worker.main",
-        "hpcdet.read.views",
+        "hpcdet.read.views.views",
         "hpcdet.jobs.create.create",
     ],
 )

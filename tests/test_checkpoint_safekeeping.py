@@ -22,7 +22,8 @@ from hpcdet.checkpoint import Policy
 from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.checkpoint.keep import replicate
 from hpcdet.errors import ConfigError, IntegrityError, Unavailable
-from hpcdet.read import find, views
+from hpcdet.read.lookup import find
+from hpcdet.read.views import views
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import scratch
 from hpcdet.store.folder.layout import SCRATCH_MARK, ExperimentPaths, TrialPaths

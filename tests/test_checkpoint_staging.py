@@ -22,7 +22,7 @@ from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.checkpoint.format import shard
 from hpcdet.checkpoint.keep import replicate
 from hpcdet.errors import ConfigError
-from hpcdet.read import views
+from hpcdet.read.views import views
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim

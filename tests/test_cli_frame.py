@@ -29,7 +29,7 @@ from hpcdet.errors import (
     Unsuccessful,
     UsageError,
 )
-from hpcdet.read import changes
+from hpcdet.read.experiment import changes
 from hpcdet.store.cost.budget import Charge
 from hpcdet.store.cost.charges import Book
 from hpcdet.store.folder.records import Claim, End, WorkerEnd
@@ -60,7 +60,7 @@ def test_1_something_unexpected(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
     def fail(_: Path) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("hpcdet.read.find.experiments", fail)
+    monkeypatch.setattr("hpcdet.read.lookup.find.experiments", fail)
     ran = cli("ls", code=1)
     assert "error: RuntimeError: boom" in ran.err and "Traceback" not in ran.err
     assert "Traceback" in cli("ls", "--debug", code=1).err
@@ -516,7 +516,7 @@ def test_an_error_of_ours_has_where_and_hint(cli: Cli, monkeypatch: pytest.Monke
     def fail(_: Path) -> None:
         raise HpcdetError("it broke\nin two lines", where="here", hint="repair it")
 
-    monkeypatch.setattr("hpcdet.read.find.experiments", fail)
+    monkeypatch.setattr("hpcdet.read.lookup.find.experiments", fail)
     assert cli("ls", code=1).err == "error: here: it broke\n  in two lines\nhint: repair it\n"
 
 

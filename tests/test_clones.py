@@ -16,8 +16,8 @@ from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
 from hpcdet.errors import ConfigError
-from hpcdet.read import lineage
-from hpcdet.read.gather import Gathered, GatheredTrial
+from hpcdet.read.experiment.gather import Gathered, GatheredTrial
+from hpcdet.read.lookup import lineage
 from hpcdet.search.api import events
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.decisions import chain

@@ -19,8 +19,8 @@ from hpcdet.control.requests import commands
 from hpcdet.control.turn import controller
 from hpcdet.errors import StillPending, UsageError
 from hpcdet.jobs.create import create
-from hpcdet.read import states
-from hpcdet.read.gather import gather
+from hpcdet.read.experiment import states
+from hpcdet.read.experiment.gather import gather
 from hpcdet.site import loading
 from hpcdet.store.decisions import lease
 from hpcdet.store.folder.layout import ExperimentPaths

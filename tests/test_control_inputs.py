@@ -12,7 +12,7 @@ import pytest
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
-from hpcdet.read import views
+from hpcdet.read.views import views
 from hpcdet.search import registry
 from hpcdet.search.api import codec, events
 from hpcdet.search.methods.program import Program

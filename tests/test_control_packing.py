@@ -20,7 +20,10 @@ from hpcdet.control.turn.controller import advance
 from hpcdet.control.upkeep import packing
 from hpcdet.control.upkeep.packing import QUIET_S, pack
 from hpcdet.jobs.script.launch import Allocation
-from hpcdet.read import find, gather, index, logs, series, views
+from hpcdet.read.experiment import gather, series
+from hpcdet.read.index import database
+from hpcdet.read.lookup import find
+from hpcdet.read.views import logs, views
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, End, Verdict
 from hpcdet.store.fs import files, journal, packed
@@ -75,7 +78,7 @@ def test_no_reader_tells_a_packed_trial_from_one_that_is_not(tmp_path: Path) -> 
     before = told(paths)
     following = journal.Reader(paths.trial(1).attempt(2).journal)
     assert len(following.read()) > 2
-    index.rebuild(paths)
+    database.rebuild(paths)
     for trial in paths.trials():
         assert pack(trial, free) == "packed"
         assert tidy(trial)
@@ -90,7 +93,7 @@ def test_no_reader_tells_a_packed_trial_from_one_that_is_not(tmp_path: Path) -> 
     with zipfile.ZipFile(archive) as opened:
         assert opened.read("attempts/2/logs/rank-1.log") == b"rank 1 speaks\n"
     assert archive.stat().st_mode & 0o777 == 0o600
-    assert index.differences(paths) == []
+    assert database.differences(paths) == []
 
 
 def test_what_lies_on_scratch_is_packed_there_and_may_be_purged(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hpcdet.control.fleet import fruitless
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import Turn, advance
-from hpcdet.read import gather, states
+from hpcdet.read.experiment import gather, states
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.schedulers.slurm import slurm_text, slurm_waits
 from hpcdet.store.decisions import lease

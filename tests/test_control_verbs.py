@@ -18,7 +18,7 @@ from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.jobs.script.launch import Allocation
-from hpcdet.read import gather
+from hpcdet.read.experiment import gather
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.search import registry
 from hpcdet.search.api import codec, events

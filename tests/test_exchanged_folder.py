@@ -23,7 +23,7 @@ import pytest
 from hpcdet.control.leader.leader import Hands
 from hpcdet.control.upkeep import notify
 from hpcdet.errors import ConfigError, IntegrityError
-from hpcdet.read import find
+from hpcdet.read.lookup import find
 from hpcdet.search.api.events import Start
 from hpcdet.store.folder import held_folder
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hpcdet.jobs.create import provenance
-from hpcdet.read import find
+from hpcdet.read.lookup import find
 from tests.commands import Cli
 
 ME = ("-c", "user.name=x", "-c", "user.email=x@example.org")

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from hpcdet.errors import IntegrityError
-from hpcdet.read.lines import ATTEMPT, DECISION
+from hpcdet.read.experiment.lines import ATTEMPT, DECISION
 from hpcdet.store.config import resolved_config
 from hpcdet.store.fs import bounded_json, files, journal, packed, yaml_bounds
 from tests.builders import Builder
@@ -209,7 +209,10 @@ READER = """
 import contextlib, io, json, resource, signal, sys, time
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
 from hpcdet.cli import main
-from hpcdet.read import report, views, find, index  # not counted
+from hpcdet.read import report
+from hpcdet.read.views import views
+from hpcdet.read.lookup import find
+from hpcdet.read.index import database  # not counted
 
 def end(*_):
     raise SystemExit("it hangs")

@@ -21,7 +21,7 @@ from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.jobs.checks import site_checks
 from hpcdet.jobs.create import create, provenance, snapshot
 from hpcdet.jobs.script import render, submission
-from hpcdet.read import find
+from hpcdet.read.lookup import find
 from hpcdet.site import Site
 from hpcdet.store.config import resolved_config
 from hpcdet.store.config.resolved_config import Distributed, Resolved, Resources, Worker

@@ -18,8 +18,9 @@ from hpcdet.control.requests import commands, fork
 from hpcdet.control.requests.replay import Replay
 from hpcdet.errors import ConfigError, NotFound
 from hpcdet.jobs.create import begin_from, create
-from hpcdet.read import lineage, views
-from hpcdet.read.gather import gather
+from hpcdet.read.experiment.gather import gather
+from hpcdet.read.lookup import lineage
+from hpcdet.read.views import views
 from hpcdet.schedulers.local import processes
 from hpcdet.search import registry
 from hpcdet.site import Site

@@ -18,7 +18,7 @@ from hpcdet.config.load.secret_references import redacted
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.checks import site_checks
 from hpcdet.jobs.create import likely_secrets
-from hpcdet.read import find
+from hpcdet.read.lookup import find
 from tests.commands import Cli
 
 LITERAL, NESTED, SHELL, EXPORTED, OTHER = (f"{name}-plAnted-t0ken" for name in "abcde")

@@ -10,8 +10,12 @@ import pytest
 
 from hpcdet.cli.best import lines
 from hpcdet.errors import NotFound
-from hpcdet.read import index, lineage, report, standings, views
-from hpcdet.read.gather import gather
+from hpcdet.read import report
+from hpcdet.read.experiment import standings
+from hpcdet.read.experiment.gather import gather
+from hpcdet.read.index import database
+from hpcdet.read.lookup import lineage
+from hpcdet.read.views import views
 from hpcdet.store.trials.parents import Donation
 from tests.builders import EPOCH, Builder
 from tests.commands import Cli
@@ -69,8 +73,10 @@ def test_trials_are_compared_at_the_highest_rung(
         assert [row["best"] for row in status["trials"][:2]] == [0.4, 0.6]  # of feasible ones
         assert status["trials"][1]["violation"] == 2.0
         assert lines(status)[0].startswith("  best feasible loss 0.")
-    index.update(built.paths)
-    found = {row["trial"]: row["best"] for row in index.query(built.paths, "select * from trials")}
+    database.update(built.paths)
+    found = {
+        row["trial"]: row["best"] for row in database.query(built.paths, "select * from trials")
+    }
     assert found == {row["trial"]: row["best"] for row in status["trials"]}
 
 

@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 
 from hpcdet.control.upkeep.packing import pack
 from hpcdet.errors import Unavailable
-from hpcdet.read import index, local, series, tables, updating, views
+from hpcdet.read.experiment import series
+from hpcdet.read.index import database, local_disk, tables, updating
+from hpcdet.read.views import views
 from hpcdet.store.folder.records import Command
 from hpcdet.store.fs import journal
 from hpcdet.store.fs.mounts import of
@@ -87,7 +89,7 @@ class Play:
         trial, attempt = (self.trials or [None])[-1], (self.attempts or [None])[-1]
         match what:
             case "update":
-                index.update(built.paths)
+                database.update(built.paths)
             case "trial":
                 self.trials.append(built.trial(hidden=len(self.trials)))
             case "attempt" if trial:
@@ -101,7 +103,7 @@ class Play:
             case "half" if attempt:  # which its writer takes back, or completes
                 with attempt.paths.journal.open("ab") as file:
                     file.write(b'{"n":7,"t":"2026')
-                index.update(built.paths)
+                database.update(built.paths)
                 with attempt.paths.journal.open("ab") as file:
                     file.truncate(file.tell() - 16)
             case "end" if attempt:
@@ -181,11 +183,11 @@ def test_updates_at_any_time_give_what_a_rebuild_gives(
     for step in steps:
         play.do(step)
     paths = play.built.paths
-    index.update(paths)
+    database.update(paths)
     updated = everything(paths.index)
-    index.snapshot(paths, root / "fresh.sqlite")
+    database.snapshot(paths, root / "fresh.sqlite")
     assert everything(root / "fresh.sqlite") == updated
-    rows = index.query(paths, "select * from metrics order by trial, attempt, n")
+    rows = database.query(paths, "select * from metrics order by trial, attempt, n")
     told = views.metrics(paths, superseded=True)
     assert [(r["trial"], r["attempt"], r["step"], r["name"], r["superseded"]) for r in rows] == [
         (t["trial"], t["attempt"], t["step"], t["name"], t["superseded"]) for t in told
@@ -195,7 +197,7 @@ def test_updates_at_any_time_give_what_a_rebuild_gives(
         for t in views.trials(paths)
     ]
     columns = "state, steps, best, restarts, promotions"
-    rows = index.query(paths, f"select {columns} from trials order by trial")
+    rows = database.query(paths, f"select {columns} from trials order by trial")
     assert [tuple(row.values()) for row in rows] == shown
     shutil.rmtree(root)
 
@@ -219,23 +221,23 @@ def test_an_update_reads_what_is_new_and_nothing_else(
         return lines
 
     monkeypatch.setattr(journal.Reader, "read", counted)
-    index.update(built.paths)
+    database.update(built.paths)
     assert sum(n for _, n in read) > 200
     read.clear()
-    index.update(built.paths)
+    database.update(built.paths)
     assert all("trials" not in path for path, _ in read)
     version = built.paths.index.stat()
     read.clear()
     last.metrics("validation", 200, validation_loss=0.05)
-    index.update(built.paths)
+    database.update(built.paths)
     assert [(p, n) for p, n in read if "trials" in p] == [
         ("trials/0004/attempts/1/journal.jsonl", 2)
     ]
     assert built.paths.index.stat().st_ino != version.st_ino
-    [best] = index.query(built.paths, "select trial, best from v_leaderboard limit 1")
+    [best] = database.query(built.paths, "select trial, best from v_leaderboard limit 1")
     assert best == {"trial": 4, "best": 0.05}
     version = built.paths.index.stat()
-    index.update(built.paths)
+    database.update(built.paths)
     assert built.paths.index.stat().st_ino == version.st_ino  # nothing was new
 
 
@@ -254,9 +256,9 @@ def test_it_is_written_on_a_disk_of_this_host_and_carried_on_by_another(
         return connect(name, *args, **more)
 
     monkeypatch.setattr(sqlite3, "connect", noted)
-    index.rebuild(built.paths)
-    index.update(built.paths)
-    folder = local.folder("index")
+    database.rebuild(built.paths)
+    database.update(built.paths)
+    folder = local_disk.folder("index")
     writable = [name for name in opened if "mode=ro" not in name]
     assert writable and all(Path(name).is_relative_to(folder) for name in writable)
     [copy] = folder.glob("*.sqlite")
@@ -269,19 +271,19 @@ def test_it_is_written_on_a_disk_of_this_host_and_carried_on_by_another(
     made: list[str] = []
     monkeypatch.setattr(updating, "_empty", lambda *_: made.append("from nothing"))
     built.trial().attempt().metrics("validation", 1, validation_loss=0.01)
-    index.update(built.paths)
-    assert not made and index.differences.__name__
+    database.update(built.paths)
+    assert not made and database.differences.__name__
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
-    assert index.differences(built.paths) == []
-    copy = index._local(built.paths)
+    assert database.differences(built.paths) == []
+    copy = database._local(built.paths)
     old = copy.with_name("gone-0000.abc.sqlite")
     old.touch()
     os.utime(old, (0, 0))
     copy.write_bytes(b"this is no database" * 100)
     os.utime(built.paths.index, (0, 0))
-    index.update(built.paths)
-    assert index.differences(built.paths) == []
+    database.update(built.paths)
+    assert database.differences(built.paths) == []
     assert not old.exists() and copy.exists()
 
 
@@ -289,11 +291,11 @@ def test_a_folder_of_somebody_else_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = local.folder("index")
+    folder = local_disk.folder("index")
     assert folder.is_relative_to(tmp_path)
     folder.chmod(0o770)
     with pytest.raises(Unavailable, match="somebody else"):
-        local.folder("index")
+        local_disk.folder("index")
     table = tmp_path / "mounts"
     table.write_text(
         f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n"
@@ -307,22 +309,22 @@ def test_updates_at_once_wait_for_each_other_and_a_killed_one_leaves_no_trace(
     tmp_path: Path,
 ) -> None:
     built = sweep(tmp_path / "digits-7f3a")
-    index.update(built.paths)
+    database.update(built.paths)
     built.trial().attempt().metrics("validation", 1, validation_loss=0.01)
     script = (
-        "import os, pathlib, hpcdet.read.index as i, hpcdet.read.updating as u\n"
+        "import os, pathlib, hpcdet.read.index.database as i, hpcdet.read.index.updating as u\n"
         "from hpcdet.store.folder.layout import ExperimentPaths\n"
         "u._Update._decisions = lambda self: os._exit(9)\n"  # after the trials were written
         f"i.update(ExperimentPaths(pathlib.Path({str(built.paths.root)!r})))\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], check=False, timeout=120)
     assert ended.returncode == 9
-    threads = [threading.Thread(target=index.update, args=(built.paths,)) for _ in range(4)]
+    threads = [threading.Thread(target=database.update, args=(built.paths,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert index.differences(built.paths) == []
+    assert database.differences(built.paths) == []
 
 
 def test_the_verbs_of_the_index(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,5 +338,5 @@ def test_the_verbs_of_the_index(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
     cli("index", "check", "digits")
     monkeypatch.setattr(os, "access", lambda *_: False)  # as on a folder of a colleague
     here = Path(cli("index", "update", "digits").out.strip())
-    assert here.is_relative_to(local.folder("index"))
+    assert here.is_relative_to(local_disk.folder("index"))
     assert here == Path(cli("index", "path", "digits").out.strip())

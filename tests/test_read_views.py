@@ -14,8 +14,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hpcdet.errors import NotFound
-from hpcdet.read import find, gather, index, logs, series, states, views
-from hpcdet.read.tables import TABLES
+from hpcdet.read.experiment import gather, series, states
+from hpcdet.read.index import database
+from hpcdet.read.index.tables import TABLES
+from hpcdet.read.lookup import find
+from hpcdet.read.views import logs, views
 from hpcdet.search.api import codec
 from hpcdet.search.api import events as api
 from hpcdet.store.decisions import lease
@@ -352,14 +355,14 @@ def test_labels_change_with_commands(swept: Builder) -> None:
 
 def test_a_moved_folder_says_the_same(swept: Builder, tmp_path: Path) -> None:
     def tables() -> list[Any]:
-        index.rebuild(swept.paths)
-        return [index.query(swept.paths, f"select * from {name}") for name in TABLES]
+        database.rebuild(swept.paths)
+        return [database.query(swept.paths, f"select * from {name}") for name in TABLES]
 
     before = tables()
     (tmp_path / "elsewhere").mkdir()
     moved = swept.paths.root.rename(tmp_path / "elsewhere" / swept.paths.id)
     swept.paths = find.experiment(str(moved), tmp_path)
-    assert index.differences(swept.paths) == []
+    assert database.differences(swept.paths) == []
     assert tables() == before
 
 
@@ -399,12 +402,12 @@ def test_the_index_gives_the_same_answers_and_is_rebuilt_alike(
     built.close()
 
     def answers() -> tuple[Any, ...]:
-        index.rebuild(built.paths)
-        metrics = index.query(
+        database.rebuild(built.paths)
+        metrics = database.query(
             built.paths,
             "select * from metrics where not superseded order by trial, attempt, n",
         )
-        best = index.query(built.paths, "select trial, best from v_leaderboard limit 1")
+        best = database.query(built.paths, "select trial, best from v_leaderboard limit 1")
         return metrics, best
 
     metrics, best = answers()

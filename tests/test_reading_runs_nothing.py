@@ -19,7 +19,7 @@ import click
 import pytest
 
 from hpcdet.cli import main
-from hpcdet.read import find
+from hpcdet.read.lookup import find
 from hpcdet.store.folder.layout import ExperimentPaths
 from tests.commands import Cli
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from hpcdet.read import report, timeline
-from hpcdet.read.gather import gather
-from hpcdet.read.report import curves, lanes, scale
-from hpcdet.read.report.spans import epoch, spans, totals
+from hpcdet.read import report
+from hpcdet.read.experiment.gather import gather
+from hpcdet.read.report import curves, scale, timeline_chart
+from hpcdet.read.views import timeline
+from hpcdet.read.views.spans import epoch, spans, totals
 from tests.builders import EPOCH, Builder, sweep
 
 NOW = EPOCH.timestamp() + 1000
@@ -221,7 +222,7 @@ def test_every_end_has_a_sign(tmp_path: Path) -> None:
     for reason in reasons:
         trial.attempt().end(reason)
     gathered = gather(built.paths)
-    timeline = lanes.timeline(gathered, spans(gathered, NOW))
+    timeline = timeline_chart.timeline(gathered, spans(gathered, NOW))
     assert timeline is not None
     assert [mark.sign for mark in timeline.lanes[0].ends] == ["↺", "◷", "‖", "✗", "✗", "✓"]
 

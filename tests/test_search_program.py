@@ -14,7 +14,7 @@ import pytest
 
 from hpcdet import config
 from hpcdet.control.requests import commands
-from hpcdet.read import views
+from hpcdet.read.views import views
 from hpcdet.search.api.events import Create, Report, SegmentEnd, Shutdown, Start, Stop
 from hpcdet.search.methods.program import Program, ProgramError, Search, command
 from hpcdet.store.folder.records import Trial

@@ -16,7 +16,7 @@ from hpcdet.config.models.experiment import Searcher
 from hpcdet.control.requests.replay import Replay
 from hpcdet.errors import ConfigError, NotFound
 from hpcdet.jobs.create import begin_from, past_results
-from hpcdet.read import find
+from hpcdet.read.lookup import find
 from hpcdet.search import registry
 from hpcdet.search.api import codec, events
 from hpcdet.space.errors import SpaceError, dotted

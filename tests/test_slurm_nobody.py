@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hpcdet.read import states
-from hpcdet.read.gather import gather
+from hpcdet.read.experiment import states
+from hpcdet.read.experiment.gather import gather
 from hpcdet.store.folder.records import Intent, Stuck, Submitted
 from tests.experiments import config, until
 from tests.slurm_runs import Lab, Run, hpcdet, undisturbed, urgent

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from hpcdet.read import views
+from hpcdet.read.views import views
 from hpcdet.schedulers.common.base import Job
 from hpcdet.schedulers.slurm.slurm import SlurmScheduler
 from hpcdet.store.folder.records import Intent

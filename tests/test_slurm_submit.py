@@ -12,7 +12,7 @@ import yaml
 
 from hpcdet.control import daemon, searcher_job
 from hpcdet.control.upkeep import accounting
-from hpcdet.read import views
+from hpcdet.read.views import views
 from hpcdet.store.cost.charges import Book
 from hpcdet.store.decisions import lease
 from hpcdet.store.folder.layout import ExperimentPaths

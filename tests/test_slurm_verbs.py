@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcdet.read import views
+from hpcdet.read.views import views
 from hpcdet.store.trials.standing import checkpoints
 from tests.experiments import until
 from tests.slurm_runs import Lab, config, hpcdet

@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 import pytest
 
 from hpcdet.errors import UsageError
-from hpcdet.read import efficiency, report, series, timing, views
-from hpcdet.read.gather import gather
+from hpcdet.read import report
+from hpcdet.read.experiment import series, timing
+from hpcdet.read.experiment.gather import gather
+from hpcdet.read.views import efficiency, views
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.fs import journal
 from hpcdet.train.attempt.session import Units

@@ -22,8 +22,9 @@ import yaml
 
 from hpcdet.cli import follow, main
 from hpcdet.control.leader import daemon_registry
-from hpcdet.read import find, report
-from hpcdet.read.gather import gather
+from hpcdet.read import report
+from hpcdet.read.experiment.gather import gather
+from hpcdet.read.lookup import find
 from hpcdet.search import registry
 from hpcdet.search.api import codec, events
 from hpcdet.store.config import resolved_config as config

@@ -18,7 +18,8 @@ import yaml
 from hpcdet.checkpoint import save
 from hpcdet.cli import asking, preflight
 from hpcdet.errors import ConfigError, Unavailable
-from hpcdet.read import find, views
+from hpcdet.read.lookup import find
+from hpcdet.read.views import views
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import WorkerClaim
 from hpcdet.store.fs import journal

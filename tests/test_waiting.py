@@ -11,7 +11,8 @@ from hpcdet.control.requests import commands
 from hpcdet.control.turn.controller import advance
 from hpcdet.errors import Unavailable
 from hpcdet.jobs.script import options
-from hpcdet.read import find, gather, states
+from hpcdet.read.experiment import gather, states
+from hpcdet.read.lookup import find
 from hpcdet.schedulers.common.base import Job, Submission, TaskState
 from hpcdet.schedulers.local import local_state
 from hpcdet.schedulers.local.local import LocalScheduler

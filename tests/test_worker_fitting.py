@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from hpcdet.jobs.script.launch import Allocation
-from hpcdet.read import gather, timeline
+from hpcdet.read.experiment import gather
+from hpcdet.read.views import timeline
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim, WorkerClaim, WorkerEnd

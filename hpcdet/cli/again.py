@@ -16,7 +16,9 @@ from hpcdet.cli.output import Output, output
 from hpcdet.cli.settings import settings
 from hpcdet.config.load import changing
 from hpcdet.errors import IntegrityError, UsageError
-from hpcdet.read import changes, find, gather, origins, purged, states
+from hpcdet.read.experiment import changes, gather, states
+from hpcdet.read.lookup import find, origins
+from hpcdet.read.views import purged
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Reason

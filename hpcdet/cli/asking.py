@@ -16,7 +16,8 @@ from hpcdet.cli.settings import settings
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
 from hpcdet.errors import HpcdetError, UsageError
-from hpcdet.read import changes, find, gather, states
+from hpcdet.read.experiment import changes, gather, states
+from hpcdet.read.lookup import find
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import journal

@@ -11,7 +11,7 @@ import click
 from hpcdet.cli.ids import ids_argument, references
 from hpcdet.cli.output import Column, Item, Output, output, text
 from hpcdet.cli.settings import settings
-from hpcdet.read import views
+from hpcdet.read.views import views
 
 
 @click.command("best", short_help="The best trial, or the front of several objectives.")

@@ -8,7 +8,7 @@ from typing import Any
 from hpcdet.cli.output import Column, Output
 from hpcdet.cli.settings import settings
 from hpcdet.errors import HpcdetError, PartialSuccess, refused
-from hpcdet.read import find
+from hpcdet.read.lookup import find
 
 COLUMNS = (Column("ID", "id"), Column("OK", "ok"), Column("WHAT", "what", cut=False))
 

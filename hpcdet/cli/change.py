@@ -16,7 +16,8 @@ from hpcdet.cli.settings import settings
 from hpcdet.config.load import changing
 from hpcdet.control.requests import commands
 from hpcdet.errors import HpcdetError, UsageError
-from hpcdet.read import changes, find, gather
+from hpcdet.read.experiment import changes, gather
+from hpcdet.read.lookup import find
 from hpcdet.store.folder.layout import ExperimentPaths
 
 

@@ -15,7 +15,9 @@ from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.settings import confirm, settings
 from hpcdet.errors import IntegrityError, NotFound, UsageError
-from hpcdet.read import find, gather, origins, states, views
+from hpcdet.read.experiment import gather, states
+from hpcdet.read.lookup import find, origins
+from hpcdet.read.views import views
 from hpcdet.store.folder.layout import CHECKPOINT_NAME, TrialPaths
 from hpcdet.store.fs import files
 from hpcdet.store.trials import pins

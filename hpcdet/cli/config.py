@@ -17,7 +17,8 @@ from hpcdet.cli.loading import config_argument, request, setting_options
 from hpcdet.cli.output import Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.errors import NotFound
-from hpcdet.read import changes, find, gather
+from hpcdet.read.experiment import changes, gather
+from hpcdet.read.lookup import find
 from hpcdet.site.loading import walk
 from hpcdet.store.config import resolved_config
 from hpcdet.store.fs import files, yaml12

@@ -16,7 +16,9 @@ from hpcdet.cli.output import Output, output
 from hpcdet.cli.settings import confirm, settings
 from hpcdet.control.requests import commands
 from hpcdet.errors import HpcdetError, UsageError
-from hpcdet.read import find, gather, states, views
+from hpcdet.read.experiment import gather, states
+from hpcdet.read.lookup import find
+from hpcdet.read.views import views
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

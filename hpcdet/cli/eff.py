@@ -12,8 +12,9 @@ from hpcdet.cli import facts, words
 from hpcdet.cli.ids import ids_argument, references
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.settings import settings
-from hpcdet.read import efficiency, find
-from hpcdet.read.each import of_each
+from hpcdet.read.lookup import find
+from hpcdet.read.lookup.each import of_each
+from hpcdet.read.views import efficiency
 
 Item = dict[str, Any]
 

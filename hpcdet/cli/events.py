@@ -12,7 +12,9 @@ from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.settings import settings
 from hpcdet.errors import UsageError
-from hpcdet.read import find, gather, views
+from hpcdet.read.experiment import gather
+from hpcdet.read.lookup import find
+from hpcdet.read.views import views
 from hpcdet.store.fs import files
 
 COLUMNS = (

@@ -17,19 +17,10 @@ from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.errors import HpcdetError
-from hpcdet.read import (
-    beyond,
-    changes,
-    find,
-    gather,
-    lineage,
-    logs,
-    states,
-    timeline,
-    timing,
-    views,
-)
-from hpcdet.read.escapes import escaped
+from hpcdet.read.experiment import changes, gather, states, timing
+from hpcdet.read.lookup import find, lineage
+from hpcdet.read.lookup.escapes import escaped
+from hpcdet.read.views import beyond, logs, timeline, views
 from hpcdet.store.folder import home
 
 Finding = dict[str, Any]

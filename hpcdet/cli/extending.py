@@ -10,8 +10,8 @@ import click
 
 from hpcdet.config.load import changing
 from hpcdet.errors import UsageError
-from hpcdet.read import changes
-from hpcdet.read.gather import Gathered
+from hpcdet.read.experiment import changes
+from hpcdet.read.experiment.gather import Gathered
 from hpcdet.store.config import overrides
 
 _POPULATION = "it goes on with as many members as it has"

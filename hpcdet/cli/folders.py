@@ -21,7 +21,8 @@ from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import confirm, settings
 from hpcdet.control import daemon
 from hpcdet.errors import IntegrityError, Unavailable, UsageError
-from hpcdet.read import find, gather, states
+from hpcdet.read.experiment import gather, states
+from hpcdet.read.lookup import find
 from hpcdet.store.folder import home, scratch
 from hpcdet.store.folder.layout import SCRATCH_MARK, ExperimentPaths
 from hpcdet.store.fs import files

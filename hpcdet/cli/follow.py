@@ -15,8 +15,8 @@ from hpcdet.cli.progress import Progress, progress
 from hpcdet.cli.settings import settings
 from hpcdet.cli.times import Seconds
 from hpcdet.errors import StillPending, Unsuccessful
-from hpcdet.read import views
-from hpcdet.read.states import ENDED
+from hpcdet.read.experiment.states import ENDED
+from hpcdet.read.views import views
 from hpcdet.store.folder.layout import ExperimentPaths
 
 __all__ = ["ENDED", "following", "pause", "until", "wait_command"]

@@ -14,7 +14,8 @@ from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.settings import settings
 from hpcdet.config.load import changing
 from hpcdet.control.requests import fork
-from hpcdet.read import find, gather
+from hpcdet.read.experiment import gather
+from hpcdet.read.lookup import find
 
 COLUMNS = (
     Column("ID", "id"),

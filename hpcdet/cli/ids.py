@@ -10,7 +10,7 @@ import click
 
 from hpcdet.cli.settings import settings
 from hpcdet.errors import UsageError
-from hpcdet.read import find
+from hpcdet.read.lookup import find
 
 
 def complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:

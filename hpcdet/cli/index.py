@@ -11,8 +11,8 @@ from hpcdet.cli.ids import id_argument, ids_argument, references
 from hpcdet.cli.progress import busy
 from hpcdet.cli.settings import settings
 from hpcdet.errors import IntegrityError
-from hpcdet.read import find
-from hpcdet.read.each import UNREADABLE, left_out
+from hpcdet.read.lookup import find
+from hpcdet.read.lookup.each import UNREADABLE, left_out
 from hpcdet.store.folder.layout import ExperimentPaths
 
 
@@ -55,9 +55,9 @@ def update(ids: Sequence[str]) -> None:
     \b
     Example: sqlite3 $(hpcdet index update @last) 'select * from v_waste'
     """
-    from hpcdet.read import index
+    from hpcdet.read.index import database
 
-    _each(ids, index.update)
+    _each(ids, database.update)
 
 
 @index_command.command("rebuild")
@@ -68,9 +68,9 @@ def rebuild(ids: Sequence[str]) -> None:
     \b
     Example: hpcdet index rebuild digits-7f3a
     """
-    from hpcdet.read import index
+    from hpcdet.read.index import database
 
-    _each(ids, index.rebuild)
+    _each(ids, database.rebuild)
 
 
 @index_command.command("check")
@@ -81,18 +81,18 @@ def check(id: str) -> None:
     \b
     Example: hpcdet index check digits-7f3a
     """
-    from hpcdet.read import index
+    from hpcdet.read.index import database
 
     paths = find.experiment(id, settings().root)
     with busy(f"indexing {paths.id}"):
-        stale = index.differences(paths)
+        stale = database.differences(paths)
     if stale:
         raise IntegrityError(
             f"not what the files say: {', '.join(stale)}",
-            where=str(index.place(paths)),
+            where=str(database.place(paths)),
             hint=f"hpcdet index update {paths.id}",
         )
-    settings().note(f"{index.place(paths)} is what the files say")
+    settings().note(f"{database.place(paths)} is what the files say")
 
 
 @index_command.command("snapshot")
@@ -104,11 +104,11 @@ def snapshot(id: str, file: Path) -> None:
     \b
     Example: hpcdet index snapshot digits-7f3a digits.sqlite
     """
-    from hpcdet.read import index
+    from hpcdet.read.index import database
 
     paths = find.experiment(id, settings().root)
     with busy(f"indexing {paths.id}"):
-        index.snapshot(paths, file)
+        database.snapshot(paths, file)
     click.echo(str(file))
 
 
@@ -120,6 +120,6 @@ def path(id: str) -> None:
     \b
     Example: hpcdet index path digits-7f3a
     """
-    from hpcdet.read import index
+    from hpcdet.read.index import database
 
-    click.echo(str(index.place(find.experiment(id, settings().root))))
+    click.echo(str(database.place(find.experiment(id, settings().root))))

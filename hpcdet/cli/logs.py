@@ -16,8 +16,9 @@ from hpcdet.cli.observe import moment
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.settings import settings
 from hpcdet.errors import UsageError
-from hpcdet.read import find, logs, views
-from hpcdet.read.logs import LogLine
+from hpcdet.read.lookup import find
+from hpcdet.read.views import logs, views
+from hpcdet.read.views.logs import LogLine
 from hpcdet.store.folder import scratch
 from hpcdet.store.fs import packed
 

@@ -18,7 +18,7 @@ import hpcdet
 from hpcdet.cli.settings import global_options
 from hpcdet.cli.table_of_verbs import SECTIONS, VERBS
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable, refused
-from hpcdet.read.escapes import escaped
+from hpcdet.read.lookup.escapes import escaped
 
 EXAMPLES = """\
 Examples:

@@ -12,7 +12,8 @@ from hpcdet.cli.ids import ids_argument, references
 from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.errors import UsageError
-from hpcdet.read import gather, series, standings, views
+from hpcdet.read.experiment import gather, series, standings
+from hpcdet.read.views import views
 
 COLUMNS = (
     Column("EXPERIMENT", "experiment", wide=True),

@@ -16,8 +16,10 @@ from hpcdet.cli.output import Column, Output, output, text
 from hpcdet.cli.settings import settings
 from hpcdet.cli.times import Seconds
 from hpcdet.errors import Unsuccessful, UsageError
-from hpcdet.read import find, series, views
-from hpcdet.read.each import of_each
+from hpcdet.read.experiment import series
+from hpcdet.read.lookup import find
+from hpcdet.read.lookup.each import of_each
+from hpcdet.read.views import views
 from hpcdet.store.folder.layout import ExperimentPaths
 
 Item = dict[str, Any]

@@ -21,8 +21,8 @@ import click
 
 from hpcdet.cli.settings import settings
 from hpcdet.errors import UsageError
-from hpcdet.read.escapes import escaped
-from hpcdet.read.shapes import shape
+from hpcdet.read.lookup.escapes import escaped
+from hpcdet.read.views.shapes import shape
 from hpcdet.store.folder.records import number
 from hpcdet.store.fs import files
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hpcdet.cli.output import text
 from hpcdet.cli.settings import settings
-from hpcdet.read.states import ENDED
+from hpcdet.read.experiment.states import ENDED
 
 if TYPE_CHECKING:
     from rich.live import Live

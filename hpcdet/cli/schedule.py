@@ -7,7 +7,8 @@ import click
 from hpcdet.cli.ids import id_argument
 from hpcdet.cli.output import Column, Output, output
 from hpcdet.cli.settings import settings
-from hpcdet.read import find, gather, lineage
+from hpcdet.read.experiment import gather
+from hpcdet.read.lookup import find, lineage
 
 COLUMNS = (
     Column("TRIAL", "trial", right=True),

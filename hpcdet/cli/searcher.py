@@ -14,7 +14,8 @@ from hpcdet.cli.settings import settings
 from hpcdet.control import daemon
 from hpcdet.control.turn.controller import Turn
 from hpcdet.errors import HpcdetError, NotFound, UsageError
-from hpcdet.read import find, gather, states
+from hpcdet.read.experiment import gather, states
+from hpcdet.read.lookup import find
 from hpcdet.store.folder.layout import ExperimentPaths
 
 COLUMNS = (

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcdet.errors import UsageError
-from hpcdet.read import find
-from hpcdet.read.escapes import escaped
+from hpcdet.read.lookup import find
+from hpcdet.read.lookup.escapes import escaped
 
 if TYPE_CHECKING:
     from hpcdet.site import Site

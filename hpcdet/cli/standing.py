@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcdet.cli import best, facts, follow, words
 from hpcdet.cli.output import Column, Item, text
-from hpcdet.read.escapes import escaped
+from hpcdet.read.lookup.escapes import escaped
 
 _TRIAL = (
     Column("STATE", "state", cut=False),

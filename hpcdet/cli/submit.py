@@ -24,7 +24,7 @@ from hpcdet.errors import ConfigError, HpcdetError, UsageError
 from hpcdet.jobs.checks import decisions, throughput
 from hpcdet.jobs.create import create, provenance
 from hpcdet.jobs.script import submission
-from hpcdet.read import views
+from hpcdet.read.views import views
 from hpcdet.site import Site, from_resolved
 from hpcdet.store.cost.budget import Budget
 from hpcdet.store.folder.layout import ExperimentPaths

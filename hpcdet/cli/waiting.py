@@ -12,7 +12,7 @@ from hpcdet.cli.loading import Request
 from hpcdet.cli.settings import settings
 from hpcdet.control.requests import commands
 from hpcdet.errors import ConfigError, NotFound, UsageError
-from hpcdet.read import find
+from hpcdet.read.lookup import find
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed
 

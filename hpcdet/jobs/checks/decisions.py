@@ -10,10 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hpcdet.read import find
-from hpcdet.read.beyond import beyond, wait_s
-from hpcdet.read.each import UNREADABLE
-from hpcdet.read.gather import gather
+from hpcdet.read.experiment.gather import gather
+from hpcdet.read.lookup import find
+from hpcdet.read.lookup.each import UNREADABLE
+from hpcdet.read.views.beyond import beyond, wait_s
 from hpcdet.site import Site
 from hpcdet.store.config.resolved_config import Resolved
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from hpcdet.read import find
-from hpcdet.read.each import UNREADABLE
-from hpcdet.read.gather import Gathered, gather
+from hpcdet.read.experiment.gather import Gathered, gather
+from hpcdet.read.lookup import find
+from hpcdet.read.lookup.each import UNREADABLE
 from hpcdet.store.config.resolved_config import Resolved
 
 ASKED = 20

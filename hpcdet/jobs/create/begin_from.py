@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import ConfigError, NotFound
-from hpcdet.read import find
+from hpcdet.read.lookup import find
 from hpcdet.store.config.resolved_config import Resolved, resolve
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.trials import parents

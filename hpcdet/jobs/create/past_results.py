@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import ConfigError, NotFound
-from hpcdet.read import find
+from hpcdet.read.lookup import find
 from hpcdet.search.api import codec, events, ranking
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space

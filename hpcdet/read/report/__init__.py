@@ -16,8 +16,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from hpcdet import shipped
-from hpcdet.read.escapes import escaped
-from hpcdet.read.gather import Gathered, gather
+from hpcdet.read.experiment.gather import Gathered, gather
+from hpcdet.read.lookup.escapes import escaped
 from hpcdet.read.report.page import content
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files

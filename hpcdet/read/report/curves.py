@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcdet.read import series
-from hpcdet.read.gather import Gathered
+from hpcdet.read.experiment import series
+from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.report.scale import Axes, Scale, number, reduce, scale
 
 FRAME = LEFT, TOP, RIGHT, BOTTOM = (64, 12, 628, 240)

@@ -8,8 +8,8 @@ from typing import Any
 
 from hpcdet import pareto
 from hpcdet.goals import Objective, finite
-from hpcdet.read import standings
-from hpcdet.read.gather import Gathered
+from hpcdet.read.experiment import standings
+from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.report.scale import Axes, number, scale
 from hpcdet.store.config.resolved_config import Searcher
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet import __version__
-from hpcdet.read import logs, timeline, views
-from hpcdet.read.gather import Gathered
-from hpcdet.read.report import curves, fronts, lanes
+from hpcdet.read.experiment.gather import Gathered
+from hpcdet.read.report import curves, fronts, timeline_chart
 from hpcdet.read.report.scale import bytes_text, duration, number, slot_time
-from hpcdet.read.report.spans import KINDS, WELL, Span, spans, totals
 from hpcdet.read.report.steps import steps
 from hpcdet.read.report.uses import uses
-from hpcdet.read.shapes import shape
+from hpcdet.read.views import logs, timeline, views
+from hpcdet.read.views.shapes import shape
+from hpcdet.read.views.spans import KINDS, WELL, Span, spans, totals
 from hpcdet.store.config import data_secrets, resolved_config
 
 ROWS = 1000
@@ -75,9 +75,9 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
         "shares": _shares(sums),
         "steps": steps(gathered),
         "uses": uses(gathered),
-        "timeline": lanes.timeline(gathered, found),
-        "signs": lanes.MARKS,
-        "wrong": lanes.WRONG,
+        "timeline": timeline_chart.timeline(gathered, found),
+        "signs": timeline_chart.MARKS,
+        "wrong": timeline_chart.WRONG,
         "kinds": KINDS,
         "attempts": [_attempt_row(row) for row in attempts[:ROWS]],
         "attempts_left_out": max(0, len(attempts) - ROWS),

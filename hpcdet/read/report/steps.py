@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcdet.read import timing
-from hpcdet.read.gather import Gathered
+from hpcdet.read.experiment import timing
+from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.report.scale import number
 
 WIDTH, LEFT, RIGHT, TOP = 960, 56, 20, 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcdet.read import timing
-from hpcdet.read.gather import Gathered
+from hpcdet.read.experiment import timing
+from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.report.scale import bytes_text, number
 
 ROWS = 200

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from hpcdet.read.gather import Gathered, GatheredAttempt, GatheredTrial, Line
+from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, GatheredTrial, Line
 
 PHASES = {
     "data": "Data",

@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from hpcdet.read.gather import Gathered, gather
+from hpcdet.read.experiment.gather import Gathered, gather
 from hpcdet.store.config import overrides
 from hpcdet.store.cost import limits, spending
 from hpcdet.store.cost.budget import HOUR_S, Account, Budget, account

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hpcdet.read.gather import GatheredTrial
+from hpcdet.read.experiment.gather import GatheredTrial
 from hpcdet.store.trials.controls import BY_USER
 
 _WANTED = ("completed", "paused", "stopped")

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import NotFound, UsageError
-from hpcdet.read import find, series, views
-from hpcdet.read.gather import Gathered
+from hpcdet.read.experiment import series
+from hpcdet.read.experiment.gather import Gathered
+from hpcdet.read.lookup import find
+from hpcdet.read.views import views
 from hpcdet.store.folder.layout import CHECKPOINT_NAME
 
 THERE = ("complete", "superseded")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from hpcdet.read.lines import ATTEMPT, DECISION, sound
+from hpcdet.read.experiment.lines import ATTEMPT, DECISION, sound
 from hpcdet.store.config import resolved_config as config
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths, WorkerPaths

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcdet.read.gather import Gathered, GatheredTrial
+from hpcdet.read.experiment.gather import Gathered, GatheredTrial
 from hpcdet.read.report.scale import Scale, duration, times
-from hpcdet.read.report.spans import KINDS, Span, epoch
+from hpcdet.read.views.spans import KINDS, Span, epoch
 
 WIDTH = 960
 LEFT, RIGHT, TOP, BOTTOM = 56, 20, 8, 28

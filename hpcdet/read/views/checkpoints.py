@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import IntegrityError
-from hpcdet.read.gather import Gathered, GatheredTrial, gather
+from hpcdet.read.experiment.gather import Gathered, GatheredTrial, gather
 from hpcdet.store.folder.layout import CHECKPOINT_NAME, ExperimentPaths, TrialPaths
 from hpcdet.store.fs import files
 from hpcdet.store.trials import staged

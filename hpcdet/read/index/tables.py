@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from hpcdet.read import series, states, views
-from hpcdet.read.gather import Gathered, Line
+from hpcdet.read.experiment import series, states
+from hpcdet.read.experiment.gather import Gathered, Line
+from hpcdet.read.views import views
 
 Row = dict[str, Any]
 

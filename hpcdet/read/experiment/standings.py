@@ -15,8 +15,8 @@ from typing import Any
 from hpcdet import goals as the_goals
 from hpcdet import pareto
 from hpcdet.goals import Goals, Standing
-from hpcdet.read import series
-from hpcdet.read.gather import Gathered
+from hpcdet.read.experiment import series
+from hpcdet.read.experiment.gather import Gathered
 from hpcdet.store.config.resolved_config import Searcher
 
 View = dict[str, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcdet.read.gather import Gathered, GatheredTrial
+from hpcdet.read.experiment.gather import Gathered, GatheredTrial
 from hpcdet.store.folder import scratch
 from hpcdet.store.trials import standing
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from hpcdet.read.gather import Gathered, GatheredAttempt, Line
+from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, Line
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hpcdet.read import changes
-from hpcdet.read.gather import Gathered, GatheredAttempt, Line, gather
+from hpcdet.read.experiment import changes
+from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, Line, gather
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Command, Stuck
 from hpcdet.store.fs import journal

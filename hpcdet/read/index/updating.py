@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.goals import EVER
-from hpcdet.read import recall, tables
-from hpcdet.read.gather import Gathered, GatheredTrial, Line
+from hpcdet.read.experiment.gather import Gathered, GatheredTrial, Line
+from hpcdet.read.index import recall, tables
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.fs import files

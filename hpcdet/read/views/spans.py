@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from hpcdet.read.gather import Gathered, GatheredAttempt, GatheredTrial
+from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, GatheredTrial
 
 WELL = frozenset({"completed", "stopped", "paused"})
 """Ends that lose nothing: the attempt saved its state when it left."""

@@ -7,8 +7,8 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from hpcdet.read import timing
-from hpcdet.read.gather import Gathered, GatheredTrial, Line, gather
+from hpcdet.read.experiment import timing
+from hpcdet.read.experiment.gather import Gathered, GatheredTrial, Line, gather
 from hpcdet.store.folder import records
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.trials.standing import Lineage

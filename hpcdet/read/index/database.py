@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import IntegrityError, NotFound
-from hpcdet.read import local, tables
-from hpcdet.read.updating import bring_up_to_date
+from hpcdet.read.index import local_disk, tables
+from hpcdet.read.index.updating import bring_up_to_date
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
 
@@ -128,7 +128,7 @@ def _query(file: Path, sql: str) -> list[Row]:
 @contextlib.contextmanager
 def _built(paths: ExperimentPaths) -> Iterator[Path]:
     """The index made anew, for as long as the context lasts."""
-    with tempfile.TemporaryDirectory(prefix="index-", dir=local.folder("index")) as folder:
+    with tempfile.TemporaryDirectory(prefix="index-", dir=local_disk.folder("index")) as folder:
         file = Path(folder) / "index.sqlite"
         bring_up_to_date(file, paths)
         yield file
@@ -139,7 +139,7 @@ def _built(paths: ExperimentPaths) -> Iterator[Path]:
 
 def _local(paths: ExperimentPaths) -> Path:
     where = hashlib.sha256(os.fsencode(paths.root.resolve())).hexdigest()[:16]
-    return local.folder("index") / f"{paths.id}.{where}.sqlite"
+    return local_disk.folder("index") / f"{paths.id}.{where}.sqlite"
 
 
 @contextlib.contextmanager

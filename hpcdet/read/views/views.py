@@ -10,12 +10,13 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from hpcdet.read import changes, continuations, costs, purged, series, standings, states
-from hpcdet.read.checkpoints import checkpoints
-from hpcdet.read.gather import Gathered, GatheredAttempt, GatheredTrial, gather
-from hpcdet.read.series import metrics
-from hpcdet.read.standings import Standings
-from hpcdet.read.timeline import events
+from hpcdet.read.experiment import changes, continuations, series, standings, states
+from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, GatheredTrial, gather
+from hpcdet.read.experiment.series import metrics
+from hpcdet.read.experiment.standings import Standings
+from hpcdet.read.views import costs, purged
+from hpcdet.read.views.checkpoints import checkpoints
+from hpcdet.read.views.timeline import events
 from hpcdet.store.folder import scratch
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import packed

@@ -7,9 +7,10 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from hpcdet.read import beyond, changes, states, timing
-from hpcdet.read.gather import Gathered, GatheredTrial, gather
-from hpcdet.read.report.spans import Span, spans
+from hpcdet.read.experiment import changes, states, timing
+from hpcdet.read.experiment.gather import Gathered, GatheredTrial, gather
+from hpcdet.read.views import beyond
+from hpcdet.read.views.spans import Span, spans
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost.budget import HOUR_S
 from hpcdet.store.folder.layout import ExperimentPaths

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hpcdet.read.gather import Gathered
+from hpcdet.read.experiment.gather import Gathered
 from hpcdet.store.config import overrides
 from hpcdet.store.config.resolved_config import Resolved
 

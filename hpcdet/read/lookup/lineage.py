@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import NotFound
-from hpcdet.read import find, series, standings
-from hpcdet.read.gather import Gathered, GatheredTrial
-from hpcdet.read.series import metrics
+from hpcdet.read.experiment import series, standings
+from hpcdet.read.experiment.gather import Gathered, GatheredTrial
+from hpcdet.read.experiment.series import metrics
+from hpcdet.read.lookup import find
 from hpcdet.store.fs import sealed_json
 from hpcdet.store.trials import parents
 from hpcdet.store.trials.parents import Parent

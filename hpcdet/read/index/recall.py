@@ -18,8 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcdet.read.gather import Gathered, GatheredAttempt, GatheredTrial, Line, batches
-from hpcdet.read.lines import ATTEMPT, DECISION, sound
+from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, GatheredTrial, Line, batches
+from hpcdet.read.experiment.lines import ATTEMPT, DECISION, sound
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, Control, End, Trial, Verdict
 from hpcdet.store.fs import journal

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hpcdet.read.gather import Gathered, GatheredTrial, GatheredWorker
+from hpcdet.read.experiment.gather import Gathered, GatheredTrial, GatheredWorker
 from hpcdet.store.decisions import chain, lease
 from hpcdet.store.folder import home, layout
 from hpcdet.store.folder.records import ExperimentState

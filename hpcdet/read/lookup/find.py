@@ -177,7 +177,7 @@ def _is_one(paths: ExperimentPaths) -> bool:
 
 def _best(paths: ExperimentPaths) -> int:
     """The trial that is best by the searcher's metric. Raises NotFound if none has a value."""
-    from hpcdet.read import views  # completion finds ids without reading experiments
+    from hpcdet.read.views import views  # completion finds ids without reading experiments
 
     item = views.status(paths)
     if item["best"] is None:

@@ -1,0 +1,4 @@
+"""Views: what the verbs print and the report shows, as plain data.
+
+A module belongs here if its result appears in ``-o json``.
+"""
