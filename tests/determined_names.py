@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
-from hpcdet.cli import det_verbs
+from hpcdet.cli.frame import det_verbs
 from hpcdet.determined import _client
 from hpcdet.determined._absent import why_absent
 

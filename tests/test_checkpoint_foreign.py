@@ -27,7 +27,7 @@ from hpcdet.checkpoint.format import hdf5_layout, safetensors, shard
 from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.checkpoint.keep import convert
 from hpcdet.checkpoint.state.tree import Leaf
-from hpcdet.cli import reading
+from hpcdet.cli.artefacts import reading
 from hpcdet.errors import IntegrityError, NotFound, UsageError
 from hpcdet.store.fs import files
 from tests.builders import Builder

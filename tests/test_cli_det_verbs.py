@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 import pytest
 
-from hpcdet.cli import det_verbs, main
+from hpcdet.cli import main
+from hpcdet.cli.frame import det_verbs
 from tests.commands import Cli
 
 RECORDED = Path(__file__).parent / "recorded" / "determined" / "verbs.txt"

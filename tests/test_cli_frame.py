@@ -17,7 +17,9 @@ from typing import Any
 import click
 import pytest
 
-from hpcdet.cli import follow, main, output, table_of_verbs
+from hpcdet.cli import main, table_of_verbs
+from hpcdet.cli.frame import output
+from hpcdet.cli.observe import follow
 from hpcdet.errors import (
     ConfigError,
     HpcdetError,
@@ -485,7 +487,7 @@ def test_waiting_ends_when_it_ends_and_says_what_moved(
 def test_on_a_terminal_the_lines_are_redrawn(
     cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hpcdet.cli.settings import Settings
+    from hpcdet.cli.frame.settings import Settings
 
     swept.paths.closed.unlink()
     monkeypatch.setattr(Settings, "live", property(lambda _: True))

@@ -11,7 +11,8 @@ import click
 import pytest
 
 from hpcdet.checkpoint.format import manifest as manifests
-from hpcdet.cli import asking, change, extending
+from hpcdet.cli.control import change
+from hpcdet.cli.request import asking, extending
 from hpcdet.config.load import changing
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.cli import fork as verb
+from hpcdet.cli.run import fork as verb
 from hpcdet.control.leader.trial_plan import Plan
 from hpcdet.control.requests import fork
 from hpcdet.control.requests.replay import Replay

@@ -379,9 +379,9 @@ def test_a_file_is_opened_without_waiting_and_only_if_it_is_one(tmp_path: Path) 
 
 
 WITHOUT_THE_DOOR = {
-    "cli/folders.py": "the archive that it has just made",
-    "cli/simulate.py": "a file of nodes that its user names",
-    "cli/templates.py": "templates of the installation or of the site",
+    "cli/artefacts/folders.py": "the archive that it has just made",
+    "cli/run/simulate.py": "a file of nodes that its user names",
+    "cli/setup/templates.py": "templates of the installation or of the site",
     "control/daemon.py": "the pipe of the process that it starts",
     "control/leader/daemon_registry.py": "the kernel's boot id",
     "read/report/__init__.py": "the style of the installation",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.cli.best import lines
+from hpcdet.cli.observe.best import lines
 from hpcdet.errors import NotFound
 from hpcdet.read import report
 from hpcdet.read.experiment import standings

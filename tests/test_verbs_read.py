@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcdet.cli import follow, main
+from hpcdet.cli import main
+from hpcdet.cli.observe import follow
 from hpcdet.control.leader import daemon_registry
 from hpcdet.read import report
 from hpcdet.read.experiment.gather import gather

@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from hpcdet.checkpoint import save
-from hpcdet.cli import asking, preflight
+from hpcdet.cli.request import asking
+from hpcdet.cli.run import preflight
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.read.lookup import find
 from hpcdet.read.views import views
@@ -114,7 +115,7 @@ def test_the_test_leaves_out_experiments_inside_the_code(
         seen.extend(path.name for path in (Path(argv[-1]) / "code").iterdir())
         return subprocess.CompletedProcess(argv, 0, "", "")
 
-    monkeypatch.setattr("hpcdet.cli.preflight.subprocess.run", run)
+    monkeypatch.setattr("hpcdet.cli.run.preflight.subprocess.run", run)
     lab.cli("test", config, "--site", "local", "-C", config.parent / "runs")
     assert seen == ["config.yaml"]
 
@@ -288,7 +289,7 @@ def test_a_dry_run_offline_asks_no_scheduler(lab: Lab, monkeypatch: pytest.Monke
         raise Unavailable("the scheduler was asked")
 
     monkeypatch.setattr("hpcdet.jobs.checks.site_checks.open_scheduler", ask)
-    monkeypatch.setattr("hpcdet.cli.preview.open_scheduler", ask)
+    monkeypatch.setattr("hpcdet.cli.inputs.preview.open_scheduler", ask)
     argv = ["submit", lab.config(), "--site", lab.site, "-n", "-o", "json"]
     [item] = lab.cli(*argv).items
     assert item["verdict"] == "the scheduler was asked"

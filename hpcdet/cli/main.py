@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 import hpcdet
-from hpcdet.cli.settings import global_options
+from hpcdet.cli.frame.settings import global_options
 from hpcdet.cli.table_of_verbs import SECTIONS, VERBS
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable, refused
 from hpcdet.read.lookup.escapes import escaped
@@ -57,7 +57,7 @@ class LazyGroup(click.Group):
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             import difflib
 
-            from hpcdet.cli.det_verbs import answer
+            from hpcdet.cli.frame.det_verbs import answer
 
             if said := answer([word for word in args if not word.startswith("-")]):
                 raise click.UsageError(said, ctx)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verb:
-    """``module`` is a module of ``hpcdet.cli``, with the command under the verb's name."""
+    """``module`` is a module below ``hpcdet.cli``, with the command under the verb's name."""
 
     name: str
     module: str
@@ -24,55 +24,61 @@ class Verb:
 
 SECTIONS: dict[str, tuple[Verb, ...]] = {
     "Set up": (
-        Verb("init", "init", "Make a folder with an example config and model."),
-        Verb("doctor", "doctor", "Check this machine, its scheduler and file system."),
-        Verb("site", "site", "Show, detect and check sites (what is known of a cluster)."),
-        Verb("config", "config", "Show, validate and explain experiment configs."),
-        Verb("templates", "templates", "Show, copy and render job script templates."),
-        Verb("completion", "completion", "Print shell completion for bash, zsh or fish."),
+        Verb("init", "setup.init", "Make a folder with an example config and model."),
+        Verb("doctor", "setup.doctor", "Check this machine, its scheduler and file system."),
+        Verb("site", "setup.site", "Show, detect and check sites (what is known of a cluster)."),
+        Verb("config", "setup.config", "Show, validate and explain experiment configs."),
+        Verb("templates", "setup.templates", "Show, copy and render job script templates."),
+        Verb("completion", "setup.completion", "Print shell completion for bash, zsh or fish."),
     ),
     "Run": (
-        Verb("plan", "plan", "Say what a config would do; nothing is made."),
-        Verb("simulate", "simulate", "Run a search on a simulated cluster."),
-        Verb("test", "preflight", "Train one batch, validate, save and restore, here and now."),
-        Verb("submit", "submit", "Make an experiment and queue it."),
-        Verb("fork", "fork", "Go on with a search in a new experiment."),
+        Verb("plan", "run.plan", "Say what a config would do; nothing is made."),
+        Verb("simulate", "run.simulate", "Run a search on a simulated cluster."),
+        Verb("test", "run.preflight", "Train one batch, validate, save and restore, here and now."),
+        Verb("submit", "run.submit", "Make an experiment and queue it."),
+        Verb("fork", "run.fork", "Go on with a search in a new experiment."),
     ),
     "Observe": (
-        Verb("ls", "observe", "List experiments."),
-        Verb("status", "observe", "One screen: state, trials, best value, health."),
-        Verb("show", "observe", "Everything known of an experiment, trial or attempt."),
-        Verb("logs", "logs", "What the ranks printed, across attempts."),
-        Verb("best", "best", "The best trial, or the front of several objectives."),
-        Verb("metrics", "metrics", "Metrics as rows, last or best values, or a plot."),
-        Verb("events", "events", "What happened, in order."),
-        Verb("explain", "explain", "Why it is pending, slow or failed, and what to do."),
-        Verb("schedule", "schedule", "What a trial was trained with, its parents included."),
-        Verb("eff", "eff", "Cores, memory and time: requested, used, and what to ask for."),
-        Verb("wait", "follow", "Block until experiments end."),
-        Verb("report", "report", "Write an experiment into one HTML file."),
+        Verb("ls", "observe.observe", "List experiments."),
+        Verb("status", "observe.observe", "One screen: state, trials, best value, health."),
+        Verb("show", "observe.observe", "Everything known of an experiment, trial or attempt."),
+        Verb("logs", "observe.logs", "What the ranks printed, across attempts."),
+        Verb("best", "observe.best", "The best trial, or the front of several objectives."),
+        Verb("metrics", "observe.metrics", "Metrics as rows, last or best values, or a plot."),
+        Verb("events", "observe.events", "What happened, in order."),
+        Verb("explain", "observe.explain", "Why it is pending, slow or failed, and what to do."),
+        Verb(
+            "schedule", "observe.schedule", "What a trial was trained with, its parents included."
+        ),
+        Verb("eff", "observe.eff", "Cores, memory and time: requested, used, and what to ask for."),
+        Verb("wait", "observe.follow", "Block until experiments end."),
+        Verb("report", "observe.report", "Write an experiment into one HTML file."),
     ),
     "Control": (
-        Verb("cancel", "control", "Save checkpoints, then end experiments or trials for good."),
-        Verb("pause", "control", "Save checkpoints, stop, and give the nodes back."),
-        Verb("resume", "again", "Go on with what was paused."),
-        Verb("retry", "again", "Try failed trials again from their checkpoints."),
-        Verb("set", "change", "Change the limits of experiments that run."),
-        Verb("hold", "control", "Let what waits in the queue go on waiting."),
-        Verb("release", "control", "Let jobs start that were held."),
-        Verb("tag", "control", "Add or remove labels."),
+        Verb(
+            "cancel",
+            "control.control",
+            "Save checkpoints, then end experiments or trials for good.",
+        ),
+        Verb("pause", "control.control", "Save checkpoints, stop, and give the nodes back."),
+        Verb("resume", "control.again", "Go on with what was paused."),
+        Verb("retry", "control.again", "Try failed trials again from their checkpoints."),
+        Verb("set", "control.change", "Change the limits of experiments that run."),
+        Verb("hold", "control.control", "Let what waits in the queue go on waiting."),
+        Verb("release", "control.control", "Let jobs start that were held."),
+        Verb("tag", "control.control", "Add or remove labels."),
     ),
     "Artefacts": (
-        Verb("ckpt", "ckpt", "List, verify, export, pin and remove checkpoints."),
-        Verb("move", "folders", "Move an experiment's folder."),
-        Verb("archive", "folders", "Pack an ended experiment into one file."),
-        Verb("rm", "folders", "Remove ended experiments."),
+        Verb("ckpt", "artefacts.ckpt", "List, verify, export, pin and remove checkpoints."),
+        Verb("move", "artefacts.folders", "Move an experiment's folder."),
+        Verb("archive", "artefacts.folders", "Pack an ended experiment into one file."),
+        Verb("rm", "artefacts.folders", "Remove ended experiments."),
     ),
     "Maintain": (
-        Verb("searcher", "searcher", "Run the process that decides for an experiment."),
-        Verb("index", "index", "Update or rebuild the SQLite index, or say where it is."),
-        Verb("help", "help", "Help on a verb or a topic: exit-codes, ids."),
-        Verb("worker", "worker", "Run trials inside an allocation.", hidden=True),
+        Verb("searcher", "maintain.searcher", "Run the process that decides for an experiment."),
+        Verb("index", "maintain.index", "Update or rebuild the SQLite index, or say where it is."),
+        Verb("help", "frame.help", "Help on a verb or a topic: exit-codes, ids."),
+        Verb("worker", "maintain.worker", "Run trials inside an allocation.", hidden=True),
     ),
 }
 

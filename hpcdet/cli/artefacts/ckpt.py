@@ -1,0 +1,373 @@
+"""``ckpt``: checkpoints. Their bytes are read by the node tower, in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcdet.cli.artefacts import reading
+from hpcdet.cli.frame import words
+from hpcdet.cli.frame.ids import id_argument
+from hpcdet.cli.frame.output import Column, Output, output
+from hpcdet.cli.frame.settings import confirm, settings
+from hpcdet.errors import IntegrityError, NotFound, UsageError
+from hpcdet.read.experiment import gather, states
+from hpcdet.read.lookup import find, origins
+from hpcdet.read.views import views
+from hpcdet.store.folder.layout import CHECKPOINT_NAME, TrialPaths
+from hpcdet.store.fs import files
+from hpcdet.store.trials import pins
+from hpcdet.store.trials.standing import MANIFEST
+
+COLUMNS = (
+    Column("TRIAL", "trial", right=True),
+    Column("STEP", "step", right=True),
+    Column("NAME", "name"),
+    Column("STATE", "state", cut=False),
+    Column("SIZE", lambda row: words.size(row["bytes"]), right=True),
+    Column("METRIC", "metric", right=True),
+    Column("KEPT", "kept"),
+    Column("DIGEST", lambda row: row["digest"][:16]),
+    Column("PATH", "path", wide=True),
+)
+
+FORMATS = ("safetensors", "pt", "hdf5")
+_ENDINGS = {".safetensors": "safetensors", ".h5": "hdf5", ".hdf5": "hdf5"} | dict.fromkeys(
+    (".pt", ".pth", ".bin"), "pt"
+)
+_MADE = (
+    Column("SIZE", lambda row: words.size(row["bytes"]), right=True),
+    Column("DIGEST", lambda row: row["digest"][:16]),
+    Column("PATH", "path"),
+)
+_PINS = (Column("PINNED", "pinned"), Column("PATH", "path"))
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _chosen() -> Decorator:
+    """One checkpoint: ``ID[/T]|PATH [STEP]``, ``--best`` or ``--latest`` where no step is named."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name, text in (
+            ("best", "The best one by the searcher's metric."),
+            ("latest", "The newest one (the default)."),
+        ):
+            flag = click.option(
+                f"--{name}", "which", flag_value=name, default=name == "latest", help=text
+            )
+            function = flag(function)
+        function = click.argument("step", required=False)(function)
+        return click.argument("what", metavar="ID[/T]|PATH")(function)
+
+    return decorate
+
+
+@click.group("ckpt", short_help="List, verify, export, pin and remove checkpoints.")
+def ckpt_command() -> None:
+    """Checkpoints: list, verify, digest, export, import, get, pin, remove.
+
+    \b
+    Example: hpcdet ckpt ls digits-7f3a/3
+    """
+
+
+@ckpt_command.command("ls")
+@id_argument()
+@click.option("--deleted", is_flag=True, help="Also those that were removed.")
+@output("ckpt.ls")
+def ls(out: Output, id: str, deleted: bool) -> None:
+    """Checkpoints of an experiment or trial.
+
+    \b
+    Example: hpcdet ckpt ls digits-7f3a -o wide
+    """
+    found = find.reference(id, settings().root)
+    rows = views.checkpoints(found.paths, found.trial, deleted)
+    columns = (*COLUMNS, Column("ON", "on")) if found.paths.split else COLUMNS
+    out.emit(rows, columns, key="path", empty="no checkpoints")
+
+
+@ckpt_command.command("digest")
+@click.argument("what", nargs=-1, required=True, metavar="PATH|ID...")
+@output("ckpt.digest")
+def digest(out: Output, what: Sequence[str]) -> None:
+    """The digest of the training state: equal for equal states, whatever the files look like.
+
+    \b
+    Example: hpcdet ckpt digest EXP/trials/0003/checkpoints/00000300.g2
+    """
+    rows = reading.run("digest", _folders(what))
+    _refuse_damaged(rows)
+    if out.for_people and not out.fields:
+        for row in rows:
+            click.echo(row["digest"] if len(rows) == 1 else f"{row['digest']}  {row['path']}")
+        return
+    out.emit(rows, (Column("DIGEST", "digest"), Column("PATH", "path")), key="digest")
+
+
+@ckpt_command.command("verify")
+@click.argument("what", nargs=-1, required=True, metavar="PATH|ID...")
+@click.option(
+    "--deep/--quick",
+    default=True,
+    show_default=True,
+    help="Read every byte, or only check that manifests, sizes and tables are right.",
+)
+@output("ckpt.verify")
+def verify(out: Output, what: Sequence[str], deep: bool) -> None:
+    """Check checkpoints; exit 9 if one is damaged, or made by a newer hpcdet.
+
+    \b
+    Example: hpcdet ckpt verify digits-7f3a --deep
+    """
+    rows = reading.run("verify" if deep else "look", _folders(what))
+    columns = (
+        Column("STATE", "state", cut=False),
+        Column("PATH", "path", cut=False),
+        Column("ERROR", _damage, wide=True),
+    )
+    out.emit(rows, columns, key="path")
+    if out.for_people:
+        for row in [row for row in rows if row["error"]][1:]:  # the first is what this ends with
+            settings().warn(f"{row['path']}: {_damage(row)}")
+    _refuse_damaged(rows)
+
+
+@ckpt_command.command("export")
+@_chosen()
+@click.option("--format", "form", type=click.Choice(FORMATS), help="[by the file's name].")
+@click.option("--all", "whole", is_flag=True, help="All of the shared state, not only weights.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE"
+)
+def export(
+    what: str, step: str | None, which: str, form: str | None, whole: bool, out: Path
+) -> None:
+    """Write a checkpoint's weights into one file that other programs read.
+
+    \b
+    Example: hpcdet ckpt export digits-7f3a --best -o digits.safetensors
+    """
+    form = form or _ENDINGS.get(out.suffix.lower())
+    if form is None:
+        raise UsageError(f"which format is {out.name}", hint=f"give --format {'|'.join(FORMATS)}")
+    flags = ["--all"] if whole else []
+    folder = _one(what, step, which)
+    row = reading.one(f"exporting {folder.name}", "export", "--format", form, *flags, folder, out)
+    settings().note(f"{row['tensors']} tensors of {folder}, {words.size(row['bytes'])}")
+    click.echo(row["path"])
+
+
+@ckpt_command.command("import")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("folder", type=click.Path(path_type=Path), required=False)
+@output("ckpt.import")
+def import_file(out: Output, file: Path, folder: Path | None) -> None:
+    """Make a checkpoint of a file of weights (.safetensors, or .pt without code in it),
+    to begin training from. It goes to FOLDER, else to the file's name with .ckpt, here.
+
+    \b
+    Example: hpcdet ckpt import resnet18.pt
+    """
+    target = folder or Path(f"{file.stem}.ckpt")
+    row = reading.one(f"importing {file.name}", "import", file, target)
+    out.emit([row], _MADE, key="path")
+
+
+@ckpt_command.command("get")
+@_chosen()
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), metavar="FOLDER", help="[its name, here]."
+)
+def get(what: str, step: str | None, which: str, out: Path | None) -> None:
+    """Copy a checkpoint to a folder of yours; every byte is checked.
+
+    \b
+    Example: hpcdet ckpt get digits-7f3a/3 --best -o ~/best
+    """
+    source = _one(what, step, which)
+    row = reading.one(f"copying {source.name}", "get", source, out or Path(source.name))
+    click.echo(row["path"])
+
+
+@ckpt_command.command("pin")
+@_chosen()
+@output("ckpt.pin")
+def pin(out: Output, what: str, step: str | None, which: str) -> None:
+    """Keep a checkpoint whatever the rules of retention say.
+
+    \b
+    Example: hpcdet ckpt pin digits-7f3a/3 300
+    """
+    folder = _one(what, step, which)
+    trial = _trial_of(folder)
+    pins.pin(trial, folder.name)
+    if not any((place / folder.name / MANIFEST).exists() for place in trial.checkpoint_places):
+        pins.unpin(trial, folder.name)
+        raise NotFound("it has just been removed", where=str(folder))
+    _emit_pin(out, folder, True)
+
+
+@ckpt_command.command("unpin")
+@_chosen()
+@output("ckpt.unpin")
+def unpin(out: Output, what: str, step: str | None, which: str) -> None:
+    """Leave a pinned checkpoint to the rules of retention again.
+
+    \b
+    Example: hpcdet ckpt unpin digits-7f3a/3 300
+    """
+    folder = _one(what, step, which)
+    if not pins.unpin(_trial_of(folder), folder.name):
+        raise NotFound("it is not pinned", where=str(folder))
+    _emit_pin(out, folder, False)
+
+
+def _emit_pin(out: Output, folder: Path, pinned: bool) -> None:
+    out.emit([{"path": str(folder), "pinned": pinned}], _PINS, key="path")
+
+
+@ckpt_command.command("rm")
+@click.argument("what", nargs=-1, required=True, metavar="PATH|ID...")
+@click.option("-n", "--dry-run", is_flag=True, help="Only say what would go.")
+@output("ckpt.rm")
+def rm(out: Output, what: Sequence[str], dry_run: bool) -> None:
+    """Remove checkpoints of trials that do not run, from scratch and project storage alike.
+
+    \b
+    Example: hpcdet ckpt rm digits-7f3a/3 -n
+    """
+    folders = _with_copies(_folders(what))
+    for folder in folders:
+        _refuse_live(folder)
+        _refuse_pinned(folder)
+    rows: list[dict[str, Any]] = [
+        {"path": str(folder), "bytes": _bytes(folder), "removed": False} for folder in folders
+    ]
+    out.expect(("path", "bytes", "removed"))
+    if not dry_run:
+        total = words.size(sum(row["bytes"] for row in rows))
+        confirm(f"remove {len(rows)} checkpoints ({total})?")
+        for folder, row in zip(folders, rows, strict=True):
+            _remove(folder)
+            row["removed"] = True
+    columns = (
+        Column("REMOVED", "removed"),
+        Column("SIZE", lambda row: words.size(row["bytes"]), right=True),
+        Column("PATH", "path"),
+    )
+    out.emit(rows, columns, key="path")
+
+
+def _folders(what: Sequence[str]) -> list[Path]:
+    """The checkpoints meant: folders of checkpoints as they are, of ids all complete ones."""
+    found: list[Path] = []
+    for text in what:
+        path = Path(text).expanduser().absolute()
+        if (path / MANIFEST).exists() or (path.is_dir() and CHECKPOINT_NAME.search(path.name)):
+            found.append(path)
+            continue
+        reference = find.reference(text, settings().root)
+        rows = views.checkpoints(reference.paths, reference.trial)
+        complete = [
+            Path(copy) for row in rows if row["state"] in origins.THERE for copy in row["copies"]
+        ]
+        if not complete:
+            raise NotFound("it has no complete checkpoint", where=str(reference))
+        found.extend(complete)
+    return found
+
+
+def _one(what: str, step: str | None, which: str) -> Path:
+    """The one checkpoint meant by ``ID[/T] [--best|--latest|STEP]``, or by its path."""
+    path = Path(what).expanduser().absolute()
+    if (path / MANIFEST).exists():
+        return path
+    reference = find.reference(what, settings().root)
+    gathered = gather.gather(reference.paths)
+    any_trial = which == "best" and step is None
+    trial = reference.trial
+    if not trial and not any_trial:
+        trial = find.trial(what, settings().root).number
+    rows = [row for row in views.checkpoints(gathered, trial) if row["state"] in origins.THERE]
+    if not rows:
+        raise NotFound("it has no complete checkpoint", where=str(reference))
+    if any_trial:
+        return Path(origins.best(rows, gathered, str(reference))["path"])
+    name = origins.checkpoint(gathered, trial, step) if step else rows[-1]["name"]
+    return next(Path(row["path"]) for row in rows if row["name"] == name)
+
+
+def _trial_of(folder: Path) -> TrialPaths:
+    reference = find.reference(str(folder), settings().root)
+    if not reference.trial:
+        raise NotFound("it is no checkpoint of an experiment", where=str(folder))
+    return reference.paths.trial(reference.trial)
+
+
+def _refuse_pinned(folder: Path) -> None:
+    with contextlib.suppress(NotFound):
+        if folder.name in pins.pinned(_trial_of(folder)):
+            hint = "hpcdet ckpt unpin leaves it to you again"
+            raise UsageError("it is pinned", where=str(folder), hint=hint)
+
+
+def _with_copies(folders: Sequence[Path]) -> list[Path]:
+    """These, and where one is a checkpoint of an experiment, its copy in the other place."""
+    found = {folder.resolve(): folder for folder in folders}
+    for folder in folders:
+        with contextlib.suppress(NotFound):
+            reference = find.reference(str(folder), settings().root)
+            if reference.trial:
+                for place in reference.paths.trial(reference.trial).checkpoint_places:
+                    if (place / folder.name).is_dir():
+                        found.setdefault((place / folder.name).resolve(), place / folder.name)
+    return list(found.values())
+
+
+def _refuse_damaged(rows: Sequence[dict[str, Any]]) -> None:
+    refused = [row for row in rows if row["state"] in ("damaged", "newer")]
+    if refused:
+        hint = "an earlier one may be whole: hpcdet ckpt verify ID checks them all"
+        if refused[0]["state"] == "newer":
+            hint = "use the hpcdet that made it, or a later one"
+        raise IntegrityError(_damage(refused[0]), where=refused[0]["path"], hint=hint)
+
+
+def _damage(row: dict[str, Any]) -> str:
+    """What is wrong with a checkpoint and in which of its files, without its path and a hint."""
+    said = str(row["error"]).partition("\n  hint: ")[0]
+    return said.removeprefix(row["path"]).lstrip("/: ")
+
+
+def _refuse_live(folder: Path) -> None:
+    try:
+        found = find.reference(str(folder), settings().root)
+    except NotFound:
+        return
+    gathered = gather.gather(found.paths)
+    over = gathered.closed.state if gathered.closed else ""
+    of = [trial for trial in gathered.trials if trial.number == found.trial]
+    if any(states.trial_state(trial, over) in ("RUNNING", "STOPPING") for trial in of):
+        raise UsageError("the trial is running", where=str(found), hint="pause or cancel it first")
+    if any(states.trial_state(trial, over) == "PENDING" for trial in of):
+        what = "the trial waits to go on from its checkpoints"
+        raise UsageError(what, where=str(found), hint="pause or cancel it first")
+
+
+def _remove(folder: Path) -> None:
+    """The commit goes first: what is left if this is cut off is no checkpoint any more."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    files.sync_folder(folder)
+    shutil.rmtree(folder)
+    files.sync_folder(folder.parent)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

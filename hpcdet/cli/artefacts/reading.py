@@ -1,0 +1,86 @@
+"""Checkpoints' bytes, read by the node tower in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcdet import errors
+from hpcdet.cli.frame.progress import busy, working
+from hpcdet.errors import HpcdetError
+
+Row = dict[str, Any]
+
+
+def run(command: str, folders: Sequence[Path], *, first: bool = False) -> list[Row]:
+    """What ``python -m hpcdet.checkpoint COMMAND`` says: ``path, state, error, digest`` of each.
+
+    Args:
+        first: of each trial's checkpoints, none after the first one that is sound.
+
+    Raises:
+        HpcdetError: the process failed.
+    """
+    flags = ["--first"] if first else []
+    rows: list[Row] = []
+    what = f"reading {len(folders)} checkpoint{'s' if len(folders) > 1 else ''}"
+    with working(what) as at:
+
+        def heard(row: Row) -> None:
+            if "seen" in row:
+                at((len(rows) + row["seen"] / max(1, row["of"])) / len(folders))
+            else:
+                rows.append({"error": "", "digest": "", **row})
+
+        said = _process([command, *flags, *map(str, folders)], heard)
+    if len(rows) != len(folders) and not (first and rows):
+        raise HpcdetError("the process that reads checkpoints failed", hint=said)
+    return rows
+
+
+def one(what: str, *arguments: str | Path) -> Row:
+    """What ``python -m hpcdet.checkpoint ARGUMENTS`` says of the one thing that it does.
+
+    Args:
+        what: it does, for the person who waits.
+
+    Raises:
+        HpcdetError: it failed; of the kind that it failed with.
+    """
+    rows: list[Row] = []
+    with busy(what):
+        said = _process([str(each) for each in arguments], rows.append)
+    if not rows:
+        raise HpcdetError("the process that reads checkpoints failed", hint=said)
+    if "failed" in rows[-1]:
+        raise _kind(rows[-1]["exit"])(**rows[-1]["failed"])
+    return rows[-1]
+
+
+def _kind(code: int) -> Callable[..., HpcdetError]:
+    direct = HpcdetError.__subclasses__()
+    return next(
+        (one for one in direct if one.__module__ == errors.__name__ and one.exit_code == code),
+        HpcdetError,
+    )
+
+
+def _process(arguments: Sequence[str], heard: Callable[[Row], None]) -> str:
+    """Run it; returns what it printed on stderr."""
+    argv = [sys.executable, "-Pm", "hpcdet.checkpoint", *arguments]
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=said, text=True) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{"):
+                heard(json.loads(line))
+        process.wait()
+        said.seek(0)
+        return said.read().strip()

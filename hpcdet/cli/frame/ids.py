@@ -1,0 +1,53 @@
+"""The arguments ID and ID…, with completion from the folder names alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from hpcdet.cli.frame.settings import settings
+from hpcdet.errors import UsageError
+from hpcdet.read.lookup import find
+
+
+def complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Ids of the experiments whose name begins so; neither config nor scheduler is read."""
+    found = (paths.id for paths in find.experiments(find.root()))
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def id_argument() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``ID``, one experiment, trial or attempt."""
+    return click.argument("id", metavar="ID", shell_complete=complete)
+
+
+def ids_argument(required: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``ID...``; ``-`` reads ids from standard input."""
+    metavar = "ID..." if required else "[ID]..."
+    more: dict[str, Any] = {"nargs": -1, "required": required, "metavar": metavar}
+    more["callback"] = _from_stdin
+    return click.argument("ids", shell_complete=complete, **more)
+
+
+def _from_stdin(ctx: click.Context, _: click.Parameter, ids: Sequence[str]) -> Sequence[str]:
+    """The ids with the words on standard input in place of ``-``."""
+    if ctx.resilient_parsing:  # somebody has pressed the tabulator
+        return ids
+    words: list[str] = []
+    for each in ids:
+        words.extend(sys.stdin.read().split() if each == "-" else [each])
+    if ids and not words:
+        raise UsageError("no id given", hint="hpcdet ls shows them")
+    return tuple(words)
+
+
+def references(ids: Sequence[str]) -> list[find.Reference]:
+    """What the ids stand for.
+
+    Raises:
+        NotFound: one of them stands for nothing.
+    """
+    return [find.reference(each, settings().root) for each in ids]

@@ -1,0 +1,274 @@
+"""One ``-o`` for every verb that prints data: tables for people, the rest for programs.
+
+``json`` is an envelope, ``{"schema": "hpcdet.VERB/1", "generated_at", "items", "warnings"}``; keys
+are added over time and never change their meaning. Standard output carries nothing else.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import itertools
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from hpcdet.cli.frame.settings import settings
+from hpcdet.errors import UsageError
+from hpcdet.read.lookup.escapes import escaped
+from hpcdet.read.views.shapes import shape
+from hpcdet.store.folder.records import number
+from hpcdet.store.fs import files
+
+FORMATS = ("table", "wide", "json", "jsonl", "csv", "id")
+
+Item = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        value: a key of the item, or a function of it.
+        wide: shown by ``-o wide`` only.
+        right: numbers line up at their right end.
+        cut: may lose its end where the terminal is too narrow.
+        fold: goes on in the next line instead.
+    """
+
+    title: str
+    value: str | Callable[[Item], Any]
+    wide: bool = False
+    right: bool = False
+    cut: bool = True
+    fold: bool = False
+
+    def of(self, item: Item) -> Any:
+        return item.get(self.value) if isinstance(self.value, str) else self.value(item)
+
+
+@dataclass(frozen=True)
+class Output:
+    """How a verb was asked to print its items."""
+
+    verb: str
+    format: str
+    fields: tuple[str, ...]
+    header: bool
+
+    @property
+    def for_people(self) -> bool:
+        return self.format in ("table", "wide")
+
+    def emit(
+        self,
+        items: Iterable[Item],
+        columns: Sequence[Column],
+        *,
+        warnings: Sequence[str] = (),
+        key: str = "id",
+        empty: str = "",
+    ) -> None:
+        """Print items.
+
+        Args:
+            columns: what a table shows.
+            warnings: into the envelope; on standard error otherwise.
+            key: what ``-o id`` prints of each item.
+            empty: said on standard error when a table would have no row.
+        """
+        rows = list(items)
+        if self.format != "json":
+            for warning in warnings:
+                settings().warn(warning)
+        match self.format:
+            case "json":
+                click.echo(_json(self._envelope(rows, warnings), indent=2))
+            case "jsonl":
+                for row in rows:
+                    click.echo(_json(self._chosen(row)))
+            case "csv":
+                self._csv(rows)
+            case "id":
+                for row in rows:
+                    click.echo(escaped(str(row[key])))
+            case _:
+                if not rows and empty:
+                    settings().note(empty)
+                else:
+                    click.echo(self._table(rows, columns), nl=bool(rows) or self.header)
+
+    def expect(self, keys: Iterable[str]) -> None:
+        """What changes something calls this first: exit code 2 means that nothing was done.
+
+        Args:
+            keys: of the items that it will print.
+
+        Raises:
+            UsageError: one of ``--fields`` is none of them.
+        """
+        there = list(keys)
+        unknown = [name for name in self.fields if name not in there]
+        if unknown:
+            hint = "there are: " + ", ".join(there)
+            raise UsageError(f"no such field: {unknown[0]}", where="--fields", hint=hint)
+
+    def _envelope(self, rows: list[Item], warnings: Sequence[str]) -> Item:
+        return {
+            "schema": f"hpcdet.{self.verb}/1",
+            "generated_at": files.now(),
+            "items": [self._chosen(row) for row in rows],
+            "warnings": list(warnings),
+        }
+
+    def _chosen(self, row: Item) -> Item:
+        if not self.fields:
+            return row
+        self.expect(row)
+        return {name: row[name] for name in self.fields}
+
+    def _csv(self, rows: list[Item]) -> None:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        if not rows:
+            return
+        chosen = [self._chosen(row) for row in rows]
+        if self.header:
+            writer.writerow(chosen[0])
+        for row in chosen:
+            writer.writerow([_cell(value) for value in row.values()])
+
+    def _table(self, rows: list[Item], columns: Sequence[Column]) -> str:
+        if self.fields:
+            columns = [Column(name.upper(), name) for name in self.fields]
+            rows = [self._chosen(row) for row in rows]
+        shown = [c for c in columns if self.format == "wide" or not c.wide]
+        texts = [[text(column.of(row)) for column in shown] for row in rows]
+        return table(shown, texts, header=self.header, cut=self.format == "table")
+
+
+_LEAST = 8
+"""Columns are cut down to so many characters, not further; folded ones to their longest word, but
+at most to ``_WORD``."""
+_WORD = 30
+
+
+def table(
+    columns: Sequence[Column], rows: list[list[str]], *, header: bool = True, cut: bool = True
+) -> str:
+    """Rows in columns that line up, at most as wide as the terminal.
+
+    The widest are cut or folded; the first, which says what a row is about, after all others.
+    """
+    titles = [[column.title for column in columns]] if header else []
+    lines = titles + rows
+    widths = [max((len(line[i]) for line in lines), default=0) for i in range(len(columns))]
+    limit = shutil.get_terminal_size((80, 24)).columns
+    least = [_least(column, [line[i] for line in lines]) for i, column in enumerate(columns)]
+    soft = [i for i, column in enumerate(columns) if column.cut and widths[i] > least[i]]
+    while cut and soft and sum(widths) + 2 * (len(widths) - 1) > limit:
+        widest = max(soft, key=lambda i: (i > 0, widths[i]))
+        widths[widest] -= 1
+        soft = [i for i in soft if widths[i] > least[i]]
+    return "\n".join(_line(columns, line, widths) for line in lines)
+
+
+def _least(column: Column, cells: list[str]) -> int:
+    """The width below which a column is not made."""
+    if not column.fold:
+        return _LEAST
+    return min(_WORD, max((len(word) for cell in cells for word in cell.split()), default=_LEAST))
+
+
+def _line(columns: Sequence[Column], line: list[str], widths: list[int]) -> str:
+    """A row, in more than one line where a cell is folded."""
+    cells = []
+    for column, cell, width in zip(columns, line, widths, strict=True):
+        parts = textwrap.wrap(cell, width, break_on_hyphens=False) if column.fold else [cell]
+        fit = [part if len(part) <= width else part[: width - 1] + "…" for part in parts]
+        cells.append([part.rjust(width) if column.right else part.ljust(width) for part in fit])
+    empty = [" " * width for width in widths]
+    rows = itertools.zip_longest(*cells)
+    filled = ([cell or gap for cell, gap in zip(row, empty, strict=True)] for row in rows)
+    return "\n".join("  ".join(row).rstrip() for row in filled)
+
+
+def text(value: Any) -> str:
+    """A value as a table shows it: one line, ``-`` for nothing, five digits of a number."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, list | tuple):
+        trees = any(isinstance(each, dict) for each in value)
+        return shape(value, text) if trees else ",".join(text(each) for each in value) or "-"
+    if isinstance(value, dict):
+        return " ".join(f"{text(key)}={shape(each, text)}" for key, each in value.items()) or "-"
+    # a name that somebody chose must not move the cursor of somebody else's terminal
+    return "".join(c if c.isprintable() else "?" for c in " ".join(str(value).split()))
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    """JSON as every parser takes it: NaN and infinities are strings, as in the journals."""
+    return escaped(json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return number(value) if isinstance(value, float) else value
+
+
+def _cell(value: Any) -> Any:
+    """A value in CSV; text that a spreadsheet would take for a formula is made inert."""
+    if isinstance(value, dict | list):
+        return _json(value)
+    if not isinstance(value, str):
+        return value
+    return ("'" if value[:1] in ("=", "+", "-", "@", "\t", "\r") else "") + escaped(value)
+
+
+def output(verb: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command ``-o`` and what goes with it; an ``Output`` comes as its first argument."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def command(
+            *args: Any, format: str, as_json: bool, fields: str, no_header: bool, **more: Any
+        ) -> Any:
+            chosen = tuple(name.strip() for name in fields.split(",") if name.strip())
+            quiet = settings().quiet and format == "table"
+            kind = "json" if as_json else "id" if quiet else format
+            if kind in ("json", "jsonl"):
+                # who reads JSON reads standard error as JSON, too: an error is its only line
+                settings().quiet = True
+            return function(Output(verb, kind, chosen, not no_header), *args, **more)
+
+        for option in (
+            click.option("--no-header", is_flag=True, help="Tables and CSV without titles."),
+            click.option("--fields", default="", metavar="A,B", help="Only these fields."),
+            click.option("--json", "as_json", is_flag=True, help="The same as -o json."),
+            click.option(
+                "-o",
+                "--output",
+                "format",
+                type=click.Choice(FORMATS),
+                default="table",
+                show_default=True,
+                help="How to print.",
+            ),
+        ):
+            command = option(command)
+        return command
+
+    return decorate

@@ -1,0 +1,194 @@
+"""From CONFIG, MODEL_DIR, ``--set`` and ``--site`` to a checked config and its site."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcdet import config
+from hpcdet.cli.frame.settings import settings
+from hpcdet.errors import ConfigError
+from hpcdet.jobs.checks import site_checks
+from hpcdet.jobs.create import begin_from as origin
+from hpcdet.jobs.create import past_results, snapshot
+from hpcdet.jobs.script import lanes
+from hpcdet.jobs.script.environment import fold_defaults
+from hpcdet.schedulers.slurm import facts
+from hpcdet.site import Site
+from hpcdet.store.config.resolved_config import Resolved, resolve
+from hpcdet.store.folder import trust
+from hpcdet.store.fs import yaml12
+from hpcdet.store.trials.history import History
+from hpcdet.store.trials.parents import Donation
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def config_argument() -> Decorator:
+    """``CONFIG [MODEL_DIR]``."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        path = click.Path(path_type=Path)
+        function = click.argument("model_dir", type=path, required=False)(function)
+        return click.argument("config_file", type=path, metavar="CONFIG")(function)
+
+    return decorate
+
+
+_TEMPLATE = "hpcdet.template"
+_IGNORED = "hpcdet.ignored"
+
+
+def _keep_template(ctx: click.Context, _: click.Parameter, file: Path | None) -> None:
+    ctx.meta[_TEMPLATE] = file
+
+
+def _keep_ignored(ctx: click.Context, _: click.Parameter, keys: tuple[str, ...]) -> None:
+    ctx.meta[_IGNORED] = keys
+
+
+def setting_options() -> Decorator:
+    """``--set``, ``--site`` and, for ``request`` alone, ``--template`` and ``--ignore``."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        function = click.option(
+            "--template",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            expose_value=False,
+            callback=_keep_template,
+            help="A config whose values count where CONFIG has none.",
+        )(function)
+        function = click.option(
+            "--ignore",
+            multiple=True,
+            type=click.Choice(config.IGNORABLE),
+            expose_value=False,
+            callback=_keep_ignored,
+            help="A key of Determined's that is refused counts for nothing (repeat for more).",
+        )(function)
+        function = click.option(
+            "--site", "site_name", metavar="NAME", help="Site [$HPCDET_SITE, else detected]."
+        )(function)
+        return click.option(
+            "--set",
+            "sets",
+            multiple=True,
+            metavar="KEY.PATH=VALUE",
+            help="Change a value of the config (repeat for more).",
+        )(function)
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user wants to run and where.
+
+    Attributes:
+        include: files and folders that belong to the code besides those of ``model_dir``.
+    """
+
+    loaded: config.Loaded
+    site: Site
+    model_dir: Path
+    include: tuple[Path, ...] = ()
+
+    @property
+    def resolved(self) -> Resolved:
+        return resolve(self.loaded.resolved())
+
+    @property
+    def root(self) -> Path:
+        return settings().root_at(self.site)
+
+    @functools.cached_property
+    def origin(self) -> Donation | None:
+        """The checkpoint of ``searcher.begin_from``. Raises as ``origin.look``."""
+        return origin.look(self.resolved, self.root)
+
+    @property
+    def begun(self) -> int:
+        """Length at which all trials begin, in the unit of ``max_length``. Raises as ``origin``.
+
+        0 where they begin from nothing, and where a ``time_metric`` counts: no checkpoint has it.
+        """
+        asked, found = self.resolved.searcher, self.origin
+        if found is None or asked.max_length is None or asked.time_metric is not None:
+            return 0
+        return int(found.manifest["meta"].get(asked.max_length.unit, 0))
+
+    @functools.cached_property
+    def history(self) -> History | None:
+        """What those of ``searcher.warm_start`` have shown. Raises as ``past.collect``."""
+        return past_results.collect(self.resolved, self.root)
+
+    def warnings(self, submits: bool = True) -> list[str]:
+        """What to say before it is submitted, or with ``submits`` False, looked at or prepared.
+
+        Raises:
+            ConfigError: it can never run at this site.
+            Unavailable: the scheduler does not answer, and it is to be submitted.
+        """
+        found = site_checks.preflight(self.resolved, self.site, self.root, submits=submits)
+        return [*self.loaded.warnings, *found]
+
+    def scan(self) -> list[snapshot.Entry]:
+        """The code that an experiment would get. Raises ConfigError as ``snapshot.scan``."""
+        return snapshot.scan(self.model_dir, self.root.resolve(), self.include)
+
+    def warn(self) -> None:
+        """Say what the config alone gives cause to say."""
+        for warning in self.loaded.warnings:
+            settings().warn(warning)
+
+
+def _named(config_file: Path) -> str | None:
+    """The site that the config itself names."""
+    name = yaml12.read(config_file).values.get("site")
+    return str(name) if name else None
+
+
+def request(
+    config_file: Path,
+    model_dir: Path | None,
+    sets: Sequence[str],
+    site_name: str | None,
+    ask: bool | None = None,
+) -> Request:
+    """Read and check a config at its site.
+
+    Args:
+        ask: what the site file leaves open: the cluster, or if False nobody, which is said. None:
+            it does not matter here.
+
+    Raises:
+        ConfigError: the config, the site or the model folder is wrong.
+        NotFound: no such site.
+    """
+    folder = model_dir or config_file.absolute().parent
+    if model_dir is not None and not model_dir.is_dir():
+        raise ConfigError("no such model folder", where=str(model_dir))
+    asked, named = site_name or settings().profile, _named(config_file)
+    chosen = fold_defaults(settings().site(asked or named))
+    if asked and named:
+        sets = [*sets, f"site={json.dumps(chosen.name)}"]  # a record must not name the other one
+    meta = click.get_current_context().meta
+    template: Path | None = meta.get(_TEMPLATE)
+    ignored: tuple[str, ...] = meta.get(_IGNORED, ())
+    loaded = config.load(config_file, sets=sets, site=chosen, template=template, ignored=ignored)
+    for file in filter(None, (config_file, template)):
+        trust.refuse_writable_by_others(file, "config")
+    wanted = Request(lanes.settled(loaded, chosen), chosen, folder)
+    if ask is None:
+        return wanted
+    settled, assumed = facts.resolved(chosen, wanted.resolved.resources.resource_pool, ask=ask)
+    if assumed:
+        settings().note(f"site {chosen.name}: {assumed}")
+    return replace(wanted, site=settled)

@@ -1,0 +1,138 @@
+"""What ``submit --dry-run`` shows: config with origins, code, script, argv, verdict."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcdet.cli.frame import words
+from hpcdet.cli.frame.output import Column, Output
+from hpcdet.cli.frame.output import text as shown
+from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.inputs.loading import Request
+from hpcdet.cli.inputs.waiting import Waiting
+from hpcdet.control.fleet import worker_count
+from hpcdet.errors import HpcdetError
+from hpcdet.jobs.create import create
+from hpcdet.jobs.script import lanes, submission
+from hpcdet.jobs.script.render import render
+from hpcdet.schedulers.common.base import Submission, SubmissionRefused
+from hpcdet.schedulers.opening import open_scheduler
+from hpcdet.site import loading
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Intent
+
+
+def show(
+    out: Output, wanted: Request, warnings: list[str], waiting: Waiting, *, ask: bool = True
+) -> None:
+    """Print what would be submitted; nothing is made.
+
+    Args:
+        ask: the scheduler, what it says to the script.
+
+    Raises:
+        ConfigError: the template or the code is refused, as a submission would be.
+    """
+    item = _item(wanted, waiting, ask)
+    if not out.for_people or out.fields:
+        out.emit([item], (Column("ID", "id"),), warnings=warnings)
+        return
+    for warning in warnings:
+        settings().warn(warning)
+    click.echo("# config")
+    for row in item["config"]:
+        click.echo(f"{row['key']}: {shown(row['value'])}    # {row['origin']}")
+    count, total = len(item["code"]), words.size(item["code_bytes"])
+    click.echo(f"\n# code: {count} files, {total}, from {wanted.model_dir}")
+    click.echo(f"\n# script\n{item['script']}")
+    click.echo(f"# command\n{shlex.join(item['argv'])}")
+    if item["verdict"]:
+        click.echo(f"\n# the scheduler says\n{item['verdict']}")
+
+
+def script(wanted: Request) -> str:
+    """The script of the first submission. Raises ConfigError as ``jobs.script.render``."""
+    paths, intent = _first_submission(wanted, Waiting())
+    return render(wanted.resolved, wanted.site, intent, paths)
+
+
+def _first_submission(wanted: Request, waiting: Waiting) -> tuple[ExperimentPaths, Intent]:
+    searcher = wanted.resolved.searcher
+    name = f"{create.slug(wanted.resolved.name)}-0000"
+    trials = max(1, min(searcher.max_trials, searcher.max_concurrent_trials or searcher.max_trials))
+    workers = lanes.tasks(trials, wanted.resolved.lanes)
+    most = wanted.site.limits.max_array
+    tasks = min(most, workers + worker_count.spares(wanted.resolved, wanted.site, workers))
+    intent = Intent(
+        number=1,
+        name=f"{name}-1",
+        tag=f"hpcdet:{name}:1-dry",
+        tasks=tasks,
+        throttle=min(workers, tasks),
+        term=0,
+        spares=max(0, tasks - workers),
+        held=waiting.held,
+        after=list(waiting.jobs),
+    )
+    return ExperimentPaths(wanted.root / name), intent
+
+
+def _item(wanted: Request, waiting: Waiting, ask: bool) -> dict[str, Any]:
+    site = wanted.site
+    paths, intent = _first_submission(wanted, waiting)
+    text = render(wanted.resolved, site, intent, paths)
+    entries = wanted.scan()
+    return {
+        "id": paths.id,
+        "dry_run": True,
+        "site": site.name,
+        "site_reason": site.reason,
+        "config": origins(wanted),
+        "code": [entry.path for entry in entries],
+        "code_bytes": sum(entry.bytes for entry in entries),
+        "trials": wanted.resolved.searcher.max_trials,
+        "tasks": intent.tasks,
+        "held": intent.held,
+        "after": [*(other.id for other in waiting.experiments), *intent.after],
+        "script": text,
+        "argv": submission.argv(site, paths.script(1)),
+        "verdict": _verdict(wanted, intent, text) if ask else "",
+    }
+
+
+def origins(wanted: Request) -> list[dict[str, Any]]:
+    """Every leaf of the resolved config: ``key, value, origin``."""
+    return [
+        {"key": key, "value": value, "origin": origin_of(wanted.loaded.origins, key)}
+        for key, value in loading.walk(wanted.loaded.resolved())
+    ]
+
+
+def origin_of(known: Any, key: str) -> str:
+    """Where a value comes from: its own origin or that of the nearest key above it."""
+    parts = key.split(".")
+    for length in range(len(parts), 0, -1):
+        origin = known.get(".".join(parts[:length]))
+        if origin:
+            return str(origin)
+    return "default"
+
+
+def _verdict(wanted: Request, intent: Intent, content: str) -> str:
+    """What the scheduler says to a trial submission of the script."""
+    with tempfile.TemporaryDirectory(prefix="hpcdet-dry-") as folder:
+        path = Path(folder) / "script.sh"
+        path.write_text(content)
+        path.chmod(0o700)
+        argv = submission.argv(wanted.site, path)
+        number = (intent.tasks, intent.throttle)
+        tried = Submission(intent.name, intent.tag, path, *number, argv=argv)
+        try:
+            return open_scheduler(wanted.site).check(tried)
+        except (HpcdetError, SubmissionRefused) as error:
+            return str(error)

@@ -1,0 +1,79 @@
+"""``submit --hold`` and ``--after``: what a new experiment waits for before it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.inputs.loading import Request
+from hpcdet.control.requests import commands
+from hpcdet.errors import ConfigError, NotFound, UsageError
+from hpcdet.read.lookup import find
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Closed
+
+_SLURM_JOB = re.compile(r"(?:slurm:)?(\d+(?:_\d+)?)")
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What is asked of an experiment before its first turn, as commands like any other.
+
+    Attributes:
+        held: its jobs wait in the queue until they are released.
+        experiments: have to be closed as COMPLETED before anything is submitted.
+        jobs: ids of the scheduler's jobs that have to end well (``afterok``).
+    """
+
+    held: bool = False
+    experiments: tuple[ExperimentPaths, ...] = ()
+    jobs: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, held: bool, after: Sequence[str], wanted: Request) -> Waiting:
+        """From the flags.
+
+        Raises:
+            NotFound: neither an experiment nor a job that the site's scheduler could know.
+            ConfigError: the experiment has ended, and not well.
+            UsageError: one trial of an experiment is named.
+        """
+        experiments: list[ExperimentPaths] = []
+        jobs: list[str] = []
+        for text in after:
+            try:
+                found = find.reference(text, wanted.root)
+            except NotFound:
+                job = _SLURM_JOB.fullmatch(text)
+                if job is None or wanted.site.scheduler != "slurm":
+                    raise
+                jobs.append(job[1])
+                continue
+            if found.trial:
+                hint = f"name the experiment: {found.paths.id}"
+                raise UsageError("one trial cannot be waited for", where=text, hint=hint)
+            closed = Closed.read(found.paths.closed)
+            if closed is None:
+                experiments.append(found.paths)
+            elif closed.state != "COMPLETED":
+                what = f"it ended as {closed.state}; --after waits for a good end"
+                raise ConfigError(what, where=found.paths.id, hint="leave --after out")
+            else:
+                settings().note(f"{found.paths.id} is COMPLETED: nothing to wait for")
+        return cls(held, tuple(experiments), tuple(jobs))
+
+    def ask(self, paths: ExperimentPaths) -> None:
+        """Ask it of a new experiment; the ones it follows will wake it."""
+        if self.held:
+            commands.ask(paths, "hold")
+        if self.experiments or self.jobs:
+            folders = [os.path.relpath(other.root, paths.root) for other in self.experiments]
+            commands.ask(paths, "after", experiments=folders, jobs=list(self.jobs))
+        for other in self.experiments:
+            # closed meanwhile: the first turn sees that
+            with contextlib.suppress(UsageError):
+                commands.ask(other, "follow", path=os.path.relpath(paths.root, other.root))

@@ -1,0 +1,144 @@
+"""``eff``: requested and used, and what to ask for the next time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from hpcdet.cli.frame import facts, words
+from hpcdet.cli.frame.ids import ids_argument, references
+from hpcdet.cli.frame.output import Column, Output, output
+from hpcdet.cli.frame.settings import settings
+from hpcdet.read.lookup import find
+from hpcdet.read.lookup.each import of_each
+from hpcdet.read.views import efficiency
+
+Item = dict[str, Any]
+
+
+def _of(used: str, asked: str, word: Callable[[Any], str]) -> Callable[[Item], str]:
+    """``10 % of 8``, or what was used where nothing was asked for."""
+
+    def text(item: Item) -> str:
+        if item[used] is None:
+            return ""
+        if not item[asked]:
+            return word(item[used])
+        return f"{100 * item[used] / item[asked]:.0f} % of {word(item[asked])}"
+
+    return text
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f} %"
+
+
+def _main_phases(item: Item) -> str:
+    shares = sorted(item["phases"].items(), key=lambda pair: -pair[1])[:3]
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005)
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
+
+
+def _rate(item: Item) -> str:
+    return "" if item["samples_per_s"] is None else f"{item['samples_per_s']:.4g}"
+
+
+def _useful(item: Item) -> str:
+    return "" if item["useful"] is None else _percent(100 * item["useful"])
+
+
+COLUMNS = (
+    Column("TRIAL", "id", cut=False),
+    Column("CORES", _of("cpu_cores", "cpus", "{:.3g}".format), right=True),
+    Column("MEMORY", _of("memory_peak_bytes", "memory_bytes", words.size), right=True),
+    Column("GPU", lambda item: _percent(item["gpu_percent"]), right=True),
+    Column("TIME", _of("longest_s", "walltime_s", words.duration), right=True),
+    Column("STEP", lambda item: _seconds(item["step_s"]), right=True),
+    Column("SAMPLES/S", _rate, wide=True, right=True),
+    Column("USEFUL", _useful, wide=True, right=True),
+    Column("WHERE", _main_phases),
+    Column("BEYOND", "beyond_batches", wide=True, right=True),
+    Column("STATE", "state", wide=True),
+    Column("SLOTS", "slots", wide=True, right=True),
+)
+WASTE = (
+    Column("TRIAL", "id", cut=False),
+    Column("SLOT HOURS", lambda item: f"{item['slot_hours']:.3g}", right=True),
+    Column("USEFUL", _useful, right=True),
+    Column("STARTING", lambda item: f"{item['waste']['starting']:.3g}", right=True),
+    Column("LOST", lambda item: f"{item['waste']['lost']:.3g}", right=True),
+    Column("WAITED", lambda item: f"{item['waste']['waiting']:.3g}", right=True),
+)
+
+
+@click.command("eff", short_help="Cores, memory and time: requested, used, and what to ask for.")
+@ids_argument(required=False)
+@click.option("--waste", is_flag=True, help="Slot hours that trained nothing, by their cause.")
+@click.option("--suggest", is_flag=True, help="Only what to change.")
+@output("eff")
+def eff_command(out: Output, ids: Sequence[str], waste: bool, suggest: bool) -> None:
+    """What trials asked for and used per slot, where their time went, and what to change.
+
+    \b
+    Examples: hpcdet eff digits-7f3a
+              hpcdet eff digits-7f3a --suggest
+    """
+    items, warnings = _items(ids)
+    if not out.for_people or out.fields:
+        out.emit(items, COLUMNS, warnings=warnings)
+        return
+    if not suggest:
+        columns = WASTE if waste else COLUMNS
+        out.emit(items, columns, warnings=warnings, empty="nothing has run yet")
+    lines = list(dict.fromkeys(line for item in items for line in _lines(item)))
+    if not suggest:
+        lines = [*_beyond(items), *lines]
+    for line in lines:
+        click.echo(line)
+    if suggest and not lines:
+        settings().note("nothing to suggest")
+
+
+def _items(ids: Sequence[str]) -> tuple[list[Item], list[str]]:
+    if ids:
+        found = [efficiency.efficiency(one.paths, one.trial) for one in references(ids)]
+        return [item for rows in found for item in rows], []
+    all_rows, warnings = of_each(find.experiments(settings().root), efficiency.efficiency)
+    return [item for rows in all_rows for item in rows], warnings
+
+
+def _beyond(items: list[Item]) -> list[str]:
+    """What the trials of each experiment trained beyond rungs, in all."""
+    found: dict[str, Counter[str]] = {}
+    for item in items:
+        whole = found.setdefault(item["id"].partition("/")[0], Counter())
+        for key in ("trained_batches", "beyond_batches", "beyond_s", "waited_s"):
+            whole[key] += item[key]
+    return [
+        facts.folded(
+            f"{id}: {one['beyond_batches']} of {one['trained_batches']} batches were trained "
+            f"beyond rungs while decisions travelled, in {words.duration(one['beyond_s'])}; "
+            f"trials waited at rungs for {words.duration(one['waited_s'])}",
+            "  ",
+        )
+        for id, one in found.items()
+        if one["beyond_batches"] or one["waited_s"]
+    ]
+
+
+def _lines(item: Item) -> list[str]:
+    """``ID: why: key: value`` for people."""
+    lines = []
+    for one in item["suggestions"]:
+        what = f"{one['key']}: {one['value']}" if one["key"] else one["value"]
+        said = f"{item['id']}: {one['why']}{f'; try {what}' if what else ''}"
+        lines.append(facts.folded(said, "  "))
+    return lines

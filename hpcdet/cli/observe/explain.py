@@ -1,0 +1,296 @@
+"""``explain``: why an experiment is as it is, with evidence and the next command."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from hpcdet.cli.frame import facts, words
+from hpcdet.cli.frame.ids import id_argument
+from hpcdet.cli.frame.output import Column, Output, output, text
+from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.observe import standing
+from hpcdet.errors import HpcdetError
+from hpcdet.read.experiment import changes, gather, states, timing
+from hpcdet.read.lookup import find, lineage
+from hpcdet.read.lookup.escapes import escaped
+from hpcdet.read.views import beyond, logs, timeline, views
+from hpcdet.store.folder import home
+
+Finding = dict[str, Any]
+
+COLUMNS = (Column("ABOUT", "about"), Column("FINDING", "finding"))
+
+_WORDS = {
+    "oom": "it ran out of memory; ask for more by resources.memory_per_slot",
+    "user_error": "the code raised an error",
+    "launch_failed": "it never reached its first step",
+    "lost": "a rank or its worker vanished without a word",
+    "node_fail": "a node failed",
+    "unproven": "its ranks could not make sure that they spoke to each other and to nobody else",
+    "preempted": "the scheduler took the nodes back",
+    "walltime": "the allocation's time was over",
+}
+
+_WAITS = {
+    "held": "its owner holds it: scontrol release, or hpcdet release",
+    "launch": "the scheduler holds it after a failed launch: whoever decides next replaces it",
+    "never": "it cannot start as it is: whoever decides next takes it out and says what helps",
+    "limit": "it passes when others of its user, account or QOS have ended",
+    "outage": "it passes when the partition or node is back: sinfo -R says why it is down",
+    "begin_time": "it passes by itself: a requeued task waits two minutes",
+}
+"""What a kind of waiting means (``schedulers.common.base.Wait``)."""
+_PASSES = ("preempted", "walltime", "lost", "node_fail", "unproven")
+"""Ends after which a trial only goes on."""
+
+
+@click.command("explain", short_help="Why it is pending, slow or failed, and what to do.")
+@id_argument()
+@click.option("--pending", is_flag=True, help="Only why nothing runs.")
+@click.option("--failure", is_flag=True, help="Only why something failed.")
+@output("explain")
+def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
+    """Why an experiment is pending, slow, stuck or failed: evidence, and the next command.
+
+    \b
+    Example: hpcdet explain digits-7f3a
+    """
+    found = find.reference(id, settings().root)
+    asked = {kind for kind, flag in (("pending", pending), ("failure", failure)) if flag}
+    findings = [
+        finding
+        for finding in _explain(gather.gather(found.paths), found.trial)
+        if not asked or finding["kind"] in {"state", *asked}
+    ]
+    if asked and not any(finding["kind"] in asked for finding in findings):
+        settings().note("nothing else is known of that")
+    if not out.for_people or out.fields:
+        out.emit(findings, COLUMNS, key="about")
+        return
+    for finding, others in _alike(findings):
+        many = "trials" if others > 1 else "trial"
+        more = f" (and {others} more {many} likewise)" if others else ""
+        what = f"{finding['about']}: {finding['finding']}{more}"
+        click.echo(escaped(facts.folded(what, "  ")))
+        for line in finding["evidence"]:
+            click.echo(escaped(f"    {line}"))
+        if finding["next"]:
+            click.echo(escaped(f"  next: {finding['next']}"))
+
+
+def _alike(findings: list[Finding]) -> Iterator[tuple[Finding, int]]:
+    """For people: the first of the slow trials that one advice is for, and how many others."""
+    slow = Counter(finding["next"] for finding in findings if finding["kind"] == "slow")
+    for finding in findings:
+        if finding["kind"] != "slow":
+            yield finding, 0
+        elif count := slow.pop(finding["next"], 0):
+            yield finding, count - 1
+
+
+def _finding(
+    kind: Literal[
+        "state", "pending", "failure", "restart", "progress", "slow", "origin", "decision"
+    ],
+    about: str,
+    finding: str,
+    next: str = "",
+    evidence: list[str] | None = None,
+) -> Finding:
+    found = {"about": about, "finding": finding, "evidence": evidence or [], "next": next}
+    return {**found, "kind": kind}
+
+
+def _explain(gathered: gather.Gathered, trial: int) -> Iterator[Finding]:
+    item = views.status(gathered)
+    why = text(item["why"])
+    if any(row["why"] and text(row["why"]) in why for row in item["trials"]):
+        why = standing.shortened(why)  # that trial tells all of it
+    yield _finding("state", item["id"], item["state"] + (f": {why}" if item["why"] else ""))
+    if item["state"] == "PAUSED":
+        next = views.next_command(gathered)
+        mends = why.startswith("searcher custom: ")
+        where = [f"the program runs in {gathered.paths.code}: mend it there"] if mends else []
+        if "has shown a finite number" in why:
+            where = ["if searcher.metric is misspelt: hpcdet cancel it, and submit it anew"]
+        yield _finding("pending", item["id"], "it waits for a person", next, where)
+    yield from _queue(gathered, item)
+    yield from _rungs(gathered)
+    for row in item["trials"]:
+        if trial in (0, row["trial"]):
+            yield from _trial(gathered, row)
+            yield from _said(gathered, row)
+            yield from _slow(gathered, row)
+            if trial and (said := timeline.decided(gathered).get(trial)):
+                yield _finding("decision", row["id"], f"the searcher decided: {said}")
+
+
+def _rungs(gathered: gather.Gathered) -> Iterator[Finding]:
+    """Rungs that came faster than decisions."""
+    left = beyond.beyond(gathered)
+    passed = [one for one in left if one.passed]
+    if not passed:
+        return
+    batches = sum(one.batches for one in left)
+    took = statistics.median(one.seconds for one in passed)
+    said = f"rungs came faster than decisions: {len(passed)} of {len(left)} times a trial reported"
+    said += f" at further rungs before it left, typically {took:.2g} s after the report"
+    trials = sorted({one.trial for one in passed})
+    evidence = [f"{batches} batches in all were trained beyond rungs (hpcdet eff)"]
+    evidence.append(f"trials {', '.join(map(str, trials[:20]))}{' …' if len(trials) > 20 else ''}")
+    next = f"searcher.wait_at_rungs_s: {beyond.wait_s(took)}, or rungs farther apart"
+    yield _finding("slow", gathered.id, said, next, evidence)
+
+
+def _said(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
+    """What its newest attempt complained of while it went on."""
+    found = next((one for one in gathered.trials if one.number == row["trial"]), None)
+    attempt = found.attempts[-1] if found is not None and found.attempts else None
+    first = {line["kind"]: line for line in reversed(attempt.lines if attempt is not None else ())}
+    if (line := first.get("unregistered")) is not None:
+        said = "what was not registered begins anew with each attempt"
+        yield _finding("state", row["id"], said, "", line["found"])
+    if (line := first.get("not_finite")) is not None:
+        what = f"not finite since step {line['step']}: {', '.join(line['names'])}"
+        cure = "a lower learning rate, clipped gradients; searcher.stopping.nan ends such trials"
+        yield _finding("state", row["id"], what, cure)
+
+
+def _slow(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
+    """Where its steps take longer than they need."""
+    found = next((one for one in gathered.trials if one.number == row["trial"]), None)
+    for one in timing.findings(found) if found is not None else ():
+        yield _finding("slow", row["id"], f"slow: {one.finding}", one.next)
+
+
+def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]:
+    name = item["id"]
+    for job in views.jobs(gathered):
+        if job["error"]:
+            hint = f"hpcdet show {name} --section jobs"
+            refused = f"submission {job['number']} was refused"
+            evidence = [job["error"]] if job["error"] not in item["why"] else []
+            yield _finding("pending", name, refused, hint, evidence)
+        elif job["hold"] and not job["job"] and not gathered.closed:
+            hint = _by_hand(gathered, job["script"])
+            prepared = "it is prepared and waits to be submitted by hand"
+            yield _finding("pending", name, prepared, hint)
+    if item["health"] == "queued":
+        waiting = states.waiting_jobs(gathered)
+        hint = f"squeue --start -j {','.join(waiting)}" if waiting else f"hpcdet resume {name}"
+        shared = []
+        if item["state"] == "STOPPING":
+            hint = f"hpcdet searcher run {name}"
+        elif states.held(gathered):
+            hint = f"hpcdet release {name}"
+        elif any(job.startswith("local-") for job in waiting):
+            hint = f"hpcdet status -w {name}"
+            shared = ["all experiments share this machine's slots: one per accelerator or core,"]
+            shared += ["or as many as the site file's 'slots' says"]
+        shared += [_WAITS[wait["kind"]] for wait in item["waits"] if wait["kind"] in _WAITS]
+        yield _finding("pending", name, item["health_why"], hint, shared)
+    if item["health"] == "stalled":
+        said = logs.of_jobs(gathered.paths)
+        why, next = item["health_why"], f"hpcdet searcher start {name}"
+        if (found := gathered.sentinel) is not None:
+            why, next = found.why, found.next
+        if home.original(gathered.paths) is not None:
+            next = f"hpcdet move {gathered.paths.root} --here"
+        yield _finding("pending", name, why, next, said)
+
+
+def _by_hand(gathered: gather.Gathered, script: str) -> str:
+    """The command that submits what was prepared; the script alone where no site can be read."""
+    from hpcdet.jobs.script import submission
+    from hpcdet.site import from_resolved
+
+    try:
+        return shlex.join(submission.argv(from_resolved(gathered.paths.site), Path(script)))
+    except HpcdetError:
+        return script
+
+
+def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
+    attempts = views.attempts(gathered, row["trial"])
+    failed = [a for a in attempts if a["reason"] in ("user_error", "oom", "launch_failed")]
+    if row["state"] == "ERROR" or failed:
+        last = (failed or attempts)[-1:]
+        reason, error = (last[0]["reason"], last[0]["error"]) if last else ("", "")
+        error = text(error) if error else ""
+        said, why = _WORDS.get(reason, reason), text(row["why"])
+        traces = logs.errors(gathered.paths, row["trial"], last[0]["attempt"]) if last else []
+        ranks = [[line.text for line in trace] for trace in traces]
+        # other ranks complain of the one that failed
+        its = [trace for trace in ranks if error in text(" ".join(trace))]
+        evidence = (its or ranks or [[]])[0]
+        if its:
+            why = why.removesuffix(error).rstrip(": ")  # it is its last line
+        elif error not in why:
+            evidence.append(error)
+        if not said:
+            said = why
+        elif why not in ("", "-"):
+            evidence.insert(0, why)
+        if reason == "launch_failed" and gathered.config.distributed.backend == "mpi":
+            evidence.append("MPI has to know the site file's launcher: docs/sites.md, Keys")
+        next = _after_failure(gathered, row, reason)
+        yield _finding("failure", row["id"], f"{row['state']}: {said}", next, evidence)
+    others = [a for a in attempts if a["reason"] in _PASSES]
+    if others:
+        lost = sum(_redone(a, b) for a, b in itertools.pairwise(attempts))
+        counts: dict[str, int] = {}
+        for attempt in others:
+            counts[attempt["reason"]] = counts.get(attempt["reason"], 0) + 1
+        whys = [f"{_WORDS[reason]} ({n} times)" for reason, n in counts.items()]
+        whys += [f"promoted ({row['promotions']} times)"] if row["promotions"] else []
+        told = ", ".join(whys)
+        again = f"it began {len(attempts)} times: {told}; {lost} steps again"
+        yield _finding("restart", row["id"], again)
+    line = timeline.passed_over(gathered, row["trial"]) if row["state"] == "PENDING" else None
+    if line is not None and (not attempts or line["t"] > attempts[-1]["end"]):
+        needs = [
+            f"about {words.duration(line['start_s'])} to begin",
+            f"{words.duration(line['useful_s'])} to get anywhere",
+            f"{words.duration(line['leave_s'])} to save and leave",
+        ]
+        left = words.duration(line["left_s"])
+        said = f"it waits for another allocation: worker {line['worker']} had {left} left"
+        yield _finding("pending", row["id"], said, "", needs)
+    if row["origin"]:
+        *parents, _ = lineage.chain(gathered, row["trial"])
+        ends = [f"trial {one['trial']} at {one['to']} {one['unit']}" for one in reversed(parents)]
+        parent = row["parent"].replace("@", " at ")
+        said = f"it began from {row['origin']['checkpoint']} of trial {parent}"
+        evidence = [f"its parents: {', '.join(ends)}"] if parents else []
+        yield _finding("origin", row["id"], said, f"hpcdet schedule {row['id']}", evidence)
+    elif row["parent"]:
+        yield _finding("origin", row["id"], f"it began from nothing: {row['parent']} had nothing")
+    if row["state"] == "RUNNING" and attempts:
+        last_heard = attempts[-1]["last_heard"]
+        if last_heard:
+            age = words.duration(views.seconds(last_heard, ""))
+            yield _finding("progress", row["id"], f"at step {row['steps']}, last heard {age} ago")
+
+
+def _after_failure(gathered: gather.Gathered, row: dict[str, Any], reason: str) -> str:
+    """The next command; only an end for want of memory names its own cure."""
+    canceled = gathered.closed is not None and gathered.closed.state == "CANCELED"
+    if row["state"] == "ERROR" and reason == "oom" and not canceled:
+        memory = changes.effective(gathered).resources.memory_per_slot
+        return f"hpcdet retry {row['id']} --mem {'x2' if memory else '8G'}"
+    if row["state"] == "ERROR" and gathered.closed is None:
+        return f"hpcdet retry {row['id']}"
+    return f"hpcdet logs {row['id']} --errors"
+
+
+def _redone(attempt: dict[str, Any], following: dict[str, Any]) -> int:
+    reached, begun = attempt["steps"], following["from_step"]
+    return max(0, reached - begun) if reached is not None and begun is not None else 0

@@ -1,0 +1,345 @@
+"""``ls``, ``status`` and ``show``: how experiments stand."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcdet.cli.frame import words
+from hpcdet.cli.frame.ids import id_argument, ids_argument
+from hpcdet.cli.frame.output import Column, Output, output, text
+from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.frame.times import Seconds
+from hpcdet.cli.observe import follow, standing
+from hpcdet.errors import Unsuccessful, UsageError
+from hpcdet.read.experiment import series
+from hpcdet.read.lookup import find
+from hpcdet.read.lookup.each import of_each
+from hpcdet.read.views import views
+from hpcdet.store.folder.layout import ExperimentPaths
+
+Item = dict[str, Any]
+
+STATES = ("PENDING", "RUNNING", "PAUSED", "STOPPING", "COMPLETED", "CANCELED", "ERROR")
+
+
+@click.command("ls", short_help="List experiments.")
+@click.option("--state", multiple=True, type=click.Choice(STATES, case_sensitive=False))
+@click.option("--tag", multiple=True, help="Only with this label (repeat: with all of them).")
+@click.option("--since", default="", metavar="AGE|TIME", help="Made since, as 7d, 12h or a date.")
+@click.option("--user", multiple=True, help="Only those this user made (repeat for more).")
+@click.option("--trials", is_flag=True, help="Their trials instead; --state is that of a trial.")
+@click.option("--sort", default="", metavar="[-]KEY", help="By a key of -o json; -KEY: downwards.")
+@click.option("--limit", type=click.IntRange(min=1), help="The newest N; with --sort, the first.")
+@output("ls")
+def ls_command(
+    out: Output,
+    state: Sequence[str],
+    tag: Sequence[str],
+    since: str,
+    user: Sequence[str],
+    trials: bool,
+    sort: str,
+    limit: int | None,
+) -> None:
+    """List experiments, oldest first, or their trials.
+
+    \b
+    Examples: hpcdet ls --state RUNNING --since 7d
+              hpcdet ls --tag paper --trials --sort best --limit 5
+    """
+    oldest = moment(since) if since else ""
+
+    def rows_of(paths: ExperimentPaths) -> list[Item]:
+        gathered = views.gather(paths)
+        row = views.brief(gathered)
+        if not set(tag) <= set(row["labels"]) or row["created"] < oldest:
+            return []
+        if user and row["user"] not in user:
+            return []
+        rows = views.trials(gathered) if trials else [row]
+        return [each for each in rows if not state or each["state"] in state]
+
+    found, warnings = of_each(find.experiments(settings().root), rows_of)
+    rows = [row for part in found for row in part]
+    if sort:
+        rows = _sorted(rows, sort)[:limit]
+    elif limit:
+        rows = rows[-limit:]
+    empty = f"no {'trials' if trials else 'experiments'} in {settings().root}"
+    out.emit(rows, standing.LS_TRIALS if trials else LS, warnings=warnings, empty=empty)
+
+
+LS = (
+    Column("ID", "id"),
+    Column("STATE", "state", cut=False),
+    Column("TRIALS", lambda row: f"{row['done']}/{row['trials']}", right=True),
+    Column("CREATED", words.time_of("created"), cut=False),
+    Column("NAME", "name"),
+    Column("LABELS", "labels"),
+    Column("USER", "user", wide=True),
+    Column("PATH", "path", wide=True),
+)
+
+
+def _sorted(rows: list[Item], by: str) -> list[Item]:
+    """Rows by one of their keys, downwards if it begins with ``-``; those without it come last.
+
+    Raises:
+        UsageError: rows have no such key.
+    """
+    key = by.removeprefix("-")
+    if rows and key not in rows[0]:
+        raise UsageError(f"no such key: {key}", where="--sort", hint=f"keys: {', '.join(rows[0])}")
+
+    def value(row: Item) -> tuple[float, str]:
+        # numbers by value; NaN and infinities are words in the journals, and infinity still has one
+        amount = series.number(row[key])
+        return (0.0, text(row[key])) if amount is None else (amount, "")
+
+    nothing = [row for row in rows if row[key] in (None, "", "NaN")]
+    ordered = [row for row in rows if row[key] not in (None, "", "NaN")]
+    return sorted(ordered, key=value, reverse=by.startswith("-")) + nothing
+
+
+def moment(since: str) -> str:
+    """``7d``, ``12h``, ``30m``, ``45s`` ago, or a date or time, as ISO in UTC.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    unit = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}.get(since[-1:])
+    try:
+        if unit and since[:-1].replace(".", "", 1).isdigit():
+            at = datetime.now(UTC) - timedelta(**{unit: float(since[:-1])})
+        else:
+            at = datetime.fromisoformat(since).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        hint = "write 7d, 12h, 30m, or 2026-11-21"
+        raise UsageError(f"{since!r} is no time", hint=hint) from error
+    return at.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+@click.command("status", short_help="One screen: state, trials, best value, health.")
+@ids_argument(required=False)
+@click.option(
+    "-w",
+    "--watch",
+    is_flag=False,
+    flag_value="5",
+    metavar="SEC",
+    help="Again every SEC seconds (5) until all have ended.",
+)
+@click.option("--exit-status", is_flag=True, help="Exit 6 if one of them ended badly.")
+@output("status")
+def status_command(out: Output, ids: Sequence[str], watch: str | None, exit_status: bool) -> None:
+    """How experiments stand, from their files alone: the scheduler is not asked.
+
+    \b
+    Examples: hpcdet status digits-7f3a
+              hpcdet status @last -w
+    """
+    every: float | None = None
+    if watch is not None:
+        every, ids = _watched(watch, ids)
+    with contextlib.nullcontext() if every is None else follow.following():
+        items, warnings = _status(ids)
+        _print_status(out, items, [*warnings, *_drift(ids, items), *_said(items)])
+        while every is not None and not all(item["state"] in follow.ENDED for item in items):
+            follow.pause(every)
+            items, warnings = _status(ids)
+            if settings().live and out.for_people:
+                click.clear()
+            _print_status(out, items, warnings)
+    bad = [item["id"] for item in items if item["state"] in ("ERROR", "CANCELED")]
+    if exit_status and bad:
+        raise Unsuccessful("it ended, and not well", where=", ".join(bad))
+
+
+def _watched(watch: str, ids: Sequence[str]) -> tuple[float, Sequence[str]]:
+    """Seconds between two looks, and what to look at; of ``-w ID`` click takes ID for the seconds.
+
+    Raises:
+        UsageError: less than a second.
+    """
+    try:
+        every = Seconds().convert(watch, None, None)
+    except click.BadParameter:
+        return 5.0, (watch, *ids)
+    if every < 1:
+        raise UsageError(f"{watch} is less than a second", where="-w")
+    return every, ids
+
+
+def _said(items: list[Item]) -> list[str]:
+    """Jobs that wait too long for a node, and paused trials that hold more than is wanted."""
+    waits = [
+        f"{item['id']} waits for the cluster since {wait['since']}: {wait['reason']}; "
+        "sinfo -R says which nodes are down and why"
+        for item in items
+        for wait in item["waits"]
+        if wait["long"] and item["health"] == "queued"
+    ]
+    return waits + [
+        f"{item['id']}: checkpoints of paused trials hold {words.size(item['paused_bytes'])}, more "
+        f"than checkpoint_storage.max_paused_bytes ({words.size(item['max_paused_bytes'])}); "
+        f"hpcdet resume {item['id']}, or cancel what will not go on"
+        for item in items
+        if item["paused_bytes"] is not None and item["paused_bytes"] > item["max_paused_bytes"]
+    ]
+
+
+def _drift(ids: Sequence[str], items: list[dict[str, Any]]) -> list[str]:
+    """Code that was changed since a live experiment took its snapshot, if one is asked for."""
+    live = [item for item in items if ids and item["state"] not in follow.ENDED]
+    if not live:
+        return []
+    from hpcdet.jobs.create import code_drift
+
+    found = []
+    for item in live:
+        differs = code_drift.code_differs(ExperimentPaths(Path(item["path"])))
+        if differs:
+            more = f" and {len(differs) - 3} more" if len(differs) > 3 else ""
+            files = ", ".join(differs[:3]) + more
+            found.append(f"{item['id']}: the code has changed since its snapshot: {files}")
+    return found
+
+
+def _status(ids: Sequence[str]) -> tuple[list[Item], list[str]]:
+    root = settings().root
+    if not ids:
+        return of_each(find.experiments(root), views.status)
+    items = []
+    for each in ids:
+        found = find.reference(each, root)
+        item = views.status(found.paths)
+        if found.trial:
+            item["trials"] = [t for t in item["trials"] if t["trial"] == found.trial]
+        items.append(item)
+    return items, []
+
+
+def _print_status(out: Output, items: list[Item], warnings: Sequence[str]) -> None:
+    if not out.for_people or out.fields:
+        out.emit(items, (), warnings=warnings)
+        return
+    for warning in warnings:
+        settings().warn(warning)
+    if not items:
+        settings().note(f"no experiments in {settings().root}")
+    for number, item in enumerate(items):
+        if number:
+            click.echo()
+        click.echo(standing.headline(item))
+        for line in item["purged"]:
+            settings().warn(line)
+        for line in standing.failures(item):
+            settings().note(line)
+        if item["trials"]:
+            out.emit(item["trials"], standing.trials(item))
+
+
+ATTEMPTS = (
+    Column("ATTEMPT", lambda row: f"{row['trial']}.{row['attempt']}"),
+    Column("REASON", lambda row: row["reason"] or "running", cut=False),
+    Column("FROM", "from_step", right=True),
+    Column("STEPS", "steps", right=True),
+    Column("START", words.time_of("start"), cut=False),
+    Column("TOOK", lambda row: words.duration(row["duration_s"]), right=True),
+    Column("JOB", "job"),
+    Column("NODES", "nodes", wide=True),
+    Column("ERROR", "error"),
+)
+
+JOBS = (
+    Column("N", "number", right=True),
+    Column("NAME", "name"),
+    Column("JOB", "job"),
+    Column("TASKS", "tasks", right=True),
+    Column("AT ONCE", "throttle", right=True),
+    Column("SUBMITTED", words.time_of("at"), cut=False),
+    Column("ERROR", "error"),
+)
+
+CHANGES = (
+    Column("CHANGED", "key"),
+    Column("TO", "value"),
+    Column("FROM", "was"),
+    Column("BY", "origin"),
+    Column("WHEN", words.time_of("at"), cut=False),
+)
+
+ALLOCATIONS = (
+    Column("WORKER", "worker", cut=False),
+    Column("JOB", "job"),
+    Column("SLOTS", "slots", wide=True, right=True),
+    Column("START", words.time_of("start"), cut=False),
+    Column("END", words.time_of("end"), wide=True, cut=False),
+    Column("SLOT HOURS", "slot_hours", right=True, cut=False),
+    Column("OVERHEAD", "overhead_slot_hours", right=True),
+    Column("COUNTED", "counted_slot_hours", wide=True, right=True),
+    Column("CHARGED", "charged_slot_hours", right=True),
+)
+
+SECTIONS = ("status", "attempts", "jobs", "allocations", "changes", "config", "provenance", "files")
+
+
+def settle(paths: ExperimentPaths) -> None:
+    """Ask accounting for what its last workers have cost, if it is closed and nobody has asked."""
+    from hpcdet.control.upkeep import accounting  # with its scheduler: not for verbs that only read
+
+    accounting.settle(paths)
+
+
+@click.command("show", short_help="Everything known of an experiment, trial or attempt.")
+@id_argument()
+@click.option("--section", multiple=True, type=click.Choice(SECTIONS), help="Only this part.")
+@output("show")
+def show_command(out: Output, id: str, section: Sequence[str]) -> None:
+    """Everything known of an experiment, a trial (ID/3) or an attempt (ID/3.2).
+
+    \b
+    Example: hpcdet show digits-7f3a --section attempts
+    """
+    found = find.reference(id, settings().root)
+    settle(found.paths)
+    item = views.show(found.paths)
+    if found.trial:
+        for part in ("trials", "attempts", "checkpoints"):
+            item[part] = [row for row in item[part] if row["trial"] == found.trial]
+    if found.attempt:
+        item["attempts"] = [r for r in item["attempts"] if r["attempt"] == found.attempt]
+    if not out.for_people or out.fields:
+        out.emit([item], ())
+        return
+    chosen = section or SECTIONS
+    if "status" in chosen:
+        click.echo(standing.headline(item))
+        for line in item["purged"]:
+            settings().warn(line)
+        out.emit(item["trials"], standing.trials(item))
+    tables = (
+        ("attempts", ATTEMPTS),
+        ("jobs", JOBS),
+        ("allocations", ALLOCATIONS),
+        ("changes", CHANGES),
+    )
+    for part, columns in tables:
+        if part in chosen and item[part]:
+            click.echo(f"\n{part.capitalize()}")
+            out.emit(item[part], columns)
+    for part in ("config", "provenance", "files"):
+        if part in chosen and item[part]:
+            click.echo(f"\n{part.capitalize()}\n{_yaml(item[part])}", nl=False)
+
+
+def _yaml(value: Any) -> str:
+    import yaml
+
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,41 @@
+"""``report``: one HTML file per experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from hpcdet.cli.frame.ids import ids_argument, references
+from hpcdet.cli.frame.progress import busy
+from hpcdet.cli.observe.observe import settle
+from hpcdet.errors import UsageError
+
+
+@click.command("report", short_help="Write an experiment into one HTML file.")
+@ids_argument()
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where to write it [EXP/report.html].",
+)
+def report_command(ids: Sequence[str], out: Path | None) -> None:
+    """Write experiments into HTML files that need no network. Prints the files' names.
+
+    \b
+    Example: hpcdet report digits-7f3a -o report.html
+    """
+    from hpcdet.read.report import write
+
+    found = references(ids)
+    if out is not None and len(found) > 1:
+        hint = "without -o each is written into its own folder"
+        raise UsageError("one file cannot hold several experiments", where="-o", hint=hint)
+    for reference in found:
+        with busy(f"writing the report of {reference.paths.id}"):
+            settle(reference.paths)
+            file = write(reference.paths, out)
+        click.echo(str(file))

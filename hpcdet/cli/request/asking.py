@@ -1,0 +1,237 @@
+"""Asking something of experiments: refused at once where it cannot be, else until it is heard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcdet.cli.frame.bulk import each
+from hpcdet.cli.frame.output import Output
+from hpcdet.cli.frame.progress import busy
+from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.observe import follow
+from hpcdet.cli.request.crank import Crank, cranks
+from hpcdet.control.leader.leader import Holder
+from hpcdet.control.requests import commands
+from hpcdet.errors import HpcdetError, UsageError
+from hpcdet.read.experiment import changes, gather, states
+from hpcdet.read.lookup import find
+from hpcdet.store.config import overrides
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.fs import journal
+
+_SEE_OFF_S = 10.0
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked of one experiment or trial.
+
+    Attributes:
+        arguments: kept in the command, plain JSON.
+        says: what it means, for people.
+        done: it is so already, says this; nothing is asked.
+        reopens: an experiment that is over goes on with it.
+        counts: it says what follows from all that was asked before; if something was asked
+            meanwhile, it is looked at again.
+    """
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    says: str = ""
+    done: str = ""
+    reopens: bool = False
+    counts: bool = False
+
+
+Look = Callable[[find.Reference, gather.Gathered], Wish]
+
+
+def state_of(found: find.Reference, gathered: gather.Gathered) -> str:
+    """The state of the experiment or of the trial that is meant; "" if there is no such trial."""
+    state, _ = states.experiment_state(gathered)
+    if not found.trial:
+        return state
+    over = state if state in states.ENDED else ""
+    trials = {trial.number: trial for trial in gathered.trials}
+    return states.trial_state(trials[found.trial], over) if found.trial in trials else ""
+
+
+def wrong_state(verb: str, found: find.Reference, state: str, hint: str = "") -> UsageError:
+    """It cannot be asked of what is in this state."""
+    return UsageError(f"cannot {verb}: it is {state}", where=str(found), hint=hint)
+
+
+def can_run(gathered: gather.Gathered, wanted: Mapping[str, Any]) -> None:
+    """Look whether the experiment can run at its site with these changes.
+
+    Raises:
+        ConfigError: it never can.
+    """
+    from hpcdet.config.load import changing
+    from hpcdet.jobs.checks import site_checks
+    from hpcdet.site.loading import from_resolved
+
+    effective = changes.effective(gathered)
+    changed = overrides.lay(effective, wanted)
+    changing.only_longer(effective, wanted)
+    changing.fits(changed)
+    site = from_resolved(gathered.paths.site)
+    site_checks.preflight(changed, site, gathered.paths.root.parent, submits=False)
+
+
+def ask_each(
+    out: Output,
+    verb: commands.Verb,
+    ids: Sequence[str],
+    dry_run: bool,
+    look: Look,
+    goal: frozenset[str] = frozenset(),
+    wait: bool = False,
+) -> None:
+    """Ask, then turn the crank so that it happens even where nobody else is alive.
+
+    Args:
+        look: what to ask of each; raises where it cannot be.
+        goal: states of the experiments or trials to wait for.
+    """
+    asked: dict[ExperimentPaths, list[int]] = {}
+
+    def act(found: find.Reference) -> str:
+        number = 0
+        while not number:
+            follows = commands.following(found.paths)
+            wish = look(found, gather.gather(found.paths))
+            says = f": {wish.says}" if wish.says else ""
+            if wish.done:
+                asked.setdefault(found.paths, []).append(found.trial)
+                return wish.done
+            if dry_run:
+                return f"would {verb}{says}"
+            number = commands.ask(
+                found.paths,
+                verb,
+                found.trial,
+                reopen=wish.reopens,
+                number=follows if wish.counts else 0,
+                **wish.arguments,
+            )
+        asked.setdefault(found.paths, []).append(found.trial)
+        if verb in ("resume", "retry"):
+            turn_until_somebody_works(found.paths)
+        else:
+            _turn_once(found.paths)
+        if refused := changes.refusals(gather.gather(found.paths)).get(number):
+            raise UsageError(f"command {number} was refused: {refused}", where=str(found))
+        return f"asked (command {number}){says}"
+
+    each(out, verb, ids, act, dry_run)
+    if verb == "cancel" and not wait:
+        _see_off([paths for paths, numbers in asked.items() if 0 in numbers])
+    if not wait or dry_run or not asked:
+        return
+
+    def done(item: dict[str, Any]) -> bool:
+        states = {0: item["state"], **{t["trial"]: t["state"] for t in item["trials"]}}
+        wanted = next(numbers for paths, numbers in asked.items() if paths.id == item["id"])
+        return all(states[number] in goal for number in wanted)
+
+    waited = list(asked)
+    with follow.following([paths.id for paths in waited]), cranks(waited, "wait") as all_of_them:
+        follow.until(waited, done, turn=lambda: _turn_all(all_of_them))
+
+
+def _see_off(experiments: list[ExperimentPaths]) -> None:
+    """Turn for those whose jobs never began: nobody else would close them.
+
+    Where the scheduler is asked seldom, the rest is left to who is told so.
+    """
+    alone = [paths for paths in experiments if _left_alone(paths)]
+    limit = time.monotonic() + _SEE_OFF_S
+    try:
+        with cranks(alone, "command") as all_of_them:
+            while (alone := list(filter(_left_alone, alone))) and time.monotonic() < limit:
+                follow.pause(0.2)
+                _turn_all(all_of_them)
+    except (HpcdetError, OSError) as error:
+        settings().warn(f"asked, but not all is done yet: {error}")
+        return
+    for paths in alone:
+        settings().note(
+            f"{paths.id} ends once its jobs have left the queue; to see to that: "
+            f"hpcdet searcher run {paths.id}"
+        )
+
+
+def _left_alone(paths: ExperimentPaths) -> bool:
+    """Whether it is about to end and no worker lives that would close it."""
+    gathered = gather.gather(paths)
+    stopping = states.experiment_state(gathered)[0] == "STOPPING"
+    return stopping and not any(map(states.lives, gathered.workers))
+
+
+def _turn_all(all_of_them: list[Crank]) -> None:
+    for crank in all_of_them:
+        crank.turn_if_due()
+
+
+def _turn_once(paths: ExperimentPaths) -> None:
+    """What was asked stands in a file already; trouble here only delays it."""
+    try:
+        with Crank(paths, "command") as crank:
+            turn = crank.turn()
+            if turn.blind:
+                settings().warn(
+                    f"{paths.id}: asked, but not all of it can be done here: {turn.blind}"
+                )
+    except (HpcdetError, OSError) as error:
+        settings().warn(f"asked, but nothing is done yet: {error}")
+
+
+def turn_until_somebody_works(paths: ExperimentPaths) -> None:
+    """Turn until a worker lives or a job waits: until then nobody else would turn the crank.
+
+    A job that was just cancelled, or a worker that was killed, is believed to be gone only after a
+    second look at the queue; and the lease of one that was killed has to expire before.
+    """
+    try:
+        with Crank(paths, "command") as crank:
+            held = crank.turn().held
+            if _somebody_works(crank):
+                return
+            site = crank.holder.hands.site
+            patience_s = 4 * site.limits.poll_min_s + 30 + (0 if held else site.lease_ttl_s)
+            limit = time.monotonic() + patience_s
+            with busy("waiting until the former jobs have left the queue"):
+                while not _somebody_works(crank) and time.monotonic() < limit:
+                    follow.pause(0.2)
+                    crank.turn_if_due()
+    except (HpcdetError, OSError) as error:
+        settings().warn(f"asked, but nothing is done yet: {error}")
+
+
+def _somebody_works(crank: Crank) -> bool:
+    """True if a worker lives or a job waits that will start, or nothing is wanted of any."""
+    gathered = gather.gather(crank.paths)
+    if gathered.closed is not None or states.experiment_state(gathered)[0] == "PAUSED":
+        return True
+    watch = crank.holder.watch
+    hopeless = {row.job for row in watch.hopeless}
+    jobs = {one.number: one.submitted.job for one in gathered.jobs if one.submitted}
+    staying = any(
+        _lives(worker, crank.holder)
+        and jobs.get(worker.paths.submission) not in hopeless
+        and all(line["kind"] != "notice" for line in journal.read(worker.paths.journal))
+        for worker in gathered.workers
+    )
+    begun = {worker.paths.submission for worker in gathered.workers}
+    fresh = any(job and n not in begun and job not in hopeless for n, job in jobs.items())
+    return staying or fresh or any(row.job not in hopeless for row in watch.waiting())
+
+
+def _lives(worker: gather.GatheredWorker, holder: Holder) -> bool:
+    """Whether a worker has not left: by the scheduler, or by its beats while others ask that."""
+    if not holder.lease.term:
+        return states.lives(worker)
+    return worker.end is None and worker.paths.name not in holder.watch.suspected

@@ -1,0 +1,64 @@
+"""A turn of the crank by the command line, where nobody else is there to turn it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from types import TracebackType
+
+from hpcdet.cli.frame.settings import settings
+from hpcdet.control.turn import controller
+from hpcdet.control.turn.controller import Holder, Turn
+from hpcdet.errors import HpcdetError
+from hpcdet.store.folder.layout import ExperimentPaths
+
+_LOOK_S = 10.0
+_LOCAL_S = 0.5
+
+
+class Crank:
+    """Turns when a turn is due, and gives the lease back at the end."""
+
+    def __init__(self, paths: ExperimentPaths, kind: str, *, hold: bool = False) -> None:
+        self.paths = paths
+        self.holder = Holder.open(paths, kind, hold=hold)
+        site = self.holder.hands.site
+        self.every_s = min(_LOOK_S, max(_LOCAL_S, site.limits.poll_min_s), site.lease_ttl_s / 4)
+        self._next = 0.0
+
+    def turn(self) -> Turn:
+        """One turn now."""
+        turn = controller.advance(self.paths, self.holder)
+        if settings().verbose:
+            for action in turn.actions:
+                settings().note(f"{self.paths.id}: {action}")
+        return turn
+
+    def turn_if_due(self) -> None:
+        """A turn, unless the last one was a moment ago; trouble is said and tried again later."""
+        if time.monotonic() < self._next:
+            return
+        try:
+            self.turn()
+        except (HpcdetError, OSError) as error:
+            settings().warn(f"{self.paths.id}: {error}")
+        self._next = time.monotonic() + self.every_s
+
+    def __enter__(self) -> Crank:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.holder.close()
+
+
+@contextlib.contextmanager
+def cranks(experiments: list[ExperimentPaths], kind: str) -> Iterator[list[Crank]]:
+    """A crank for each experiment; all leases are given back."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(Crank(paths, kind)) for paths in experiments]

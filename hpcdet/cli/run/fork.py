@@ -1,0 +1,96 @@
+"""``fork``: a new experiment that goes on with the search of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from hpcdet.cli.frame.ids import id_argument
+from hpcdet.cli.frame.output import Column, Output, output
+from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.request import extending
+from hpcdet.cli.request.asking import can_run, turn_until_somebody_works
+from hpcdet.config.load import changing
+from hpcdet.control.requests import fork
+from hpcdet.read.experiment import gather
+from hpcdet.read.lookup import find
+
+COLUMNS = (
+    Column("ID", "id"),
+    Column("OF", "of"),
+    Column("ENDED", "ended", right=True),
+    Column("GO ON", "going", right=True),
+    Column("ANEW", "anew", right=True),
+    Column("PATH", "path"),
+)
+
+
+_KEYS = ("id", "of", "events", "ended", "going", "anew", "begins", "path")
+
+
+@click.command("fork", short_help="Go on with a search in a new experiment.")
+@id_argument()
+@click.option(
+    "--trials",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="From before it made more trials than N [from where it is now].",
+)
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change what leaves the result as it is (repeat for more).",
+)
+@extending.options
+@click.option("--name", help="Instead of the config's name.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only say what would go on, from where.")
+@output("fork")
+def fork_command(
+    out: Output,
+    id: str,
+    trials: int | None,
+    sets: Sequence[str],
+    more_trials: int | None,
+    longer: str | None,
+    name: str | None,
+    dry_run: bool,
+) -> None:
+    """Make a new experiment whose search begins where that of ID is, and queue it.
+
+    Config, code, site and seed are the same; limits may change. Trials that have ended are there
+    with all their files, others go on from their newest checkpoint that the search has heard of.
+    The files are linked, not copied, and ID is left as it is.
+
+    \b
+    Examples: hpcdet fork digits-7f3a --more-trials 32 -n
+              hpcdet fork digits-7f3a --trials 16 --set max_concurrent=8
+    """
+    source = find.experiment(id, settings().root)
+    gathered = gather.gather(source)
+    further = extending.wanted(gathered, more_trials, longer, trials)
+    changes = {**changing.changes(sets), **further}
+    extending.possible(gathered, changes, trials)
+    can_run(gathered, changes)
+    out.expect(_KEYS)
+    made = fork.fork(source, changes, trials, name, dry_run)
+    if not dry_run:
+        turn_until_somebody_works(made.paths)
+    out.emit([_item(made, source.id, dry_run)], COLUMNS, key="of" if dry_run else "id")
+
+
+def _item(made: fork.Forked, of: str, dry: bool) -> dict[str, Any]:
+    """``id`` and ``path`` are empty where nothing was made."""
+    return {
+        "id": "" if dry else made.paths.id,
+        "of": of,
+        "events": made.events,
+        "ended": len(made.carried),
+        "going": len(made.going),
+        "anew": len(made.anew),
+        "begins": {str(number): str(length) for number, length in made.going.items()},
+        "path": "" if dry else str(made.paths.root),
+    }

@@ -1,0 +1,194 @@
+"""``test``: the code tried on one batch, in a copy, before anything is queued."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from hpcdet.cli.frame.progress import busy
+from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.frame.times import Seconds
+from hpcdet.cli.inputs.loading import Request, config_argument, request, setting_options
+from hpcdet.errors import ConfigError, StillPending
+from hpcdet.jobs import errand
+from hpcdet.jobs.create import create
+from hpcdet.jobs.script import launch
+from hpcdet.schedulers.local import processes
+from hpcdet.search import registry
+from hpcdet.search.api import events
+from hpcdet.search.methods.program import ProgramError
+from hpcdet.store.config import resolved_config
+from hpcdet.store.folder.layout import ExperimentPaths
+from hpcdet.store.folder.records import Trial
+from hpcdet.store.fs import files
+from hpcdet.store.trials import history
+
+_WALLTIME_S = 600
+_NODE_S = 1800.0
+_OURS = "hpcdet: "
+_ERRORS = "hpcdet.errors."
+_HINT = "hint: "
+
+
+@click.command("test", short_help="Train one batch, validate, save and restore, here and now.")
+@config_argument()
+@setting_options()
+@click.option("--node/--local", help="On a node, by a short job of one rank; or here [here].")
+@click.option(
+    "--timeout",
+    type=Seconds(least=1),
+    metavar="TIME",
+    help="Give up after so long, exit 8 [never here; 1800 with --node, the queue included].",
+)
+def test_command(
+    config_file: Path,
+    model_dir: Path | None,
+    sets: Sequence[str],
+    site_name: str | None,
+    node: bool,
+    timeout: float | None,
+) -> None:
+    """Train one batch, validate, save and restore, on this machine; nothing is queued or kept.
+
+    With --node the same happens in a short job, with the memory, the partition and the options of
+    one rank. Ctrl-C cancels it.
+
+    \b
+    Examples: hpcdet test random.yaml
+              hpcdet test random.yaml --node --timeout 900
+    """
+    wanted = request(config_file, model_dir, sets, site_name)
+    wanted.warn()
+    if node:
+        _rehearse_on_a_node(wanted, timeout or _NODE_S)
+    else:
+        rehearse(wanted, timeout)
+    settings().note("one batch trained, validated, saved and restored")
+
+
+def rehearse(wanted: Request, timeout: float | None = None) -> None:
+    """Try the code with the hyperparameters of the first trial.
+
+    Args:
+        timeout: seconds after which it is given up; None: never.
+
+    Raises:
+        ConfigError: it failed; the hint holds the end of what it printed.
+        StillPending: it did not end in time.
+    """
+    with tempfile.TemporaryDirectory(prefix="hpcdet-test-") as folder:
+        argv = [sys.executable, *_rehearsal(wanted, Path(folder))]
+        variables = launch.with_variables(os.environ, wanted.resolved.environment)
+        with busy("testing the code on one batch"):
+            try:
+                code, said = _ended(argv, variables, timeout)
+            except subprocess.TimeoutExpired as error:
+                what = f"the test did not end in {timeout:.0f} s"
+                raise StillPending(what, where=str(wanted.model_dir)) from error
+    _judge(wanted, code, said)
+
+
+def _ended(
+    argv: Sequence[str], variables: Mapping[str, str], timeout: float | None
+) -> tuple[int, str]:
+    """Exit code and output of a command, which leaves no process behind however this one ends."""
+    with subprocess.Popen(
+        argv,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=timeout)
+        except BaseException:
+            processes.kill_session(process.pid)
+            raise
+    return process.returncode, said
+
+
+def _rehearse_on_a_node(wanted: Request, timeout: float) -> None:
+    """The same in a job of one rank. Raises as ``rehearse``, and as ``errand.run``."""
+    resolved = wanted.resolved
+    need = resolved.resources
+    walltime = min(need.walltime_s or _WALLTIME_S, _WALLTIME_S)
+    one = dataclasses.replace(
+        need, slots_per_trial=1, slots_per_node=1, nodes=1, walltime_s=walltime
+    )
+    lane = dataclasses.replace(resolved.worker, lanes=1)
+    alone = dataclasses.replace(resolved, resources=one, worker=lane)
+    python = resolved.environment.python or wanted.site.python or sys.executable
+    with errand.folder(wanted.root) as place, busy("testing the code on a node"):
+        argv = [python, *_rehearsal(wanted, place / "experiments")]
+        answer, said = errand.run(place, wanted.site, alone, argv, timeout)
+    settings().note(f"it ran on {answer.host}")
+    _judge(wanted, answer.code, said)
+
+
+def _rehearsal(wanted: Request, folder: Path) -> list[str]:
+    """Make the experiment of a rehearsal; what Python is to run."""
+    # as in the submission, experiments inside the code are no part of it
+    paths = create.create(
+        wanted.loaded,
+        wanted.site,
+        wanted.model_dir,
+        folder,
+        skip=wanted.root,
+        include=wanted.include,
+        whole=True,
+        past=wanted.history,
+    )
+    first = _first_trial(paths)
+    files.make_folder(paths.trial(1).root)
+    first.write_once(paths.trial(1).record)
+    return ["-Pm", "hpcdet.attempt", "--test", str(paths.root)]
+
+
+def _judge(wanted: Request, code: int, output: str) -> None:
+    if settings().verbose:
+        settings().note(output.rstrip())
+    said = [line for line in output.splitlines() if line.strip()]
+    if code == 0:
+        # once, not for each of the two attempts
+        ours = dict.fromkeys(line for line in said if line.startswith(_OURS))
+        if ours and not settings().verbose:
+            settings().note("\n".join(ours))
+        return
+    told = [line.strip() for line in said if not line.startswith(_OURS)]
+    advice = told.pop().removeprefix(_HINT) if told and told[-1].startswith(_HINT) else ""
+    cause = told[-1] if told else ""
+    frames = [line for line in said if line.lstrip().startswith('File "')]
+    hint = "\n".join(said[-25:])
+    users = [line for line in frames if "/code/" in line or "/hpcdet/" not in line]
+    if cause.startswith(_ERRORS):
+        cause = cause.partition(": ")[2]
+        hint = hint if users else advice  # it says all
+    raise ConfigError(
+        f"the code failed its test: {cause or f'exit {code}'}",
+        where=str(wanted.model_dir),
+        hint=hint,
+    )
+
+
+def _first_trial(paths: ExperimentPaths) -> Trial:
+    resolved = resolved_config.load(paths.config)
+    searcher = registry.searcher(resolved, paths.code, history=history.of(paths))
+    try:
+        _, actions = searcher.on_event(searcher.initial(), events.Start())
+    except ProgramError as error:
+        hint = "one line of JSON answers each line: docs/search.md, 'A searcher of your own'"
+        raise ConfigError(error.what, where="searcher.program", hint=hint) from error
+    created = next((action for action in actions if isinstance(action, events.Create)), None)
+    if created is None:
+        raise ConfigError("the searcher makes no trial at its start", where="searcher")
+    return Trial(1, dict(created.params), created.seed, parent=created.parent)

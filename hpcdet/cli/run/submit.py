@@ -1,0 +1,279 @@
+"""``submit`` and what it prints; ``plan`` is the same without consequences."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcdet.cli.frame.output import Column, Output, output
+from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.inputs import preview
+from hpcdet.cli.inputs.loading import Request, config_argument, request, setting_options
+from hpcdet.cli.inputs.waiting import Waiting
+from hpcdet.cli.observe import follow
+from hpcdet.cli.request.crank import Crank
+from hpcdet.cli.run.preflight import rehearse
+from hpcdet.control.turn.controller import Turn
+from hpcdet.errors import ConfigError, HpcdetError, UsageError
+from hpcdet.jobs.checks import decisions, throughput
+from hpcdet.jobs.create import create, provenance
+from hpcdet.jobs.script import submission
+from hpcdet.read.views import views
+from hpcdet.site import Site, from_resolved
+from hpcdet.store.cost.budget import Budget
+from hpcdet.store.folder.layout import ExperimentPaths
+
+COLUMNS = (
+    Column("ID", "id"),
+    Column("STATE", "state", cut=False),
+    Column("SITE", "site"),
+    Column("JOBS", "jobs"),
+    Column("PATH", "path"),
+)
+
+_KEYS = (
+    *("id", "state", "why", "site", "site_reason", "trials", "jobs", "scripts", "argv", "errors"),
+    *("path", "budget"),
+)
+
+
+@click.command("submit", short_help="Make an experiment and queue it.")
+@config_argument()
+@setting_options()
+@click.option("--name", help="Instead of the config's name.")
+@click.option("--tag", multiple=True, metavar="LABEL", help="A label (repeat for more).")
+@click.option("--note", default="", metavar="TEXT", help="Description where the config has none.")
+@click.option(
+    "--max-parallel",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Trials open at once (searcher.max_concurrent_trials); 0: no limit.",
+)
+@click.option("--hold", is_flag=True, help="Queue it, but start nothing until hpcdet release.")
+@click.option(
+    "--after",
+    multiple=True,
+    metavar="ID",
+    help="Begin once this experiment or job ended well (repeat for more).",
+)
+@click.option(
+    "--include",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="A file or folder that belongs to the code, too (repeat for more).",
+)
+@click.option(
+    "--allow-dirty/--no-allow-dirty",
+    default=None,
+    help="Code that is in no commit: say nothing of it, or refuse it [warn].",
+)
+@click.option("-n", "--dry-run", is_flag=True, help="Show script and config, ask the scheduler.")
+@click.option("--offline", is_flag=True, help="With -n: do not ask the scheduler.")
+@click.option("--prepare", is_flag=True, help="Make it, but leave the submission to you.")
+@click.option("--test/--no-test", default=True, help="Try one batch first [yes].")
+@click.option("-f", "--follow", "--wait", "wait", is_flag=True, help="Stay until it has ended.")
+@click.option("--parsable", is_flag=True, help="The same as -o id.")
+@output("submit")
+def submit_command(
+    out: Output,
+    config_file: Path,
+    model_dir: Path | None,
+    sets: Sequence[str],
+    site_name: str | None,
+    name: str | None,
+    tag: Sequence[str],
+    note: str,
+    max_parallel: int | None,
+    hold: bool,
+    after: Sequence[str],
+    include: Sequence[Path],
+    allow_dirty: bool | None,
+    dry_run: bool,
+    offline: bool,
+    prepare: bool,
+    test: bool,
+    wait: bool,
+    parsable: bool,
+) -> None:
+    """Make an experiment of CONFIG and the code in MODEL_DIR (the config's folder), and queue it.
+
+    With --wait, exit 6 if it ends badly. Ctrl-C ends the waiting, never the jobs.
+
+    \b
+    Examples: hpcdet submit random.yaml --set searcher.max_trials=8
+              ID=$(hpcdet submit random.yaml -o id)
+    """
+    if offline and not dry_run:
+        raise UsageError("--offline goes with -n", hint="a submission needs the scheduler")
+    if parsable:
+        out = replace(out, format="id")
+    labels = [f"labels=[{label!r}]" for label in tag]
+    names = [f"name={name!r}"] if name else []
+    limits = [] if max_parallel is None else [f"searcher.max_concurrent_trials={max_parallel}"]
+    flags = [*sets, *names, *labels, *limits]
+    wanted = request(config_file, model_dir, flags, site_name, ask=not offline)
+    described = bool(wanted.resolved.description)
+    if note and not described:
+        text = json.dumps(note, ensure_ascii=False)
+        wanted = request(
+            config_file, model_dir, [*flags, f"description={text}"], site_name, not offline
+        )
+    wanted = replace(wanted, include=tuple(include))
+    if offline:
+        warnings = list(wanted.loaded.warnings)
+    else:
+        warnings = wanted.warnings(submits=not (dry_run or prepare))
+    warnings += _too_fast(wanted)
+    if note and described:
+        warnings.append("the config has a description, which stays; the note is left out")
+    if site_name is None and settings().profile is None:
+        settings().note(f"site {wanted.site.name}: {wanted.site.reason}")
+    if budget := Budget(wanted.resolved.budget.slot_hours, wanted.resolved.budget.wall_s):
+        settings().note(f"budget: {budget}; then it pauses")
+    if wanted.origin is not None:
+        settings().note(f"trials begin from {wanted.origin.folder}")
+    for source in wanted.history.sources if wanted.history else ():
+        settings().note(f"warm start: {source}")
+    if not allow_dirty and (dirty := _uncommitted(wanted)):
+        if allow_dirty is False:
+            raise ConfigError(dirty, where=str(wanted.model_dir), hint="commit it first")
+        warnings.append(f"{dirty}; the experiment keeps them (--allow-dirty: do not say so)")
+    waiting = Waiting.parse(hold, after, wanted)
+    if prepare and waiting.experiments:
+        raise UsageError("--prepare queues nothing, so there is nothing to begin later")
+    if dry_run:
+        preview.show(out, wanted, warnings, waiting, ask=not offline)
+        return
+    out.expect(_KEYS)
+    if test:
+        rehearse(wanted)
+    paths = create.create(
+        wanted.loaded,
+        wanted.site,
+        wanted.model_dir,
+        wanted.root,
+        include=wanted.include,
+        past=wanted.history,
+        begin=wanted.origin,
+    )
+    waiting.ask(paths)
+    with Crank(paths, "submit", hold=prepare) as crank:
+        turn = _first_turn(crank)
+        if turn.blind:
+            warnings.append(f"the scheduler does not answer, it is asked again: {turn.blind}")
+        item = _item(paths, wanted)
+        if not wait or prepare or not out.for_people:
+            warnings += _where_to_look(paths, wanted)
+        if prepare:
+            _say_how(item)
+        if not wait or prepare or out.format == "id":
+            out.emit([item], COLUMNS, warnings=warnings)
+        if not wait or prepare:
+            _refused(item)
+            return
+        sys.stdout.flush()
+        if out.for_people:
+            for warning in warnings:
+                settings().warn(warning)
+            warnings = []
+        settings().note(f"{paths.id} is in {paths.root}")
+        with follow.following([paths.id]):
+            items = follow.until(
+                [paths], follow.ended, turn=crank.turn_if_due, longest_s=crank.every_s
+            )
+    if out.format != "id":
+        out.emit([_item(paths, wanted)], COLUMNS, warnings=warnings)
+    follow.judge(items)
+
+
+def _too_fast(wanted: Request) -> list[str]:
+    """That rungs come faster than decisions, as a former experiment of the name trained."""
+    resolved = wanted.resolved
+    if (
+        len(resolved.searcher.rungs) < 2
+        or (known := throughput.former(wanted.root, resolved)) is None
+    ):
+        return []
+    taken = decisions.former(wanted.root, resolved) or decisions.assumed(wanted.site)
+    found = decisions.estimate(resolved, taken, known.unit_s, known.source)
+    length = resolved.searcher.max_length
+    said = decisions.warning(found, length.unit if length is not None else None)
+    return [said] if said else []
+
+
+def _uncommitted(wanted: Request) -> str:
+    """What of the code git could not give back; "" if there is nothing to say."""
+    entries = wanted.scan()
+    found = provenance.uncommitted(wanted.model_dir, {entry.path for entry in entries})
+    if not found:
+        return ""
+    names = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+    return f"{len(found)} files of the code are in no commit as they are ({names})"
+
+
+def _first_turn(crank: Crank) -> Turn:
+    """The turn that submits; where it fails the experiment stays, and its user is told."""
+    try:
+        return crank.turn()
+    except (HpcdetError, OSError):
+        name = crank.paths.id
+        settings().warn(f"{name} is made but not queued; once repaired: hpcdet resume {name}")
+        raise
+    except KeyboardInterrupt:
+        name = crank.paths.id
+        settings().warn(f"{name} is made, but perhaps not queued: hpcdet resume or rm {name}")
+        raise
+
+
+def _item(paths: ExperimentPaths, wanted: Request) -> dict[str, Any]:
+    status = views.status(paths)
+    jobs = views.jobs(paths)
+    site = from_resolved(paths.site)
+    return {
+        "id": paths.id,
+        "state": status["state"],
+        "why": status["why"],
+        "site": site.name,
+        "site_reason": wanted.site.reason,
+        "trials": len(status["trials"]),
+        "jobs": [job["job"] for job in jobs if job["job"]],
+        "scripts": [job["script"] for job in jobs],
+        "argv": [_argv(site, job) for job in jobs],
+        "errors": [job["error"] for job in jobs if job["error"]],
+        "path": str(paths.root),
+        "budget": status["spent"]["budget"],
+    }
+
+
+def _argv(site: Site, job: dict[str, Any]) -> list[str]:
+    return submission.argv(site, Path(job["script"]))
+
+
+def _say_how(item: dict[str, Any]) -> None:
+    settings().note("prepared, not submitted; submit it by hand with:")
+    for argv in item["argv"]:
+        settings().note("  " + shlex.join(argv))
+
+
+def _where_to_look(paths: ExperimentPaths, wanted: Request) -> list[str]:
+    """A hint where ``hpcdet status`` alone would look elsewhere."""
+    from hpcdet.cli.frame.settings import Settings
+
+    if settings().given_root is None and Settings().root != wanted.root:
+        return [f"it is in {paths.root.parent}; other verbs find it by HPCDET_ROOT or -C"]
+    return []
+
+
+def _refused(item: dict[str, Any]) -> None:
+    if item["errors"] and not item["jobs"]:
+        hint = f"the experiment is kept: once repaired, hpcdet resume {item['id']}"
+        what = f"the scheduler refused: {item['errors'][0]}"
+        raise ConfigError(what, where=item["id"], hint=hint)

@@ -1,0 +1,144 @@
+"""``doctor``: whether this machine, its file system, its scheduler and a node of it will do."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import click
+
+from hpcdet.cli.frame.output import Column, Output, output
+from hpcdet.cli.frame.progress import busy
+from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.frame.times import Seconds
+from hpcdet.errors import HpcdetError
+from hpcdet.jobs import errand, machine
+from hpcdet.jobs.checks import site_checks
+from hpcdet.jobs.checks.site_checks import Finding
+from hpcdet.jobs.script.environment import fold_defaults
+from hpcdet.schedulers.slurm import facts
+from hpcdet.site import Site, places
+from hpcdet.store.config.resolved_config import Resolved, Resources
+from hpcdet.store.fs import files
+
+COLUMNS = (
+    Column("", "level"),
+    Column("WHAT", "what", fold=True),
+    Column("HINT", "hint", fold=True),
+)
+BOTH = (Column("CHECK", "check"), Column("HERE", "here"), Column("NODE", "node"))
+
+WALLTIME_S = 300
+"""Of the job on a node. It takes seconds; torch from a cold shared file system takes minutes."""
+
+
+@click.command("doctor", short_help="Check this machine, its scheduler and file system.")
+@click.option("--site", "site_name", metavar="NAME", help="Site [$HPCDET_SITE, else detected].")
+@click.option("--node", is_flag=True, help="Check a node as well, by a short job.")
+@click.option("--partition", metavar="NAME", help="With --node: where [the site's default].")
+@click.option(
+    "--timeout",
+    type=Seconds(least=1),
+    default=600,
+    metavar="TIME",
+    help="With --node: how long to wait for the job [600].",
+)
+@click.option("--strict", is_flag=True, help="Warnings count as failures.")
+@output("doctor")
+def doctor_command(
+    out: Output,
+    site_name: str | None,
+    node: bool,
+    partition: str | None,
+    timeout: float,
+    strict: bool,
+) -> None:
+    """Check interpreter, packages, file system and scheduler. Exit 1 if something will not do.
+
+    With --node a short job looks at the same things on a node. Ctrl-C cancels it.
+
+    \b
+    Examples: hpcdet doctor --site generic-slurm
+              hpcdet doctor --node --partition gpu
+    """
+    found = [
+        *machine.python(),
+        *machine.guarded("files", lambda: machine.folder(settings().root)),
+        *machine.guarded("site", lambda: _site(site_name)),
+    ]
+    if node:
+        found += machine.guarded("job", lambda: _both(site_name, partition, timeout))
+    if node and out.for_people and not out.fields:
+        out.emit(_side_by_side(found), BOTH)
+        for finding in found:
+            if finding.hint and finding.level != "ok":
+                settings().note(f"{finding.where}, {finding.check}: {finding.hint}")
+    else:
+        out.emit([asdict(finding) for finding in found], COLUMNS, key="what")
+    bad = ("error", "warning") if strict else ("error",)
+    wrong = [finding for finding in found if finding.level in bad]
+    if wrong:
+        raise HpcdetError(f"{len(wrong)} findings", hint=wrong[0].hint or wrong[0].what)
+
+
+def _site(name: str | None) -> Iterator[Finding]:
+    site, assumed = facts.resolved(settings().site(name))
+    yield Finding("ok", f"site {site.name}: {site.reason}")
+    if assumed:
+        yield Finding("warning", f"site {site.name}: {assumed}", "ask again: hpcdet site detect")
+    if site.fallback and (sign := site_checks.login_node()):
+        hint = "name a site with a scheduler by --site or HPCDET_SITE"
+        yield Finding("warning", f"this looks like a login node ({sign}) without a scheduler", hint)
+    apart = places.scratch(site, settings().root_at(site))
+    if apart is not None:
+        yield from machine.folder(apart)
+    yield from site_checks.site_findings(site)
+
+
+def _both(name: str | None, partition: str | None, timeout: float) -> Iterator[Finding]:
+    """What the ranks need, imported here and on a node."""
+    site = fold_defaults(settings().site(name))
+    with errand.folder(settings().root_at(site)) as place, busy("checking a node"):
+        yield from machine.guarded("torch", lambda: machine.imports(place))
+        try:
+            yield from _node(site, partition, place, timeout)
+        except HpcdetError as error:
+            where = f"{error.where}: " if error.where else ""
+            yield Finding("error", where + error.what, error.hint, "job", "node")
+
+
+def _node(site: Site, partition: str | None, place: Path, timeout: float) -> Iterator[Finding]:
+    nonce = secrets.token_hex(8)
+    files.write_once(place / "seen", nonce.encode())
+    resources = Resources(walltime_s=WALLTIME_S, resource_pool=partition)
+    argv = [site.python or sys.executable, "-Pm", "hpcdet.jobs.machine", str(place), nonce]
+    more = [partition] if partition else []
+    answer, said = errand.run(place, site, Resolved(resources=resources), [*argv, *more], timeout)
+    yield Finding("ok", f"a job ran on {answer.host}", check="job", where="node")
+    lines = said.strip().splitlines() or [""]
+    try:
+        found = [Finding(**item) for item in json.loads(lines[-1])]
+    except (ValueError, TypeError):
+        what = f"exit {answer.code}: {lines[-1]}"
+        yield Finding("error", what, "\n".join(lines[-10:]), "job", "node")
+        return
+    for finding in found:
+        yield replace(finding, where="node")
+
+
+def _side_by_side(found: list[Finding]) -> list[dict[str, str]]:
+    """A row for each check, with what it is here and on the node."""
+    rows: list[dict[str, str]] = []
+    for finding in found:
+        said = finding.what if finding.level == "ok" else f"{finding.level.upper()} {finding.what}"
+        same = (row for row in rows if row["check"] == finding.check and not row[finding.where])
+        row = next(same, None)
+        if row is None:
+            row = {"check": finding.check, "here": "", "node": ""}
+            rows.append(row)
+        row[finding.where] = said
+    return rows

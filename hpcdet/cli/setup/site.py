@@ -1,0 +1,118 @@
+"""``site``: what is known of a cluster, and where from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from hpcdet import site as sites
+from hpcdet.cli.frame.output import Column, Output, output, text
+from hpcdet.cli.frame.settings import settings
+from hpcdet.errors import ConfigError
+from hpcdet.jobs.checks import site_checks
+from hpcdet.schedulers.slurm import facts
+from hpcdet.site import Site, loading
+
+FINDINGS = (
+    Column("", "level"),
+    Column("WHAT", "what", fold=True),
+    Column("HINT", "hint", fold=True),
+)
+
+
+def _resolved(site: Site, *, ask: bool = True, fresh: bool = False) -> Site:
+    """The site with what its cluster says; what has to be assumed is noted."""
+    found, assumed = facts.resolved(site, ask=ask, fresh=fresh)
+    if assumed:
+        settings().note(f"site {site.name}: {assumed}")
+    return found
+
+
+@click.group("site", short_help="Show, detect and check sites (what is known of a cluster).")
+def site_command() -> None:
+    """Sites: the files that say what is particular to a cluster.
+
+    \b
+    Example: hpcdet site detect
+    """
+
+
+@site_command.command("ls")
+@output("site.ls")
+def ls(out: Output) -> None:
+    """Every site file, nearest first.
+
+    \b
+    Example: hpcdet site ls
+    """
+    rows = [{"id": f.name, "scope": f.scope, "path": str(f.path)} for f in sites.names()]
+    columns = (Column("NAME", "id"), Column("SCOPE", "scope"), Column("PATH", "path"))
+    out.emit(rows, columns)
+
+
+@site_command.command("show")
+@click.argument("name", required=False)
+@click.option("--origin", is_flag=True, help="Where each value comes from.")
+@click.option(
+    "--offline", is_flag=True, help="Do not ask the cluster for what the file leaves open."
+)
+@output("site.show")
+def show(out: Output, name: str | None, origin: bool, offline: bool) -> None:
+    """A site with all it extends; without NAME the one that would be used here.
+
+    What the file leaves open (null) is what the cluster said, at most a day ago.
+
+    \b
+    Example: hpcdet site show generic-slurm --origin
+    """
+    chosen = _resolved(settings().site(name), ask=not offline)
+    leaves = [
+        {"id": key, "value": value, "origin": chosen.origins.get(key, "default")}
+        for key, value in loading.walk(chosen.plain())
+    ]
+    if out.for_people and not out.fields:
+        if origin:
+            for leaf in leaves:
+                click.echo(f"{leaf['id']}: {text(leaf['value'])}    # {leaf['origin']}")
+        else:
+            click.echo(loading.dump(chosen).decode(), nl=False)
+        return
+    item: dict[str, Any] = {"id": chosen.name, **chosen.plain(), "reason": chosen.reason}
+    out.emit(leaves if origin else [item], ())
+
+
+@site_command.command("detect")
+@output("site.detect")
+def detect(out: Output) -> None:
+    """Which site fits this host, and why; and ask its cluster again for what the file leaves open.
+
+    \b
+    Example: hpcdet site detect
+    """
+    chosen = _resolved(settings().site(), fresh=True)
+    item = {"id": chosen.name, "reason": chosen.reason, "path": chosen.source}
+    columns = (
+        Column("SITE", "id", cut=False),
+        Column("BECAUSE", "reason", fold=True),
+        Column("FILE", "path", fold=True),
+    )
+    out.emit([item], columns)
+
+
+@site_command.command("check")
+@click.argument("name", required=False)
+@output("site.check")
+def check(out: Output, name: str | None) -> None:
+    """Try a site: template, scheduler, partitions, launcher. Exit 4 if something is wrong.
+
+    \b
+    Example: hpcdet site check generic-slurm
+    """
+    chosen = _resolved(settings().site(name))
+    findings = site_checks.site_findings(chosen)
+    out.emit([asdict(finding) for finding in findings], FINDINGS, key="what")
+    wrong = [finding for finding in findings if finding.level == "error"]
+    if wrong:
+        raise ConfigError(wrong[0].what, where=f"site {chosen.name}", hint=wrong[0].hint)
