@@ -49,8 +49,8 @@ gloo._Gloo.create_device = slowly
 CARELESS = """
 import contextlib
 gloo.ProvenGloo._prove = lambda *_: []
-gloo.shutter.open_until_connected = contextlib.nullcontext
-gloo.shutter.behind = lambda make: make()
+gloo.port_filter.open_until_connected = contextlib.nullcontext
+gloo.port_filter.behind = lambda make: make()
 """
 RUN = 'runpy.run_module("hpcdet.attempt", run_name="__main__", alter_sys=False)\n'
 

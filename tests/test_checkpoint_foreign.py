@@ -220,7 +220,7 @@ def test_no_module_unpickles() -> None:
         for line in path.read_text().splitlines()
         if re.search(r"\b(pickle|torch|np|numpy|joblib|dill)\.loads?\(|Unpickler", line)
     ]
-    assert [name for name, _ in found] == ["foreign.py"]
+    assert [name for name, _ in found] == ["convert.py"]
     assert "weights_only=True" in found[0][1]
 
 

@@ -246,13 +246,13 @@ from hpcdet.store.folder.layout import TrialPaths
 from tests.test_checkpoint_faults import is_whole, killed_after, state
 trial, node = TrialPaths(Path(sys.argv[1]), 1), Path(sys.argv[2])
 checkpoint.save(trial.checkpoint(1, 1), state(1))
-drain = lambda: drain.drain(node, trial, 1)
+work = lambda: drain.drain(node, trial, 1)
 nth, killed, found = 0, True, []
 while killed:
     nth += 1
     if not (node / "00000002.g1").exists():
         checkpoint.save(node / "00000002.g1", state(2), meta={"kind": "resume"})
-    killed = killed_after(nth, drain, "rename", "read", "unlink", "rmdir")
+    killed = killed_after(nth, work, "rename", "read", "unlink", "rmdir")
     assert is_whole(checkpoint.restore(trial.checkpoints, staged=node)) == 2
     found.append(is_whole(checkpoint.restore(trial.checkpoints)))
     if killed:

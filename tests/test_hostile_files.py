@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+import hpcdet
 from hpcdet.errors import IntegrityError
 from hpcdet.read.experiment.lines import ATTEMPT, DECISION
 from hpcdet.store.config import resolved_config
@@ -391,7 +392,7 @@ WITHOUT_THE_DOOR = {
 
 
 def test_every_other_file_is_opened_there() -> None:
-    top = Path(files.__file__).parent.parent
+    top = Path(hpcdet.__file__).parent
     found = set()
     for room in ("store", "read", "cli", "control", "config"):
         for path in (top / room).rglob("*.py"):

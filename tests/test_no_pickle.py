@@ -56,7 +56,7 @@ OURS = ("self", "self._direct")  # process groups, which have torch's names for 
 WRITE_OR_READ = ("torch.save", "marshal.load", "marshal.loads")
 
 ALLOWED = {
-    "checkpoint/state/structure_cache.py: import marshal": "dumps only, to compare plain values; nothing is read",
+    "checkpoint/state/structure_cache.py: import marshal": "dumps only, to compare plain values",
     "checkpoint/keep/convert.py: torch.save": "exports for other tools, which read nothing else",
 }
 

@@ -3,7 +3,7 @@
 import math
 import random
 
-from hpcdet.search.api.events import Create, Report, SegmentEnd, Shutdown, Start, Stop
+from hpcdet.search.api import Create, Report, SegmentEnd, Shutdown, Start, Stop
 from hpcdet.units import Length
 
 

@@ -81,7 +81,7 @@ def problems(asked: Searcher) -> Iterator[Problem]:
 
 
 def unlimited(asked: Searcher) -> Iterator[Problem]:
-    """A limit that nobody asks where ``rule_version`` 5 keeps a model's pace (``search.halving.promotion_rule``).
+    """A limit without effect where a model's pace is kept (``search.halving.promotion_rule``).
 
     Of configs that are written anew only: searches that have begun go on as they are.
     """

@@ -1,6 +1,6 @@
 """``data.secrets``: references stay in the config, literals leave it.
 
-``{env: NAME}`` and ``{file: PATH}`` are resolved on the node (``store.config.data_secrets``). Anything else
+The node resolves ``{env: NAME}`` and ``{file: PATH}`` (``config.data_secrets``). Anything else
 is taken out and goes to a file of its own, mode 0600; ``{stored: NAME}`` takes its place, in copies
 of the file as well.
 """

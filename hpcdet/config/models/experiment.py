@@ -1,7 +1,7 @@
 """The experiment config as people write it: every key, its type, default and meaning.
 
 Names and meanings are Determined's where it has them. ``schema.py`` and ``docs/config.md`` are
-made from the descriptions here; ``store.config.resolved_config`` is the same tree for those who only read it.
+made from the descriptions here; ``store.config.resolved_config`` is the same tree for readers.
 """
 
 from __future__ import annotations

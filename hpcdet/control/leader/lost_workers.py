@@ -98,7 +98,7 @@ class Watch:
         blind: why the scheduler could not be asked at the last look, or what it cannot know; ""
             if it answered for all.
         newest: the newest worker of each place, by submission and index, at the last look.
-        left_behind: submissions up to this number were made in another place (``store.folder.home``):
+        left_behind: submissions up to this number come from another place (``store.folder.home``):
             their jobs are not this experiment's, and their workers are gone.
     """
 

@@ -68,7 +68,7 @@ def git(
 ) -> dict[str, Any] | None:
     """Commit, remote and what is not committed of a folder; None if it is in no repository.
 
-    Nothing that the repository's configuration names is run (``jobs.create.repository``). Of one that
+    No program of the repository's configuration is run (``jobs.create.repository``). Of one that
     belongs to another user the commit alone is recorded.
 
     Args:

@@ -81,7 +81,7 @@ def launch(
 
     Args:
         lane: which of the trials side by side in this allocation it is, from 0.
-        identity: what the ranks have to find in the folder (``store.folder.held_folder``); "": they do not look.
+        identity: what ranks must find in the folder (``store.folder.held_folder``); "": nothing.
     """
     python = experiment.environment.python or site.python or sys.executable
     place = (str(paths.root), str(attempt.trial), str(attempt.number))

@@ -18,7 +18,7 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch import samplers
+import hpcdet.pytorch.samplers as samplers
 from hpcdet.train.data.batch_order import BatchOrder
 from hpcdet.train.data.loader import Loader, Seeded, Sources, as_is
 from hpcdet.train.data.sample_order import Order, Slice, shuffled

@@ -2,7 +2,7 @@
 
 What a virtual rank sees of a step depends on its number and the step alone: its share of the
 batch, its random numbers, the buffers that all had before. What it leaves behind is kept apart
-until all have had their turn: its gradients are folded in the tree's order (``train.data.virtual_ranks``),
+until all have had their turn: gradients are folded in tree order (``train.data.virtual_ranks``),
 its metrics and reducers are its own, and of the buffers those of virtual rank 0 are everybody's,
 as rank 0's are with DDP. Optimizers step once, after all.
 """

@@ -196,7 +196,7 @@ def waiting_jobs(gathered: Gathered) -> list[str]:
 
 
 def waits(gathered: Gathered) -> list[dict[str, Any]]:
-    """Why tasks wait in the queue, as the last holder heard it (``store.decisions.lease.Lease.waits``)."""
+    """Why tasks wait in the queue, from the last holder (``store.decisions.lease.Lease.waits``)."""
     told = lease.last(gathered.paths)
     return told[1].reasons() if told is not None and told[1] is not None else []
 

@@ -1,6 +1,6 @@
 """When a whole search has gone on for long enough.
 
-These are policies as those of trials are (``search.stopping.trial_rules``). ``renew``: the user has asked for
+Rules like those of trials (``search.stopping.trial_rules``). ``renew``: the user has asked for
 more than the search was to do when such a policy ended it, so that it goes on; what has ended it
 does not end it again by the same facts.
 """

@@ -1,6 +1,7 @@
 """What ``import determined`` finds in the processes of a rank: hpcdet's face of that package.
 
-The folder above is on the module path of ranks and of what they start (``hpcdet.train.process.determined_imports``).
+The folder above is on the module path of ranks and of what they start
+(``hpcdet.train.process.determined_imports``).
 A package of this name that is installed, or lies in the code, comes before.
 """
 

@@ -88,7 +88,7 @@ class Lease:
         after: a free number above this one is taken; for a folder with files of other terms.
         blind: why the holder cannot ask the scheduler, "" if it can; told with every beat.
         waiting: tasks that the scheduler keeps in its queue, as last seen; told likewise.
-        waits: why they wait: the scheduler's ``reason``, its ``kind`` (``schedulers.common.base.Wait``),
+        waits: why they wait: the ``reason``, its ``kind`` (``schedulers.common.base.Wait``),
             how many ``tasks``, ``since`` when, and whether that is too ``long``; told likewise.
     """
 

@@ -208,7 +208,7 @@ class ExperimentPaths:
     """The experiment's folder; its name is the experiment's id.
 
     Attributes:
-        name: the name of the folder where ``root`` does not end with it (``store.folder.held_folder``).
+        name: the folder's name where ``root`` does not end with it (``store.folder.held_folder``).
     """
 
     root: Path
@@ -364,7 +364,7 @@ class ExperimentPaths:
         return self.root / "searcher.log"
 
     def daemon(self, host: str) -> Path:
-        """Which process decides, or waits to, on a login node (``control.leader.daemon_registry``)."""
+        """The process that decides, or waits to, on a host (``control.leader.daemon_registry``)."""
         return self.root / "searcher" / f"daemon-{host}.json"
 
     @property
