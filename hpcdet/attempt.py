@@ -24,7 +24,7 @@ from hpcdet.store.fs import files  # noqa: E402
 from hpcdet.train.attempt import script_process  # noqa: E402
 from hpcdet.train.process import determined_imports, launcher_watch  # noqa: E402
 from hpcdet.train.process.entrypoint import parse  # noqa: E402
-from hpcdet.train.process.location import Place  # noqa: E402
+from hpcdet.train.process.location import AttemptLocation  # noqa: E402
 from hpcdet.train.process.ranks import Ranks  # noqa: E402
 
 
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     return run(place)
 
 
-def _place(experiment: Path, trial: int, attempt: int, identity: str) -> Place:
+def _place(experiment: Path, trial: int, attempt: int, identity: str) -> AttemptLocation:
     """The attempt's place, in the folder that its worker has claimed it in.
 
     Raises:
@@ -65,13 +65,13 @@ def _place(experiment: Path, trial: int, attempt: int, identity: str) -> Place:
         IntegrityError: it is another one.
         OSError: it cannot be opened.
     """
-    place = Place.within(held_folder.hold(experiment), trial, attempt)
+    place = AttemptLocation.within(held_folder.hold(experiment), trial, attempt)
     if identity and place.held is not None:
         held_folder.refuse_another(place.held, place.attempt, identity)
     return place
 
 
-def run(place: Place) -> int:
+def run(place: AttemptLocation) -> int:
     """Run the entrypoint, in this process unless it asks for another; returns the exit code."""
     try:
         assert place.experiment is not None
@@ -95,7 +95,7 @@ def run(place: Place) -> int:
     return unsaid_end(place)
 
 
-def _failed(place: Place, error: BaseException) -> int:
+def _failed(place: AttemptLocation, error: BaseException) -> int:
     from hpcdet.train.attempt.verdicts import unsaid_failure
 
     return unsaid_failure(place, error)

@@ -86,7 +86,7 @@ class Constraint:
 
 
 @dataclass(frozen=True)
-class Standing:
+class GoalStanding:
     """What one report is worth.
 
     Attributes:
@@ -134,12 +134,12 @@ class Goals:
         """Whether breaking a constraint may end a trial."""
         return any(one.hard for one in self.constraints)
 
-    def standing(self, metrics: Mapping[str, Any], length: int) -> Standing:
+    def standing(self, metrics: Mapping[str, Any], length: int) -> GoalStanding:
         """What a report is worth. ``length``: of the training, in the search's unit."""
         losses = [one.loss(metrics) for one in self.objectives]
         known = [one for one in losses if one is not None]
         excess = [0.0 if length < c.warmup else c.excess(metrics) for c in self.constraints]
-        return Standing(tuple(known) if len(known) == len(losses) else None, tuple(excess))
+        return GoalStanding(tuple(known) if len(known) == len(losses) else None, tuple(excess))
 
     def lacking(self, metrics: Mapping[str, Any], length: int) -> list[str]:
         """The metrics that a report should have and has not."""

@@ -18,7 +18,7 @@ from hpcdet.store.config import resolved_config
 from hpcdet.store.folder import records
 from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, TrialPaths
 from hpcdet.store.fs import files, journal
-from hpcdet.store.fs.json_record import Record
+from hpcdet.store.fs.json_record import JsonRecord
 from hpcdet.units import Length
 
 EPOCH = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -30,7 +30,7 @@ def at(seconds: float) -> str:
     return time.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def put(path: Path, record: Record) -> None:
+def put(path: Path, record: JsonRecord) -> None:
     """Write a record as it is written everywhere, but nothing of it needs to be durable here."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(record.encode())

@@ -32,7 +32,7 @@ from hpcdet.store.trials import hard_links
 from hpcdet.train.checkpoints import parent
 from hpcdet.train.checkpoints.pending import UnderWay
 from hpcdet.train.comm import collectives
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 from tests import ranks as processes
 from tests.test_checkpoint_faults import Fault, is_whole, state
@@ -327,7 +327,7 @@ def test_of_two_who_give_a_trial_its_checkpoint_one_does_and_no_other_counts(
     hard_links.link(sources[2], trial.checkpoint(9, 0))
     (trial.checkpoints / f"{hard_links.DRAFT}00000009.g0-cut-off").mkdir()
     checkpoint.save(trial.checkpoint(6, 1), state(6))
-    place = Place(trial, trial.attempt(1), ExperimentPaths(tmp_path / "EXP"))
+    place = AttemptLocation(trial, trial.attempt(1), ExperimentPaths(tmp_path / "EXP"))
     heir = Trial(2, {}, 1, parent="1", origin={"name": target.name})
     heir.write_once(trial.record)
     parent.see_to_it(place)

@@ -134,7 +134,7 @@ def test_damage_that_one_rank_alone_sees_is_told_to_all(
 
     real = loading.load
 
-    def load(folder: Path, rank: int, world: int, **how: Any) -> checkpoint.Loaded:
+    def load(folder: Path, rank: int, world: int, **how: Any) -> checkpoint.LoadedState:
         if rank == 1 and folder.name == "00000002.g1":
             raise OSError(5, "Input/output error")
         return real(folder, rank, world, **how)
@@ -204,7 +204,7 @@ def test_a_checkpoint_of_a_newer_hpcdet_is_refused_and_left_alone(trial: Path) -
     checkpoints = experiment.trial(1).checkpoints
     for name in ("00000001.g1", "00000002.g1"):
         shutil.copytree(trial / name, checkpoints / name)
-    none = checkpoint.Policy(0, 0, 0)
+    none = checkpoint.RetentionRules(0, 0, 0)
     assert checkpoint.sweep(experiment, none, trial=1, attempt=9, resume=0) == ["00000001.g1"]
     assert [path.name for path in checkpoints.iterdir()] == ["00000002.g1"]
     assert len(list((checkpoints / "00000002.g1").iterdir())) == 3

@@ -32,7 +32,7 @@ def state(step: int, size: int = 500) -> dict[str, Any]:
     return {"w": torch.full((size,), float(step)), "b": [torch.arange(step)], "step": step}
 
 
-def is_whole(loaded: checkpoint.Loaded | None) -> int:
+def is_whole(loaded: checkpoint.LoadedState | None) -> int:
     """The step of a state, after looking at all of it."""
     assert loaded is not None
     step: int = loaded.shared["step"]

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hpcdet import checkpoint
 from hpcdet.checkpoint import CheckpointFailed
 from hpcdet.checkpoint.format import manifest as manifests
-from hpcdet.checkpoint.keep.retention import Candidate, Policy, keep
+from hpcdet.checkpoint.keep.retention import Candidate, RetentionRules, keep
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.folder import records
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -29,7 +29,7 @@ from hpcdet.store.folder.records import Best, Claim, Closed, Control, End
 from hpcdet.train.checkpoints.checkpointer import Keeper
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.comm.collectives import Peers
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry.tracker import Tracker
 from hpcdet.units import Length
@@ -39,7 +39,7 @@ METRICS = {3: 0.6, 4: 0.5, 5: 0.4, 7: 0.2, 8: 0.3}
 TABLE = [Candidate(1 if n <= 5 else 2, f"{n:08d}.g1", METRICS.get(n)) for n in range(1, 11)]
 
 
-def numbers(policy: Policy, candidates: list[Candidate] = TABLE) -> list[int]:
+def numbers(policy: RetentionRules, candidates: list[Candidate] = TABLE) -> list[int]:
     return sorted((int(name[:8]) for _, name in keep(candidates, policy)), reverse=True)
 
 
@@ -55,15 +55,15 @@ def numbers(policy: Policy, candidates: list[Candidate] = TABLE) -> list[int]:
     ],
 )
 def test_the_truth_table_of_determined(policy: tuple[int, int, int], kept: list[int]) -> None:
-    assert numbers(Policy(*policy)) == kept
+    assert numbers(RetentionRules(*policy)) == kept
 
 
 def test_larger_may_be_better_and_what_is_not_finite_never_is() -> None:
-    assert numbers(Policy(1, 1, 0, smaller_is_better=False)) == [8, 3]
+    assert numbers(RetentionRules(1, 1, 0, smaller_is_better=False)) == [8, 3]
     good = Best(1, 0.5, Length("batches", 1))
     for smaller, metric in itertools.product((True, False), (math.nan, math.inf, -math.inf)):
         with_it = [*TABLE, Candidate(1, "00000006.g1", metric)]
-        assert 6 not in numbers(Policy(2, 2, 0, smaller), with_it)
+        assert 6 not in numbers(RetentionRules(2, 2, 0, smaller), with_it)
         bad = dataclasses.replace(good, metric=records.number(metric))
         assert not bad.beats(None, smaller) and not bad.beats(good, smaller)
         assert good.beats(bad, smaller), "nor does one that former versions wrote stay"
@@ -72,8 +72,8 @@ def test_larger_may_be_better_and_what_is_not_finite_never_is() -> None:
 def test_resume_checkpoints_rotate_beside_the_policy() -> None:
     """They neither count as latest or best, nor go while they may be needed."""
     candidates = [*TABLE, Candidate(1, "00000006.g2", 0.1, resume=True)]
-    assert numbers(Policy(0, 1, 1), candidates) == [10, 7, 5]
-    kept = keep(candidates, Policy(0, 0, 0), resume=2)
+    assert numbers(RetentionRules(0, 1, 1), candidates) == [10, 7, 5]
+    kept = keep(candidates, RetentionRules(0, 0, 0), resume=2)
     assert sorted(kept) == [
         (1, "00000005.g1"),
         (1, "00000006.g2"),
@@ -81,7 +81,7 @@ def test_resume_checkpoints_rotate_beside_the_policy() -> None:
         (2, "00000010.g1"),
     ]
     assert set(map(tuple, kept.values())) == {("resume",)}
-    kept = keep(candidates, Policy(0, 0, 0), protected=[(1, "00000001.g1")])
+    kept = keep(candidates, RetentionRules(0, 0, 0), protected=[(1, "00000001.g1")])
     assert kept == {(1, "00000001.g1"): ["protected"]}
 
 
@@ -97,10 +97,12 @@ def test_resume_checkpoints_rotate_beside_the_policy() -> None:
         ),
         unique_by=lambda candidate: candidate.key,
     ),
-    st.builds(Policy, *[st.integers(0, 3)] * 3, st.booleans()),
+    st.builds(RetentionRules, *[st.integers(0, 3)] * 3, st.booleans()),
     st.integers(0, 3),
 )
-def test_a_trial_can_always_go_on(candidates: list[Candidate], policy: Policy, resume: int) -> None:
+def test_a_trial_can_always_go_on(
+    candidates: list[Candidate], policy: RetentionRules, resume: int
+) -> None:
     kept = keep(candidates, policy, resume)
     for trial in {candidate.trial for candidate in candidates}:
         own = sorted(c.name for c in candidates if c.trial == trial)
@@ -128,7 +130,7 @@ def test_sweep_looks_at_the_other_trials_and_touches_its_own(tmp_path: Path) -> 
     paths.trial(1).checkpoint(9, 3).mkdir()  # being written by attempt 3
     for attempt in (1, 2):  # in which code collects files
         (paths.trial(1).checkpoints / f".staging-00000009.g{attempt}").mkdir()
-    policy = Policy(experiment_best=2, trial_best=0, trial_latest=0)
+    policy = RetentionRules(experiment_best=2, trial_best=0, trial_latest=0)
     swept = checkpoint.sweep(paths, policy, trial=1, attempt=2)
     assert swept == ["00000001.g1", "00000002.g1"]
     left = [".staging-00000009.g2", "00000003.g1", "00000004.g1", "00000009.g3"]
@@ -148,7 +150,7 @@ def test_a_new_best_one_drives_out_those_of_trials_that_have_ended(tmp_path: Pat
             make(paths, number, step, metric=step / 10**number)
         if reason:
             attempt.end(reason)
-    policy = Policy(experiment_best=2, trial_best=0, trial_latest=0)
+    policy = RetentionRules(experiment_best=2, trial_best=0, trial_latest=0)
     assert checkpoint.sweep(paths, policy, trial=3, attempt=1) == []
     assert names(paths, 1) == ["00000003.g1"]
     assert len(names(paths, 2)) == len(names(paths, 3)) == 3
@@ -161,7 +163,7 @@ def test_a_member_of_a_population_keeps_what_heirs_may_begin_from(
     """Its newest four where it was compared, until the search gives it up or is over."""
     asked = {"name": "pbt", "max_length": {unit: 40}, "perturbation_interval": {unit: 3}}
     config = resolve({"searcher": asked, "checkpoint_storage": {"save_trial_best": 0}})
-    place, peers = Place.of(tmp_path, 1, 1), Peers(Ranks())
+    place, peers = AttemptLocation.of(tmp_path, 1, 1), Peers(Ranks())
     with contextlib.closing(Tracker(place.attempt.journal)) as tracker:
         keeper = Keeper(place, peers, config, tracker, Deadline(None))
         for step in range(8 * per, 18 * per + 2):
@@ -180,7 +182,7 @@ def test_a_checkpoint_that_rank_0_could_not_note_is_lost_for_it_as_for_the_other
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it alone would find it there at the next save, which all ranks make together."""
-    place = Place.of(tmp_path, 1, 1)
+    place = AttemptLocation.of(tmp_path, 1, 1)
     with contextlib.closing(Tracker(place.attempt.journal)) as tracker:
         keeper = Keeper(place, Peers(Ranks()), resolve({}), tracker, Deadline(None))
         with monkeypatch.context() as patch:
@@ -196,7 +198,7 @@ def test_a_checkpoint_that_rank_0_could_not_note_is_lost_for_it_as_for_the_other
 @pytest.mark.parametrize("by", ["the next attempt", "who believed it dead"])
 def test_an_attempt_that_is_over_commits_nothing_more(tmp_path: Path, by: str, wait: bool) -> None:
     """Its ranks may have been stopped, or their node cut off, while others took the trial."""
-    place, paths = Place.of(tmp_path, 1, 1), ExperimentPaths(tmp_path)
+    place, paths = AttemptLocation.of(tmp_path, 1, 1), ExperimentPaths(tmp_path)
     with contextlib.closing(Tracker(place.attempt.journal)) as tracker:
         keeper = Keeper(place, Peers(Ranks()), resolve({}), tracker, Deadline(None))
         assert keeper.save(1, {}, {})
@@ -241,12 +243,12 @@ def test_a_sweep_may_be_cut_off_anywhere(tmp_path: Path) -> None:
             for name in ("unlink", "rmdir", "fsync"):
                 monkeypatch.setattr(os, name, counted(getattr(os, name)))
             with contextlib.suppress(Cut):
-                checkpoint.sweep(paths, Policy(), trial=1, attempt=1)
+                checkpoint.sweep(paths, RetentionRules(), trial=1, attempt=1)
         there = paths.trial(1).checkpoints
         for manifest in manifests.committed(there):
             checkpoint.verify(there / manifest.name)
         assert {"00000004.g1", "00000005.g1"} <= {m.name for m in manifests.committed(there)}
-        checkpoint.sweep(paths, Policy(), trial=1, attempt=1)
+        checkpoint.sweep(paths, RetentionRules(), trial=1, attempt=1)
         assert names(paths, 1) == ["00000004.g1", "00000005.g1"]
     assert nth > 9
 
@@ -262,7 +264,7 @@ def test_what_a_user_left_behind_is_neither_restored_nor_removed(tmp_path: Path)
     assert loaded is not None and loaded.shared == {"step": 10}
     for step in (12, 14, 16):
         checkpoint.save(trial.checkpoint(step, 2), {"step": step})
-    checkpoint.sweep(paths, Policy(), trial=1, attempt=2)
+    checkpoint.sweep(paths, RetentionRules(), trial=1, attempt=2)
     left = ["00000014.g2", "00000016.g2", "00000020.g1", "00000030.g1"]
     assert names(paths, 1) == left, "the newest two to resume from, and what was left behind"
 

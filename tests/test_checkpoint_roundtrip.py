@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import CheckpointFailed, Loaded, Saved, StateError
+from hpcdet.checkpoint import CheckpointFailed, LoadedState, Saved, StateError
 from hpcdet.checkpoint.state import tree
 from hpcdet.checkpoint.state.partition import partition
 from hpcdet.checkpoint.state.tree import Leaf
@@ -37,7 +37,7 @@ def save_by(folder: Path, world: int, shared: Any, private: list[Any]) -> list[S
     )
 
 
-def load_by(folder: Path, world: int) -> list[Loaded]:
+def load_by(folder: Path, world: int) -> list[LoadedState]:
     return ranks(world, lambda rank, _: checkpoint.load(folder, rank, world))
 
 

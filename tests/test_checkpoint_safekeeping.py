@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import Policy
+from hpcdet.checkpoint import RetentionRules
 from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.checkpoint.keep import replicate
 from hpcdet.errors import ConfigError, IntegrityError, Unavailable
@@ -33,13 +33,13 @@ from hpcdet.train.checkpoints.background import Background
 from hpcdet.train.checkpoints.checkpointer import Keeper
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.comm.collectives import Peers
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry.tracker import Tracker
 from tests.builders import Builder
 from tests.commands import Cli
 
-BEST_AND_LATEST = Policy(trial_best=1, trial_latest=1)
+BEST_AND_LATEST = RetentionRules(trial_best=1, trial_latest=1)
 
 
 def split(folder: Path, name: str = "x-0001") -> Builder:
@@ -78,7 +78,7 @@ def steps(place: Path | None) -> list[int]:
     return [each.step for each in found]
 
 
-def restored(trial: TrialPaths) -> checkpoint.Loaded | None:
+def restored(trial: TrialPaths) -> checkpoint.LoadedState | None:
     return checkpoint.restore(trial.checkpoints, kept=trial.kept)
 
 
@@ -249,7 +249,7 @@ def test_a_failure_keeps_the_older_copy_and_damage_is_found(tmp_path: Path) -> N
     assert steps(trial.kept) == [1] and names(trial.kept) == ["00000001.g1"]
     assert ".bad-00000002.g1" in names(trial.checkpoints)
     assert checkpoint.secure(paths, BEST_AND_LATEST, 1, 1) == checkpoint.Secured()
-    with pytest.raises(replicate.Stopped):
+    with pytest.raises(replicate.ReplicationStopped):
         replicate.copy(
             trial.checkpoints / "00000001.g1", tmp_path / "to", tmp_path / "partial", lambda: True
         )
@@ -407,7 +407,7 @@ def test_a_purge_is_said(cli: Cli, tmp_path: Path) -> None:
 
 
 def keeper(paths: ExperimentPaths, attempt: int = 1) -> Keeper:
-    place = Place(paths.trial(1), paths.trial(1).attempt(attempt), paths)
+    place = AttemptLocation(paths.trial(1), paths.trial(1).attempt(attempt), paths)
     tracker = Tracker(place.attempt.journal)
     return Keeper(place, Peers(Ranks(0, 1, 0, 1, 0)), Resolved(), tracker, Deadline(None))
 

@@ -31,7 +31,7 @@ from hpcdet.store.trials import progress, staged
 from hpcdet.train.checkpoints.checkpointer import Keeper
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.comm.collectives import Peers
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry.tracker import Tracker
 from hpcdet.worker.attempts import drain_staging as after
@@ -62,7 +62,7 @@ def node(trial: TrialPaths) -> Path:
 
 def keeper(trial: TrialPaths, attempt: int = 1) -> Keeper:
     paths = paths_of(trial)
-    place = Place(paths.trial(1), paths.trial(1).attempt(attempt), paths)
+    place = AttemptLocation(paths.trial(1), paths.trial(1).attempt(attempt), paths)
     Claim(f"0001-0000.{attempt}", "here").write_once(place.attempt.claim)
     tracker = Tracker(place.attempt.journal)
     return Keeper(

@@ -121,7 +121,7 @@ data_layer: {type: shared_fs}
 """
 
 
-def load(tmp_path: Path, text: str, *sets: str) -> config.Loaded:
+def load(tmp_path: Path, text: str, *sets: str) -> config.LoadedConfig:
     file = tmp_path / "det.yaml"
     file.write_text(text)
     return config.load(file, sets)

@@ -36,7 +36,7 @@ searcher:
 """
 
 
-def load(tmp_path: Path, text: str, *sets: str, **more: Any) -> config.Loaded:
+def load(tmp_path: Path, text: str, *sets: str, **more: Any) -> config.LoadedConfig:
     file = tmp_path / "run.yaml"
     file.write_text(text)
     return config.load(file, sets, **more)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdet.control.leader.journal_cache import Facts
+from hpcdet.control.leader.journal_cache import JournalFacts
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
 from hpcdet.control.turn import write_controls
@@ -146,7 +146,7 @@ def test_a_turn_over_many_trials_keeps_the_lease_however_slow_each_file_is(
         (trials, "standing"),
         (trials, "claimed"),
         (write_controls, "in_force"),
-        (Facts, "ends"),
+        (JournalFacts, "ends"),
         (packing, "pack"),
     ):
         monkeypatch.setattr(where, name, slow(getattr(where, name)))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpcdet.control.leader import trial_cache as sights
-from hpcdet.control.leader.journal_cache import Facts
+from hpcdet.control.leader.journal_cache import JournalFacts
 from hpcdet.control.leader.leader import Fenced, Holder
 from hpcdet.control.leader.retry_rules import BUDGETS, judge
 from hpcdet.control.leader.trial_cache import Sight
@@ -34,7 +34,7 @@ from hpcdet.store.folder.records import (
     Control,
     End,
     Intent,
-    Limits,
+    RunLimits,
     Submitted,
     Trial,
     Verdict,
@@ -167,7 +167,7 @@ def test_who_has_just_written_is_looked_at_only_if_there_was_word_of_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built, now, looks, heard = Builder(tmp_path / "digits-7f3a"), [0.0], list[str](), list[int]()
-    trial, facts = built.trial(), Facts(built.paths, resolved_config.resolve({}))
+    trial, facts = built.trial(), JournalFacts(built.paths, resolved_config.resolve({}))
     view = Sight(built.paths, lambda: now[0], facts.grows)
     real = sights.looks
     monkeypatch.setattr(sights, "looks", lambda names: looks.extend(names) or real(names))
@@ -241,7 +241,7 @@ def test_a_report_says_what_its_trial_has_cost_so_far(tmp_path: Path) -> None:
     begun = [epoch(claim.at) for n in (1, 2) if (claim := Claim.read(trial.paths.attempt(n).claim))]
     first, end, _, second, _ = (epoch(at(seconds)) for seconds in clock)
     two_slots = resolved_config.resolve({"resources": {"slots_per_trial": 2}})
-    facts = Facts(built.paths, two_slots)
+    facts = JournalFacts(built.paths, two_slots)
     said = {r.length.value: r.seconds for r in facts.reports(trial.paths, "batches", -1)}
     assert said == {
         10: 2 * (first - begun[0]),
@@ -252,7 +252,7 @@ def test_a_report_says_what_its_trial_has_cost_so_far(tmp_path: Path) -> None:
 def test_a_validation_is_heard_when_all_of_it_is_known(tmp_path: Path) -> None:
     built = Builder(tmp_path / "digits-7f3a")
     trial = built.trial()
-    attempt, facts = trial.attempt(), Facts(built.paths, resolved_config.resolve({}))
+    attempt, facts = trial.attempt(), JournalFacts(built.paths, resolved_config.resolve({}))
     told = [-1]
 
     def heard(running: int = 1) -> list[tuple[int, dict[str, Any]]]:
@@ -313,7 +313,7 @@ def test_the_best_of_all_trials_is_known_to_all(tmp_path: Path) -> None:
 def test_journals_are_read_near_the_times_at_which_reports_are_expected(tmp_path: Path) -> None:
     attempt = Builder(tmp_path / "digits-7f3a").trial().attempt()
     trial, now, read = attempt.trial, 0.0, []
-    facts = Facts(attempt.experiment.paths, resolved_config.resolve({}), lambda: now)
+    facts = JournalFacts(attempt.experiment.paths, resolved_config.resolve({}), lambda: now)
 
     def heard(running: int = 1) -> list[int]:
         [reader] = facts._readers.values() or [None]
@@ -1064,7 +1064,7 @@ def test_the_arrays_in_the_queue_follow_a_change_of_how_many_run_at_once(tmp_pat
     later(world, holder)
     assert world.scheduler.throttled == [("1", 2)]
     assert len(world.scheduler.live) == 2  # those that waited and are too many have left
-    assert Limits.read(world.paths.limits(1)) is not None
+    assert RunLimits.read(world.paths.limits(1)) is not None
     # a holder that died may have been about to tell: its successor tells once more, and no more
     holder.close()
     holder = world.holder()

@@ -32,7 +32,7 @@ from hpcdet.store.trials.controls import in_force
 from hpcdet.store.trials.standing import checkpoints, latest_checkpoint, standing
 from hpcdet.train.attempt.session import Session
 from hpcdet.train.checkpoints.deadline import Deadline
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 from hpcdet.worker.claims import claims
 from tests.builders import Builder
@@ -431,7 +431,7 @@ def test_a_search_made_longer_again_and_again_is_compared_at_each_of_its_lengths
     def rungs() -> list[int]:
         session = Session(
             Ranks(),
-            Place.of(world.paths.root, 1, 1),
+            AttemptLocation.of(world.paths.root, 1, 1),
             Trial(1, {}, 7),
             overrides.of_submission(world.paths, 1),  # an allocation from before all that
             Deadline(None),

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from hpcdet.control.leader.daemon_registry import Daemon
-from hpcdet.control.searcher_job import Stopped
+from hpcdet.control.searcher_job import ChainStopped
 from hpcdet.errors import IntegrityError
 from hpcdet.store.cost import charges
 from hpcdet.store.decisions.snapshots import Point, Snapshot, write
 from hpcdet.store.folder import records
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import journal
-from hpcdet.store.fs.json_record import Record
+from hpcdet.store.fs.json_record import JsonRecord
 from hpcdet.store.trials import history
 from hpcdet.units import Length
 from tests import experiments as x
@@ -71,19 +71,19 @@ def add_the_rest(paths: ExperimentPaths) -> None:
     job = paths.submissions()[-1]
     intent = records.Intent(job, "x-1", "hpcdet:x:1-ab", 1, 1, 1, watches="12", at=at(1))
     charge = {"worker": "0001-0000.0", "job": "12_0", "slots": 1, "start": 1.0, "end": 9.0}
-    rest: dict[Path, Record] = {
+    rest: dict[Path, JsonRecord] = {
         paths.sentinel(job): intent,
         paths.sentinel_submitted(job): records.Submitted("13", "slurm", "", at(2)),
         paths.stuck(job): records.Stuck("nobody is left", "hpcdet resume x", at(9)),
         paths.charges(1): records.Charges([{**charge, "slot_s": 8.0}], [1], at(9)),
-        paths.limits(1): records.Limits(2, 10.0, None, [60], 1, at(3)),
+        paths.limits(1): records.RunLimits(2, 10.0, None, [60], 1, at(3)),
         paths.command(91): records.Command(
             "set", 0, {"values": {"worker.idle_s": 5}}, "ada", at(4)
         ),
         paths.command(92): records.Command("resume", 1, {"checkpoint": "00000010.g1"}, "a", at(4)),
         paths.reopened(1): records.Reopened(91, "ada", at(5)),
         paths.daemon("elsewhere"): Daemon(1, 2, "boot", at(5)),
-        paths.root / "searcher" / "stopped-1.json": Stopped(at(6)),
+        paths.root / "searcher" / "stopped-1.json": ChainStopped(at(6)),
         paths.worker(1, 0, 0).final: records.Final(1, at(7)),
         trial.control(97): records.Control("run", Length("batches", 60), rewinds=[["a.g1", 1]]),
         attempt.root / "rendezvous.json": records.Final(0, at(1)),
@@ -91,7 +91,9 @@ def add_the_rest(paths: ExperimentPaths) -> None:
     for path, record in rest.items():
         put(path, record)
     shown = history.Past("old-0001", 1, {"x": 0.5}, [[30, 0.25]])
-    history.History([history.Source("old-0001", 1, {"failed": 2})], [shown]).write(paths.history)
+    history.History([history.HistorySource("old-0001", 1, {"failed": 2})], [shown]).write(
+        paths.history
+    )
     write(paths, Snapshot(Point(1, 3, 300), {"a": [1]}), {"program": "x"})
     (trial.root / "pinned").mkdir()
     with journal.Writer(attempt.profile(1)) as writer:

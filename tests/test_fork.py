@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpcdet.cli.run import fork as verb
-from hpcdet.control.leader.trial_plan import Plan
+from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.control.requests import fork
 from hpcdet.control.requests.replay import Replay
 from hpcdet.control.turn.controller import advance
@@ -244,10 +244,13 @@ def test_an_heir_without_its_link_yet_begins_in_a_fork_where_the_search_thinks_i
     )
     until = Length("batches", 600)
     then = fork._folded([])
-    then.plans = {1: Plan(1, {}, 1, until, told=450), 2: Plan(2, {}, 1, until, ended="target")}
+    then.plans = {
+        1: TrialPlan(1, {}, 1, until, told=450),
+        2: TrialPlan(2, {}, 1, until, ended="target"),
+    }
     found = fork.Forked(there, 1)
     named = {8: "1@300 batches", 9: "1@300 batches", 10: "2", 11: "origin/1"}
-    plans = [Plan(number, {}, 1, until, parent) for number, parent in named.items()]
+    plans = [TrialPlan(number, {}, 1, until, parent) for number, parent in named.items()]
     given = [fork._begins(source, found, then, plan) for plan in plans]
     assert [one and one.at for one in given] == [300, 300, None, None]
     assert found.named == {

@@ -21,7 +21,7 @@ from torch.distributed import distributed_c10d
 from hpcdet import checkpoint, core, integrations
 from hpcdet.checkpoint import committed
 from hpcdet.errors import ConfigError
-from hpcdet.integrations._steps import Steps
+from hpcdet.integrations._steps import StepCounter
 from hpcdet.store.config.resolved_config import Searcher
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.trials import parents
@@ -329,7 +329,7 @@ def test_steps_say_where_trials_are_compared(tmp_path: Path) -> None:
         session.config = dataclasses.replace(session.config, searcher=asked)
         session.rungs = asked.rungs
         assert [operation.length for operation in context.searcher.operations()] == [10, 30]
-        steps, found = Steps(context), []
+        steps, found = StepCounter(context), []
         for batch in range(1, 10):
             steps.done(batch, records=8 * batch, epochs=0)
             found += [batch] if steps.at_rung else []

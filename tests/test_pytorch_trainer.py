@@ -25,7 +25,7 @@ from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.folder.records import Verdict
 from hpcdet.train.attempt.session import Units
 from hpcdet.train.process import signals
-from hpcdet.train.process.location import ATTEMPT, EXPERIMENT, TRIAL, Place
+from hpcdet.train.process.location import ATTEMPT, EXPERIMENT, TRIAL, AttemptLocation
 from hpcdet.units import Length
 from tests import alone, ranks
 from tests.alone import as_script
@@ -399,7 +399,7 @@ def test_a_stop_whose_verdict_is_lost_is_told_by_who_goes_on(
     def attempt(trial: TrialPaths, number: int) -> tuple[str, int]:
         trial.attempt(number).root.mkdir(parents=True)
         signals.forget()
-        Place.of(trial.root.parent.parent, 1, number).announce(os.environ)
+        AttemptLocation.of(trial.root.parent.parent, 1, number).announce(os.environ)
         with pytorch.init() as context:
             pytorch.Trainer(Stopping(context), context).fit(validation_period=pytorch.Batch(3))
         verdict = Verdict.read(trial.attempt(number).verdict)

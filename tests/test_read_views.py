@@ -549,8 +549,8 @@ def test_the_last_lines_are_the_same_from_either_end(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logs, "_BLOCK", 64)
         for whole in (True, False):
-            every = list(logs.Source(1, 1, 0, path).lines(whole))
-            source = logs.Source(1, 1, 0, path)
+            every = list(logs.LogSource(1, 1, 0, path).lines(whole))
+            source = logs.LogSource(1, 1, 0, path)
             last = every[-count:] if count else []
             assert source.tail(count, whole=whole, carried=True) == last
             plain = source.tail(count, whole=whole, carried=False)

@@ -19,7 +19,7 @@ from hpcdet.train.attempt import rung_wait
 from hpcdet.train.attempt.session import Session, Units
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.process import signals
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 from hpcdet.units import Length
 from tests import ranks
@@ -161,7 +161,7 @@ def session(root: Path, clock: list[float], wait_s: int, end: float | None = Non
     paths = ExperimentPaths(root)
     say(paths.trial(1), "run", 0)
     config = resolve({"searcher": {**SEARCH, "wait_at_rungs_s": wait_s}})
-    place = Place.of(root, 1, 1)
+    place = AttemptLocation.of(root, 1, 1)
     deadline = Deadline(end, wall=lambda: clock[0])
     made = Session(Ranks(), place, Trial(1, {}, 7), config, deadline)
     made.begin(None, Units())

@@ -23,7 +23,7 @@ from hpcdet.control.leader.lost_workers import Watch
 from hpcdet.errors import ConfigError, Unavailable
 from hpcdet.schedulers.common import polling
 from hpcdet.schedulers.common.base import Job, Submission, SubmissionRefused, Task, TaskState, Usage
-from hpcdet.schedulers.common.polling import Answer, SharedQuery
+from hpcdet.schedulers.common.polling import QueryAnswer, SharedQuery
 from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.schedulers.slurm import slurm_text
 from hpcdet.schedulers.slurm.slurm import SlurmScheduler
@@ -590,7 +590,7 @@ def test_a_file_that_is_damaged_foreign_or_of_the_future_is_asked_anew(
 ) -> None:
     query = SharedQuery("q", 60, lambda _: "new", clock)
     path = polling.cache_folder() / "q.json"
-    future = Answer("old", clock.now + 10_000, wait_s=60).encode()
+    future = QueryAnswer("old", clock.now + 10_000, wait_s=60).encode()
     for content in (b"{", b"[]", json.dumps({"text": 1}).encode(), future):
         path.write_bytes(content)
         assert query.get(frozenset()).text == "new"

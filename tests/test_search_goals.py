@@ -29,8 +29,8 @@ from hpcdet.search.api.events import Stop as StopTrial
 from hpcdet.search.halving.bracket_state import StateView
 from hpcdet.search.registry import RULES, searcher
 from hpcdet.search.samplers.optuna_samplers import ModelBased
-from hpcdet.search.stopping.search_rules import NoImprovement, Target
-from hpcdet.search.stopping.trial_rules import Seen
+from hpcdet.search.stopping.search_rules import NoImprovementRule, TargetRule
+from hpcdet.search.stopping.trial_rules import RuleReport
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.train.attempt.score import worth
@@ -267,10 +267,10 @@ def test_every_search_comes_to_its_end_with_its_fronts_in_order(rule: str, mode:
 
 
 def test_whoever_breaks_a_constraint_reaches_no_target_and_is_no_improvement() -> None:
-    seen = Seen("1", 1, 0.1, 0.1, feasible=False)
-    assert Target(0.5).judge({}, seen) == ""
-    state = NoImprovement(9).initial()
-    NoImprovement(9).judge(state, seen)
+    seen = RuleReport("1", 1, 0.1, 0.1, feasible=False)
+    assert TargetRule(0.5).judge({}, seen) == ""
+    state = NoImprovementRule(9).initial()
+    NoImprovementRule(9).judge(state, seen)
     assert state["best"] > 1
 
 

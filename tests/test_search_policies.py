@@ -30,19 +30,19 @@ from hpcdet.search.api.sampling import Independent
 from hpcdet.search.methods.random import Random
 from hpcdet.search.stopping import rules_from_config, search_rules, trial_rules
 from hpcdet.search.stopping.supervised import Supervised
-from hpcdet.search.stopping.trial_rules import WORST, Policy, Seen
+from hpcdet.search.stopping.trial_rules import WORST, RuleReport, TrialRule
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length
 
 
-def judged(policy: Policy, values: list[Any], *, trial: str = "1", **more: Any) -> list[str]:
+def judged(policy: TrialRule, values: list[Any], *, trial: str = "1", **more: Any) -> list[str]:
     """What a policy says of one trial's values at lengths 1, 2, ...; the state goes by JSON."""
     state = policy.initial()
     said = []
     for length, metric in enumerate(values, 1):
-        seen = Seen(trial, length, trial_rules.loss(metric, True), metric, **more)
+        seen = RuleReport(trial, length, trial_rules.loss(metric, True), metric, **more)
         said.append(policy.judge(state, seen))
         state = json.loads(json.dumps(state, allow_nan=False))
     return said
@@ -61,51 +61,51 @@ def test_what_is_no_finite_number_is_worst(metric: Any) -> None:
 @pytest.mark.parametrize(
     ("policy", "values", "ends"),
     [
-        (trial_rules.Patience(2), [3, 2, 2, 2, 1], 4),
-        (trial_rules.Patience(2), [3, 2, 2, 1, 1, 1], 6),
-        (trial_rules.Patience(2, min_delta=0.5), [3, 2.9, 2.8, 2.7], 3),
-        (trial_rules.Patience(3), [math.nan, math.nan, 1, 1, 1, 1], 6),
-        (trial_rules.Threshold(upper=5), [4, 6], 2),
-        (trial_rules.Threshold(lower=0), [4, -1], 2),
-        (trial_rules.Threshold(upper=5, warmup=3), [9, 9, 9], 3),
-        (trial_rules.Threshold(upper=5), [4, math.inf], 2),
-        (trial_rules.Threshold(lower=5, warmup=2), [math.nan, math.nan], 2),
-        (trial_rules.Plateau(3, 0.01), [1, 0.5, 0.5, 0.5], 4),
-        (trial_rules.Plateau(3, 0.01), [1, 0.5, 0.4, 0.3], 0),
-        (trial_rules.NaN(), [1, math.nan], 2),
-        (trial_rules.NaN(2), [math.nan, 1, math.nan, "x"], 4),
-        (trial_rules.NaN(2), [math.nan, None, None, math.nan], 4),
-        (trial_rules.NaN(2, absent=True), [math.nan, None], 2),
-        (trial_rules.Threshold(upper=5), [4, None, 6], 3),
-        (trial_rules.Divergence(3), [None, 1.0, None, 0.5, 2.5], 5),
-        (trial_rules.Divergence(3), [1.0, 0.5, 0.9, 2.5], 4),
-        (trial_rules.Divergence(3, reports=2), [1.0, 0.5, 2.5, 0.5, 2.5, 2.6], 6),
-        (trial_rules.Divergence(3), [1.0, 1.0, 3.9], 0),
-        (trial_rules.Divergence(3, reports=3), [1.0, math.inf, math.inf, math.nan], 4),
-        (trial_rules.Divergence(3, reports=2), [math.nan, 1.0, 3.9, 5.0, 5.0], 5),
-        (search_rules.Target(0.25), [1, 0.3, 0.2], 3),
-        (search_rules.TotalLength(3), [1, 1, 1], 3),
+        (trial_rules.PatienceRule(2), [3, 2, 2, 2, 1], 4),
+        (trial_rules.PatienceRule(2), [3, 2, 2, 1, 1, 1], 6),
+        (trial_rules.PatienceRule(2, min_delta=0.5), [3, 2.9, 2.8, 2.7], 3),
+        (trial_rules.PatienceRule(3), [math.nan, math.nan, 1, 1, 1, 1], 6),
+        (trial_rules.ThresholdRule(upper=5), [4, 6], 2),
+        (trial_rules.ThresholdRule(lower=0), [4, -1], 2),
+        (trial_rules.ThresholdRule(upper=5, warmup=3), [9, 9, 9], 3),
+        (trial_rules.ThresholdRule(upper=5), [4, math.inf], 2),
+        (trial_rules.ThresholdRule(lower=5, warmup=2), [math.nan, math.nan], 2),
+        (trial_rules.PlateauRule(3, 0.01), [1, 0.5, 0.5, 0.5], 4),
+        (trial_rules.PlateauRule(3, 0.01), [1, 0.5, 0.4, 0.3], 0),
+        (trial_rules.NaNRule(), [1, math.nan], 2),
+        (trial_rules.NaNRule(2), [math.nan, 1, math.nan, "x"], 4),
+        (trial_rules.NaNRule(2), [math.nan, None, None, math.nan], 4),
+        (trial_rules.NaNRule(2, absent=True), [math.nan, None], 2),
+        (trial_rules.ThresholdRule(upper=5), [4, None, 6], 3),
+        (trial_rules.DivergenceRule(3), [None, 1.0, None, 0.5, 2.5], 5),
+        (trial_rules.DivergenceRule(3), [1.0, 0.5, 0.9, 2.5], 4),
+        (trial_rules.DivergenceRule(3, reports=2), [1.0, 0.5, 2.5, 0.5, 2.5, 2.6], 6),
+        (trial_rules.DivergenceRule(3), [1.0, 1.0, 3.9], 0),
+        (trial_rules.DivergenceRule(3, reports=3), [1.0, math.inf, math.inf, math.nan], 4),
+        (trial_rules.DivergenceRule(3, reports=2), [math.nan, 1.0, 3.9, 5.0, 5.0], 5),
+        (search_rules.TargetRule(0.25), [1, 0.3, 0.2], 3),
+        (search_rules.TotalLengthRule(3), [1, 1, 1], 3),
     ],
 )
 def test_a_policy_ends_a_trial_with_that_report(
-    policy: Policy, values: list[Any], ends: int
+    policy: TrialRule, values: list[Any], ends: int
 ) -> None:
     assert first(judged(policy, values)) == ends
 
 
 def test_cost_counts_slots_and_time_does_not() -> None:
     spent = {"slot_seconds": 4 * 3600.0, "slots": 4}
-    assert first(judged(trial_rules.Cost(3.9), [1], **spent)) == 1
-    assert first(judged(trial_rules.Cost(4), [1], **spent)) == 0
-    assert first(judged(trial_rules.Time(0.9), [1], **spent)) == 1
-    assert first(judged(trial_rules.Time(1), [1], **spent)) == 0
+    assert first(judged(trial_rules.CostRule(3.9), [1], **spent)) == 1
+    assert first(judged(trial_rules.CostRule(4), [1], **spent)) == 0
+    assert first(judged(trial_rules.TimeRule(0.9), [1], **spent)) == 1
+    assert first(judged(trial_rules.TimeRule(1), [1], **spent)) == 0
 
 
-def reports(policy: Policy, rows: list[tuple[int, int, Any]]) -> list[tuple[int, int]]:
+def reports(policy: TrialRule, rows: list[tuple[int, int, Any]]) -> list[tuple[int, int]]:
     """(trial, length) of those (trial, length, metric) that are ended, each once."""
     state, ended = policy.initial(), {}
     for trial, length, metric in rows:
-        seen = Seen(str(trial), length, trial_rules.loss(metric, True), metric)
+        seen = RuleReport(str(trial), length, trial_rules.loss(metric, True), metric)
         if policy.judge(state, seen):
             ended.setdefault(trial, length)
         state = json.loads(json.dumps(state, allow_nan=False))
@@ -115,7 +115,7 @@ def reports(policy: Policy, rows: list[tuple[int, int, Any]]) -> list[tuple[int,
 def test_who_ends_by_the_median_is_worse_than_that_of_all_bests_so_far() -> None:
     """As docs/search.md defines it, of trials that report in any order, with ties."""
     dice = random.Random(1)
-    policy = trial_rules.Percentile(50, min_trials=3)
+    policy = trial_rules.PercentileRule(50, min_trials=3)
     state, best, there = policy.initial(), dict[str, float](), dict[int, list[float]]()
     ends = 0
     for _ in range(400):
@@ -127,13 +127,13 @@ def test_who_ends_by_the_median_is_worse_than_that_of_all_bests_so_far() -> None
         others = there.setdefault(length, [])
         others.append(best[trial])
         worse = best[trial] > statistics.median(others) and len(others) > 3
-        assert bool(policy.judge(state, Seen(trial, length, loss, loss))) == worse
+        assert bool(policy.judge(state, RuleReport(trial, length, loss, loss))) == worse
         ends += worse
     assert ends > 20
 
 
 def test_the_median_is_of_the_best_that_others_had_at_the_same_length() -> None:
-    policy = trial_rules.Percentile(50, min_trials=4)
+    policy = trial_rules.PercentileRule(50, min_trials=4)
     rows = [(trial, 10, float(trial)) for trial in (1, 2, 3, 4)]
     assert reports(policy, [*rows, (5, 10, 2.5)]) == []
     assert reports(policy, [*rows, (5, 10, 3.5)]) == [(5, 10)]
@@ -142,19 +142,19 @@ def test_the_median_is_of_the_best_that_others_had_at_the_same_length() -> None:
     assert reports(policy, [*rows, (5, 11, 9.0)]) == []
     # nothing is judged before the fifth trial, nor within the warm-up
     assert reports(policy, [*rows[:3], (5, 10, 9.0)]) == []
-    late = trial_rules.Percentile(50, min_trials=4, warmup=11)
+    late = trial_rules.PercentileRule(50, min_trials=4, warmup=11)
     assert reports(late, [*rows, (5, 10, 9.0)]) == []
 
 
 def test_a_percentile_keeps_that_share_on_the_long_run() -> None:
     draw = random.Random(0)
     rows = [(trial, 1, draw.random()) for trial in range(1, 501)]
-    ended = reports(trial_rules.Percentile(25), rows)
+    ended = reports(trial_rules.PercentileRule(25), rows)
     assert 0.70 < len(ended) / len(rows) < 0.80
 
 
 def test_lengths_within_an_interval_are_compared() -> None:
-    policy = trial_rules.Percentile(50, min_trials=2, interval=100)
+    policy = trial_rules.PercentileRule(50, min_trials=2, interval=100)
     rows = [(1, 101, 1.0), (2, 150, 1.1), (3, 199, 2.0)]
     assert reports(policy, rows) == [(3, 199)]
     # a second report of a trial within the interval is not a second value of it
@@ -162,7 +162,7 @@ def test_lengths_within_an_interval_are_compared() -> None:
 
 
 def test_wilcoxon_compares_equal_folds_with_the_best_trial() -> None:
-    policy = trial_rules.Wilcoxon(p=0.05)
+    policy = trial_rules.WilcoxonRule(p=0.05)
     best = [(1, fold, 0.1 * fold) for fold in range(1, 9)]
     worse = [(2, fold, 0.1 * fold + 0.05 + fold / 1000) for fold in range(1, 9)]
     mixed = [(3, fold, 0.1 * fold + (-1) ** fold / 50) for fold in range(1, 9)]
@@ -182,14 +182,14 @@ def test_a_test_without_its_package_is_refused_before_anything_runs(
 
 
 def test_no_improvement_counts_trials() -> None:
-    policy = search_rules.NoImprovement(3)
+    policy = search_rules.NoImprovementRule(3)
     rows = [(1, 1, 1.0), (2, 1, 2.0), (3, 1, 2.0), (4, 1, 2.0)]
     assert reports(policy, rows) == []
     assert reports(policy, [*rows, (5, 1, 2.0)]) == [(5, 1)]
     assert reports(policy, [*rows, (2, 2, 0.5), (5, 1, 2.0)]) == []
 
 
-def searcher(*asked: tuple[str, Policy], most: int = 3, at_once: int = 2) -> Supervised:
+def searcher(*asked: tuple[str, TrialRule], most: int = 3, at_once: int = 2) -> Supervised:
     space = Space({"lr": {"type": "double", "minval": 0.0, "maxval": 1.0}})
     until = Length("batches", 100)
     method = Random(Independent(space, 1), 1, until, most, at_once)
@@ -211,7 +211,7 @@ class Run:
 
 
 def test_a_trial_that_a_policy_ends_makes_room_at_once_and_is_heard_no_more() -> None:
-    run = Run(searcher(("nan", trial_rules.NaN())))
+    run = Run(searcher(("nan", trial_rules.NaNRule())))
     stop, create = run.report(1, 10, math.nan)
     assert stop == Stop(1, "nan: the metric is nan")
     assert isinstance(create, Create) and create.trial == 3
@@ -223,7 +223,7 @@ def test_a_trial_that_a_policy_ends_makes_room_at_once_and_is_heard_no_more() ->
 
 
 def test_a_target_ends_all_trials_and_the_search() -> None:
-    run = Run(searcher(("target", search_rules.Target(0.5)), most=9))
+    run = Run(searcher(("target", search_rules.TargetRule(0.5)), most=9))
     assert run.report(1, 10, 0.6) == []
     why = "target: trial 2 reached the target with 0.4"
     assert run.report(2, 10, 0.4) == [Stop(1, why), Stop(2, why), Shutdown(why=why)]
@@ -233,13 +233,13 @@ def test_a_target_ends_all_trials_and_the_search() -> None:
 @pytest.mark.parametrize(
     ("policy", "at", "again"),
     [
-        (search_rules.Target(0.1), 1, 0),
-        (search_rules.TotalLength(30), 3, 5),
-        (search_rules.NoImprovement(1), 3, 5),
+        (search_rules.TargetRule(0.1), 1, 0),
+        (search_rules.TotalLengthRule(30), 3, 5),
+        (search_rules.NoImprovementRule(1), 3, 5),
     ],
 )
 def test_what_ended_a_search_does_not_end_it_at_once_again_when_more_is_asked_for(
-    policy: Policy, at: int, again: int
+    policy: TrialRule, at: int, again: int
 ) -> None:
     """``at``: the trial that ended it, ``again``: the next one that does, if any."""
     run = Run(searcher(("it", policy), most=3, at_once=3))
@@ -262,7 +262,7 @@ def test_what_ended_a_search_does_not_end_it_at_once_again_when_more_is_asked_fo
 def test_a_trial_that_had_come_to_its_end_when_a_target_ended_the_search_can_be_made_longer() -> (
     None
 ):
-    run = Run(searcher(("target", search_rules.Target(0.1)), most=3, at_once=3))
+    run = Run(searcher(("target", search_rules.TargetRule(0.1)), most=3, at_once=3))
     run.report(1, 100, 0.5)
     run.report(2, 100, 0.1)
     assert run.report(3, 90, 0.2) == run.report(3, 100, 0.2) == []
@@ -302,7 +302,7 @@ def test_a_constraint_that_a_trial_breaks_once_the_search_is_over_ends_it_once()
     until = Length("batches", 100)
     method = Hears(Independent(Space({"lr": 0.1}), 1), 1, until, 3, 3)
     goals = Goals((Objective("loss"),), (Constraint("memory", upper=1.0, hard=True),))
-    target, limits = [("target", search_rules.Target(0.1))], Limits(3, 3, until)
+    target, limits = [("target", search_rules.TargetRule(0.1))], Limits(3, 3, until)
     run = Run(Supervised(method, target, "loss", goals=goals, limits=limits))
     run.give(Report(1, Length("batches", 10), {"loss": 0.1, "memory": 0.5}))
     for at, memory in ((10, 2.0), (20, 2.0), (30, 0.5)):
@@ -314,7 +314,7 @@ def test_a_constraint_that_a_trial_breaks_once_the_search_is_over_ends_it_once()
 
 
 def test_where_nobody_is_left_to_go_on_a_search_stays_ended_by_what_ended_it() -> None:
-    run = Run(searcher(("target", search_rules.Target(0.1)), most=1))
+    run = Run(searcher(("target", search_rules.TargetRule(0.1)), most=1))
     [stop, end] = run.report(1, 50, 0.1)
     assert isinstance(stop, Stop) and run.give(SegmentEnd(1, "stopped")) == []
     assert run.give(Limits(1, 2, Length("batches", 200))) == [end]
@@ -323,7 +323,7 @@ def test_where_nobody_is_left_to_go_on_a_search_stays_ended_by_what_ended_it() -
 
 
 def test_what_rungs_did_not_hear_before_a_search_was_reopened_they_hear_then() -> None:
-    run = Run(halving(("target", search_rules.Target(0.1)), trials=4))
+    run = Run(halving(("target", search_rules.TargetRule(0.1)), trials=4))
     for trial, value in ((1, 0.1), (2, 0.5)):
         run.report(trial, 1, value)
     assert (
@@ -335,7 +335,7 @@ def test_what_rungs_did_not_hear_before_a_search_was_reopened_they_hear_then() -
 
 
 def test_a_search_by_rungs_knows_what_ended_it_when_it_goes_on() -> None:
-    target = ("target", search_rules.Target(0.1))
+    target = ("target", search_rules.TargetRule(0.1))
     run = Run(halving(target, trials=4))
     for trial in (1, 2, 3):
         run.report(trial, 1, trial / 10 + 1)
@@ -349,10 +349,10 @@ def test_a_search_by_rungs_knows_what_ended_it_when_it_goes_on() -> None:
 
 
 def test_what_a_trial_inherits_was_trained_once() -> None:
-    policy, state = search_rules.TotalLength(1000), {"total": 0, "of": {}}
+    policy, state = search_rules.TotalLengthRule(1000), {"total": 0, "of": {}}
 
     def total(trial: int, length: int) -> int:
-        policy.judge(state, Seen(str(trial), length, 1.0, 1.0))
+        policy.judge(state, RuleReport(str(trial), length, 1.0, 1.0))
         return state["total"]
 
     assert total(1, 500) == 500
@@ -425,13 +425,13 @@ class Pauses(Random):
 
 def test_what_the_searcher_wants_of_an_ended_trial_is_dropped_and_nothing_else() -> None:
     method = Pauses(Independent(Space({"lr": 0.1}), 1), 1, Length("batches", 9), 2, 1)
-    run = Run(Supervised(method, [("nan", trial_rules.NaN())], "loss"))
+    run = Run(Supervised(method, [("nan", trial_rules.NaNRule())], "loss"))
     stop, create, *rest = run.report(1, 10, math.nan)
     assert isinstance(stop, Stop) and isinstance(create, Create) and create.trial == 9
     assert not any(isinstance(action, Pause) for action in rest)
 
 
-def halving(*asked: tuple[str, Policy], trials: int = 16) -> Supervised:
+def halving(*asked: tuple[str, TrialRule], trials: int = 16) -> Supervised:
     values = {
         "hyperparameters": {"lr": {"type": "double", "minval": 0.0, "maxval": 1.0}},
         "searcher": {
@@ -451,7 +451,7 @@ def halving(*asked: tuple[str, Policy], trials: int = 16) -> Supervised:
 
 def test_who_is_ended_by_a_policy_has_had_its_turn_at_the_rungs() -> None:
     """Nobody is promoted in its stead: it would end in the same way."""
-    method = halving(("time", trial_rules.Time(9 / 3600)))
+    method = halving(("time", trial_rules.TimeRule(9 / 3600)))
     state, actions = method.on_event(method.initial(), Start())
     lengths: dict[int, int] = {}
     running, longest = [a.trial for a in actions if isinstance(a, Create)], {}

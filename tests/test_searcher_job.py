@@ -9,7 +9,7 @@ import pytest
 
 from hpcdet.control import daemon, searcher_job
 from hpcdet.control.leader.leader import Holder
-from hpcdet.control.searcher_job import Chain
+from hpcdet.control.searcher_job import JobChain
 from hpcdet.control.turn.controller import advance
 from hpcdet.errors import HpcdetError, StillPending, UsageError
 from hpcdet.schedulers.common.base import Refusal, TaskState
@@ -20,7 +20,7 @@ from tests.paper import PaperScheduler, Waves, World
 
 
 @pytest.fixture
-def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chain:
+def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobChain:
     """Of an experiment on a site of Slurm, with a scheduler on paper."""
     told = {
         "name": "cluster",
@@ -34,19 +34,19 @@ def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Chain:
         },
         "searcher_job": {"partition": "small", "memory_mib": 512, "directives": {"qos": "long"}},
     }
-    found = Chain(
+    found = JobChain(
         Builder(tmp_path / "digits-7f3a").paths, Site.model_validate(told), PaperScheduler()
     )
-    monkeypatch.setattr(Chain, "of", lambda _: found)
+    monkeypatch.setattr(JobChain, "of", lambda _: found)
     return found
 
 
-def paper(chain: Chain) -> PaperScheduler:
+def paper(chain: JobChain) -> PaperScheduler:
     assert isinstance(chain.scheduler, PaperScheduler)
     return chain.scheduler
 
 
-def test_a_job_is_small_follows_the_one_before_and_is_submitted_once(chain: Chain) -> None:
+def test_a_job_is_small_follows_the_one_before_and_is_submitted_once(chain: JobChain) -> None:
     assert [chain.submit(1), chain.submit(2, after="1")] == ["1", "2"]
     text = chain.place.script(2).read_text()
     options = {line.partition(" --")[2] for line in text.splitlines() if line.startswith("#SBATCH")}
@@ -64,7 +64,7 @@ def test_a_job_is_small_follows_the_one_before_and_is_submitted_once(chain: Chai
 
 
 def test_each_job_has_its_successor_in_the_queue_until_it_is_stopped(
-    chain: Chain, monkeypatch: pytest.MonkeyPatch
+    chain: JobChain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = paper(chain).jobs
     assert searcher_job.start(chain.paths) == "1"
@@ -104,7 +104,7 @@ def test_each_job_has_its_successor_in_the_queue_until_it_is_stopped(
 
 
 def test_a_chain_is_stopped_while_it_runs_or_waits(
-    chain: Chain, monkeypatch: pytest.MonkeyPatch
+    chain: JobChain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not searcher_job.stop(chain.paths)
     jobs = paper(chain).jobs
@@ -121,7 +121,7 @@ def test_a_chain_is_stopped_while_it_runs_or_waits(
     assert jobs["2"].states == [TaskState.CANCELED], "one that does not listen is canceled"
 
 
-def test_what_the_site_does_not_allow_is_said(chain: Chain) -> None:
+def test_what_the_site_does_not_allow_is_said(chain: JobChain) -> None:
     paper(chain).refuse = lambda _: Refusal("invalid", "invalid qos")
     with pytest.raises(HpcdetError, match="invalid qos"):
         searcher_job.start(chain.paths)

@@ -19,7 +19,7 @@ from hpcdet.sim.course import Course
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.forecast import Forecast
 from hpcdet.sim.surrogate import Curves
-from hpcdet.sim.waits import Wait
+from hpcdet.sim.waits import QueueWait
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.units import Length
 from tests.commands import Cli, cli  # noqa: F401
@@ -99,7 +99,7 @@ def run(method: events.Searcher, cluster: Cluster, *lengths: int, **more: Any) -
 
 
 def test_workers_take_trials_one_after_the_other() -> None:
-    course = run(random_search(6, 10), Cluster(workers=4, queue_wait=Wait(typical_s=7)), 10)
+    course = run(random_search(6, 10), Cluster(workers=4, queue_wait=QueueWait(typical_s=7)), 10)
     assert (course.over, course.stalled, course.end_s) == (True, False, 27)
     assert course.finished[-1][0] == 27
     assert (len(course.finished), course.at) == (6, {10: 6})
@@ -119,7 +119,7 @@ def test_trials_begin_where_their_checkpoint_is() -> None:
 
 def test_a_trial_outlives_allocations() -> None:
     cluster = Cluster(
-        1, queue_wait=Wait(typical_s=10), walltime_s=40, save_s=5, start_s=2, restore_s=3
+        1, queue_wait=QueueWait(typical_s=10), walltime_s=40, save_s=5, start_s=2, restore_s=3
     )
     course = run(random_search(1, 100), cluster, 100)
     # 33 s of the first allocation train, 30 of each further one
@@ -161,7 +161,9 @@ def test_a_paused_trial_frees_its_place_and_goes_on_from_where_it_left() -> None
 
 def test_the_crank_turns_late_and_not_while_nobody_is_there() -> None:
     method = Ladder((10, 20), trials=4, concurrent=1, rule="stop")
-    cluster = Cluster(1, poll_s=6, away=((25, 100),), idle_s=math.inf, visible=Wait(typical_s=1))
+    cluster = Cluster(
+        1, poll_s=6, away=((25, 100),), idle_s=math.inf, visible=QueueWait(typical_s=1)
+    )
     course = run(method, cluster, 10, 20)
     # the first is the best of one; its end, written at 20, is heard at 24; the second's first
     # report, written at 34, when somebody is there again, and it has reached the top meanwhile
@@ -180,7 +182,7 @@ def test_whatever_happens_each_trial_ends_and_each_length_is_told_once(
         cluster = Cluster(
             workers=9,
             throttle=7,
-            queue_wait=Wait.parse("lognormal:20:1"),
+            queue_wait=QueueWait.parse("lognormal:20:1"),
             walltime_s=90,
             preempt_per_h=20,
             fail_per_h=30,
@@ -189,7 +191,7 @@ def test_whatever_happens_each_trial_ends_and_each_length_is_told_once(
             save_s=1,
             restore_s=2,
             stragglers=1.3,
-            visible=Wait.parse("exp:4"),
+            visible=QueueWait.parse("exp:4"),
             poll_s=2,
             directive_s=1.5,
             away=((50, 120), (200, 230)),
@@ -241,7 +243,7 @@ def test_curves_belong_to_trials_and_cross() -> None:
 @pytest.mark.parametrize("text", ["soon", "exp", "exp:-1", "lognormal:1:2:3", "-4", "nan"])
 def test_waits_that_are_none(text: str) -> None:
     with pytest.raises(ValueError):
-        Wait.parse(text)
+        QueueWait.parse(text)
 
 
 @pytest.mark.parametrize("rule", ["hybrid", "stopping", "promotion"])
@@ -257,12 +259,12 @@ def test_rules_of_ours_on_a_bad_cluster(rule: str) -> None:
     resolved = resolve({"hyperparameters": {"lr": 1}, "searcher": asked})
     cluster = Cluster(
         7,
-        queue_wait=Wait("exp", 20),
+        queue_wait=QueueWait("exp", 20),
         walltime_s=90,
         preempt_per_h=20,
         fail_per_h=30,
         checkpoint_every_s=5,
-        visible=Wait("exp", 4),
+        visible=QueueWait("exp", 4),
         poll_s=2,
         repeats=0.2,
     )
@@ -305,7 +307,7 @@ def test_rules_where_trials_come_to_their_end_before_they_hear(
     for seed in range(40):
         method = compared(rule, "async_halving", random.Random(seed))
         rungs = method.defined.brackets[0].rungs
-        visible = Wait("exp", 20)
+        visible = QueueWait("exp", 20)
         cluster = Cluster(
             3, visible=visible, poll_s=60, directive_s=directive_s, fail_per_h=9, save_s=1
         )

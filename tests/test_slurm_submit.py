@@ -188,7 +188,7 @@ def test_a_chain_of_jobs_decides_while_nothing_else_runs(lab: Lab) -> None:
     run = lab.submit(values, site=site)
     done = hpcdet("searcher", "run", "--as-job", run.paths.id)
     assert done.returncode == 0, done.stderr
-    chain = searcher_job.Chain.of(run.paths)
+    chain = searcher_job.JobChain.of(run.paths)
 
     def decides(number: int) -> bool:
         """Job ``number`` holds the lease, and its successor waits for its end."""

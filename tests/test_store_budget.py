@@ -17,7 +17,15 @@ from hpcdet.control.turn.controller import advance
 from hpcdet.jobs.script.launch import Allocation
 from hpcdet.schedulers.common.base import Capabilities, TaskState, Usage
 from hpcdet.store.cost import attempt_costs
-from hpcdet.store.cost.budget import Account, Budget, Charge, Held, Stretch, Terms, account
+from hpcdet.store.cost.budget import (
+    Account,
+    Budget,
+    Charge,
+    GrantedAllocation,
+    Stretch,
+    Terms,
+    account,
+)
 from hpcdet.store.cost.spending import Spending
 from hpcdet.store.folder.layout import AttemptPaths, TrialPaths
 from hpcdet.store.folder.records import Charges, Claim, End
@@ -36,7 +44,9 @@ def test_what_workers_hold_beyond_their_trials_is_overhead() -> None:
         Stretch("a", 2, 50, None, 200),
         Stretch("b", 2, 20, 30),
     ]
-    found = account(stretches, [Held("a", 2, 0), Held("b", 2, 15, 35)], now=100)
+    found = account(
+        stretches, [GrantedAllocation("a", 2, 0), GrantedAllocation("b", 2, 15, 35)], now=100
+    )
     assert (found.training_slot_s, found.overhead_slot_s) == (60 + 100 + 20, 40 + 20)
     assert (found.reserved_slot_s, found.running, found.begun) == (100, 1, 0)
     assert [row.overhead_slot_s for row in found.rows] == [40, 20]
@@ -53,7 +63,7 @@ def test_what_workers_hold_beyond_their_trials_is_overhead() -> None:
 def test_wall_time_counts_from_the_first_allocation() -> None:
     terms = Terms(Budget(wall_s=1000), slots=1, least_s=300)
     assert terms.grant(Account(), 1, math.inf, 5.0) == 1000
-    begun = account([], [Held("a", 1, 50)], now=200)
+    begun = account([], [GrantedAllocation("a", 1, 50)], now=200)
     assert terms.grant(begun, 3, math.inf, 200) == 850
     assert terms.room(begun, 760) == 0
     assert terms.exhausted(begun, 760) == "budget.wall_s"
@@ -81,7 +91,11 @@ def test_grants_never_exceed_the_budget(
 
 def test_what_accounting_charges_replaces_what_was_counted() -> None:
     stretches = [Stretch("a", 2, 10, 40), Stretch("b", 2, 20, None, 500)]
-    held = [Held("a", 2, 5, 45), Held("b", 2, 15), Held("c", 2, 90)]
+    held = [
+        GrantedAllocation("a", 2, 5, 45),
+        GrantedAllocation("b", 2, 15),
+        GrantedAllocation("c", 2, 90),
+    ]
     charges = [
         Charge("a", "7_0", 2, 0, 50, 100),
         Charge("b", "7_1", 2, 12, 42, 60),  # killed: nobody has closed its attempt yet
@@ -111,7 +125,7 @@ def test_what_is_charged_exceeds_the_budget_by_a_segment_per_slot_at_most(
     least_s, now = 300.0, 0.0
     terms = Terms(Budget(slot_hours=hours), slots, least_s)
     stretches: dict[int, list[Stretch]] = {0: [], 1: [], 2: []}
-    held: dict[int, list[Held]] = {0: [], 1: [], 2: []}
+    held: dict[int, list[GrantedAllocation]] = {0: [], 1: [], 2: []}
     owed: dict[int, list[Charge]] = {0: [], 1: [], 2: []}
     charges: list[Charge] = []
     bill = 0.0
@@ -126,7 +140,7 @@ def test_what_is_charged_exceeds_the_budget_by_a_segment_per_slot_at_most(
             stretches[worker].append(
                 Stretch(last.worker, slots, last.start, last.start + took, last.reserved_slot_s)
             )
-            held[worker][-1] = Held(last.worker, slots, last.start, last.start + took)
+            held[worker][-1] = GrantedAllocation(last.worker, slots, last.start, last.start + took)
             cost = slots * (took + before)
             name, begin = last.worker, last.start - before
             owed[worker].append(Charge(name, name, slots, begin, last.start + took, cost))
@@ -140,7 +154,7 @@ def test_what_is_charged_exceeds_the_budget_by_a_segment_per_slot_at_most(
         if seconds > 0:
             name = f"{worker}-{len(held[worker])}"
             stretches[worker].append(Stretch(name, slots, now, None, seconds * slots))
-            held[worker].append(Held(name, slots, now))
+            held[worker].append(GrantedAllocation(name, slots, now))
     running = [one for each in stretches.values() for one in each if one.end is None]
     most = bill + sum(one.reserved_slot_s or 0 for one in running)
     assert most <= hours * 3600 + 3 * slots * least_s + 1e-6

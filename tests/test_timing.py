@@ -340,7 +340,7 @@ def test_processes_count_those_that_they_started(tmp_path: Path) -> None:
     process(pid, 2 * second, 10, "77 78")
     process(79, 2 * second, 3, "")
     clock.now = 2.0
-    looked = resource_monitor.Sampler([probe])
+    looked = resource_monitor.ResourceMonitor([probe])
     looked.look()
     clock.now = 3.0
     looked.look()

@@ -26,7 +26,7 @@ from hpcdet.train.checkpoints.background import Background
 from hpcdet.train.checkpoints.checkpointer import Keeper
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.comm.agreement import Cause
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry.tracker import Tracker
 from tests import ranks, trees
@@ -37,7 +37,7 @@ def test_the_end_waits_for_the_checkpoint_that_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: Cause
 ) -> None:
     trial = ranks.experiment(tmp_path / "digits-7f3a", code="")
-    place = Place.of(trial.root.parent.parent, 1, 1)
+    place = AttemptLocation.of(trial.root.parent.parent, 1, 1)
     config = configs.load(tmp_path / "digits-7f3a" / "experiment.yaml")
     record = Trial.read(trial.record)
     assert record is not None
@@ -54,7 +54,9 @@ def test_the_end_waits_for_the_checkpoint_that_is_being_written(
 
 
 def test_a_folder_that_rank_0_stored_alone_stays_the_newest(tmp_path: Path) -> None:
-    session = Session(Ranks(), Place.alone(tmp_path), Trial(1, {}, 7), Resolved(), Deadline(None))
+    session = Session(
+        Ranks(), AttemptLocation.alone(tmp_path), Trial(1, {}, 7), Resolved(), Deadline(None)
+    )
     keeper, state = session.keeper, {"w": torch.ones(3)}
     assert keeper.save(1, state, None, wait=False)
     assert keeper.save(2, {"files": {}}, None, alone=True)
@@ -78,7 +80,7 @@ class Threads:
 
 def test_what_rank_0_stored_alone_counts_for_all(tmp_path: Path) -> None:
     """Else the others would save a step that is there, and wait for rank 0 for ever."""
-    place = Place.alone(tmp_path)  # one attempt for both
+    place = AttemptLocation.alone(tmp_path)  # one attempt for both
 
     def work(rank: int, exchange: checkpoint.Exchange) -> list[str]:
         peers: Any = Threads(rank, exchange)
@@ -117,7 +119,9 @@ class FullDisk:
 def test_a_complaint_that_no_log_takes_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = Session(Ranks(), Place.alone(tmp_path), Trial(1, {}, 7), Resolved(), Deadline(None))
+    session = Session(
+        Ranks(), AttemptLocation.alone(tmp_path), Trial(1, {}, 7), Resolved(), Deadline(None)
+    )
     tracker = Tracker(tmp_path / "no" / "such" / "folder" / "journal.jsonl")
     (tmp_path / "no").touch()
 

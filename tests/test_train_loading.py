@@ -49,7 +49,7 @@ def test_generators_of_a_data_set_and_of_collate_are_seeded_wherever_they_draw()
     def drawn(workers: int) -> tuple[list[Any], Any]:
         noise = OwnNoise()
         before = [rng.state_of(noise.torch), rng.state_of(noise.parts["python"])]  # type: ignore[arg-type]
-        made = loader.Loader(noise, slices, (1,), num_workers=workers, collate_fn=mask)
+        made = loader.ShardedLoader(noise, slices, (1,), num_workers=workers, collate_fn=mask)
         found = [batch for _, batch in made]
         after = [rng.state_of(noise.torch), rng.state_of(noise.parts["python"])]  # type: ignore[arg-type]
         assert torch.equal(before[0], after[0]) and before[1] == after[1], "they are put back"

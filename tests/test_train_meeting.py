@@ -24,7 +24,7 @@ from hpcdet.errors import Unavailable
 from hpcdet.train.meeting import door as doors
 from hpcdet.train.meeting import gloo, liveness, port_filter, proof
 from hpcdet.train.meeting.door import Door, knock
-from hpcdet.train.meeting.frames import MOST_BYTES, Frame, Incoming, Kind
+from hpcdet.train.meeting.frames import MOST_BYTES, Frame, FrameKind, Incoming
 from hpcdet.train.meeting.liveness import Lifeline
 from hpcdet.train.meeting.process_group_store import AttemptStore, _Table
 from hpcdet.train.process.ranks import PEER_LOST
@@ -158,22 +158,26 @@ def test_ranks_that_do_not_come_are_counted() -> None:
 
 
 def test_messages_come_whole_or_not_at_all() -> None:
-    sent = [Frame(Kind.SET, 7, (b"key", b"")), Frame(Kind.GOODBYE), Frame(Kind.ADD, 8, (b"",))]
+    sent = [
+        Frame(FrameKind.SET, 7, (b"key", b"")),
+        Frame(FrameKind.GOODBYE),
+        Frame(FrameKind.ADD, 8, (b"",)),
+    ]
     data = b"".join(frame.encode() for frame in sent)
     incoming = Incoming()
     found = [frame for at in range(len(data)) for frame in incoming.take(data[at : at + 1])]
     assert found == sent
     for bad in (
-        struct.pack("!IBI", MOST_BYTES + 6, Kind.SET, 1),
-        struct.pack("!IBI", 0, Kind.SET, 1),
+        struct.pack("!IBI", MOST_BYTES + 6, FrameKind.SET, 1),
+        struct.pack("!IBI", 0, FrameKind.SET, 1),
         struct.pack("!IBI", 5, 99, 1),
-        struct.pack("!IBI", 7, Kind.SET, 1) + b"ab",
-        struct.pack("!IBII", 9, Kind.SET, 1, 1),
+        struct.pack("!IBI", 7, FrameKind.SET, 1) + b"ab",
+        struct.pack("!IBII", 9, FrameKind.SET, 1, 1),
     ):
         with pytest.raises(ValueError):
             list(Incoming().take(bad))
     with pytest.raises(ValueError):
-        Frame(Kind.SET, 1, (bytes(MOST_BYTES),)).encode()
+        Frame(FrameKind.SET, 1, (bytes(MOST_BYTES),)).encode()
 
 
 @contextlib.contextmanager
@@ -233,17 +237,17 @@ def test_a_rank_waits_for_a_key_in_one_thread_and_sets_another_in_the_next() -> 
 def test_who_waits_for_several_keys_waits_until_all_are_there_at_once() -> None:
     table, found = _Table(), list[str]()
 
-    def ask(kind: Kind, *parts: bytes) -> None:
+    def ask(kind: FrameKind, *parts: bytes) -> None:
         table.ask(Frame(kind, 0, parts), lambda _: found.append(f"{kind.name} {b''.join(parts)!r}"))
 
-    ask(Kind.WAIT, b"a", b"b")
-    ask(Kind.GET, b"b", b"a")
-    ask(Kind.SET, b"a", b"1")
-    ask(Kind.DELETE, b"a")
-    ask(Kind.SET, b"b", b"1")
+    ask(FrameKind.WAIT, b"a", b"b")
+    ask(FrameKind.GET, b"b", b"a")
+    ask(FrameKind.SET, b"a", b"1")
+    ask(FrameKind.DELETE, b"a")
+    ask(FrameKind.SET, b"b", b"1")
     assert found == ["SET b'a1'", "DELETE b'a'", "SET b'b1'"]
-    ask(Kind.COMPARE_SET, b"a", b"x", b"1")  # which stores nothing
-    ask(Kind.ADD, b"a", b"1")
+    ask(FrameKind.COMPARE_SET, b"a", b"x", b"1")  # which stores nothing
+    ask(FrameKind.ADD, b"a", b"1")
     assert sorted(found[4:]) == ["ADD b'a1'", "GET b'ba'", "WAIT b'ab'"]
 
 
@@ -259,7 +263,7 @@ def test_a_loss_is_told_to_all_and_a_goodbye_is_none(monkeypatch: pytest.MonkeyP
     gone = threading.Event()
     first.start(lambda _, frame: (heard.append(frame), gone.set()))
     second.start(lambda *_: None)
-    leaves.sendall(Frame(Kind.GOODBYE).encode())
+    leaves.sendall(Frame(FrameKind.GOODBYE).encode())
     leaves.close()
     assert gone.wait(60) and heard == [None]
     assert not first.lost.is_set()

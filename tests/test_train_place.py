@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcdet.train.process import location
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 
 
 @pytest.mark.parametrize("other", ["nothing", "another folder"])
@@ -26,10 +26,10 @@ def test_a_descriptor_of_another_host_or_container_is_passed_over(
         location.HELD_IS: f"{found.st_dev}:{found.st_ino}",
     }
     try:
-        here = Place.from_environment(env)
+        here = AttemptLocation.from_environment(env)
         assert here is not None and str(here.attempt.root).startswith(env[location.HELD])
     finally:
         os.close(fd)
     env[location.HELD] = str(elsewhere if other == "another folder" else tmp_path / "gone")
-    there = Place.from_environment(env)
+    there = AttemptLocation.from_environment(env)
     assert there is not None and there.attempt.root.is_relative_to(named)

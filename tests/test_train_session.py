@@ -29,13 +29,13 @@ from hpcdet.store.folder.records import Control, Trial
 from hpcdet.store.fs import journal
 from hpcdet.train.attempt import fingerprint
 from hpcdet.train.attempt.session import Session, Units
-from hpcdet.train.attempt.stop_request import Stop
+from hpcdet.train.attempt.stop_request import StopRequest
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.comm.agreement import NOTHING, TOGETHER, Agreement, Orders
 from hpcdet.train.data import loader, rng
 from hpcdet.train.data.sample_order import Slice
 from hpcdet.train.process import deterministic, signals
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry.tracker import Tracker, plain
 from hpcdet.units import Length
@@ -213,7 +213,7 @@ def test_a_stop_is_heeded_at_a_step_in_which_no_clock_has_a_say() -> None:
         now = 0.0
         wire: Any = Wire()
         both = [Agreement(wire, lambda: now) for _ in range(2)]
-        stops = [Stop(at_once=False) for _ in range(2)]
+        stops = [StopRequest(at_once=False) for _ in range(2)]
         for stop in stops:
             stop.learn(asked)
         for step in range(since + 1, 100):
@@ -256,7 +256,7 @@ def test_ranks_of_which_one_has_loaded_a_checkpoint_keep_in_step(
     now = [0.0]
     both = list[Session]()
     for start in starts:
-        place = Place.alone(tmp_path / str(start))
+        place = AttemptLocation.alone(tmp_path / str(start))
         one = Session(Ranks(), place, Trial(1, {}, 7), Resolved(), Deadline(None))
         peers: Any = Talk()
         one.peers = peers
@@ -361,7 +361,9 @@ def test_in_haste_the_save_under_way_counts_and_no_other_is_begun(
 
     now = [0.0]
     deadline = Deadline(100.0, wall=lambda: now[0])
-    session = Session(Ranks(), Place.alone(tmp_path), Trial(1, {}, 7), Resolved(), deadline)
+    session = Session(
+        Ranks(), AttemptLocation.alone(tmp_path), Trial(1, {}, 7), Resolved(), deadline
+    )
     keeper, state = session.keeper, {"w": torch.ones(3)}
     keeper._tracker = Tracker(tmp_path / "journal.jsonl")
     assert keeper.save(1, state, None)
@@ -386,7 +388,9 @@ def test_in_haste_the_save_under_way_counts_and_no_other_is_begun(
 def test_what_could_not_be_written_beside_can_be_saved_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = Session(Ranks(), Place.alone(tmp_path), Trial(1, {}, 7), Resolved(), Deadline(None))
+    session = Session(
+        Ranks(), AttemptLocation.alone(tmp_path), Trial(1, {}, 7), Resolved(), Deadline(None)
+    )
     keeper, state = session.keeper, {"w": torch.ones(3)}
     with monkeypatch.context() as patch:
         patch.setattr(shard, "persist", lambda *_: (_ for _ in ()).throw(OSError("no luck")))
@@ -399,7 +403,9 @@ def test_what_could_not_be_written_beside_can_be_saved_again(
 
 def test_the_first_step_which_compiles_says_nothing_of_the_others(tmp_path: Path) -> None:
     deadline = Deadline(None)
-    session = Session(Ranks(), Place.alone(tmp_path), Trial(1, {}, 7), Resolved(), deadline)
+    session = Session(
+        Ranks(), AttemptLocation.alone(tmp_path), Trial(1, {}, 7), Resolved(), deadline
+    )
     for expected in (False, True):
         session._last_step -= 1000
         session.poll(Units(1))
@@ -454,7 +460,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:
                 yield Slice(epoch, len(indices), np.array(indices), len(indices), False)
 
     def drawn(*seed: int, workers: int) -> list[Any]:
-        made = loader.Loader(Noise(), slices, seed, num_workers=workers, collate_fn=list)
+        made = loader.ShardedLoader(Noise(), slices, seed, num_workers=workers, collate_fn=list)
         return [batch for _, batch in made]
 
     before = rng.capture_cpu()
@@ -469,7 +475,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:
     assert here[0] != here[2]
     # a split has a method that fetches batches, and is still drawn sample by sample
     split = Subset(Subset(Noise(), list(range(5))), list(range(5)))  # type: ignore[arg-type]
-    made = loader.Loader(split, slices, (1,), collate_fn=list)
+    made = loader.ShardedLoader(split, slices, (1,), collate_fn=list)
     assert [batch for _, batch in made] == here
     rng.restore_cpu(before)
 
@@ -505,7 +511,7 @@ def test_metrics_that_no_journal_took_are_told_by_who_goes_on(
     assert record is not None
 
     def attempt(number: int) -> Session:
-        return Session(Ranks(), Place.of(root, 1, number), record, config, Deadline(None))
+        return Session(Ranks(), AttemptLocation.of(root, 1, number), record, config, Deadline(None))
 
     first, state = attempt(1), {"w": torch.ones(3)}
     first.begin(None, Units())
@@ -539,7 +545,7 @@ def test_of_metrics_only_validations_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = ranks.experiment(tmp_path / "digits-7f3a", code="")
-    place = Place.of(trial.root.parent.parent, 1, 1)
+    place = AttemptLocation.of(trial.root.parent.parent, 1, 1)
     config = configs.load(tmp_path / "digits-7f3a" / "experiment.yaml")
     record = Trial.read(trial.record)
     assert record is not None
@@ -570,7 +576,7 @@ def test_a_trial_canceled_at_once_leaves_without_saving_though_told_to_save(
         raise Left
 
     trial = ranks.experiment(tmp_path / "digits-7f3a", code="")
-    place = Place.of(trial.root.parent.parent, 1, 1)
+    place = AttemptLocation.of(trial.root.parent.parent, 1, 1)
     session = Session(Ranks(), place, Trial(1, {}, 7), Resolved(), Deadline(None))
     session.begin(None, Units())
     session.poll(Units(1))

@@ -50,7 +50,7 @@ from hpcdet.worker.attempts import cancels, drain_staging, evidence
 from hpcdet.worker.attempts.lane import Lane
 from hpcdet.worker.claims import claimable, claims
 from hpcdet.worker.crank import retry
-from hpcdet.worker.crank.turn_crank import Crank
+from hpcdet.worker.crank.turn_crank import WorkerCrank
 from hpcdet.worker.main import Worker, run
 from tests import experiments as x
 
@@ -212,7 +212,7 @@ def at_work(
     me = paths.worker(1, 0, allocation.restart)
     files.make_folder(me.root)
     notices = Notices()
-    crank = Crank(paths, site, log, notices)
+    crank = WorkerCrank(paths, site, log, notices)
     return Worker(
         paths, resolved_config.resolve(x.config()), site, allocation, notices, me, log, crank
     )
@@ -433,7 +433,7 @@ def test_a_worker_that_leaves_trials_for_which_nobody_was_sent_ends_with_an_erro
         work.site = x.local_site(capabilities={"requeue": "none"})
         files.write_once(paths.site, loading.dump(work.site))
         files.write_once(paths.config, resolved_config.dump(x.config()))
-        work.crank = Crank(paths, work.site, log, work.notices)
+        work.crank = WorkerCrank(paths, work.site, log, work.notices)
         assert work.work() == code
         work.crank.close()
 
@@ -447,7 +447,7 @@ def test_an_end_is_told_to_whoever_decides(tmp_path: Path, monkeypatch: pytest.M
     files.write_once(paths.config, resolved_config.dump(x.config()))
     assert lease.Lease(paths, "daemon", 100).try_acquire()
     with journal.Writer(paths.worker(1, 0, 0).journal) as log:
-        crank = Crank(paths, site, log, Notices())
+        crank = WorkerCrank(paths, site, log, Notices())
         crank.turn(now=True)
         x.until(lambda: crank.turns > 0, lambda: "no turn")
         assert not crank.decides

@@ -19,7 +19,7 @@ from hpcdet.store.folder.records import Claim, WorkerClaim, WorkerEnd
 from hpcdet.store.fs import files, journal
 from hpcdet.store.trials.standing import standing
 from hpcdet.units import Length
-from hpcdet.worker.allocation.fitting import Fitting, Pace, measure
+from hpcdet.worker.allocation.fitting import AttemptPace, Fitting, measure
 from hpcdet.worker.allocation.time_left import Remaining
 from hpcdet.worker.claims import claims
 from tests.builders import Builder, at, put
@@ -61,10 +61,10 @@ def test_the_pace_of_an_attempt_is_what_its_journal_says(built: Builder) -> None
     assert pace.batch_s == pytest.approx(1, abs=0.05)
     assert pace.units == {"batches": 60, "records": 480, "epochs": 3}
     # to the rung if that is near, else as long as it took to come and will take to save
-    assert Pace(30, 2, 1.0).useful_s(5) == 5
-    assert Pace(30, 2, 1.0).useful_s(500) == 32
-    assert Pace(3, 2, 20.0).useful_s(500) == 20  # a batch is a batch
-    assert Pace(30, 2).useful_s(5) == 32 and Pace(30, 2).useful_s(math.inf) == 32
+    assert AttemptPace(30, 2, 1.0).useful_s(5) == 5
+    assert AttemptPace(30, 2, 1.0).useful_s(500) == 32
+    assert AttemptPace(3, 2, 20.0).useful_s(500) == 20  # a batch is a batch
+    assert AttemptPace(30, 2).useful_s(5) == 32 and AttemptPace(30, 2).useful_s(math.inf) == 32
 
 
 def test_what_does_not_fit_is_passed_over_for_what_does(built: Builder) -> None:

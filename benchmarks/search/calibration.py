@@ -23,7 +23,7 @@ import pytest
 from hpcdet.search.registry import searcher
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.engine import Simulation
-from hpcdet.sim.waits import Wait
+from hpcdet.sim.waits import QueueWait
 from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.records import Claim, End, Submitted, WorkerClaim
 from hpcdet.store.fs import journal
@@ -154,7 +154,7 @@ def foretold(known: Figures, search: Search) -> tuple[float, int, Counter[int]]:
     resolved = resolved_config.resolve(values(search))
     cluster = Cluster(
         search.workers,
-        queue_wait=Wait(typical_s=known.wait_s),
+        queue_wait=QueueWait(typical_s=known.wait_s),
         start_s=known.start_s,
         directive_s=known.decide_s,
         checkpoint_every_s=4 * known.unit_s,

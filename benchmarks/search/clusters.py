@@ -22,7 +22,7 @@ from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import Curves
-from hpcdet.sim.waits import Wait
+from hpcdet.sim.waits import QueueWait
 
 R = 256
 """Seconds, and units: a unit trains a second."""
@@ -31,11 +31,11 @@ HORIZON = {4: 6.0, 25: 2.5, 100: 1.25}
 SCENARIOS: dict[str, dict[str, Any]] = {
     "ideal": {},
     "stragglers, drops": {"stragglers": 1.33, "fail_per_h": 3.6},
-    "queue waits": {"queue_wait": Wait("exp", R / 8), "walltime_s": R, "restore_s": 0.5},
+    "queue waits": {"queue_wait": QueueWait("exp", R / 8), "walltime_s": R, "restore_s": 0.5},
     "cluster": {
         "stragglers": 0.5,
         "fail_per_h": 3.6,
-        "queue_wait": Wait("exp", R / 8),
+        "queue_wait": QueueWait("exp", R / 8),
         "walltime_s": R,
         "restore_s": 0.5,
         "save_s": 0.25,

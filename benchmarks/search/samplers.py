@@ -24,7 +24,7 @@ from hpcdet.search.api import events
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.surrogate import DIMENSIONS, Curves, curves
-from hpcdet.sim.waits import Wait
+from hpcdet.sim.waits import QueueWait
 
 FULL, ETA, RUNGS = 81, 3, 4
 HORIZON = {4: 8.0, 25: 3.0}
@@ -36,7 +36,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "cluster": {
         "stragglers": 0.5,
         "fail_per_h": 3600 * 0.001,
-        "queue_wait": Wait("exp", FULL / 8),
+        "queue_wait": QueueWait("exp", FULL / 8),
         "walltime_s": FULL,
         "restore_s": 0.15,
         "save_s": 0.08,

@@ -27,8 +27,8 @@ from hpcdet.checkpoint.format.host_image import Image
 from hpcdet.checkpoint.format.manifest import Manifest, NewerFormat, committed
 from hpcdet.checkpoint.keep.inherit import link
 from hpcdet.checkpoint.keep.replicate import Secured, secure
-from hpcdet.checkpoint.keep.retention import Policy, sweep
-from hpcdet.checkpoint.read.load import Loaded, content_digest, load, newest, restore, verify
+from hpcdet.checkpoint.keep.retention import RetentionRules, sweep
+from hpcdet.checkpoint.read.load import LoadedState, content_digest, load, newest, restore, verify
 from hpcdet.checkpoint.state.tree import Sharded, StateError
 from hpcdet.checkpoint.write.commit import CheckpointFailed
 from hpcdet.checkpoint.write.dtensor import spread
@@ -41,10 +41,10 @@ __all__ = [
     "Exchange",
     "Frozen",
     "Image",
-    "Loaded",
+    "LoadedState",
     "Manifest",
     "NewerFormat",
-    "Policy",
+    "RetentionRules",
     "Saved",
     "Saving",
     "Secured",

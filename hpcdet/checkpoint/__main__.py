@@ -173,7 +173,7 @@ def _sweep(experiment: ExperimentPaths, dry_run: bool) -> int:
             where=str(experiment.root),
             hint="each trial applies the rules itself while it runs; this is for afterwards",
         )
-    policy = retention.Policy.of(resolved_config.load(experiment.config))
+    policy = retention.RetentionRules.of(resolved_config.load(experiment.config))
     needed = {"done": 0, "stopped": 1}  # any other trial may still be asked to go on
     resume = {
         trial.number: needed.get(standing(trial).state, retention.RESUME)

@@ -29,7 +29,7 @@ from hpcdet.store.config import resolved_config
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed, Intent, Submitted
 from hpcdet.store.fs import files
-from hpcdet.store.fs.json_record import Record
+from hpcdet.store.fs.json_record import JsonRecord
 
 KIND = "job"
 """What the lease says of a holder that is such a job."""
@@ -39,14 +39,14 @@ AGAIN_S = 300.0
 
 
 @dataclass(frozen=True)
-class Stopped(Record):
+class ChainStopped(JsonRecord):
     """``searcher/stopped-N.json``: its user has ended the chain of jobs up to number N."""
 
     at: str = ""
 
 
 @dataclass
-class Chain:
+class JobChain:
     """The jobs of one experiment's searcher, by their files and their scheduler."""
 
     paths: ExperimentPaths
@@ -54,7 +54,7 @@ class Chain:
     scheduler: Scheduler
 
     @classmethod
-    def of(cls, paths: ExperimentPaths) -> Chain:
+    def of(cls, paths: ExperimentPaths) -> JobChain:
         """Raises ConfigError as the experiment's files do."""
         site = from_resolved(paths.site)
         return cls(paths, site, open_scheduler(site))
@@ -145,7 +145,7 @@ class Chain:
 
     def stop(self) -> None:
         """Say that the chain is to end."""
-        Stopped(files.now()).write_once(self.place.root / f"stopped-{self.newest:04d}.json")
+        ChainStopped(files.now()).write_once(self.place.root / f"stopped-{self.newest:04d}.json")
 
 
 def start(paths: ExperimentPaths) -> str:
@@ -158,7 +158,7 @@ def start(paths: ExperimentPaths) -> str:
     """
     if (closed := Closed.read(paths.closed)) is not None:
         raise UsageError(f"nothing is left to decide: it is {closed.state}", where=paths.id)
-    chain = Chain.of(paths)
+    chain = JobChain.of(paths)
     if chain.site.scheduler == "slurm" and not chain.site.capabilities.submit_from_compute:
         raise UsageError(
             "jobs cannot submit their successors at this site",
@@ -179,7 +179,7 @@ def stop(paths: ExperimentPaths) -> bool:
         StillPending: it did not leave in time.
         Unavailable: the scheduler does not answer.
     """
-    chain = Chain.of(paths)
+    chain = JobChain.of(paths)
     live = chain.live()
     if not live:
         return False
@@ -203,7 +203,7 @@ def _holds(paths: ExperimentPaths) -> bool:
 def run(paths: ExperimentPaths, number: int) -> int:
     """Be job ``number`` of the chain; returns its exit code."""
     began = time.time()
-    chain = Chain.of(paths)
+    chain = JobChain.of(paths)
     own = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID", "")
     walltime = rendering.walltime_s(chain.site) if chain.site.scheduler == "slurm" else None
     until = None if walltime is None else began + walltime - _lead(chain.site, walltime)
@@ -239,7 +239,7 @@ def _lead(site: Site, walltime_s: float) -> float:
 class _Successor:
     """Is submitted when its predecessor begins, or as soon as the scheduler takes it."""
 
-    chain: Chain
+    chain: JobChain
     number: int
     after: str
     _next: float = 0.0

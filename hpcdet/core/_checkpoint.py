@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import Loaded, Manifest
+from hpcdet.checkpoint import LoadedState, Manifest
 from hpcdet.checkpoint.format import remove
 from hpcdet.core._metadata import merged
 from hpcdet.core._modes import DownloadMode
@@ -344,7 +344,7 @@ def _units(manifest: Manifest) -> Units:
     return Units(manifest.step, known.get("records", 0), known.get("epochs", 0))
 
 
-def _state(loaded: Loaded) -> Any:
+def _state(loaded: LoadedState) -> Any:
     """What a loop of one's own has saved.
 
     Raises:

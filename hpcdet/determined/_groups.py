@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, distributed_c10d  # type: ignore[attr-defined]
 
 from hpcdet.train.attempt import startup
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 
 
@@ -26,7 +26,7 @@ def take_over() -> None:
 
     @functools.wraps(torchs)
     def init_process_group(*args: Any, **options: Any) -> None:
-        if options.get("store") is not None or Place.from_environment() is None:
+        if options.get("store") is not None or AttemptLocation.from_environment() is None:
             torchs(*args, **options)
         elif Ranks.from_environment().world > 1:
             startup.meet()

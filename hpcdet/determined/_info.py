@@ -14,7 +14,7 @@ from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.config.data_secrets import resolve
 from hpcdet.store.folder.records import Trial
 from hpcdet.store.trials.standing import latest_checkpoint
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 
 
@@ -96,7 +96,7 @@ class ClusterInfo:
 
 def get_cluster_info() -> ClusterInfo | None:
     """What this process is part of; None outside hpcdet."""
-    place = Place.from_environment()
+    place = AttemptLocation.from_environment()
     record = Trial.read(place.trial.record) if place else None
     if place is None or place.experiment is None or record is None:
         return None

@@ -15,7 +15,7 @@ from hpcdet.train.attempt.session import Units
 from hpcdet.train.data import rng
 
 
-class Steps:
+class StepCounter:
     """Asked by an adapter at the begin of each step, told at its end. All ranks together.
 
     Attributes:

@@ -30,7 +30,7 @@ from transformers.trainer_callback import ExportableState
 from hpcdet import core
 from hpcdet.errors import ConfigError
 from hpcdet.integrations._ranks import announce
-from hpcdet.integrations._steps import Steps
+from hpcdet.integrations._steps import StepCounter
 from hpcdet.train.checkpoints import warm_start
 
 State = dict[str, Any]
@@ -99,7 +99,7 @@ class Callback(transformers.TrainerCallback):
             )
         self._context = context
         self._trainer = trainer
-        self._steps = Steps(context)
+        self._steps = StepCounter(context)
         self._evaluated = -1
 
     @contextlib.contextmanager

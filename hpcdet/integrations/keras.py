@@ -24,7 +24,7 @@ from hpcdet.errors import IntegrityError
 from hpcdet.integrations._loader import Loader
 from hpcdet.integrations._ranks import one_only
 from hpcdet.integrations._rates import rate
-from hpcdet.integrations._steps import Steps
+from hpcdet.integrations._steps import StepCounter
 
 __all__ = ["Callback", "Loader", "fit"]
 
@@ -74,7 +74,7 @@ class Callback(keras.callbacks.Callback):
         one_only(context, "Keras's fit")
         self._context = context
         self._loader = loader
-        self._steps = Steps(context)
+        self._steps = StepCounter(context)
         self._batches = self._records = 0  # of the whole trial
         self.epoch = self._behind = 0  # batches behind in this epoch
         self._held: list[Any] | None = None

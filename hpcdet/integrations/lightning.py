@@ -27,7 +27,7 @@ from hpcdet import core
 from hpcdet.errors import UsageError
 from hpcdet.integrations._loader import Loader
 from hpcdet.integrations._ranks import announce
-from hpcdet.integrations._steps import Steps
+from hpcdet.integrations._steps import StepCounter
 from hpcdet.train.checkpoints import warm_start
 from hpcdet.train.process import signals
 
@@ -256,7 +256,7 @@ class Callback(lightning.Callback):
     def __init__(self, context: core.Context) -> None:
         self.journal = Journal(context)
         self.storage = Storage()
-        self._steps = Steps(context)
+        self._steps = StepCounter(context)
         self._loader: Loader | None = None
         self._over = False
 

@@ -32,7 +32,7 @@ from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
 from hpcdet.store.fs import files
-from hpcdet.store.fs.json_record import Record
+from hpcdet.store.fs.json_record import JsonRecord
 
 _LOOK_S = 0.1
 _REMOVE_S = 5.0
@@ -41,7 +41,7 @@ _VARIABLES = "environment.yaml"
 
 
 @dataclass(frozen=True)
-class Answer(Record):
+class CommandResult(JsonRecord):
     """``answer.json``.
 
     Attributes:
@@ -83,7 +83,7 @@ def folder(root: Path) -> Iterator[Path]:
 
 def run(
     place: Path, site: Site, experiment: Resolved, argv: Sequence[str], timeout_s: float
-) -> tuple[Answer, str]:
+) -> tuple[CommandResult, str]:
     """Run a command in a job of one task, and wait for it.
 
     Args:
@@ -114,7 +114,7 @@ def run(
     files.make_folder(paths.job_log(1))
     scheduler = open_scheduler(once)
     made = Submission(intent.name, intent.tag, script, 1, 1, argv=submission.argv(once, script))
-    answer: Answer | None = None
+    answer: CommandResult | None = None
     try:
         job = Job(_submit(scheduler, made), 1, files.now())
         answer = _wait(paths, scheduler, once, job, timeout_s)
@@ -133,11 +133,11 @@ def _submit(scheduler: Scheduler, made: Submission) -> str:
 
 def _wait(
     paths: ExperimentPaths, scheduler: Scheduler, site: Site, job: Job, timeout_s: float
-) -> Answer:
+) -> CommandResult:
     limit, look, ended = time.monotonic() + timeout_s, 0.0, 0.0
     task: Task | None = None
     while True:
-        answer = Answer.read(paths.root / "answer.json")
+        answer = CommandResult.read(paths.root / "answer.json")
         if answer is not None:
             return answer
         now = time.monotonic()
@@ -199,7 +199,9 @@ def main(argv: list[str]) -> int:
             stderr=subprocess.STDOUT,
             check=False,
         )
-    Answer(done.returncode, socket.gethostname(), files.now()).write_once(place / "answer.json")
+    CommandResult(done.returncode, socket.gethostname(), files.now()).write_once(
+        place / "answer.json"
+    )
     return 0
 
 

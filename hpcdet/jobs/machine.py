@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hpcdet.errors import HpcdetError
-from hpcdet.jobs.checks.site_checks import Finding
+from hpcdet.jobs.checks.site_checks import SiteFinding
 from hpcdet.jobs.script.launch import clean_environment
 from hpcdet.site import from_resolved, places
 from hpcdet.site.models import Launcher
@@ -52,60 +52,60 @@ print(mpi4py.__version__, "on", MPI.Get_library_version().splitlines()[0].strip(
 _HOST = "import socket; print(socket.gethostname())"
 
 
-def guarded(check: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def guarded(check: str, look: Callable[[], Iterator[SiteFinding]]) -> list[SiteFinding]:
     """What one look finds; that it fails is a finding, too."""
-    found: list[Finding] = []
+    found: list[SiteFinding] = []
     try:
         found.extend(look())
     except HpcdetError as error:
-        found.append(Finding("error", str(error).splitlines()[0], error.hint, check))
+        found.append(SiteFinding("error", str(error).splitlines()[0], error.hint, check))
     except OSError as error:
         what = f"{error.filename or ''}: {error.strerror}"
-        found.append(Finding("error", what, check=check))
+        found.append(SiteFinding("error", what, check=check))
     return found
 
 
-def python() -> Iterator[Finding]:
+def python() -> Iterator[SiteFinding]:
     """The interpreter, and whether the packages are there; none of them is imported."""
     version = sys.version.split()[0]
-    yield Finding("ok", f"Python {version}, {sys.executable}", check="python")
+    yield SiteFinding("ok", f"Python {version}, {sys.executable}", check="python")
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         hint = "install hpcdet anew: python -m pip install hpcdet"
         what = f"packages are missing: {', '.join(missing)}"
-        yield Finding("error", what, hint, "packages")
+        yield SiteFinding("error", what, hint, "packages")
     else:
         what = "every package that hpcdet needs is installed"
-        yield Finding("ok", what, check="packages")
+        yield SiteFinding("ok", what, check="packages")
 
 
-def imports(folder: Path) -> Iterator[Finding]:
+def imports(folder: Path) -> Iterator[SiteFinding]:
     """Whether what ranks need can be imported and used, each in a process of its own."""
     code, said = _python(_TORCH)
     version, _, devices = said.partition("\n")
     if code:
-        yield Finding("error", f"import torch: {_last(said)}", "see its first error", "torch")
+        yield SiteFinding("error", f"import torch: {_last(said)}", "see its first error", "torch")
     else:
-        yield Finding("ok", f"torch {version}", check="torch")
-        yield Finding("ok", devices, check="accelerators")
+        yield SiteFinding("ok", f"torch {version}", check="torch")
+        yield SiteFinding("ok", devices, check="accelerators")
     file = folder / f"h5py-{os.getpid()}.h5"
     code, said = _python(_H5PY, str(file))
     file.unlink(missing_ok=True)
     if code:
         hint = "where HDF5 cannot lock files: HDF5_USE_FILE_LOCKING=FALSE under the site's env"
-        yield Finding("error", f"h5py: {_last(said)}", hint, "h5py")
+        yield SiteFinding("error", f"h5py: {_last(said)}", hint, "h5py")
     else:
-        yield Finding("ok", f"h5py {said}", check="h5py")
+        yield SiteFinding("ok", f"h5py {said}", check="h5py")
     if importlib.util.find_spec("mpi4py") is None:
-        yield Finding("ok", "not installed; only the mpi backend needs it", check="mpi4py")
+        yield SiteFinding("ok", "not installed; only the mpi backend needs it", check="mpi4py")
         return
     code, said = _python(_MPI)
     hint = "load the MPI module that it was built with" if code else ""
     what = _last(said) if code else f"mpi4py {said}"
-    yield Finding("warning" if code else "ok", what, hint, "mpi4py")
+    yield SiteFinding("warning" if code else "ok", what, hint, "mpi4py")
 
 
-def folder(root: Path) -> Iterator[Finding]:
+def folder(root: Path) -> Iterator[SiteFinding]:
     """Whether the file system keeps the three promises that everything rests on."""
     place = next(path for path in (root, *root.parents) if path.exists())
     made = Path(tempfile.mkdtemp(prefix=".hpcdet-doctor-", dir=place))
@@ -113,40 +113,42 @@ def folder(root: Path) -> Iterator[Finding]:
         once, twice = (files.write_once(made / "once", text) for text in (b"1", b"2"))
         if not once or twice or (made / "once").read_bytes() != b"1":
             what = f"{place}: exclusive creation by link does not work"
-            yield Finding("error", what, check="files")
+            yield SiteFinding("error", what, check="files")
         files.replace(made / "once", b"3")
         if (made / "once").read_bytes() != b"3":
             what = f"{place}: replacing a file by rename does not work"
-            yield Finding("error", what, check="files")
+            yield SiteFinding("error", what, check="files")
         skew = (made / "once").stat().st_mtime - time.time()
     finally:
         shutil.rmtree(made)
-    yield Finding("ok", f"{place}: files can be created once and replaced whole", check="files")
+    yield SiteFinding("ok", f"{place}: files can be created once and replaced whole", check="files")
     if abs(skew) > _SKEW_S:
         hint = "ages in hpcdet status are off by this much"
-        yield Finding("warning", f"the file server's clock is {skew:+.0f} s off", hint, "clock")
+        yield SiteFinding("warning", f"the file server's clock is {skew:+.0f} s off", hint, "clock")
     else:
-        yield Finding("ok", "the clock agrees with the file server's", check="clock")
+        yield SiteFinding("ok", "the clock agrees with the file server's", check="clock")
     free = os.statvfs(place)
-    yield Finding("ok", f"{place}: {free.f_bavail * free.f_frsize / 1e9:.1f} GB free", check="room")
+    yield SiteFinding(
+        "ok", f"{place}: {free.f_bavail * free.f_frsize / 1e9:.1f} GB free", check="room"
+    )
     if free.f_files and free.f_favail < 10_000:
         what = f"{place}: {free.f_favail} inodes are left"
-        yield Finding("warning", what, "a trial needs 60", "room")
+        yield SiteFinding("warning", what, "a trial needs 60", "room")
 
 
-def launcher(chosen: Launcher) -> Iterator[Finding]:
+def launcher(chosen: Launcher) -> Iterator[SiteFinding]:
     """Whether the launcher starts a process inside this allocation."""
     if chosen.kind == "local":
-        yield Finding("ok", "ranks are processes of the worker", check="launcher")
+        yield SiteFinding("ok", "ranks are processes of the worker", check="launcher")
         return
     options = {"srun": ["--mpi=none", "--ntasks=1", "--input=none"], "mpirun": ["-np", "1"]}
     argv = [chosen.kind, *options[chosen.kind], *chosen.args, sys.executable, "-Pc", _HOST]
     code, said = _run(argv)
     if code:
         hint = "launcher in the site file: kind and args"
-        yield Finding("error", f"{chosen.kind}: {_last(said)}", hint, "launcher")
+        yield SiteFinding("error", f"{chosen.kind}: {_last(said)}", hint, "launcher")
     else:
-        yield Finding("ok", f"{chosen.kind} starts a rank on {_last(said)}", check="launcher")
+        yield SiteFinding("ok", f"{chosen.kind} starts a rank on {_last(said)}", check="launcher")
 
 
 def _python(code: str, *arguments: str) -> tuple[int, str]:
@@ -183,10 +185,10 @@ def main(argv: list[str]) -> int:
     ``seen``, which whoever asks has written on another machine."""
     place, nonce, partition = Path(argv[0]), argv[1], argv[2] if len(argv) > 2 else None
 
-    def seen() -> Iterator[Finding]:
+    def seen() -> Iterator[SiteFinding]:
         ok = (place / "seen").read_text() == nonce
         what = "it reads what was written elsewhere" if ok else "it reads an old file"
-        yield Finding("ok" if ok else "error", what, check="visibility")
+        yield SiteFinding("ok" if ok else "error", what, check="visibility")
 
     site = from_resolved(ExperimentPaths(place).site)
     apart = places.scratch(site, place.parent)

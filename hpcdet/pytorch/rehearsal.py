@@ -19,7 +19,7 @@ from hpcdet.train.attempt import script_process
 from hpcdet.train.attempt.verdicts import unsaid_end, unsaid_failure
 from hpcdet.train.process import determined_imports
 from hpcdet.train.process.entrypoint import parse
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.units import Length
 
 _ATTEMPTS = (1, 2)
@@ -56,7 +56,7 @@ def rehearse(experiment: Path, trial: int) -> int:
 
 def _failed(paths: ExperimentPaths, number: int) -> bool:
     """Run one attempt in a process of its own; whether it failed, which is said then."""
-    place = Place.of(paths.root, 1, number)
+    place = AttemptLocation.of(paths.root, 1, number)
     Control("run", Length("batches", number)).write_once(place.trial.control(number))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -73,7 +73,7 @@ def _failed(paths: ExperimentPaths, number: int) -> bool:
     return True
 
 
-def _run(place: Place) -> int:
+def _run(place: AttemptLocation) -> int:
     place.announce()
     assert place.experiment is not None
     try:

@@ -9,7 +9,7 @@ from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.api.periods import Batch, TrainUnit
 from hpcdet.pytorch.api.trial import PyTorchTrial
 from hpcdet.pytorch.loop.loop import Loop
-from hpcdet.pytorch.loop.loop_progress import Plan
+from hpcdet.pytorch.loop.loop_progress import LoopPlan
 
 
 class Trainer:
@@ -57,7 +57,7 @@ class Trainer:
             StateError: the trial's state cannot be saved; at step 0, not hours later.
         """
         self._check_origin(latest_checkpoint)
-        plan = Plan(
+        plan = LoopPlan(
             checkpoint_period=checkpoint_period,
             validation_period=validation_period,
             reporting_period=reporting_period or Batch(100),

@@ -23,9 +23,9 @@ from hpcdet.schedulers.local import processes
 from hpcdet.schedulers.local.local_state import (
     JobFolder,
     JobRecord,
+    JobRequest,
     PlaceRecord,
     ProcessRecord,
-    Request,
     TaskRecord,
     locked,
     refuse_foreign,
@@ -76,7 +76,7 @@ class Supervisor:
             raise FileNotFoundError(job.record)
         self.job = job
         self.record = record
-        self.request = Request.parse(Path(record.script).read_text())
+        self.request = JobRequest.parse(Path(record.script).read_text())
         self.pending = list(range(record.tasks))
         self.restarts = dict.fromkeys(self.pending, 0)
         self.running: dict[int, _Run] = {}

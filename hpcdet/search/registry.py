@@ -21,7 +21,7 @@ from hpcdet.search.methods.random import Random
 from hpcdet.search.methods.warm_start import First, Heirs, Informed
 from hpcdet.search.population.explore import Explorer, Perturb
 from hpcdet.search.population.pbt import Pbt
-from hpcdet.search.population.schedule import Schedule
+from hpcdet.search.population.schedule import ScheduleSearch
 from hpcdet.search.samplers import optuna_samplers
 from hpcdet.search.samplers.optuna_samplers import ModelBased
 from hpcdet.search.samplers.subprocess_sampler import Elsewhere, still
@@ -130,7 +130,7 @@ def _method(
                 for step in asked.schedule.steps
             ]
             first = asked.schedule.seed
-            return Schedule(steps, trial_seed(seed, 1) if first is None else first)
+            return ScheduleSearch(steps, trial_seed(seed, 1) if first is None else first)
     return (Pasha if asked.name == "pasha" else Halving)(
         name=asked.name,
         rule=RULES[asked.rule],

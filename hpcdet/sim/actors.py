@@ -14,7 +14,7 @@ _BLOCK = 256  # trials whose luck is drawn together
 
 
 @dataclass(slots=True)
-class Trial:
+class SimulatedTrial:
     """A trial as the cluster has it.
 
     Attributes:
@@ -82,7 +82,7 @@ class Trial:
 
 
 @dataclass(slots=True)
-class Worker:
+class SimulatedWorker:
     """A place in the job array: ``life`` counts its incarnations.
 
     Attributes:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hpcdet.sim.actors import Worker
+from hpcdet.sim.actors import SimulatedWorker
 from hpcdet.sim.cluster import Cluster
 
 
@@ -28,17 +28,17 @@ class JobArray:
         self.waits_s: list[float] = []
         self.allocated_s = 0.0
         self._workers = [
-            Worker(n, np.random.default_rng((seed, 2, n))) for n in range(cluster.workers)
+            SimulatedWorker(n, np.random.default_rng((seed, 2, n))) for n in range(cluster.workers)
         ]
         self._out = deque(range(cluster.workers))
         self._idle: list[int] = []  # a heap
         self._eligible: deque[int] = deque()
         self._granted = 0
 
-    def __getitem__(self, number: int) -> Worker:
+    def __getitem__(self, number: int) -> SimulatedWorker:
         return self._workers[number]
 
-    def submit(self, wanted: int, now: float) -> Iterator[tuple[Worker, float]]:
+    def submit(self, wanted: int, now: float) -> Iterator[tuple[SimulatedWorker, float]]:
         """Workers go to the queue, each until then, while fewer are coming than are wanted."""
         while self._out and self.coming < wanted:
             worker = self._workers[self._out.popleft()]
@@ -46,7 +46,7 @@ class JobArray:
             self.coming += 1
             yield worker, now + self.cluster.queue_wait.draw(worker.rng)
 
-    def grant(self, worker: Worker, now: float) -> bool:
+    def grant(self, worker: SimulatedWorker, now: float) -> bool:
         """Its turn has come: whether it runs, or is held by the throttle."""
         if self.cluster.throttle and self._granted >= self.cluster.throttle:
             worker.state = "eligible"
@@ -59,7 +59,7 @@ class JobArray:
         self.waits_s.append(now - worker.submitted)
         return True
 
-    def end(self, worker: Worker) -> tuple[float, str]:
+    def end(self, worker: SimulatedWorker) -> tuple[float, str]:
         """When and why a worker's allocation ends by itself; at infinity if never."""
         ends = [(worker.ends - self.cluster.save_s, "walltime")]
         for rate, why in (
@@ -70,27 +70,27 @@ class JobArray:
                 ends.append((worker.began + float(worker.rng.exponential(3600 / rate)), why))
         return min(ends)
 
-    def may_train(self, worker: Worker, now: float) -> bool:
+    def may_train(self, worker: SimulatedWorker, now: float) -> bool:
         """Whether another trial makes sense on it."""
         useful = max(self.cluster.min_segment_s, self.cluster.save_s)
         return not worker.going and worker.ends - now >= useful
 
-    def rest(self, worker: Worker, now: float) -> float:
+    def rest(self, worker: SimulatedWorker, now: float) -> float:
         """It has nothing to do; until when it waits for something."""
         worker.state, worker.idle_since = "idle", now
         heapq.heappush(self._idle, worker.number)
         return now + self.cluster.idle_s
 
-    def has_idled(self, worker: Worker, life: int, now: float) -> bool:
+    def has_idled(self, worker: SimulatedWorker, life: int, now: float) -> bool:
         """Whether it has had nothing to do for so long that it gives its allocation back."""
         idle = worker.life == life and worker.state == "idle"
         return idle and now >= worker.idle_since + self.cluster.idle_s
 
-    def first_idle(self) -> Worker | None:
+    def first_idle(self) -> SimulatedWorker | None:
         """An idle worker, which is not idle any more."""
         return self._workers[heapq.heappop(self._idle)] if self._idle else None
 
-    def leave(self, worker: Worker, now: float) -> Worker | None:
+    def leave(self, worker: SimulatedWorker, now: float) -> SimulatedWorker | None:
         """Its allocation ends; the worker that the throttle lets run instead, if any."""
         self.allocated_s += now - worker.began
         worker.state, worker.trial, worker.going = "out", 0, False

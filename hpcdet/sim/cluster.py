@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcdet.sim.waits import AT_ONCE, Wait
+from hpcdet.sim.waits import AT_ONCE, QueueWait
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Cluster:
 
     workers: int = 4
     throttle: int = 0
-    queue_wait: Wait = AT_ONCE
+    queue_wait: QueueWait = AT_ONCE
     walltime_s: float = math.inf
     shared: bool = True
     preempt_per_h: float = 0.0
@@ -53,7 +53,7 @@ class Cluster:
     start_s: float = 0.0
     restore_s: float = 0.0
     stragglers: float = 0.0
-    visible: Wait = AT_ONCE
+    visible: QueueWait = AT_ONCE
     poll_s: float = 0.0
     directive_s: float = 0.0
     repeats: float = 0.0

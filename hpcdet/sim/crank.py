@@ -7,11 +7,11 @@ from collections import deque
 import numpy as np
 
 from hpcdet.search.api import events
-from hpcdet.sim.actors import Trial
+from hpcdet.sim.actors import SimulatedTrial
 from hpcdet.sim.cluster import Cluster
 
 
-class Crank:
+class SimulatedCrank:
     """A searcher and what it is still to be told.
 
     Attributes:
@@ -27,7 +27,7 @@ class Crank:
         self._facts: deque[events.Event] = deque()
         self._lengths: dict[int, int] = {}  # up to which each trial's reports were told
 
-    def write(self, trial: Trial, event: events.Event, now: float) -> float | None:
+    def write(self, trial: SimulatedTrial, event: events.Event, now: float) -> float | None:
         """What a trial wrote comes to the searcher in the order in which it wrote it.
 
         Returns:

@@ -18,11 +18,11 @@ from typing import Any, Literal
 import numpy as np
 
 from hpcdet.search.api import events
-from hpcdet.sim.actors import Luck, Trial, Worker
+from hpcdet.sim.actors import Luck, SimulatedTrial, SimulatedWorker
 from hpcdet.sim.array import JobArray
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course, Moment
-from hpcdet.sim.crank import Crank
+from hpcdet.sim.crank import SimulatedCrank
 from hpcdet.sim.surrogate import Workload
 from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length, Unit
@@ -72,14 +72,14 @@ class Simulation:
         self._named = {length: Length(self.unit, length) for length in self.lengths}
         self._heap: list[tuple[float, int, str, Any, int]] = []
         self._seq = itertools.count(1)
-        self._trials: dict[int, Trial] = {}
+        self._trials: dict[int, SimulatedTrial] = {}
         self._runnable: list[int] = []  # a heap: workers take the lowest number first
         self._open = 0  # trials that run, leave, or wait for a worker
         self._array = JobArray(self.cluster, self.seed)
         self._luck = Luck(self.seed, len(self.lengths) + 1)
         self._rng = np.random.default_rng((self.seed, 3))
-        self._at_rungs: list[tuple[Trial, int]] = []
-        self._crank = Crank(self.searcher, self.cluster, self._rng)
+        self._at_rungs: list[tuple[SimulatedTrial, int]] = []
+        self._crank = SimulatedCrank(self.searcher, self.cluster, self._rng)
         self._quiet = 0  # events since something was learnt
 
     def run(self) -> Course:
@@ -150,7 +150,7 @@ class Simulation:
             self._push(ends, "end", (number, why), worker.life)
         self._serve(worker)
 
-    def _serve(self, worker: Worker) -> None:
+    def _serve(self, worker: SimulatedWorker) -> None:
         """Give a worker a trial, or let it wait for one; it leaves where that makes no sense."""
         if not self._array.may_train(worker, self.now):
             self._leave(worker)
@@ -166,7 +166,7 @@ class Simulation:
         if self._array.has_idled(worker, life, self.now):
             self._leave(worker)
 
-    def _leave(self, worker: Worker) -> None:
+    def _leave(self, worker: SimulatedWorker) -> None:
         """Its allocation ends; the next in line may run."""
         self._note("leave", worker=worker.number)
         following = self._array.leave(worker, self.now)
@@ -191,7 +191,7 @@ class Simulation:
             self.course.preempted += 1
             self._depart(trial, why)
 
-    def _fail(self, trial: Trial, worker: Worker) -> None:
+    def _fail(self, trial: SimulatedTrial, worker: SimulatedWorker) -> None:
         """Nothing more is saved, and the worker is gone."""
         self.course.failures += 1
         if trial.state == "running":
@@ -206,7 +206,7 @@ class Simulation:
             trial.wanted = "lost"
         self._push(self.now + self.cluster.detect_s, "left", trial.number, trial.version)
 
-    def _start(self, trial: Trial, worker: Worker) -> None:
+    def _start(self, trial: SimulatedTrial, worker: SimulatedWorker) -> None:
         """An attempt begins."""
         trial.state, trial.worker = "running", worker.number
         worker.state, worker.trial = "busy", trial.number
@@ -216,7 +216,7 @@ class Simulation:
         self._note("restore" if trial.at else "begin", trial.number, worker.number, trial.at)
         self._stretch(trial)
 
-    def _stretch(self, trial: Trial) -> None:
+    def _stretch(self, trial: SimulatedTrial) -> None:
         """Train on until the next report or, if that is sooner, the target."""
         place = trial.aim(self.lengths)
         slow = 1.0
@@ -227,7 +227,7 @@ class Simulation:
         trial.version += 1
         self._push(trial.since + seconds, "reach", trial.number, trial.version)
 
-    def _train(self, trial: Trial) -> None:
+    def _train(self, trial: SimulatedTrial) -> None:
         """Bring a running trial's books up to now."""
         spent, again = trial.train(self.now, self.cluster.checkpoint_every_s)
         self.course.trained_s += spent
@@ -247,7 +247,7 @@ class Simulation:
         else:
             self._finish(trial)
 
-    def _finish(self, trial: Trial) -> None:
+    def _finish(self, trial: SimulatedTrial) -> None:
         """It has come to its target, whatever is asked of it meanwhile."""
         worker = self._array[trial.worker]
         trial.saved, trial.state, trial.worker = trial.at, "ended", -1
@@ -258,7 +258,7 @@ class Simulation:
         self._hear(trial, events.SegmentEnd(trial.number, "target"))
         self._free(worker)
 
-    def _report(self, trial: Trial) -> None:
+    def _report(self, trial: SimulatedTrial) -> None:
         """Validate, count what was not there before, and let the searcher hear of it."""
         length, number = trial.at, trial.number
         loss = self.workload.metric(number, length)
@@ -280,7 +280,7 @@ class Simulation:
             later = float(self._rng.exponential(60.0 + self.cluster.poll_s))
             self._push(self.now + later, "repeat", report)
 
-    def _depart(self, trial: Trial, why: str) -> None:
+    def _depart(self, trial: SimulatedTrial, why: str) -> None:
         """A running trial saves its state and leaves its worker; one at a rung reports first."""
         self._train(trial)
         if trial.reported < trial.at and trial.at in self._named:
@@ -311,7 +311,7 @@ class Simulation:
         if worker >= 0:
             self._free(self._array[worker])
 
-    def _park(self, trial: Trial) -> None:
+    def _park(self, trial: SimulatedTrial) -> None:
         """It runs no more, for now or for good."""
         trial.state = "paused" if trial.wanted == "pause" else "ended"
         if trial.wanted == "stop":
@@ -319,17 +319,17 @@ class Simulation:
         elif trial.wanted == "lost":
             self._hear(trial, events.SegmentEnd(trial.number, "failed"))
 
-    def _free(self, worker: Worker) -> None:
+    def _free(self, worker: SimulatedWorker) -> None:
         """Its trial has left it."""
         worker.trial = 0
         worker.going = worker.going or not self.cluster.shared
         self._serve(worker)
 
-    def _queue(self, trial: Trial) -> None:
+    def _queue(self, trial: SimulatedTrial) -> None:
         trial.state = "runnable"
         heapq.heappush(self._runnable, trial.number)
 
-    def _hear(self, trial: Trial, event: events.Event) -> None:
+    def _hear(self, trial: SimulatedTrial, event: events.Event) -> None:
         heard = self._crank.write(trial, event, self.now)
         if heard is not None:
             self._push(heard, "hear", event)
@@ -345,7 +345,7 @@ class Simulation:
         match action:
             case events.Create(number, params, _, until, parent):
                 target = until.value if until else self._full
-                trial = self._trials[number] = Trial(number, target)
+                trial = self._trials[number] = SimulatedTrial(number, target)
                 origin = Parent.parse(parent) if parent else None
                 if origin is not None and origin.length is not None:
                     trial.inherit(origin.length.value)
@@ -369,7 +369,7 @@ class Simulation:
             case events.Ask(why):
                 self._note("ask", why=why)  # whoever is asked says yes at once
 
-    def _continue(self, trial: Trial, until: Length | None) -> None:
+    def _continue(self, trial: SimulatedTrial, until: Length | None) -> None:
         if trial.wanted == "lost":
             return
         trial.until, trial.wanted = until.value if until else trial.until, "run"
@@ -378,7 +378,7 @@ class Simulation:
             self._note("continue", trial.number, length=trial.until)
             self._queue(trial)
 
-    def _halt(self, trial: Trial, wanted: Literal["pause", "stop"], why: str) -> None:
+    def _halt(self, trial: SimulatedTrial, wanted: Literal["pause", "stop"], why: str) -> None:
         if trial.state == "ended" or trial.wanted in ("stop", "lost"):
             return
         trial.wanted, trial.why = wanted, why

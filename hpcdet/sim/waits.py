@@ -13,7 +13,7 @@ from hpcdet.units import seconds
 
 
 @dataclass(frozen=True)
-class Wait:
+class QueueWait:
     """A distribution of times.
 
     Attributes:
@@ -53,7 +53,7 @@ class Wait:
         return self.typical_s
 
     @staticmethod
-    def parse(text: str) -> Wait:
+    def parse(text: str) -> QueueWait:
         """The distribution written as ``90``, ``10m``, ``exp:10m`` or ``lognormal:10m:1.5``.
 
         Raises:
@@ -61,20 +61,20 @@ class Wait:
         """
         kind, *parts = text.split(":")
         if kind == "exp" and len(parts) == 1:
-            return Wait("exp", duration(parts[0]))
+            return QueueWait("exp", duration(parts[0]))
         if kind == "lognormal" and len(parts) in (1, 2):
-            return Wait("lognormal", duration(parts[0]), float(parts[1]) if parts[1:] else 1.0)
+            return QueueWait("lognormal", duration(parts[0]), float(parts[1]) if parts[1:] else 1.0)
         if kind in ("exp", "lognormal"):
             raise ValueError(f"{text!r}: write {kind}:10m" + ":1.5" * (kind == "lognormal"))
-        return Wait(typical_s=duration(text))
+        return QueueWait(typical_s=duration(text))
 
     @staticmethod
-    def seen(values_s: Sequence[float]) -> Wait:
+    def seen(values_s: Sequence[float]) -> QueueWait:
         """Waits as they were: each of these is as likely as the others."""
-        return Wait("list", values_s=tuple(values_s))
+        return QueueWait("list", values_s=tuple(values_s))
 
 
-AT_ONCE = Wait()
+AT_ONCE = QueueWait()
 
 
 def duration(text: str) -> float:

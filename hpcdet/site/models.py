@@ -71,7 +71,7 @@ class Detection(Model):
         return self
 
 
-class Capabilities(Model):
+class SiteCapabilities(Model):
     """What the scheduler lets a user do here."""
 
     accounting: bool | None = Field(
@@ -106,7 +106,7 @@ class Capabilities(Model):
         return not self.submit_from_compute and not counts
 
 
-class Limits(Model):
+class SiteLimits(Model):
     """Bounds that the scheduler or its operators set."""
 
     max_array: Annotated[int, _until_asked(1001)] = Field(
@@ -215,8 +215,8 @@ class Site(Model):
     contact: Contact = Contact()
     detect: list[Detection] = Field(default_factory=list, description="any of these: it is here")
     scheduler: Literal["slurm", "pbs", "local"] = "slurm"
-    capabilities: Capabilities = Capabilities()
-    limits: Limits = Limits()
+    capabilities: SiteCapabilities = SiteCapabilities()
+    limits: SiteLimits = SiteLimits()
     paths: Paths = Paths()
     default_partition: str | None = None
     partitions: dict[str, Partition] = Field(default_factory=dict)

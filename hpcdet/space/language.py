@@ -23,7 +23,7 @@ _LATER = {"prior", "init"}
 
 
 @dataclass(frozen=True)
-class Leaf:
+class SpaceLeaf:
     """``when``: dotted path of another hyperparameter to the values that make this one exist.
 
     ``mutable``: whether a search may change it while a model trains.
@@ -81,7 +81,7 @@ class Given:
     values: tuple[Any, ...]
 
 
-Node = Leaf | Group | Items | Choice | Derived | Repeat | Given
+Node = SpaceLeaf | Group | Items | Choice | Derived | Repeat | Given
 
 
 def parse_node(spec: Any, path: Path) -> Node:
@@ -89,7 +89,7 @@ def parse_node(spec: Any, path: Path) -> Node:
     if isinstance(spec, list) and any(isinstance(item, dict) for item in spec):
         return Items(tuple(parse_node(item, (*path, i)) for i, item in enumerate(spec)))
     if not isinstance(spec, Mapping):
-        return Leaf(Const(_plain(spec, path)))
+        return SpaceLeaf(Const(_plain(spec, path)))
     kind = spec.get("type")
     if "choice" in spec and kind in (None, "choice"):
         return _choice(spec, path)
@@ -107,7 +107,7 @@ def parse_node(spec: Any, path: Path) -> Node:
         guess = f"did you mean {close[0]!r}? " if close else ""
         hint = f"{guess}types: {', '.join(TYPES)}. No hyperparameter can be named 'type'"
         raise SpaceError((*path, "type"), f"there is no type {kind!r}", hint)
-    return Leaf(_DOMAINS[kind](_Fields(spec, path)), _when(spec, path), _mutable(spec, path))
+    return SpaceLeaf(_DOMAINS[kind](_Fields(spec, path)), _when(spec, path), _mutable(spec, path))
 
 
 def parse_group(spec: Mapping[str, Any], path: Path) -> Group:

@@ -10,7 +10,7 @@ from typing import Any
 from hpcdet.space.domains import Categorical, Domain
 from hpcdet.space.errors import Path, SpaceError, dotted
 from hpcdet.space.expression import Expression
-from hpcdet.space.language import TAG, Choice, Derived, Given, Group, Items, Leaf, Node, parts
+from hpcdet.space.language import TAG, Choice, Derived, Given, Group, Items, Node, SpaceLeaf, parts
 
 Values = dict[Path, Any]
 _ABSENT = object()
@@ -41,7 +41,7 @@ class Axis:
 def axes(node: Node, path: Path = (), at: Path = (), requires: Requires = ()) -> Iterator[Axis]:
     """Everything that is drawn or computed, in the order written; nothing below a ``Repeat``."""
     match node:
-        case Leaf(domain, when, mutable):
+        case SpaceLeaf(domain, when, mutable):
             yield Axis(path, at, domain, (*requires, *_conditions(when)), mutable)
         case Derived(expression):
             yield Axis(path, at, expression, requires)

@@ -43,7 +43,7 @@ from hpcdet.worker.claims import claims
 from hpcdet.worker.claims.appearing import appeared
 from hpcdet.worker.claims.claimable import Outlook
 from hpcdet.worker.crank.retry import START_S, insist, within
-from hpcdet.worker.crank.turn_crank import Crank
+from hpcdet.worker.crank.turn_crank import WorkerCrank
 
 BEAT_S = 15
 _LOOK_S = 0.5
@@ -63,7 +63,7 @@ class Worker:
     notices: Notices
     me: WorkerPaths
     log: journal.Writer
-    crank: Crank
+    crank: WorkerCrank
     held: Held | None = None
     _beat_at: float = 0.0
     _launch_failures: int = 0
@@ -379,7 +379,7 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
     experiment = dataclasses.replace(experiment, resources=need)
     launcher = site.view(experiment.resources.resource_pool).launcher
     with insist(lambda: journal.Writer(me.journal), left_s) as log:
-        crank = Crank(paths, site, log, notices)
+        crank = WorkerCrank(paths, site, log, notices)
         try:
             notices.listen(allocation, launcher, me.root / "heard")
             worker = Worker(paths, experiment, site, allocation, notices, me, log, crank, held)

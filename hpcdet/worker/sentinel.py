@@ -17,7 +17,7 @@ from hpcdet.control.turn.controller import Turn
 from hpcdet.control.upkeep.notify import run_hook
 from hpcdet.errors import ConfigError
 from hpcdet.site.loading import from_resolved
-from hpcdet.site.models import Capabilities
+from hpcdet.site.models import SiteCapabilities
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Stuck
@@ -56,7 +56,7 @@ def _goes_on(turn: Turn) -> bool:
     return bool(turn.sent) or not turn.wanted or bool(turn.live and not turn.blind)
 
 
-def _why(turn: Turn, can: Capabilities) -> str:
+def _why(turn: Turn, can: SiteCapabilities) -> str:
     waiting = "1 trial waits" if turn.wanted == 1 else f"{turn.wanted} trials wait"
     blind = f"; the scheduler does not answer: {turn.blind}" if turn.blind else ""
     none = (

@@ -19,7 +19,7 @@ import torch
 from hpcdet.checkpoint.format.hdf5_layout import Layout, gaps
 from hpcdet.checkpoint.io import memory_limit
 from hpcdet.checkpoint.io.read_buffers import POPULATE_WRITE
-from hpcdet.checkpoint.io.task import Task
+from hpcdet.checkpoint.io.task import BackgroundTask
 from hpcdet.checkpoint.state import tree
 from hpcdet.checkpoint.state.tree import Leaf
 
@@ -270,11 +270,11 @@ def _move(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], helpers: int) -> N
         for to, at, size in rest:
             ctypes.memmove(to, at, size)
 
-    others: list[Task[None]] = []
+    others: list[BackgroundTask[None]] = []
     try:
         with contextlib.suppress(RuntimeError):  # a limit on threads: fewer do it as well
             while len(others) < min(helpers, len(moves) - 1):
-                others.append(Task(work, "checkpoint copy"))
+                others.append(BackgroundTask(work, "checkpoint copy"))
         work()
     finally:
         for other in others:

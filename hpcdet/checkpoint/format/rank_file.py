@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from hpcdet.checkpoint.format import table
 from hpcdet.checkpoint.format.shard import HINT, Shard
-from hpcdet.checkpoint.format.table import Row, Table
+from hpcdet.checkpoint.format.table import RankTable, TableRow
 from hpcdet.checkpoint.io.read_buffers import PAGE, Bytes
 from hpcdet.errors import IntegrityError
 from hpcdet.store.fs import files
@@ -68,7 +68,7 @@ class RankFile:
         self._fd = self._direct = -1
 
     @functools.cached_property
-    def table(self) -> Table:
+    def table(self) -> RankTable:
         """The table, which covers every other byte of the file; validated."""
         offset, length = self.shard.table
         text = np.empty(length, np.uint8)
@@ -96,7 +96,7 @@ class RankFile:
             offset, length = self.shard.table
             self._advise(offset, offset + length)
 
-    def fetch(self, wanted: Iterable[Row]) -> None:
+    def fetch(self, wanted: Iterable[TableRow]) -> None:
         """Have these of the first bytes, ascending, fetched into the page cache; ``fill`` finds
         them there. Nothing is done where the page cache has them already.
         """

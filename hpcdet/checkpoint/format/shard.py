@@ -15,8 +15,8 @@ from blake3 import blake3
 
 from hpcdet.checkpoint.format.hdf5_layout import Layout, digest_head
 from hpcdet.checkpoint.format.host_image import PAGE, Filled, Image
-from hpcdet.checkpoint.io.direct_write import DIRECT, PIECE, Output, open_direct
-from hpcdet.checkpoint.io.task import Task
+from hpcdet.checkpoint.io.direct_write import DIRECT, PIECE, DirectOutput, open_direct
+from hpcdet.checkpoint.io.task import BackgroundTask
 from hpcdet.checkpoint.state import tree
 from hpcdet.checkpoint.state.tree import Leaf
 from hpcdet.store.fs import files
@@ -133,12 +133,14 @@ def persist(
     Raises:
         OSError: the disk is full or fails; nothing is left behind.
     """
-    hashing = Task(lambda: _digests(image, filled, plan), "checkpoint digests", or_here=True)
+    hashing = BackgroundTask(
+        lambda: _digests(image, filled, plan), "checkpoint digests", or_here=True
+    )
     last = plan.table[0] // PAGE * PAGE
     digests: list[str] = []
 
     def content(fd: int) -> bytes:
-        output = Output(fd)
+        output = DirectOutput(fd)
         for start in range(0, last, PIECE):
             end = min(start + PIECE, last)
             filled.wait(end)
@@ -182,11 +184,11 @@ def _digests(image: Image, filled: Filled, plan: Layout) -> list[str]:
             found[number] = blake3(head).update(whole[start:end]).hexdigest()
 
     more = min(_MOST_HASHING, torch.get_num_threads()) - 1
-    others: list[Task[None]] = []
+    others: list[BackgroundTask[None]] = []
     try:
         with contextlib.suppress(RuntimeError):  # a limit on threads: fewer do it as well
             while len(others) < more:
-                others.append(Task(work, "checkpoint digests"))
+                others.append(BackgroundTask(work, "checkpoint digests"))
         work()
     finally:
         for other in others:

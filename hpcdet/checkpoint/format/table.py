@@ -32,7 +32,7 @@ _MOST_AXES = 32
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """What the table says of a range of bytes: a leaf and its digest, or that it is a hole."""
 
     start: int
@@ -42,17 +42,17 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class RankTable:
     """Attributes:
     frame: BLAKE3 of the bytes that are in no dataset.
     rows: the leaves, and the holes between them, ascending; they cover the file but the table.
     """
 
     frame: str
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
 
 
-def parse(text: bytes, place: tuple[int, int], size: int) -> Table:
+def parse(text: bytes, place: tuple[int, int], size: int) -> RankTable:
     """What the text of a table says.
 
     Args:
@@ -84,19 +84,19 @@ def parse(text: bytes, place: tuple[int, int], size: int) -> Table:
         raise ValueError(f"row {len(found) + 1} of the table is none")
     found += [(place[0], sum(place), None, ""), (size, size, None, "")]
     found.sort(key=operator.itemgetter(0, 1))
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     reached = 0
     for start, stop, one, digest in found:
         if start < reached and stop > start:
             raise ValueError(f"{one.name if one else 'the table'} overlaps what is before it")
         if start > reached:
-            rows.append(Row(reached, start))
+            rows.append(TableRow(reached, start))
         reached = max(reached, stop)
         if one is not None:
-            rows.append(Row(start, stop, one, digest))
+            rows.append(TableRow(start, stop, one, digest))
     if reached > size:
         raise ValueError("a dataset ends behind the file")
-    return Table(head[1], tuple(rows))
+    return RankTable(head[1], tuple(rows))
 
 
 def _leaf(match: re.Match[str], size: int) -> tuple[Leaf, int]:

@@ -35,7 +35,7 @@ def open_direct(path: Path, flags: int, direct: int = DIRECT) -> int:
     return os.open(path, flags, files.FILE_MODE)
 
 
-class Output:
+class DirectOutput:
     """Writes to an open file, from its beginning to its end.
 
     Pieces must begin at multiples of 4096 in memory and file, and be as long, or they go through

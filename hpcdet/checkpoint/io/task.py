@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Task(Generic[T]):
+class BackgroundTask(Generic[T]):
     """Starts at once. A process that ends does not wait for it.
 
     Args:

@@ -16,7 +16,7 @@ from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.checkpoint.format import remove
 from hpcdet.checkpoint.format.manifest import Manifest
 from hpcdet.checkpoint.keep import replicate
-from hpcdet.checkpoint.keep.replicate import Stopped
+from hpcdet.checkpoint.keep.replicate import ReplicationStopped
 from hpcdet.errors import IntegrityError
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.fs import journal
@@ -54,7 +54,7 @@ def drain(
     copied: list[Manifest] = []
     failed: dict[str, str] = {}
     replicate.clear(trial.checkpoints, attempt)
-    with contextlib.suppress(Stopped):
+    with contextlib.suppress(ReplicationStopped):
         while left := [name for name in staged.waiting(place, trial) if name not in failed]:
             name = left[0]
             try:

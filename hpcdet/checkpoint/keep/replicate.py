@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.checkpoint.format import remove
-from hpcdet.checkpoint.keep.retention import Key, Policy, ended, existing, keep, pinned
+from hpcdet.checkpoint.keep.retention import Key, RetentionRules, ended, existing, keep, pinned
 from hpcdet.checkpoint.read import load
 from hpcdet.errors import IntegrityError
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -29,7 +29,7 @@ PARTIAL = ".partial-"
 """Begins the name of the folder of a copy that is being made; the attempt ends it."""
 
 
-class Stopped(Exception):
+class ReplicationStopped(Exception):
     """There is no time left to finish a copy; a later attempt makes it."""
 
 
@@ -48,7 +48,7 @@ class Secured:
 
 def secure(
     experiment: ExperimentPaths,
-    policy: Policy,
+    policy: RetentionRules,
     trial: int,
     attempt: int,
     protected: Collection[Key] = (),
@@ -81,7 +81,7 @@ def secure(
         try:
             copy(source, target, kept / f"{PARTIAL}{name}-{attempt}", stop)
             copied.append(name)
-        except Stopped:
+        except ReplicationStopped:
             return Secured(tuple(copied), tuple(failed))
         except (OSError, IntegrityError) as error:
             aside = source.with_name(f"{remove.BAD}{name}")
@@ -115,7 +115,7 @@ def copy(
         files.sync_folder(partial)
         load.verify(partial)
         if stop():
-            raise Stopped
+            raise ReplicationStopped
         partial.rename(target)
         files.sync_folder(target.parent)
     except (IntegrityError, FileNotFoundError):
@@ -133,7 +133,7 @@ def _copy_file(source: Path, target: Path, stop: Callable[[], bool]) -> None:
         stack.callback(os.close, write)
         while data := os.read(read, _PIECE):
             if stop():
-                raise Stopped
+                raise ReplicationStopped
             files.write_all(write, data)
         os.fsync(write)
         # so that it is verified as the disk has it, not as it still is in memory

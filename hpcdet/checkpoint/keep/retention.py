@@ -67,7 +67,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Policy:
+class RetentionRules:
     """``save_experiment_best``, ``save_trial_best``, ``save_trial_latest``."""
 
     experiment_best: int = 0
@@ -76,9 +76,9 @@ class Policy:
     smaller_is_better: bool = True
 
     @staticmethod
-    def of(config: Resolved) -> Policy:
+    def of(config: Resolved) -> RetentionRules:
         storage = config.checkpoint_storage
-        return Policy(
+        return RetentionRules(
             storage.save_experiment_best,
             storage.save_trial_best,
             storage.save_trial_latest,
@@ -88,7 +88,7 @@ class Policy:
 
 def keep(
     candidates: Iterable[Candidate],
-    policy: Policy,
+    policy: RetentionRules,
     resume: Mapping[int, int] | int = 0,
     protected: Collection[Key] = (),
 ) -> dict[Key, list[str]]:
@@ -127,7 +127,7 @@ def _age(candidate: Candidate) -> tuple[int, int, int]:
     return (*manifests.position(candidate.name), candidate.trial)
 
 
-def _best(candidates: Iterable[Candidate], number: int, policy: Policy) -> list[Candidate]:
+def _best(candidates: Iterable[Candidate], number: int, policy: RetentionRules) -> list[Candidate]:
     sign = 1 if policy.smaller_is_better else -1
     ranked = [
         (sign * c.metric, c)
@@ -143,7 +143,7 @@ def _last(candidates: Sequence[Candidate], number: int) -> Sequence[Candidate]:
 
 def superseded(
     experiment: ExperimentPaths,
-    policy: Policy,
+    policy: RetentionRules,
     trials: Collection[int],
     resume: Mapping[int, int] | int = RESUME,
     protected: Collection[Key] = (),
@@ -161,7 +161,7 @@ def pinned(experiment: ExperimentPaths, trials: Collection[int]) -> set[Key]:
 
 
 def existing(
-    experiment: ExperimentPaths, policy: Policy, trials: Collection[int]
+    experiment: ExperimentPaths, policy: RetentionRules, trials: Collection[int]
 ) -> list[Candidate]:
     """The committed checkpoints that count for these trials, wherever they lie."""
     there = experiment.trials() if policy.experiment_best else map(experiment.trial, trials)
@@ -192,7 +192,7 @@ def donations(trial: TrialPaths, interval: Length) -> set[Key]:
 
 def sweep(
     experiment: ExperimentPaths,
-    policy: Policy,
+    policy: RetentionRules,
     trial: int,
     attempt: int,
     resume: int = RESUME,

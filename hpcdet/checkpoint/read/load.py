@@ -27,7 +27,7 @@ _PRIVATE = ("private", f"{SKELETON}/private")
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedState:
     """A state that is what was saved. Tensors are in main memory and belong to the caller.
 
     Attributes:
@@ -49,7 +49,7 @@ def load(
     sharded: bool = False,
     into: Any = None,
     readers: int = 1,
-) -> Loaded:
+) -> LoadedState:
     """The state in a checkpoint.
 
     Only what this rank needs is read: the shared state and its own private one. Ranks begin at
@@ -110,7 +110,7 @@ def load(
             said = tree.content(skeletons["private"], digests.__getitem__)
             _compare(digest_of_private(said), manifest.private[rank], "private", folder)
         found = {name: parts.value(name) for name in parts}
-        return Loaded(
+        return LoadedState(
             folder,
             tree.decode(skeletons["shared"], (shared | found).__getitem__),
             tree.decode(skeletons["private"], private.__getitem__) if own else None,
@@ -283,7 +283,7 @@ def restore(
     sharded: bool = False,
     into: Any = None,
     readers: int = 1,
-) -> Loaded | None:
+) -> LoadedState | None:
     """The newest valid state of a trial; called by all ranks together, all get the same one.
 
     A checkpoint that some rank finds damaged is set aside (renamed ``.bad-…``, never deleted)
@@ -321,7 +321,7 @@ def restore(
         if not name:
             break
         folder = places[at] / name
-        loaded: Loaded | None = None
+        loaded: LoadedState | None = None
         problem, bad = "", False
         try:
             there = into if len(places) == 1 else None

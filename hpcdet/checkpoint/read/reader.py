@@ -23,7 +23,7 @@ import torch
 
 from hpcdet.checkpoint.format.rank_file import FIRST, RankFile
 from hpcdet.checkpoint.format.shard import Shard
-from hpcdet.checkpoint.format.table import Row
+from hpcdet.checkpoint.format.table import TableRow
 from hpcdet.checkpoint.io.read_buffers import PAGE, Bytes, Scratch
 from hpcdet.checkpoint.read.pieces import Entry, Piece, Range
 from hpcdet.checkpoint.state.tree import Leaf
@@ -123,7 +123,7 @@ class _Wanted:
     def parts(self, file: RankFile) -> Iterator[Range]:
         """What is wanted of a file, ascending; among it all its holes."""
         wanted = self._wanted(file)
-        first: list[tuple[Row, Use]] = []
+        first: list[tuple[TableRow, Use]] = []
         for each in wanted:
             first.append(each)
             if each[0].end >= FIRST:
@@ -136,7 +136,7 @@ class _Wanted:
                 _aim(part, row.leaf, there.get(row.leaf.name))
             yield part
 
-    def _wanted(self, file: RankFile) -> Iterator[tuple[Row, Use]]:
+    def _wanted(self, file: RankFile) -> Iterator[tuple[TableRow, Use]]:
         for row in file.table.rows:
             use = Use.CHECK if row.leaf is None else self._use(file.shard, row.leaf)
             if use is not Use.SKIP:

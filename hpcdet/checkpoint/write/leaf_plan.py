@@ -67,7 +67,7 @@ class Outline:
 
 
 @dataclass(frozen=True)
-class Part:
+class PlannedPart:
     """One rank's part of a state.
 
     Attributes:
@@ -84,7 +84,7 @@ class Part:
     def files(self) -> tuple[File, ...]:
         return self.outline.files
 
-    def without_data(self) -> Part:
+    def without_data(self) -> PlannedPart:
         """The same, not keeping alive what was copied."""
         return replace(self, sources=())
 
@@ -118,7 +118,7 @@ def digests_of(written: Sequence[Written]) -> dict[str, str]:
 
 def take_apart(
     shared: Any, private: Any, rank: int, world: int, frozen: frozenset[str] = frozenset()
-) -> Part:
+) -> PlannedPart:
     """The part of a rank.
 
     Args:
@@ -135,7 +135,7 @@ def take_apart(
     outline = _outline(leaves, len(common.leaves), rank, world, frozen)
     sources = [*common.sources, *own.sources, *(text.source for text in texts)]
     chosen = [[sources[number] for number in file.chosen] for file in outline.files]
-    return Part(outline, chosen, common.content, own.content)
+    return PlannedPart(outline, chosen, common.content, own.content)
 
 
 @dataclass(frozen=True)

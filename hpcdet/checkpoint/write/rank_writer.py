@@ -10,9 +10,9 @@ from typing import Any
 from hpcdet.checkpoint.format import shard
 from hpcdet.checkpoint.format.host_image import Filled, Image, NoRoom
 from hpcdet.checkpoint.format.shard import Shard, Written
-from hpcdet.checkpoint.io.task import Task
+from hpcdet.checkpoint.io.task import BackgroundTask
 from hpcdet.checkpoint.write import sharded_digests
-from hpcdet.checkpoint.write.leaf_plan import File, Part, Report, digests_of
+from hpcdet.checkpoint.write.leaf_plan import File, PlannedPart, Report, digests_of
 from hpcdet.checkpoint.write.sharded_digests import Own, Swap, Wholes
 from hpcdet.checkpoint.write.unchanged import Frozen
 from hpcdet.store.fs import files
@@ -26,13 +26,15 @@ def refuse(taken: bool) -> None:
         raise FileExistsError("a checkpoint of this name exists")
 
 
-def parts_of(part: Part, swap: Swap) -> Wholes:
+def parts_of(part: PlannedPart, swap: Swap) -> Wholes:
     """The tensors that lie in parts."""
     of = part.outline
     return Wholes(of.leaves, of.rank, of.world, swap)
 
 
-def at_once(folder: Path, part: Part, image: Image, frozen: Frozen | None) -> tuple[Report, Own]:
+def at_once(
+    folder: Path, part: PlannedPart, image: Image, frozen: Frozen | None
+) -> tuple[Report, Own]:
     """Write this rank's files while its state is being copied; also where its rows lie now."""
     written = []
     own: dict[str, Callable[[], memoryview]] = {}
@@ -46,7 +48,7 @@ def at_once(folder: Path, part: Part, image: Image, frozen: Frozen | None) -> tu
         filled = Filled()
         persist = partial(shard.persist, folder, file.name, memory, filled, file.plan, link)
         try:
-            writing = Task(persist, "checkpoint")
+            writing = BackgroundTask(persist, "checkpoint")
         except RuntimeError:  # a limit on threads: one after the other
             memory.fill(sources, filled)
             written.append(persist())
@@ -60,7 +62,7 @@ def at_once(folder: Path, part: Part, image: Image, frozen: Frozen | None) -> tu
     return _reported(folder, part, written, {}, frozen), own
 
 
-def _files(part: Part, image: Image, frozen: Frozen | None) -> Iterator[_FileOf]:
+def _files(part: PlannedPart, image: Image, frozen: Frozen | None) -> Iterator[_FileOf]:
     """A rank's files, with what is in each, memory for it, and what may link it."""
     if len(part.files) == 1:
         image.release_second()
@@ -73,7 +75,7 @@ def _files(part: Part, image: Image, frozen: Frozen | None) -> Iterator[_FileOf]
 
 def _reported(
     folder: Path,
-    part: Part,
+    part: PlannedPart,
     written: Sequence[Written],
     found: Mapping[str, str],
     frozen: Frozen | None,
@@ -87,7 +89,7 @@ def _reported(
 
 
 def begun(
-    folder: Path, part: Part, image: Image, frozen: Frozen | None, split: Wholes, taken: bool
+    folder: Path, part: PlannedPart, image: Image, frozen: Frozen | None, split: Wholes, taken: bool
 ) -> tuple[Callable[[], Report], bool]:
     """What is left to be done once this rank's state may change again, and whether it was copied.
 
@@ -132,9 +134,9 @@ def begun(
     plain = part.without_data()
 
     def write() -> Report:
-        hashing: Task[dict[str, str]] | None = None
+        hashing: BackgroundTask[dict[str, str]] | None = None
         if beside is not None:
-            hashing = Task(beside, "checkpoint parts", or_here=True)
+            hashing = BackgroundTask(beside, "checkpoint parts", or_here=True)
         try:
             files.make_folder(folder)
             written = [each() for each in rest]

@@ -12,13 +12,13 @@ from typing import Any
 from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.checkpoint.format import remove
 from hpcdet.checkpoint.format.host_image import Image
-from hpcdet.checkpoint.io.task import Task
+from hpcdet.checkpoint.io.task import BackgroundTask
 from hpcdet.checkpoint.state import tree
 from hpcdet.checkpoint.state.tree import StateError
 from hpcdet.checkpoint.write import commit as committing
 from hpcdet.checkpoint.write import leaf_plan, rank_writer, reports, sharded_digests
 from hpcdet.checkpoint.write.commit import CheckpointFailed
-from hpcdet.checkpoint.write.leaf_plan import Content, Part, Report
+from hpcdet.checkpoint.write.leaf_plan import Content, PlannedPart, Report
 from hpcdet.checkpoint.write.reports import PATIENCE_S
 from hpcdet.checkpoint.write.sharded_digests import Own, Swap, Wholes, WholesFailed
 from hpcdet.checkpoint.write.unchanged import Frozen
@@ -102,7 +102,7 @@ def save(
     failure: Exception | None = None
     report: Report = {}
     content: Content = _nothing
-    part: Part | None = None
+    part: PlannedPart | None = None
     own: Own = {}
     try:
         rank_writer.refuse(taken)
@@ -133,7 +133,7 @@ def save(
 
 
 def _with_wholes(
-    everyone: list[Report], part: Part | None, own: Own, swap: Swap, exchange: Exchange
+    everyone: list[Report], part: PlannedPart | None, own: Own, swap: Swap, exchange: Exchange
 ) -> list[Report]:
     """Everyone's reports, and in them the digests of tensors that lie in parts.
 
@@ -178,7 +178,7 @@ class Saving:
     name: str
     copied: bool
     _folder: Path
-    _task: Task[Saved | None]
+    _task: BackgroundTask[Saved | None]
     _wholes: Wholes
 
     def check(self) -> None:
@@ -293,7 +293,9 @@ def begin(
         committed(saved)
         return saved
 
-    return Saving(folder.name, copied, folder, Task(work, "checkpoint", or_here=True), split)
+    return Saving(
+        folder.name, copied, folder, BackgroundTask(work, "checkpoint", or_here=True), split
+    )
 
 
 def _failure(error: Exception) -> Report:

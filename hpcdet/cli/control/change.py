@@ -12,7 +12,7 @@ from hpcdet.cli.frame.output import Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.request import extending
 from hpcdet.cli.request.asking import can_run, turn_until_somebody_works
-from hpcdet.cli.request.crank import Crank
+from hpcdet.cli.request.crank import CommandCrank
 from hpcdet.config.load import changing
 from hpcdet.control.requests import commands
 from hpcdet.errors import HpcdetError, UsageError
@@ -76,7 +76,7 @@ def set_command(
 def _turn(paths: ExperimentPaths) -> None:
     """What was asked stands in a file already; trouble here only delays it."""
     try:
-        with Crank(paths, "command") as crank:
+        with CommandCrank(paths, "command") as crank:
             crank.turn()
     except (HpcdetError, OSError) as error:
         settings().warn(f"asked, but nothing is done yet: {error}")

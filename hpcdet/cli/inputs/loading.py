@@ -88,14 +88,14 @@ def setting_options() -> Decorator:
 
 
 @dataclass(frozen=True)
-class Request:
+class SubmitRequest:
     """What a user wants to run and where.
 
     Attributes:
         include: files and folders that belong to the code besides those of ``model_dir``.
     """
 
-    loaded: config.Loaded
+    loaded: config.LoadedConfig
     site: Site
     model_dir: Path
     include: tuple[Path, ...] = ()
@@ -139,7 +139,7 @@ class Request:
         found = site_checks.preflight(self.resolved, self.site, self.root, submits=submits)
         return [*self.loaded.warnings, *found]
 
-    def scan(self) -> list[snapshot.Entry]:
+    def scan(self) -> list[snapshot.SnapshotEntry]:
         """The code that an experiment would get. Raises ConfigError as ``snapshot.scan``."""
         return snapshot.scan(self.model_dir, self.root.resolve(), self.include)
 
@@ -161,7 +161,7 @@ def request(
     sets: Sequence[str],
     site_name: str | None,
     ask: bool | None = None,
-) -> Request:
+) -> SubmitRequest:
     """Read and check a config at its site.
 
     Args:
@@ -185,7 +185,7 @@ def request(
     loaded = config.load(config_file, sets=sets, site=chosen, template=template, ignored=ignored)
     for file in filter(None, (config_file, template)):
         trust.refuse_writable_by_others(file, "config")
-    wanted = Request(lanes.settled(loaded, chosen), chosen, folder)
+    wanted = SubmitRequest(lanes.settled(loaded, chosen), chosen, folder)
     if ask is None:
         return wanted
     settled, assumed = facts.resolved(chosen, wanted.resolved.resources.resource_pool, ask=ask)

@@ -13,7 +13,7 @@ from hpcdet.cli.frame import words
 from hpcdet.cli.frame.output import Column, Output
 from hpcdet.cli.frame.output import text as shown
 from hpcdet.cli.frame.settings import settings
-from hpcdet.cli.inputs.loading import Request
+from hpcdet.cli.inputs.loading import SubmitRequest
 from hpcdet.cli.inputs.waiting import Waiting
 from hpcdet.control.fleet import worker_count
 from hpcdet.errors import HpcdetError
@@ -28,7 +28,7 @@ from hpcdet.store.folder.records import Intent
 
 
 def show(
-    out: Output, wanted: Request, warnings: list[str], waiting: Waiting, *, ask: bool = True
+    out: Output, wanted: SubmitRequest, warnings: list[str], waiting: Waiting, *, ask: bool = True
 ) -> None:
     """Print what would be submitted; nothing is made.
 
@@ -55,13 +55,13 @@ def show(
         click.echo(f"\n# the scheduler says\n{item['verdict']}")
 
 
-def script(wanted: Request) -> str:
+def script(wanted: SubmitRequest) -> str:
     """The script of the first submission. Raises ConfigError as ``jobs.script.render``."""
     paths, intent = _first_submission(wanted, Waiting())
     return render(wanted.resolved, wanted.site, intent, paths)
 
 
-def _first_submission(wanted: Request, waiting: Waiting) -> tuple[ExperimentPaths, Intent]:
+def _first_submission(wanted: SubmitRequest, waiting: Waiting) -> tuple[ExperimentPaths, Intent]:
     searcher = wanted.resolved.searcher
     name = f"{create.slug(wanted.resolved.name)}-0000"
     trials = max(1, min(searcher.max_trials, searcher.max_concurrent_trials or searcher.max_trials))
@@ -82,7 +82,7 @@ def _first_submission(wanted: Request, waiting: Waiting) -> tuple[ExperimentPath
     return ExperimentPaths(wanted.root / name), intent
 
 
-def _item(wanted: Request, waiting: Waiting, ask: bool) -> dict[str, Any]:
+def _item(wanted: SubmitRequest, waiting: Waiting, ask: bool) -> dict[str, Any]:
     site = wanted.site
     paths, intent = _first_submission(wanted, waiting)
     text = render(wanted.resolved, site, intent, paths)
@@ -105,7 +105,7 @@ def _item(wanted: Request, waiting: Waiting, ask: bool) -> dict[str, Any]:
     }
 
 
-def origins(wanted: Request) -> list[dict[str, Any]]:
+def origins(wanted: SubmitRequest) -> list[dict[str, Any]]:
     """Every leaf of the resolved config: ``key, value, origin``."""
     return [
         {"key": key, "value": value, "origin": origin_of(wanted.loaded.origins, key)}
@@ -123,7 +123,7 @@ def origin_of(known: Any, key: str) -> str:
     return "default"
 
 
-def _verdict(wanted: Request, intent: Intent, content: str) -> str:
+def _verdict(wanted: SubmitRequest, intent: Intent, content: str) -> str:
     """What the scheduler says to a trial submission of the script."""
     with tempfile.TemporaryDirectory(prefix="hpcdet-dry-") as folder:
         path = Path(folder) / "script.sh"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcdet.cli.frame.settings import settings
-from hpcdet.cli.inputs.loading import Request
+from hpcdet.cli.inputs.loading import SubmitRequest
 from hpcdet.control.requests import commands
 from hpcdet.errors import ConfigError, NotFound, UsageError
 from hpcdet.read.lookup import find
@@ -34,7 +34,7 @@ class Waiting:
     jobs: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, held: bool, after: Sequence[str], wanted: Request) -> Waiting:
+    def parse(cls, held: bool, after: Sequence[str], wanted: SubmitRequest) -> Waiting:
         """From the flags.
 
         Raises:

@@ -108,7 +108,7 @@ def logs_command(
     keep = _grep(grep)
     times = {"since": moment(since) if since else "", "until": moment(until) if until else ""}
 
-    def read(source: logs.Source, whole: bool) -> Iterator[LogLine]:
+    def read(source: logs.LogSource, whole: bool) -> Iterator[LogLine]:
         return filter(keep, logs.read(source, level=level, whole=whole, **times))
 
     streams = [read(source, not follow_) for source in chosen]
@@ -148,8 +148,8 @@ def _follow(
     ranks: Sequence[int],
     launcher: bool,
     timestamps: bool,
-    read: Callable[[logs.Source, bool], Iterator[LogLine]],
-    known: list[logs.Source],
+    read: Callable[[logs.LogSource, bool], Iterator[LogLine]],
+    known: list[logs.LogSource],
 ) -> None:
     """Print what is added, until the experiment (or the trial) has ended and all is printed."""
     sources = {source.path: source for source in known}
@@ -175,7 +175,7 @@ def _over(found: find.Reference) -> bool:
     return bool(trials) and all(trial["state"] in follow.ENDED for trial in trials)
 
 
-def _tail(chosen: list[logs.Source], count: int, whole: bool, carried: bool) -> list[LogLine]:
+def _tail(chosen: list[logs.LogSource], count: int, whole: bool, carried: bool) -> list[LogLine]:
     """The last lines of all sources together, each read from its end."""
     lines: list[LogLine] = []
     for source in reversed(chosen):

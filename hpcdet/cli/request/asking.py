@@ -12,7 +12,7 @@ from hpcdet.cli.frame.output import Output
 from hpcdet.cli.frame.progress import busy
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.observe import follow
-from hpcdet.cli.request.crank import Crank, cranks
+from hpcdet.cli.request.crank import CommandCrank, cranks
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
 from hpcdet.errors import HpcdetError, UsageError
@@ -171,7 +171,7 @@ def _left_alone(paths: ExperimentPaths) -> bool:
     return stopping and not any(map(states.lives, gathered.workers))
 
 
-def _turn_all(all_of_them: list[Crank]) -> None:
+def _turn_all(all_of_them: list[CommandCrank]) -> None:
     for crank in all_of_them:
         crank.turn_if_due()
 
@@ -179,7 +179,7 @@ def _turn_all(all_of_them: list[Crank]) -> None:
 def _turn_once(paths: ExperimentPaths) -> None:
     """What was asked stands in a file already; trouble here only delays it."""
     try:
-        with Crank(paths, "command") as crank:
+        with CommandCrank(paths, "command") as crank:
             turn = crank.turn()
             if turn.blind:
                 settings().warn(
@@ -196,7 +196,7 @@ def turn_until_somebody_works(paths: ExperimentPaths) -> None:
     second look at the queue; and the lease of one that was killed has to expire before.
     """
     try:
-        with Crank(paths, "command") as crank:
+        with CommandCrank(paths, "command") as crank:
             held = crank.turn().held
             if _somebody_works(crank):
                 return
@@ -211,7 +211,7 @@ def turn_until_somebody_works(paths: ExperimentPaths) -> None:
         settings().warn(f"asked, but nothing is done yet: {error}")
 
 
-def _somebody_works(crank: Crank) -> bool:
+def _somebody_works(crank: CommandCrank) -> bool:
     """True if a worker lives or a job waits that will start, or nothing is wanted of any."""
     gathered = gather.gather(crank.paths)
     if gathered.closed is not None or states.experiment_state(gathered)[0] == "PAUSED":

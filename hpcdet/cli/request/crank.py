@@ -17,7 +17,7 @@ _LOOK_S = 10.0
 _LOCAL_S = 0.5
 
 
-class Crank:
+class CommandCrank:
     """Turns when a turn is due, and gives the lease back at the end."""
 
     def __init__(self, paths: ExperimentPaths, kind: str, *, hold: bool = False) -> None:
@@ -45,7 +45,7 @@ class Crank:
             settings().warn(f"{self.paths.id}: {error}")
         self._next = time.monotonic() + self.every_s
 
-    def __enter__(self) -> Crank:
+    def __enter__(self) -> CommandCrank:
         return self
 
     def __exit__(
@@ -58,7 +58,7 @@ class Crank:
 
 
 @contextlib.contextmanager
-def cranks(experiments: list[ExperimentPaths], kind: str) -> Iterator[list[Crank]]:
+def cranks(experiments: list[ExperimentPaths], kind: str) -> Iterator[list[CommandCrank]]:
     """A crank for each experiment; all leases are given back."""
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(Crank(paths, kind)) for paths in experiments]
+        yield [stack.enter_context(CommandCrank(paths, kind)) for paths in experiments]

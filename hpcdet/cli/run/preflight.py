@@ -15,7 +15,7 @@ import click
 from hpcdet.cli.frame.progress import busy
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
-from hpcdet.cli.inputs.loading import Request, config_argument, request, setting_options
+from hpcdet.cli.inputs.loading import SubmitRequest, config_argument, request, setting_options
 from hpcdet.errors import ConfigError, StillPending
 from hpcdet.jobs import errand
 from hpcdet.jobs.create import create
@@ -73,7 +73,7 @@ def test_command(
     settings().note("one batch trained, validated, saved and restored")
 
 
-def rehearse(wanted: Request, timeout: float | None = None) -> None:
+def rehearse(wanted: SubmitRequest, timeout: float | None = None) -> None:
     """Try the code with the hyperparameters of the first trial.
 
     Args:
@@ -117,7 +117,7 @@ def _ended(
     return process.returncode, said
 
 
-def _rehearse_on_a_node(wanted: Request, timeout: float) -> None:
+def _rehearse_on_a_node(wanted: SubmitRequest, timeout: float) -> None:
     """The same in a job of one rank. Raises as ``rehearse``, and as ``errand.run``."""
     resolved = wanted.resolved
     need = resolved.resources
@@ -135,7 +135,7 @@ def _rehearse_on_a_node(wanted: Request, timeout: float) -> None:
     _judge(wanted, answer.code, said)
 
 
-def _rehearsal(wanted: Request, folder: Path) -> list[str]:
+def _rehearsal(wanted: SubmitRequest, folder: Path) -> list[str]:
     """Make the experiment of a rehearsal; what Python is to run."""
     # as in the submission, experiments inside the code are no part of it
     paths = create.create(
@@ -154,7 +154,7 @@ def _rehearsal(wanted: Request, folder: Path) -> list[str]:
     return ["-Pm", "hpcdet.attempt", "--test", str(paths.root)]
 
 
-def _judge(wanted: Request, code: int, output: str) -> None:
+def _judge(wanted: SubmitRequest, code: int, output: str) -> None:
     if settings().verbose:
         settings().note(output.rstrip())
     said = [line for line in output.splitlines() if line.strip()]

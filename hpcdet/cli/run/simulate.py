@@ -26,7 +26,7 @@ from hpcdet.sim.course import Course
 from hpcdet.sim.engine import Simulation
 from hpcdet.sim.forecast import Forecast
 from hpcdet.sim.surrogate import Besides, Curves
-from hpcdet.sim.waits import Wait
+from hpcdet.sim.waits import QueueWait
 from hpcdet.store.config.resolved_config import Budget, Resolved
 from hpcdet.units import Length
 
@@ -41,12 +41,14 @@ class _Waits(click.ParamType):  # type: ignore[type-arg]
 
     name = "wait"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Wait:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> QueueWait:
         try:
             if value.startswith("@"):
                 lines = Path(value[1:]).read_text().split()
-                return Wait.seen([Wait.parse(line).typical_s for line in lines])
-            return Wait.parse(value)
+                return QueueWait.seen([QueueWait.parse(line).typical_s for line in lines])
+            return QueueWait.parse(value)
         except (ValueError, OSError) as error:
             self.fail(str(error), param, ctx)
 

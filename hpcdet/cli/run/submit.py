@@ -15,10 +15,10 @@ import click
 from hpcdet.cli.frame.output import Column, Output, output
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.inputs import preview
-from hpcdet.cli.inputs.loading import Request, config_argument, request, setting_options
+from hpcdet.cli.inputs.loading import SubmitRequest, config_argument, request, setting_options
 from hpcdet.cli.inputs.waiting import Waiting
 from hpcdet.cli.observe import follow
-from hpcdet.cli.request.crank import Crank
+from hpcdet.cli.request.crank import CommandCrank
 from hpcdet.cli.run.preflight import rehearse
 from hpcdet.control.turn.controller import Turn
 from hpcdet.errors import ConfigError, HpcdetError, UsageError
@@ -165,7 +165,7 @@ def submit_command(
         begin=wanted.origin,
     )
     waiting.ask(paths)
-    with Crank(paths, "submit", hold=prepare) as crank:
+    with CommandCrank(paths, "submit", hold=prepare) as crank:
         turn = _first_turn(crank)
         if turn.blind:
             warnings.append(f"the scheduler does not answer, it is asked again: {turn.blind}")
@@ -194,7 +194,7 @@ def submit_command(
     follow.judge(items)
 
 
-def _too_fast(wanted: Request) -> list[str]:
+def _too_fast(wanted: SubmitRequest) -> list[str]:
     """That rungs come faster than decisions, as a former experiment of the name trained."""
     resolved = wanted.resolved
     if (
@@ -209,7 +209,7 @@ def _too_fast(wanted: Request) -> list[str]:
     return [said] if said else []
 
 
-def _uncommitted(wanted: Request) -> str:
+def _uncommitted(wanted: SubmitRequest) -> str:
     """What of the code git could not give back; "" if there is nothing to say."""
     entries = wanted.scan()
     found = provenance.uncommitted(wanted.model_dir, {entry.path for entry in entries})
@@ -219,7 +219,7 @@ def _uncommitted(wanted: Request) -> str:
     return f"{len(found)} files of the code are in no commit as they are ({names})"
 
 
-def _first_turn(crank: Crank) -> Turn:
+def _first_turn(crank: CommandCrank) -> Turn:
     """The turn that submits; where it fails the experiment stays, and its user is told."""
     try:
         return crank.turn()
@@ -233,7 +233,7 @@ def _first_turn(crank: Crank) -> Turn:
         raise
 
 
-def _item(paths: ExperimentPaths, wanted: Request) -> dict[str, Any]:
+def _item(paths: ExperimentPaths, wanted: SubmitRequest) -> dict[str, Any]:
     status = views.status(paths)
     jobs = views.jobs(paths)
     site = from_resolved(paths.site)
@@ -263,7 +263,7 @@ def _say_how(item: dict[str, Any]) -> None:
         settings().note("  " + shlex.join(argv))
 
 
-def _where_to_look(paths: ExperimentPaths, wanted: Request) -> list[str]:
+def _where_to_look(paths: ExperimentPaths, wanted: SubmitRequest) -> list[str]:
     """A hint where ``hpcdet status`` alone would look elsewhere."""
     from hpcdet.cli.frame.settings import Settings
 

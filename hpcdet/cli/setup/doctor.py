@@ -18,7 +18,7 @@ from hpcdet.cli.frame.times import Seconds
 from hpcdet.errors import HpcdetError
 from hpcdet.jobs import errand, machine
 from hpcdet.jobs.checks import site_checks
-from hpcdet.jobs.checks.site_checks import Finding
+from hpcdet.jobs.checks.site_checks import SiteFinding
 from hpcdet.jobs.script.environment import fold_defaults
 from hpcdet.schedulers.slurm import facts
 from hpcdet.site import Site, places
@@ -85,21 +85,25 @@ def doctor_command(
         raise HpcdetError(f"{len(wrong)} findings", hint=wrong[0].hint or wrong[0].what)
 
 
-def _site(name: str | None) -> Iterator[Finding]:
+def _site(name: str | None) -> Iterator[SiteFinding]:
     site, assumed = facts.resolved(settings().site(name))
-    yield Finding("ok", f"site {site.name}: {site.reason}")
+    yield SiteFinding("ok", f"site {site.name}: {site.reason}")
     if assumed:
-        yield Finding("warning", f"site {site.name}: {assumed}", "ask again: hpcdet site detect")
+        yield SiteFinding(
+            "warning", f"site {site.name}: {assumed}", "ask again: hpcdet site detect"
+        )
     if site.fallback and (sign := site_checks.login_node()):
         hint = "name a site with a scheduler by --site or HPCDET_SITE"
-        yield Finding("warning", f"this looks like a login node ({sign}) without a scheduler", hint)
+        yield SiteFinding(
+            "warning", f"this looks like a login node ({sign}) without a scheduler", hint
+        )
     apart = places.scratch(site, settings().root_at(site))
     if apart is not None:
         yield from machine.folder(apart)
     yield from site_checks.site_findings(site)
 
 
-def _both(name: str | None, partition: str | None, timeout: float) -> Iterator[Finding]:
+def _both(name: str | None, partition: str | None, timeout: float) -> Iterator[SiteFinding]:
     """What the ranks need, imported here and on a node."""
     site = fold_defaults(settings().site(name))
     with errand.folder(settings().root_at(site)) as place, busy("checking a node"):
@@ -108,29 +112,29 @@ def _both(name: str | None, partition: str | None, timeout: float) -> Iterator[F
             yield from _node(site, partition, place, timeout)
         except HpcdetError as error:
             where = f"{error.where}: " if error.where else ""
-            yield Finding("error", where + error.what, error.hint, "job", "node")
+            yield SiteFinding("error", where + error.what, error.hint, "job", "node")
 
 
-def _node(site: Site, partition: str | None, place: Path, timeout: float) -> Iterator[Finding]:
+def _node(site: Site, partition: str | None, place: Path, timeout: float) -> Iterator[SiteFinding]:
     nonce = secrets.token_hex(8)
     files.write_once(place / "seen", nonce.encode())
     resources = Resources(walltime_s=WALLTIME_S, resource_pool=partition)
     argv = [site.python or sys.executable, "-Pm", "hpcdet.jobs.machine", str(place), nonce]
     more = [partition] if partition else []
     answer, said = errand.run(place, site, Resolved(resources=resources), [*argv, *more], timeout)
-    yield Finding("ok", f"a job ran on {answer.host}", check="job", where="node")
+    yield SiteFinding("ok", f"a job ran on {answer.host}", check="job", where="node")
     lines = said.strip().splitlines() or [""]
     try:
-        found = [Finding(**item) for item in json.loads(lines[-1])]
+        found = [SiteFinding(**item) for item in json.loads(lines[-1])]
     except (ValueError, TypeError):
         what = f"exit {answer.code}: {lines[-1]}"
-        yield Finding("error", what, "\n".join(lines[-10:]), "job", "node")
+        yield SiteFinding("error", what, "\n".join(lines[-10:]), "job", "node")
         return
     for finding in found:
         yield replace(finding, where="node")
 
 
-def _side_by_side(found: list[Finding]) -> list[dict[str, str]]:
+def _side_by_side(found: list[SiteFinding]) -> list[dict[str, str]]:
     """A row for each check, with what it is here and on the node."""
     rows: list[dict[str, str]] = []
     for finding in found:

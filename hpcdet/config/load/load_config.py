@@ -37,7 +37,7 @@ class SiteDefaults(Protocol):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedConfig:
     """A checked config.
 
     Attributes:
@@ -68,7 +68,7 @@ def load(
     site: SiteDefaults | None = None,
     template: Path | None = None,
     ignored: Container[str] = (),
-) -> Loaded:
+) -> LoadedConfig:
     """Read and check an experiment's config.
 
     Later layers win: defaults, the site's ``config``, ``template``, ``file``, ``sets``.
@@ -94,7 +94,7 @@ def load(
 
 def _check(
     layered: Layered, source: str, name: str, site: str | None, ignored: Container[str]
-) -> Loaded:
+) -> LoadedConfig:
     values, origins = _without_null(layered.values), dict(layered.origins)
     values.pop("schema", None)  # a resolved config is a config
     wrong: list[Problem] = []
@@ -137,7 +137,7 @@ def _check(
     for key in problems.all_keys():
         if problems.model_at(key) is None and not problems.locate_below(key, origins):
             origins[key] = DEFAULT
-    return Loaded(config, origins, warnings, literals)
+    return LoadedConfig(config, origins, warnings, literals)
 
 
 def _without_null(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:

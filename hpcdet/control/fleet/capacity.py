@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from hpcdet.control.leader.leader import Holder
-from hpcdet.control.leader.lost_workers import Place
+from hpcdet.control.leader.lost_workers import TaskPlace
 from hpcdet.jobs.script import lanes
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Claim
@@ -16,7 +16,7 @@ from hpcdet.store.trials.standing import Standing
 
 def workers(
     holder: Holder,
-    places: Sequence[Place],
+    places: Sequence[TaskPlace],
     standings: Mapping[int, Standing],
     trials: int,
     since: int = 0,
@@ -81,7 +81,7 @@ def _open_lanes(holder: Holder, standings: Mapping[int, Standing]) -> Counter[st
     return found
 
 
-def _takes_nothing_more(holder: Holder, place: Place) -> bool:
+def _takes_nothing_more(holder: Holder, place: TaskPlace) -> bool:
     """Whether its worker says so, and its task will not come back for more."""
     beat = files.read_json(place.worker.beat) if place.worker else None
     leaving = beat.get("leaving", "") if isinstance(beat, dict) else ""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcdet.control.fleet import worker_count
 from hpcdet.control.leader.leader import Holder
-from hpcdet.control.leader.lost_workers import Seen
+from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.errors import Unavailable
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Closed, Command
@@ -42,7 +42,7 @@ def waits_for(holder: Holder) -> str:
     return ""
 
 
-def tend(holder: Holder, seen: Seen) -> None:
+def tend(holder: Holder, seen: FleetView) -> None:
     """Hold or release jobs that wait, and give up those that wait in vain.
 
     Raises:

@@ -11,7 +11,7 @@ from collections import Counter
 from hpcdet.control.fleet import worker_deaths
 from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
-from hpcdet.control.leader.lost_workers import Place, Seen
+from hpcdet.control.leader.lost_workers import FleetView, TaskPlace
 from hpcdet.schedulers.common.base import TaskState
 from hpcdet.store.folder.records import Claim, WorkerEnd
 
@@ -21,7 +21,7 @@ LAUNCHES = 3
 """Submissions in a row of which the scheduler could not launch a task, likewise."""
 
 
-def why(holder: Holder, seen: Seen) -> str:
+def why(holder: Holder, seen: FleetView) -> str:
     """Why nothing more shall be submitted until somebody has looked; "" to go on."""
     return _launches(holder) or _workers(holder, seen) or worker_deaths.why(holder, seen)
 
@@ -56,8 +56,8 @@ def _launches(holder: Holder) -> str:
     )
 
 
-def _workers(holder: Holder, seen: Seen) -> str:
-    by_submission: dict[int, list[Place]] = {}
+def _workers(holder: Holder, seen: FleetView) -> str:
+    by_submission: dict[int, list[TaskPlace]] = {}
     for place in seen.places:
         by_submission.setdefault(place.submission, []).append(place)
     count = 0
@@ -91,7 +91,7 @@ def _took(holder: Holder, submission: int) -> bool:
     return submission in holder.took
 
 
-def _came_to_nothing(place: Place) -> bool:
+def _came_to_nothing(place: TaskPlace) -> bool:
     if place.phase != "over" or place.said is TaskState.CANCELED:
         return False
     end = WorkerEnd.read(place.worker.end) if place.worker else None

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from hpcdet.control.fleet import worker_count
 from hpcdet.control.leader.leader import Holder
-from hpcdet.control.leader.lost_workers import Seen
+from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.errors import Unavailable
 from hpcdet.schedulers.common.base import Prunes, Remembers, Task, TaskState, WaitKind
 from hpcdet.store.decisions import lease
@@ -23,7 +23,7 @@ REASONS = 8
 _CANCELED = "canceled before their worker came up"
 
 
-def tell(holder: Holder, seen: Seen) -> None:
+def tell(holder: Holder, seen: FleetView) -> None:
     """Say with the next beats why tasks wait, the most frequent reason first."""
     jobs = {place.job for place in seen.live if place.phase == "pending"}
     now, most_s = files.now(), holder.hands.site.limits.waits_warn_s
@@ -43,7 +43,7 @@ def tell(holder: Holder, seen: Seen) -> None:
     ]
 
 
-def note_unlaunched(holder: Holder, seen: Seen) -> None:
+def note_unlaunched(holder: Holder, seen: FleetView) -> None:
     """Record the launches that failed of tasks that may not be requeued.
 
     Slurm has canceled them: they were given nodes, and their worker never came up.
@@ -64,7 +64,7 @@ def note_unlaunched(holder: Holder, seen: Seen) -> None:
             _unlaunched(holder, row, place.submission, row.nodes, _CANCELED)
 
 
-def mend(holder: Holder, seen: Seen) -> None:
+def mend(holder: Holder, seen: FleetView) -> None:
     """Take out of the queue what will not start by itself.
 
     Raises:

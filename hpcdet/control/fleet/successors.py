@@ -12,7 +12,7 @@ import secrets
 
 from hpcdet.control.fleet import worker_count
 from hpcdet.control.leader.leader import Holder
-from hpcdet.control.leader.lost_workers import Seen
+from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs.script import succession
 from hpcdet.schedulers.common.base import Job, SubmissionRefused, Task, TaskState
@@ -23,7 +23,7 @@ from hpcdet.store.fs import files
 _LIVES = (TaskState.PENDING, TaskState.RUNNING)
 
 
-def post(holder: Holder, seen: Seen) -> None:
+def post(holder: Holder, seen: FleetView) -> None:
     """Have one behind each array of which tasks may live.
 
     Raises:

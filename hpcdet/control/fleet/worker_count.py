@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from hpcdet.control.fleet import capacity, fruitless
 from hpcdet.control.leader import retry_rules
 from hpcdet.control.leader.leader import Holder
-from hpcdet.control.leader.lost_workers import Place, Seen
+from hpcdet.control.leader.lost_workers import FleetView, TaskPlace
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs.script import lanes, succession
 from hpcdet.schedulers.common.base import PerHost, Prunes, Refusal, SubmissionRefused, TaskState
@@ -29,7 +29,7 @@ RETRY_S = 60.0
 seldom; otherwise its polling interval."""
 
 
-def provide(holder: Holder, seen: Seen, wanted: int) -> None:
+def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
     """Submit the workers that are missing, cancel the waiting ones that nobody needs.
 
     Back-pressure of the scheduler is not an error: less is submitted, later. Where nobody can
@@ -67,7 +67,7 @@ def provide(holder: Holder, seen: Seen, wanted: int) -> None:
         later(holder, str(reason))
 
 
-def cancel_all(holder: Holder, places: list[Place]) -> None:
+def cancel_all(holder: Holder, places: list[TaskPlace]) -> None:
     """Cancel jobs by the fewest calls: a job whose tasks are all meant goes as a whole.
 
     Raises:
@@ -89,7 +89,7 @@ def cancel_all(holder: Holder, places: list[Place]) -> None:
         later(holder, error.what)
 
 
-def prune(holder: Holder, seen: Seen) -> None:
+def prune(holder: Holder, seen: FleetView) -> None:
     """Cancel the tasks that wait of jobs of which others run: spares that nobody needs any more.
 
     Raises:
@@ -120,7 +120,7 @@ class _Later(Exception):
     """The scheduler takes nothing more for now."""
 
 
-def cancel_surplus(holder: Holder, places: Iterable[Place], surplus: int) -> None:
+def cancel_surplus(holder: Holder, places: Iterable[TaskPlace], surplus: int) -> None:
     """Cancel single tasks that wait in the queue and were never claimed, the last ones first.
 
     Raises:
@@ -139,7 +139,7 @@ def cancel_surplus(holder: Holder, places: Iterable[Place], surplus: int) -> Non
         later(holder, error.what)
 
 
-def _throttle(holder: Holder, seen: Seen, wanted: int) -> None:
+def _throttle(holder: Holder, seen: FleetView, wanted: int) -> None:
     """Let as many tasks of each array run at once as shall now, where that has changed.
 
     Where there are spare tasks they must not start for nothing: as many as there is work for.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcdet.control.leader.leader import Holder
-from hpcdet.control.leader.lost_workers import Place, Seen
+from hpcdet.control.leader.lost_workers import FleetView, TaskPlace
 from hpcdet.store.folder.layout import AttemptPaths, WorkerPaths
 from hpcdet.store.folder.records import End, WorkerEnd
 from hpcdet.store.fs import journal
@@ -16,13 +16,13 @@ _DEATHS = frozenset({"lost", "node_fail"})
 own (``ends.BUDGETS``)."""
 
 
-def why(holder: Holder, seen: Seen) -> str:
+def why(holder: Holder, seen: FleetView) -> str:
     """Why nothing more shall be submitted until somebody has looked; "" to go on.
 
     A task that comes back in place counts each time, and an array once, however many of its tasks
     died: a node or a cluster takes several with it.
     """
-    by_submission: dict[int, list[Place]] = {}
+    by_submission: dict[int, list[TaskPlace]] = {}
     for place in seen.places:
         by_submission.setdefault(place.submission, []).append(place)
     most, deaths = holder.hands.site.max_restarts_in_place, 0

@@ -17,13 +17,13 @@ from pathlib import Path
 from hpcdet.schedulers.local import processes
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
-from hpcdet.store.fs.json_record import Record
+from hpcdet.store.fs.json_record import JsonRecord
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
-class Daemon(Record):
+class Daemon(JsonRecord):
     """``searcher/daemon-HOST.json``.
 
     Attributes:

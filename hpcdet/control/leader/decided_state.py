@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcdet.control.leader.trial_plan import Plan
+from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.errors import HpcdetError
 from hpcdet.search.api import codec, events
 from hpcdet.store.config import overrides
@@ -64,7 +64,7 @@ class Decided:
     method: events.Searcher
     search: events.State = field(default_factory=dict)
     started: bool = False
-    plans: dict[int, Plan] = field(default_factory=dict)
+    plans: dict[int, TrialPlan] = field(default_factory=dict)
     owed: list[events.Action] = field(default_factory=list)
     shutdown: events.Shutdown | None = None
     broken: str = ""
@@ -115,7 +115,7 @@ class Decided:
         found = cls(method)
         for name in _PLAIN & value.keys():
             setattr(found, name, value[name])
-        found.plans = {plain["number"]: Plan.decode(plain) for plain in value["plans"]}
+        found.plans = {plain["number"]: TrialPlan.decode(plain) for plain in value["plans"]}
         shutdown = codec.decode_action(value["shutdown"]) if value["shutdown"] else None
         found.shutdown = shutdown if isinstance(shutdown, events.Shutdown) else None
         found.open = {plan.number for plan in found.plans.values() if not plan.ended}
@@ -150,7 +150,7 @@ class Decided:
                 self.longer = sorted({*self.longer, event.max_length.value})
         self._tell(event)
 
-    def control(self, plan: Plan) -> Control:
+    def control(self, plan: TrialPlan) -> Control:
         """What its control in force should say of a trial (without term and time)."""
         action, why = self._wanted(plan)
         now = action == "kill" and plan.now
@@ -158,7 +158,7 @@ class Decided:
             action, plan.until, plan.allowed, why, plan.since, list(plan.rewinds), now=now
         )
 
-    def _wanted(self, plan: Plan) -> tuple[Action, str]:
+    def _wanted(self, plan: TrialPlan) -> tuple[Action, str]:
         if plan.failed:
             return "fail", plan.failed
         if plan.killed:
@@ -194,7 +194,7 @@ class Decided:
             return []
         return [n for n in sorted(self.open) if self._wanted(self.plans[n])[0] == "run"]
 
-    def action(self, plan: Plan) -> Action:
+    def action(self, plan: TrialPlan) -> Action:
         """What its control in force should ask of a trial."""
         return self._wanted(plan)[0]
 
@@ -224,7 +224,7 @@ class Decided:
         match action:
             case events.Create(trial, params, seed, until, parent):
                 self.shutdown = None
-                plan = Plan(trial, dict(params), seed, until, parent, killed=self.canceled)
+                plan = TrialPlan(trial, dict(params), seed, until, parent, killed=self.canceled)
                 self.plans.setdefault(trial, plan)
                 self._reopen(trial)
             case events.Continue(trial, until, why):
@@ -296,7 +296,7 @@ class Decided:
             self.open.add(trial)
             self.touched.add(trial)
 
-    def _begin_again(self, plan: Plan, attempts: int) -> None:
+    def _begin_again(self, plan: TrialPlan, attempts: int) -> None:
         """A user gives a trial another chance: its attempts so far count against nothing."""
         plan.allowed, plan.base = attempts + 1, attempts
         plan.ended = plan.failed = plan.given_up = ""

@@ -81,7 +81,7 @@ class _Cost:
 
 
 @dataclass
-class Facts:
+class JournalFacts:
     """Readers of one experiment's attempts. Ends are write-once and read once.
 
     The journal of an attempt that runs is read in every turn only while a report may be near.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcdet.control.leader.decided_state import Decided, program
-from hpcdet.control.leader.journal_cache import Facts
+from hpcdet.control.leader.journal_cache import JournalFacts
 from hpcdet.control.leader.lost_workers import Watch
 from hpcdet.control.leader.trial_cache import Sight
 from hpcdet.errors import IntegrityError
@@ -386,7 +386,7 @@ class Holder:
         self.written.clear()
         self.to_pack.clear()
         self.packed.clear()
-        self.facts = Facts(self.paths, hands.resolved)
+        self.facts = JournalFacts(self.paths, hands.resolved)
         self.sight = Sight(self.paths, grows=self.facts.grows)
         self.watch = Watch(self.paths, hands.site, hands.scheduler, hands.clock)
 

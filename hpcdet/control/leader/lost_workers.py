@@ -41,7 +41,7 @@ _REASONS: dict[TaskState, Reason] = {
 
 
 @dataclass(frozen=True)
-class Place:
+class TaskPlace:
     """One array task of one submission.
 
     Attributes:
@@ -66,14 +66,14 @@ class Gone:
 
 
 @dataclass(frozen=True)
-class Seen:
+class FleetView:
     """One look at everything that was submitted."""
 
-    places: list[Place]
+    places: list[TaskPlace]
     gone: list[Gone]
 
     @functools.cached_property
-    def live(self) -> list[Place]:
+    def live(self) -> list[TaskPlace]:
         return [place for place in self.places if place.phase != "over"]
 
 
@@ -131,9 +131,11 @@ class Watch:
         self._busy: Set[str] = frozenset()
         self._asked_end: dict[str, float] = {}
         self._rows: dict[tuple[str, int], Task] = {}
-        self._steady: dict[tuple[int, int], tuple[Task, Place]] = {}  # as the same answer had it
+        self._steady: dict[
+            tuple[int, int], tuple[Task, TaskPlace]
+        ] = {}  # as the same answer had it
 
-    def look(self, busy: Set[str] = frozenset()) -> Seen:
+    def look(self, busy: Set[str] = frozenset()) -> FleetView:
         """Ask files and, if something may live there and it is time, the scheduler.
 
         Args:
@@ -161,7 +163,7 @@ class Watch:
         if away and not self.blind:
             hosts = ", ".join(sorted(set(away.values())))
             self.blind = f"jobs of this experiment are on {hosts}, and can only be seen there"
-        places: list[Place] = []
+        places: list[TaskPlace] = []
         gone: list[Gone] = []
         for intent, submitted in submissions:
             for index in range(intent.tasks):
@@ -169,7 +171,7 @@ class Watch:
                 place, lost = self._judge(intent, submitted.job, index, worker)
                 places.append(place)
                 gone += lost
-        return Seen(places, gone)
+        return FleetView(places, gone)
 
     @property
     def suspects(self) -> bool:
@@ -347,11 +349,11 @@ class Watch:
 
     def _judge(
         self, intent: Intent, job: str, index: int, worker: WorkerPaths | None
-    ) -> tuple[Place, list[Gone]]:
+    ) -> tuple[TaskPlace, list[Gone]]:
         key = (intent.number, index)
 
-        def place(phase: Phase, said: TaskState | None = None) -> Place:
-            return Place(intent.number, index, job, phase, said, worker)
+        def place(phase: Phase, said: TaskState | None = None) -> TaskPlace:
+            return TaskPlace(intent.number, index, job, phase, said, worker)
 
         if key in self._over:
             return place("over", self._said(job, index)), []

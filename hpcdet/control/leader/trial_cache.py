@@ -31,7 +31,7 @@ trials in one turn."""
 
 
 @dataclass
-class Seen:
+class TrialView:
     """One trial.
 
     Attributes:
@@ -70,7 +70,7 @@ class Sight:
         self._paths = paths
         self._clock = clock
         self._grows = grows
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[int, TrialView] = {}
         self._turn = 0
         self._calm = False
 
@@ -88,7 +88,7 @@ class Sight:
         if (seen := self._seen.get(number)) is not None:
             seen.turn, seen.changed, seen.dormant = 0, self._clock(), False
 
-    def trial(self, number: int) -> Seen:
+    def trial(self, number: int) -> TrialView:
         """How a trial stands now."""
         seen = self._seen.get(number)
         if seen is not None and seen.turn == self._turn:
@@ -107,7 +107,7 @@ class Sight:
         self._seen[number] = fresh
         return fresh
 
-    def _is_as_before(self, seen: Seen, now: float) -> bool:
+    def _is_as_before(self, seen: TrialView, now: float) -> bool:
         again_s = AGAIN_S * (1 + seen.paths.number % 16 / 16)
         if seen.read - seen.changed < TICK_S or now - seen.read >= again_s:
             return False
@@ -119,7 +119,7 @@ class Sight:
         seen.looked = now
         return looks(seen.folders) == seen.looks
 
-    def _read(self, paths: TrialPaths, now: float) -> Seen:
+    def _read(self, paths: TrialPaths, now: float) -> TrialView:
         standing = trials.standing(paths)
         opened = []
         for attempt in reversed(trials.claimed(paths)) if standing.open_attempt else ():
@@ -135,7 +135,7 @@ class Sight:
         if not standing.open_attempt:
             folders = (attempts, *folders)
         seen = looks(folders)
-        return Seen(paths, standing, opened, True, self._turn, folders, seen, now, now, now)
+        return TrialView(paths, standing, opened, True, self._turn, folders, seen, now, now, now)
 
 
 def looks(folders: tuple[str, ...]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from hpcdet.units import Length, Unit
 
 
 @dataclass
-class Plan:
+class TrialPlan:
     """What is wanted of a trial; ``Decided`` folds records into it.
 
     Attributes:
@@ -63,7 +63,7 @@ class Plan:
         return found
 
     @classmethod
-    def decode(cls, value: Mapping[str, Any]) -> Plan:
+    def decode(cls, value: Mapping[str, Any]) -> TrialPlan:
         """The inverse of ``encode``."""
         until = None
         if value["until"]:
@@ -74,7 +74,7 @@ class Plan:
 
 _DEFAULTS = {
     each.name: each.default
-    for each in dataclasses.fields(Plan)
+    for each in dataclasses.fields(TrialPlan)
     if each.default is not dataclasses.MISSING
 }
 

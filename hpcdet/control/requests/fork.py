@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcdet.control.leader.decided_state import Decided
-from hpcdet.control.leader.trial_plan import Plan
+from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.control.requests import commands
 from hpcdet.errors import IntegrityError, Unavailable, UsageError
 from hpcdet.jobs.create import create
@@ -161,7 +161,9 @@ def _until(lines: list[Line], trials: int, source: ExperimentPaths) -> list[Line
     return lines
 
 
-def _begins(source: ExperimentPaths, found: Forked, then: Decided, plan: Plan) -> Donation | None:
+def _begins(
+    source: ExperimentPaths, found: Forked, then: Decided, plan: TrialPlan
+) -> Donation | None:
     """Note what becomes of a trial in the new experiment; returns what it goes on from."""
     if plan.ended:
         found.carried.append(plan.number)
@@ -192,7 +194,7 @@ def _begins(source: ExperimentPaths, found: Forked, then: Decided, plan: Plan) -
 
 
 def _goes_on(
-    source: ExperimentPaths, found: Forked, plan: Plan, donor: int, unit: Unit, given: Donation
+    source: ExperimentPaths, found: Forked, plan: TrialPlan, donor: int, unit: Unit, given: Donation
 ) -> Donation:
     """Remember what a trial goes on from."""
     at = Length(unit, given.at)

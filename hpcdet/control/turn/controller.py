@@ -13,8 +13,8 @@ from typing import Literal
 
 from hpcdet.control.fleet import capacity, dependencies, stuck_jobs, successors, worker_count
 from hpcdet.control.leader.leader import Fenced, Holder
-from hpcdet.control.leader.lost_workers import Place, Seen
-from hpcdet.control.leader.trial_plan import Plan
+from hpcdet.control.leader.lost_workers import FleetView, TaskPlace
+from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.control.turn import best_validation, write_controls
 from hpcdet.control.turn.searcher_events import learn, tell_failures
 from hpcdet.control.turn.user_commands import asked, obey
@@ -175,7 +175,7 @@ def _is_over(holder: Holder, standings: dict[int, Standing]) -> bool:
     return not decided.open
 
 
-def _close(holder: Holder, seen: Seen) -> bool:
+def _close(holder: Holder, seen: FleetView) -> bool:
     """The experiment is over: say so, tell the user, leave nothing in the queue.
 
     Returns:
@@ -242,13 +242,13 @@ def _first_failure(holder: Holder) -> str:
     return failures[0] if failures else (shutdown.why if shutdown and shutdown.why else "no trial")
 
 
-def _waiting_jobs(seen: Seen) -> list[Place]:
+def _waiting_jobs(seen: FleetView) -> list[TaskPlace]:
     """Places of jobs of which nothing runs; workers that run see for themselves that it ended."""
     running = {place.job for place in seen.live if place.phase == "running"}
     return [place for place in seen.live if place.job not in running]
 
 
-def _say_state(holder: Holder, seen: Seen, busy: int, waits_for: str, broke: bool) -> None:
+def _say_state(holder: Holder, seen: FleetView, busy: int, waits_for: str, broke: bool) -> None:
     decided = holder.decided
     state: ExperimentState
     why, by = "", ""
@@ -299,7 +299,7 @@ def _say(holder: Holder, state: ExperimentState, why: str, by: str) -> None:
         notify(holder, f"stuck {decided.resumed_after} {why}", "stuck", why)
 
 
-def _waiting(holder: Holder, standings: dict[int, Standing]) -> list[Plan]:
+def _waiting(holder: Holder, standings: dict[int, Standing]) -> list[TrialPlan]:
     """Trials that need a worker."""
     return [
         holder.decided.plans[number]
@@ -309,7 +309,11 @@ def _waiting(holder: Holder, standings: dict[int, Standing]) -> list[Plan]:
 
 
 def _provide(
-    holder: Holder, seen: Seen, standings: dict[int, Standing], waiting: list[Plan], busy: int
+    holder: Holder,
+    seen: FleetView,
+    standings: dict[int, Standing],
+    waiting: list[TrialPlan],
+    busy: int,
 ) -> int:
     """Have the workers that the trials need; free what a pause or a cancel leaves idle.
 
@@ -345,7 +349,9 @@ def _provide(
     return workers
 
 
-def _outdated(holder: Holder, seen: Seen, waiting: list[Plan], since: int) -> list[Place]:
+def _outdated(
+    holder: Holder, seen: FleetView, waiting: list[TrialPlan], since: int
+) -> list[TaskPlace]:
     """Tasks of former submissions that are of no use to those trials that want newer ones.
 
     They may be left in the queue, or hold an allocation that they soon give back by themselves.
@@ -362,7 +368,7 @@ def _outdated(holder: Holder, seen: Seen, waiting: list[Plan], since: int) -> li
     return old[content:]
 
 
-def _waits(holder: Holder, plan: Plan, standing: Standing | None) -> bool:
+def _waits(holder: Holder, plan: TrialPlan, standing: Standing | None) -> bool:
     """Whether a trial needs a worker that it has not got."""
     if plan.ended or holder.decided.action(plan) != "run":
         return False
@@ -373,7 +379,7 @@ def _waits(holder: Holder, plan: Plan, standing: Standing | None) -> bool:
     return standing is None or standing.state in ("runnable", "doubtful")
 
 
-def _free(holder: Holder, seen: Seen, busy: int) -> None:
+def _free(holder: Holder, seen: FleetView, busy: int) -> None:
     """Let running trials save themselves, then give all allocations back.
 
     Code that does not listen is ended through the scheduler, as at a time limit.

@@ -6,8 +6,8 @@ from typing import Literal
 
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.retry_rules import judge
-from hpcdet.control.leader.trial_cache import Seen
-from hpcdet.control.leader.trial_plan import Plan
+from hpcdet.control.leader.trial_cache import TrialView
+from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.control.turn import best_validation
 from hpcdet.control.upkeep.notify import notify
 from hpcdet.search.api import events
@@ -43,7 +43,7 @@ def learn(holder: Holder) -> dict[int, Standing]:
     return standings
 
 
-def _tell_reports(holder: Holder, plan: Plan, seen: Seen) -> None:
+def _tell_reports(holder: Holder, plan: TrialPlan, seen: TrialView) -> None:
     """Tell what a trial has reported since the last time, in any of its attempts if it is new."""
     unit = plan.until.unit if plan.until else "batches"
     running = seen.standing.open_attempt
@@ -60,7 +60,7 @@ def _tell_reports(holder: Holder, plan: Plan, seen: Seen) -> None:
         holder.tell(report)
 
 
-def _judge(holder: Holder, plan: Plan, attempts: int) -> None:
+def _judge(holder: Holder, plan: TrialPlan, attempts: int) -> None:
     """Decide whether a doubtful trial may have so many attempts, or is given up."""
     found = [
         (attempt, end)
@@ -83,7 +83,7 @@ def _judge(holder: Holder, plan: Plan, attempts: int) -> None:
     holder.actions.append(f"trial {plan.number} given up: {judgement.why}")
 
 
-def _end(holder: Holder, plan: Plan, standing: Standing) -> None:
+def _end(holder: Holder, plan: TrialPlan, standing: Standing) -> None:
     """Tell the searcher that a trial will not train further by itself."""
     decided = holder.decided
     if decided.deaf or decided.canceled:
@@ -100,7 +100,7 @@ def _end(holder: Holder, plan: Plan, standing: Standing) -> None:
     holder.tell(events.SegmentEnd(plan.number, reason), attempt=standing.attempts)
 
 
-def _is_all(holder: Holder, plan: Plan, standing: Standing) -> bool:
+def _is_all(holder: Holder, plan: TrialPlan, standing: Standing) -> bool:
     """Whether a trial that is done by its files has not been asked for more in this turn."""
     last = holder.paths.trial(plan.number).attempt(standing.next_attempt - 1)
     end, wanted = standing.last_end, Control("run", plan.until)
@@ -108,7 +108,7 @@ def _is_all(holder: Holder, plan: Plan, standing: Standing) -> bool:
 
 
 def _how_done(
-    holder: Holder, plan: Plan, standing: Standing
+    holder: Holder, plan: TrialPlan, standing: Standing
 ) -> Literal["target", "stopped", "user_exit"]:
     if standing.last_end is not None and standing.last_end.reason == "stopped":
         return "stopped"

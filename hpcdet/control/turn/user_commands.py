@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcdet.config.load import changing
 from hpcdet.control.leader.leader import Holder
-from hpcdet.control.leader.trial_plan import Plan
+from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.errors import ConfigError
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.records import Command, Reason
@@ -96,7 +96,7 @@ def _no_rewind(holder: Holder, command: Command) -> str:
     return ""
 
 
-def _chosen(holder: Holder, command: Command) -> list[Plan]:
+def _chosen(holder: Holder, command: Command) -> list[TrialPlan]:
     """The trials that are to go on."""
     if command.verb not in ("resume", "retry"):
         return []
@@ -108,14 +108,14 @@ def _chosen(holder: Holder, command: Command) -> list[Plan]:
     return [p for p in failed if wanted is None or _last_reason(holder, p) in wanted]
 
 
-def _last_reason(holder: Holder, plan: Plan) -> Reason | None:
+def _last_reason(holder: Holder, plan: TrialPlan) -> Reason | None:
     holder.stay()
     ends = holder.facts.ends(holder.paths.trial(plan.number))
     return ends[-1][1].reason if ends else None
 
 
 def _consequences(
-    holder: Holder, command: Command, arguments: Mapping[str, Any], chosen: list[Plan]
+    holder: Holder, command: Command, arguments: Mapping[str, Any], chosen: list[TrialPlan]
 ) -> dict[str, Any]:
     """What a command means for single trials, so that one record holds all of it.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from hpcdet.control.leader.leader import Holder
-from hpcdet.control.leader.trial_plan import Plan
+from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.control.upkeep import inherit_checkpoint
 from hpcdet.errors import IntegrityError
 from hpcdet.store.cost import limits
@@ -51,7 +51,7 @@ def apply(holder: Holder) -> None:
         raise wrong[0]
 
 
-def _wanted(holder: Holder, plan: Plan) -> Control:
+def _wanted(holder: Holder, plan: TrialPlan) -> Control:
     """What a trial's control should say; with what was decided where trials wait for that."""
     control, search = holder.decided.control(plan), holder.resolved.searcher
     if not search.wait_at_rungs_s:
@@ -72,12 +72,12 @@ def _in_turn(holder: Holder) -> list[int]:
     return sorted(touched, key=lambda n: (1 if n in heirs else 2 * (n in donors), n))
 
 
-def _is_heir(plan: Plan) -> bool:
+def _is_heir(plan: TrialPlan) -> bool:
     """Whether it is still to be given the checkpoint of another trial."""
     return bool(plan.parent) and plan.origin is None
 
 
-def _donor(plan: Plan) -> int | None:
+def _donor(plan: TrialPlan) -> int | None:
     """The trial of this experiment that is to give a trial its checkpoint; None if none is."""
     parent = Parent.parse(plan.parent) if _is_heir(plan) else None
     return parent.trial if parent is not None and not parent.experiment else None
@@ -101,7 +101,7 @@ def _write_limits(holder: Holder) -> None:
     holder.written["limits",] = wanted
 
 
-def _write_record(holder: Holder, plan: Plan, trial: TrialPaths) -> bool:
+def _write_record(holder: Holder, plan: TrialPlan, trial: TrialPaths) -> bool:
     """After the first control: a trial with a record may be claimed.
 
     Returns:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hpcdet.control.leader.leader import Holder
-from hpcdet.control.leader.lost_workers import Place
+from hpcdet.control.leader.lost_workers import TaskPlace
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.schedulers.common.base import Accounts, Job, Usage
 from hpcdet.store.config import resolved_config
@@ -49,7 +49,7 @@ class _Due:
     over: bool
 
 
-def charge(holder: Holder, places: Sequence[Place]) -> None:
+def charge(holder: Holder, places: Sequence[TaskPlace]) -> None:
     """Ask for what has ended since, as often as the scheduler may be asked.
 
     Raises:

@@ -19,7 +19,7 @@ import errno
 from typing import Any
 
 from hpcdet.control.leader.leader import Holder
-from hpcdet.control.leader.trial_plan import Plan
+from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.errors import HpcdetError, IntegrityError, UsageError
 from hpcdet.store.folder import scratch
 from hpcdet.store.folder.layout import TrialPaths
@@ -33,7 +33,7 @@ _GONE = (errno.ENOENT, errno.ESTALE)
 _MAY_SAVE = ("running", "runnable", "doubtful")
 
 
-def has_origin(holder: Holder, plan: Plan, child: TrialPaths) -> bool:
+def has_origin(holder: Holder, plan: TrialPlan, child: TrialPaths) -> bool:
     """Whether a trial may be made now: it has what it begins from, or begins from nothing.
 
     A child whose parent has nothing to give, and will not have, begins from nothing, which the
@@ -137,6 +137,6 @@ def _prepare(holder: Holder) -> None:
         raise IntegrityError(error.what, where=error.where, hint=error.hint) from error
 
 
-def _record(holder: Holder, plan: Plan, origin: dict[str, Any], why: str) -> None:
+def _record(holder: Holder, plan: TrialPlan, origin: dict[str, Any], why: str) -> None:
     holder.record("clone", trial=plan.number, parent=plan.parent, origin=origin, why=why)
     holder.actions.append(f"trial {plan.number} {why}")

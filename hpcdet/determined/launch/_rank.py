@@ -11,7 +11,7 @@ from typing import NoReturn
 from hpcdet import launchers
 from hpcdet.errors import ConfigError
 from hpcdet.train.attempt import node_command
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
@@ -43,7 +43,7 @@ def become(launcher: str, arguments: Sequence[str]) -> NoReturn:
             where=launcher,
             hint=f"write -- between its own options and the command: -m {launcher} … -- python3 …",
         )
-    place = Place.from_environment()
+    place = AttemptLocation.from_environment()
     if place is None:
         raise ConfigError(
             "this process is no rank of an experiment",

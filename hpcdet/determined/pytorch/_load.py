@@ -23,7 +23,7 @@ from hpcdet.store.folder.records import Trial
 from hpcdet.train.attempt.session import Session
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.process.entrypoint import parse
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 
 
@@ -39,7 +39,7 @@ class CheckpointLoadContext(PyTorchTrialContext):
     ) -> None:
         root = tempfile.mkdtemp(prefix="hpcdet-")
         atexit.register(shutil.rmtree, root, ignore_errors=True)
-        place, record = Place.alone(Path(root)), Trial(1, dict(hparams or {}), 0)
+        place, record = AttemptLocation.alone(Path(root)), Trial(1, dict(hparams or {}), 0)
         session = Session(Ranks(), place, record, Resolved(), Deadline(None))
         super().__init__(Context(session), exp_conf=exp_conf)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.determined._absent import absent
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 
 __all__ = [
     "BatchMetricWriter",
@@ -28,7 +28,7 @@ _alone: list[Path] = []
 
 def get_base_path(checkpoint_config: object = None) -> Path:
     """The folder for files of TensorBoard: the trial's, or one of this script alone."""
-    place = Place.from_environment()
+    place = AttemptLocation.from_environment()
     if place is not None:
         folder = place.trial.root / "tensorboard"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

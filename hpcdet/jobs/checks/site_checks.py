@@ -29,7 +29,7 @@ from hpcdet.store.folder import trust
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
 
-__all__ = ["Finding", "code_differs", "login_node", "preflight", "site_findings"]
+__all__ = ["SiteFinding", "code_differs", "login_node", "preflight", "site_findings"]
 
 _LOGIN = re.compile(r"^(?:login|head|front|submit|access|gateway)", re.IGNORECASE)
 _SUSPENDS = "suspends jobs (PreemptMode SUSPEND or GANG), which is not supported"
@@ -38,7 +38,7 @@ _LAUNCHERS = {"srun": "srun", "mpirun": "mpirun"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class SiteFinding:
     """One result of looking at a site or a machine.
 
     Attributes:
@@ -108,7 +108,7 @@ def login_node() -> str:
     return "it has environment modules" if os.environ.get("LMOD_CMD") else ""
 
 
-def site_findings(site: Site) -> list[Finding]:
+def site_findings(site: Site) -> list[SiteFinding]:
     """Try a site: its template, its scheduler, its partitions, its launcher."""
     findings = [_template(site), *_scheduler(site), *_places(site)]
     launchers = {
@@ -119,11 +119,11 @@ def site_findings(site: Site) -> list[Finding]:
         path = shutil.which(_LAUNCHERS[kind])
         hint = "" if path else "it may be on the nodes only, or come with a module"
         level: Literal["ok", "warning"] = "ok" if path else "warning"
-        findings.append(Finding(level, f"launcher {kind}: {path or 'not on PATH here'}", hint))
-    return findings + [Finding("warning", text) for text in _crank(site)]
+        findings.append(SiteFinding(level, f"launcher {kind}: {path or 'not on PATH here'}", hint))
+    return findings + [SiteFinding("warning", text) for text in _crank(site)]
 
 
-def _places(site: Site) -> list[Finding]:
+def _places(site: Site) -> list[SiteFinding]:
     """Both places, where a site has project storage beside scratch."""
     root = places.experiments(site)
     apart = places.scratch(site, root) if root else None
@@ -136,48 +136,48 @@ def _places(site: Site) -> list[Finding]:
     ]
 
 
-def _writable(place: Path, what: str) -> Finding:
+def _writable(place: Path, what: str) -> SiteFinding:
     there = next(path for path in (place, *place.parents) if path.exists())
     if os.access(there, os.W_OK | os.X_OK):
-        return Finding("ok", f"{place}: {what}")
+        return SiteFinding("ok", f"{place}: {what}")
     hint = f"{there} cannot be written; see paths.project and paths.scratch"
-    return Finding("error", f"{place}: {what}: cannot be made", hint)
+    return SiteFinding("error", f"{place}: {what}: cannot be made", hint)
 
 
-def _template(site: Site) -> Finding:
+def _template(site: Site) -> SiteFinding:
     intent = Intent(1, "check-1", "hpcdet:check:1", tasks=2, throttle=1, term=0)
     try:
         text = render(Resolved(), site, intent, ExperimentPaths(Path("/nowhere/check")))
     except HpcdetError as error:
-        return Finding("error", f"template: {error.where}: {error.what}", error.hint)
+        return SiteFinding("error", f"template: {error.where}: {error.what}", error.hint)
     done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
     if done.returncode != 0:
-        return Finding("error", f"template: the script is no bash: {done.stderr.strip()}")
-    return Finding("ok", "template renders, and bash reads it")
+        return SiteFinding("error", f"template: the script is no bash: {done.stderr.strip()}")
+    return SiteFinding("ok", "template renders, and bash reads it")
 
 
-def _scheduler(site: Site) -> list[Finding]:
+def _scheduler(site: Site) -> list[SiteFinding]:
     try:
         scheduler = open_scheduler(site)
         can = scheduler.capabilities()
         there = {info.name: info for info in _partitions(site)}
     except HpcdetError as error:
-        return [Finding("error", f"scheduler: {error.what}", error.hint)]
+        return [SiteFinding("error", f"scheduler: {error.what}", error.hint)]
     words = [
         "with accounting" if can.accounting else "without accounting",
         "tasks may requeue themselves" if can.requeue else "ended tasks are submitted anew",
         f"arrays of up to {can.max_array_tasks}",
     ]
-    findings = [Finding("ok", f"scheduler {scheduler.name} answers: {', '.join(words)}")]
+    findings = [SiteFinding("ok", f"scheduler {scheduler.name} answers: {', '.join(words)}")]
     named = {site.view(name).directives.get("partition") for name in (None, *site.partitions)}
     for name in sorted(str(name) for name in named if name is not None and there):
         if name in there and there[name].suspends:
-            findings.append(Finding("error", f"partition {name} {_SUSPENDS}", _CHOOSE))
+            findings.append(SiteFinding("error", f"partition {name} {_SUSPENDS}", _CHOOSE))
         elif name in there:
-            findings.append(Finding("ok", f"partition {name} is there"))
+            findings.append(SiteFinding("ok", f"partition {name} is there"))
         else:
             hint = f"partitions here: {', '.join(sorted(there))}"
-            findings.append(Finding("error", f"partition {name} does not exist", hint))
+            findings.append(SiteFinding("error", f"partition {name} does not exist", hint))
     return findings
 
 

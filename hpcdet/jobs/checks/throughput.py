@@ -16,14 +16,14 @@ from hpcdet.store.config.resolved_config import Resolved
 
 
 @dataclass(frozen=True)
-class Pace:
+class Throughput:
     """Seconds for one unit of length, validation and saving included; ``source``: who says so."""
 
     unit_s: float
     source: str
 
 
-def former(root: Path, wanted: Resolved) -> Pace | None:
+def former(root: Path, wanted: Resolved) -> Throughput | None:
     """The pace of the newest experiment of the name with as many slots for a trial."""
     length = wanted.searcher.max_length
     if length is None:
@@ -37,7 +37,7 @@ def former(root: Path, wanted: Resolved) -> Pace | None:
                 continue
             attempts = (attempt for trial in gathered.trials for attempt in trial.attempts)
             if found := [pace for one in attempts for pace in _of(one, length.unit)]:
-                return Pace(statistics.median(found), paths.id)
+                return Throughput(statistics.median(found), paths.id)
     return None
 
 

@@ -29,7 +29,7 @@ _NAME = 40
 _ELSEWHERE = "make room for it, or say by HPCDET_ROOT where experiments shall be"
 
 
-class Loaded(Protocol):
+class CheckedConfig(Protocol):
     """A checked config, as ``hpcdet.config.load`` returns it."""
 
     @property
@@ -47,7 +47,7 @@ def slug(name: str) -> str:
 
 
 def create(
-    loaded: Loaded,
+    loaded: CheckedConfig,
     site: Site,
     model_dir: Path,
     root: Path,
@@ -204,7 +204,7 @@ def _fill(
     literal: Mapping[str, Any],
     site: Site,
     model_dir: Path,
-    entries: list[snapshot.Entry],
+    entries: list[snapshot.SnapshotEntry],
     include: Sequence[Path],
     purged: Path | None,
 ) -> None:

@@ -16,7 +16,7 @@ from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.decisions import chain
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.trials.history import History, Past, Source
+from hpcdet.store.trials.history import History, HistorySource, Past
 
 _SHORT = "too short for the first rung"
 _SILENT = "without a report"
@@ -53,7 +53,7 @@ def collect(resolved: Resolved, root: Path) -> History | None:
         left_out[past.source][_MORE] += 1
     found = found[:most]
     taken = Counter(past.source for past in found)
-    sources = [Source(id, taken[id], dict(left)) for id, left in left_out.items()]
+    sources = [HistorySource(id, taken[id], dict(left)) for id, left in left_out.items()]
     if not found:
         what = f"nothing to begin from: {'; '.join(map(str, sources))}"
         hint = "take in spaces and lengths that they share, or leave searcher.warm_start out"

@@ -32,7 +32,7 @@ MAX_FILES = 10_000
 
 
 @dataclass(frozen=True)
-class Entry:
+class SnapshotEntry:
     """One file or link of a model folder; ``path`` is relative, with slashes."""
 
     path: str
@@ -41,7 +41,9 @@ class Entry:
     link: str = ""
 
 
-def scan(folder: Path, skip: Path | None = None, include: Sequence[Path] = ()) -> list[Entry]:
+def scan(
+    folder: Path, skip: Path | None = None, include: Sequence[Path] = ()
+) -> list[SnapshotEntry]:
     """What a snapshot of the folder would hold, in order of path.
 
     Args:
@@ -79,7 +81,7 @@ def scan(folder: Path, skip: Path | None = None, include: Sequence[Path] = ()) -
     return entries
 
 
-def _included(path: Path, folder: Path, skip: Path | None) -> Iterator[Entry]:
+def _included(path: Path, folder: Path, skip: Path | None) -> Iterator[SnapshotEntry]:
     """What ``include`` of a path adds."""
     source = path.expanduser().resolve()
     name = path.name if path.name not in ("", "..") else source.name
@@ -99,9 +101,9 @@ def _included(path: Path, folder: Path, skip: Path | None) -> Iterator[Entry]:
         yield alone
 
 
-def _one_each(entries: Iterable[Entry]) -> list[Entry]:
+def _one_each(entries: Iterable[SnapshotEntry]) -> list[SnapshotEntry]:
     """In order of path; the same file twice counts once. Raises ConfigError for another one."""
-    found: dict[str, Entry] = {}
+    found: dict[str, SnapshotEntry] = {}
     for entry in entries:
         there = found.setdefault(entry.path, entry)
         if there.source != entry.source:
@@ -131,7 +133,9 @@ def _ignored(folder: Path) -> pathspec.GitIgnoreSpec:
     return pathspec.GitIgnoreSpec.from_lines(lines)
 
 
-def _walk(folder: Path, ignored: pathspec.GitIgnoreSpec, skip: Path | None) -> Iterator[Entry]:
+def _walk(
+    folder: Path, ignored: pathspec.GitIgnoreSpec, skip: Path | None
+) -> Iterator[SnapshotEntry]:
     def fail(error: OSError) -> None:
         raise ConfigError(f"cannot read the code: {error.strerror}", where=str(error.filename))
 
@@ -163,7 +167,7 @@ def _relative(path: Path, folder: Path) -> str:
     return path.relative_to(folder).as_posix()
 
 
-def _entry(path: Path, relative: str, folder: Path) -> Entry | None:
+def _entry(path: Path, relative: str, folder: Path) -> SnapshotEntry | None:
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         target = path.resolve()
@@ -173,15 +177,15 @@ def _entry(path: Path, relative: str, folder: Path) -> Entry | None:
                 where=str(path),
                 hint="copy what it points to, or leave it out by a line in .hpcdetignore",
             )
-        return Entry(relative, path, 0, os.path.relpath(target, path.parent))
+        return SnapshotEntry(relative, path, 0, os.path.relpath(target, path.parent))
     if not stat.S_ISREG(status.st_mode):
         return None  # sockets and pipes are no code
     trust.refuse_writable_by_others(path, "code")
-    return Entry(relative, path, status.st_size)
+    return SnapshotEntry(relative, path, status.st_size)
 
 
 def copy(
-    entries: list[Entry], into: Path, literal: Mapping[str, Any] = MappingProxyType({})
+    entries: list[SnapshotEntry], into: Path, literal: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, str]:
     """Copy the entries below a folder, for the owner alone; links stay links.
 
@@ -221,7 +225,7 @@ def _write(path: Path, data: bytes, mode: int) -> None:
         os.close(fd)
 
 
-def _read(entry: Entry) -> bytes:
+def _read(entry: SnapshotEntry) -> bytes:
     """The contents of a file of the model folder."""
     try:
         return entry.source.read_bytes()
@@ -230,12 +234,12 @@ def _read(entry: Entry) -> bytes:
         raise ConfigError(what, where=str(entry.source)) from error
 
 
-def digest(entry: Entry) -> str:
+def digest(entry: SnapshotEntry) -> str:
     """SHA-256 of what a copy of the file holds, or of where a link points, as hex."""
     return _sha256(entry.link.encode() if entry.link else redacted(_read(entry)))
 
 
-def is_same(entry: Entry, digest_: str) -> bool:
+def is_same(entry: SnapshotEntry, digest_: str) -> bool:
     """Whether a digest is that of a file: of its copy, or of all of it, as in former versions."""
     return digest(entry) == digest_ or (not entry.link and _sha256(_read(entry)) == digest_)
 
@@ -244,6 +248,6 @@ def _sha256(contents: bytes) -> str:
     return hashlib.sha256(contents).hexdigest()
 
 
-def with_secrets(entries: Iterable[Entry]) -> list[str]:
+def with_secrets(entries: Iterable[SnapshotEntry]) -> list[str]:
     """Paths of the configs that have ``data.secrets``, literal ones or references."""
     return [entry.path for entry in entries if not entry.link and holds(_read(entry))]

@@ -19,7 +19,7 @@ from hpcdet.store.config.resolved_config import Resolved, Resources
 from hpcdet.store.folder.records import Intent
 
 if TYPE_CHECKING:
-    from hpcdet.config import Loaded
+    from hpcdet.config import LoadedConfig
 
 KEY = "worker.lanes"
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -35,7 +35,7 @@ def tasks(trials: int, lanes: int) -> int:
     return math.ceil(trials / lanes)
 
 
-def settled(loaded: Loaded, site: Site) -> Loaded:
+def settled(loaded: LoadedConfig, site: Site) -> LoadedConfig:
     """The config with a number for ``worker.lanes: auto``: as many trials as fit into a node.
 
     Raises:

@@ -13,19 +13,19 @@ from hpcdet.errors import ConfigError, UsageError
 from hpcdet.pytorch.api import traces
 from hpcdet.pytorch.api.boards import Boards
 from hpcdet.pytorch.api.data_loader import TorchData, to_device
-from hpcdet.pytorch.api.info import Facts
+from hpcdet.pytorch.api.info import TrialInfo
 from hpcdet.pytorch.api.lr_scheduler import LRScheduler
 from hpcdet.pytorch.metrics.reducers import MetricReducer
 from hpcdet.pytorch.step import sharding
 from hpcdet.pytorch.step.elastic import Elastic
-from hpcdet.pytorch.step.learning import ClipGrads, Learning, Step
+from hpcdet.pytorch.step.learning import ClipGrads, Learning, StepPosition
 from hpcdet.pytorch.step.parallel import Parallel
 from hpcdet.pytorch.step.reducing import Reducing
 from hpcdet.pytorch.step.wrap import wrap
 from hpcdet.train.data import rng
 
 
-class PyTorchTrialContext(Facts):
+class PyTorchTrialContext(TrialInfo):
     """Made by ``pytorch.init``.
 
     Attributes:
@@ -324,7 +324,7 @@ class PyTorchTrialContext(Facts):
     # -- the trainer's part ------------------------------------------------------------------
 
     @property
-    def step(self) -> Step | None:
+    def step(self) -> StepPosition | None:
         """The step under way; None before the first."""
         return self.learning.step
 

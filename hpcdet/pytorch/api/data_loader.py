@@ -17,10 +17,10 @@ from torch.utils.data import (
 )
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from hpcdet.errors import ConfigError
 import hpcdet.pytorch.samplers as samplers
+from hpcdet.errors import ConfigError
 from hpcdet.train.data.batch_order import BatchOrder
-from hpcdet.train.data.loader import Loader, Seeded, Sources, as_is
+from hpcdet.train.data.loader import Seeded, ShardedLoader, Sources, as_is
 from hpcdet.train.data.sample_order import Order, Slice, shuffled
 from hpcdet.train.data.streams import Stateful, Stream
 
@@ -136,7 +136,7 @@ class DataLoader:
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
         }
-        self._validation: Loader | None = None
+        self._validation: ShardedLoader | None = None
 
     def __len__(self) -> int:
         """Batches of one slot in an epoch, if there is one slot."""
@@ -223,7 +223,7 @@ class DataLoader:
             mine: which of the ``shares`` of each global batch are this rank's.
         """
         return iter(
-            Loader(
+            ShardedLoader(
                 self.dataset,
                 lambda: order.shares(records, mine, shares),
                 (seed,),
@@ -247,7 +247,7 @@ class DataLoader:
                 if one.last and number % len(mine) == 0:
                     return
 
-        made = Loader(self.dataset, once, ("validation", seed), **self._options)
+        made = ShardedLoader(self.dataset, once, ("validation", seed), **self._options)
         if self._options["persistent_workers"]:
             self._validation = made
         return iter(made)

@@ -14,7 +14,7 @@ from hpcdet.units import Length
 GLOBAL_BATCH = "global_batch_size"
 
 
-class Facts:
+class TrialInfo:
     """The part of a trial's context that only answers.
 
     Args:

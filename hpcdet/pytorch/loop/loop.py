@@ -19,14 +19,14 @@ from hpcdet.pytorch.api.info import GLOBAL_BATCH
 from hpcdet.pytorch.api.traces import Traces
 from hpcdet.pytorch.api.trial import PyTorchTrial
 from hpcdet.pytorch.loop.feeds import feed_of
-from hpcdet.pytorch.loop.loop_progress import Plan, Progress
+from hpcdet.pytorch.loop.loop_progress import LoopPlan, LoopProgress
 from hpcdet.pytorch.loop.saves import Saves
 from hpcdet.pytorch.loop.unregistered import unregistered
 from hpcdet.pytorch.loop.validation import Validator
 from hpcdet.pytorch.metrics import best
 from hpcdet.pytorch.metrics.metrics import Tally, named
 from hpcdet.pytorch.metrics.reducers import Reducer
-from hpcdet.pytorch.step.learning import Step
+from hpcdet.pytorch.step.learning import StepPosition
 from hpcdet.train.attempt.session import Units
 from hpcdet.train.comm.agreement import Cause
 from hpcdet.train.data.sample_order import Slice
@@ -37,13 +37,13 @@ from hpcdet.units import Length
 class Loop:
     """Runs one attempt of a ``PyTorchTrial``; see ``Trainer.fit``."""
 
-    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, plan: Plan) -> None:
+    def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, plan: LoopPlan) -> None:
         self._trial = trial
         self._context = context
         self._plan = plan
         self._core = context.core
         self._session = context.core.session
-        self._progress = Progress()
+        self._progress = LoopProgress()
         if context.elastic is not None:
             context.elastic.reducers.shared += [trial, *context.models]
         self._callbacks = trial.build_callbacks()
@@ -107,7 +107,7 @@ class Loop:
             self._progress.owed = self._plan.step_zero_validation
             self._saves.save((), must=True)
 
-    def _last_step(self, saved: Manifest) -> Step | None:
+    def _last_step(self, saved: Manifest) -> StepPosition | None:
         """The step before this attempt: a validation that it was left in may ask for it.
 
         Where batches are of no fixed size, the checkpoint says whether it began its epoch.
@@ -118,7 +118,7 @@ class Loop:
         epoch, place = divmod(units.records - 1, length)
         starts, ends = place < (self._feed.batch or 1), place + 1 == length
         starts = saved.meta.get("starts_epoch", starts)
-        return Step(units.batches - 1, epoch, starts=starts, ends=ends, scale=1.0)
+        return StepPosition(units.batches - 1, epoch, starts=starts, ends=ends, scale=1.0)
 
     def _check_registered(self) -> None:
         """What a trial has and no checkpoint would: said, or refused, as the config wants it."""
@@ -209,7 +209,7 @@ class Loop:
         """Let the trial train a share of a global batch, and count its metrics."""
         units, context = self._progress.units, self._context
         starts = units.records % self._feed.epoch_records == 0
-        step = Step(units.batches, part.epoch, starts=starts, ends=part.last, scale=scale)
+        step = StepPosition(units.batches, part.epoch, starts=starts, ends=part.last, scale=scale)
         context.learning.begin(step, context.models)
         profile = self._session.profile
         profile.phases.switch("data")

@@ -11,7 +11,7 @@ from hpcdet.train.attempt.session import Units
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoopPlan:
     """What ``fit`` was asked for."""
 
     checkpoint_period: TrainUnit | None
@@ -24,7 +24,7 @@ class Plan:
 
 
 @dataclass
-class Progress:
+class LoopProgress:
     """How far the trial is, beside its models: a part of the saved state.
 
     Attributes:

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hpcdet.checkpoint import Loaded, spread
+from hpcdet.checkpoint import LoadedState, spread
 from hpcdet.errors import ConfigError, Unrecoverable
 from hpcdet.pytorch.api.callback import PyTorchCallback
 from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.loop import trial_state
 from hpcdet.pytorch.loop.feeds import Feed
-from hpcdet.pytorch.loop.loop_progress import Progress
+from hpcdet.pytorch.loop.loop_progress import LoopProgress
 from hpcdet.pytorch.metrics.metrics import Tally
 from hpcdet.pytorch.step import buffers, gradients
 from hpcdet.train.comm.agreement import Cause
@@ -39,7 +39,7 @@ class Saves:
         context: PyTorchTrialContext,
         callbacks: Mapping[str, PyTorchCallback],
         tally: Tally,
-        progress: Progress,
+        progress: LoopProgress,
     ) -> None:
         self.changed = True
         self._context = context
@@ -134,7 +134,7 @@ class Saves:
 
     # -- going on ----------------------------------------------------------------------------
 
-    def restore(self) -> Loaded | None:
+    def restore(self) -> LoadedState | None:
         """The newest checkpoint, if there is any, and how far it is; nothing else is put back.
 
         Raises:
@@ -159,7 +159,7 @@ class Saves:
             self.changed = False
         return loaded
 
-    def load(self, loaded: Loaded, size: int | None) -> None:
+    def load(self, loaded: LoadedState, size: int | None) -> None:
         """Put everything back but random numbers.
 
         Of what another trial has left, what follows from hyperparameters stays this trial's own.
@@ -188,7 +188,7 @@ class Saves:
             trial_state.load_private(self._context, self._callbacks, private)
             self._tally.load(private["training_metrics"], self._session.device)
 
-    def _check(self, loaded: Loaded, size: int | None) -> None:
+    def _check(self, loaded: LoadedState, size: int | None) -> None:
         """See that a step means what it meant when the checkpoint was made."""
         batch, before = self.feed.batch, loaded.manifest.meta.get("global_batch")
         if None not in (batch, before) and before != batch:
@@ -200,7 +200,7 @@ class Saves:
                 "get_per_slot_batch_size(), or go on with the same number of slots",
             )
 
-    def begin_random(self, loaded: Loaded | None) -> None:
+    def begin_random(self, loaded: LoadedState | None) -> None:
         """Random numbers, last: nothing may draw between here and the first batch."""
         elastic, batches = self._context.elastic, self._progress.units.batches
         if loaded is not None and elastic is not None and "virtual" in loaded.shared:

@@ -119,7 +119,7 @@ class Buffers:
         if v == 0:
             self._after = self._copies()
 
-    def settle(self, virtual: Virtual, kinds: Mapping[str, buffers.Kind]) -> None:
+    def settle(self, virtual: Virtual, kinds: Mapping[str, buffers.BufferKind]) -> None:
         """All have had their turn; every rank calls.
 
         Args:

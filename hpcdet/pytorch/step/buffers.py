@@ -44,7 +44,7 @@ def put_back(model: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
 
 
 @dataclass(frozen=True)
-class Kind:
+class BufferKind:
     """What two ranks must have alike of a buffer, so that one can send it to the other."""
 
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class Kind:
         return [self.shape, str(self.dtype), self.device]
 
 
-def alike(models: Models, peers: Peers) -> dict[str, Kind]:
+def alike(models: Models, peers: Peers) -> dict[str, BufferKind]:
     """The buffers that all ranks have of one kind, in the same order on all; they call together.
 
     Caches may depend on the batches that a rank has seen: they are nobody else's.
@@ -70,7 +70,7 @@ def alike(models: Models, peers: Peers) -> dict[str, Kind]:
     }
 
 
-def from_first(models: Models, kinds: Mapping[str, Kind], *, first: bool) -> None:
+def from_first(models: Models, kinds: Mapping[str, BufferKind], *, first: bool) -> None:
     """Rank 0's buffers of these kinds become everybody's; all ranks call together.
 
     A rank that has made one anew since, of another kind, gives and takes nothing of it: what is
@@ -80,7 +80,7 @@ def from_first(models: Models, kinds: Mapping[str, Kind], *, first: bool) -> Non
         first: this is rank 0.
     """
     now = named(models)
-    groups: dict[tuple[torch.dtype, str], list[tuple[Kind, torch.Tensor | None]]]
+    groups: dict[tuple[torch.dtype, str], list[tuple[BufferKind, torch.Tensor | None]]]
     groups = defaultdict(list)
     for name, kind in kinds.items():
         one = now.get(name)
@@ -103,5 +103,5 @@ def from_first(models: Models, kinds: Mapping[str, Kind], *, first: bool) -> Non
                 one.copy_(values.view(one.shape))
 
 
-def _kind(buffer: torch.Tensor) -> Kind:
-    return Kind(tuple(buffer.shape), buffer.dtype, buffer.device.type)
+def _kind(buffer: torch.Tensor) -> BufferKind:
+    return BufferKind(tuple(buffer.shape), buffer.dtype, buffer.device.type)

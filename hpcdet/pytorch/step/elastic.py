@@ -62,7 +62,7 @@ class Elastic:
         self._own: dict[str, torch.Tensor] = {}
         self._known: tuple[int, Parameters] = (0, {})
         self._trained: Parameters = {}
-        self._kinds: tuple[int, Mapping[str, _buffers.Kind]] = (0, {})
+        self._kinds: tuple[int, Mapping[str, _buffers.BufferKind]] = (0, {})
 
     # -- a step ------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class Elastic:
             self._known = (len(models), {name: one for one, name in named.items()})
         return self._known[1]
 
-    def _alike(self) -> Mapping[str, _buffers.Kind]:
+    def _alike(self) -> Mapping[str, _buffers.BufferKind]:
         """The buffers that all ranks have alike; asked for once, that a step waits for nobody."""
         models = self._models()
         if self._kinds[0] != len(models):

@@ -19,7 +19,7 @@ ClipGrads = Callable[[Any], Any]
 """Called with an optimizer's parameters before its step."""
 
 
-class Step(NamedTuple):
+class StepPosition(NamedTuple):
     """The step of training under way.
 
     Attributes:
@@ -67,7 +67,7 @@ class Learning:
     ) -> None:
         self.aggregation = aggregation
         self.scaler: Any = None
-        self.step: Step | None = None
+        self.step: StepPosition | None = None
         self.averages: dict[int, bool] = {}
         self.steps_now = True
         self._device = device
@@ -88,7 +88,7 @@ class Learning:
 
     # -- a batch -----------------------------------------------------------------------------
 
-    def begin(self, step: Step, models: Sequence[torch.nn.Module]) -> None:
+    def begin(self, step: StepPosition, models: Sequence[torch.nn.Module]) -> None:
         """A batch begins: gradients travel only if the optimizers step after it.
 
         Buffers always do, and with FSDP2 gradients, too, which are summed up where they are kept:
@@ -103,7 +103,7 @@ class Learning:
             elif self._waits and sharding.is_sharded(model):
                 sharding.sync_buffers(model)
 
-    def current(self) -> Step:
+    def current(self) -> StepPosition:
         """The step under way.
 
         Raises:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcdet import goals as the_goals
 from hpcdet import pareto
-from hpcdet.goals import Goals, Standing
+from hpcdet.goals import Goals, GoalStanding
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.store.config.resolved_config import Searcher
@@ -23,13 +23,13 @@ View = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Report:
+class ValidationReport:
     """One validation. ``step`` counts batches, ``length`` is in the unit of the search."""
 
     step: int
     length: int
     metrics: Mapping[str, Any]
-    standing: Standing
+    standing: GoalStanding
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Standings:
 
     goals: Goals
     feasible_steps: frozenset[tuple[int, int]]
-    best: Mapping[int, Report]
-    at: Mapping[int, Report]
+    best: Mapping[int, ValidationReport]
+    at: Mapping[int, ValidationReport]
     length: int | None
     front: list[int]
 
@@ -120,11 +120,11 @@ def standings(gathered: Gathered) -> Standings | None:
     return Standings(goals, kept, _best(reports), at, length, front)
 
 
-def _counts(report: Report) -> bool:
+def _counts(report: ValidationReport) -> bool:
     return report.standing.feasible and report.standing.losses is not None
 
 
-def _best(reports: Mapping[int, list[Report]]) -> dict[int, Report]:
+def _best(reports: Mapping[int, list[ValidationReport]]) -> dict[int, ValidationReport]:
     found = {}
     for trial, own in reports.items():
         ranked = [(r.standing.losses[0], r) for r in own if r.standing.losses and _counts(r)]
@@ -133,7 +133,9 @@ def _best(reports: Mapping[int, list[Report]]) -> dict[int, Report]:
     return found
 
 
-def _reports(gathered: Gathered, searcher: Searcher, goals: Goals) -> dict[int, list[Report]]:
+def _reports(
+    gathered: Gathered, searcher: Searcher, goals: Goals
+) -> dict[int, list[ValidationReport]]:
     """The validations of each trial that has any, by their length."""
     wanted = set(goals.lacking({}, the_goals.EVER))
     unit = searcher.max_length.unit if searcher.max_length else "batches"
@@ -148,10 +150,10 @@ def _reports(gathered: Gathered, searcher: Searcher, goals: Goals) -> dict[int, 
         length = step if unit == "batches" else row["units"].get(unit)
         if length is not None:
             lengths[trial, step] = int(length)
-    found: dict[int, list[Report]] = {}
+    found: dict[int, list[ValidationReport]] = {}
     for trial, steps in seen.items():
         own = [
-            Report(step, length, metrics, goals.standing(metrics, length))
+            ValidationReport(step, length, metrics, goals.standing(metrics, length))
             for step, metrics in sorted(steps.items())
             if (length := lengths.get((trial, step))) is not None
         ]

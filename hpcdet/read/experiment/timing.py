@@ -276,19 +276,19 @@ def _timing(line: Line) -> Mapping[str, float]:
 
 
 @dataclass(frozen=True)
-class Finding:
+class TimingFinding:
     """Why steps are slower than they need be, and what to do."""
 
     finding: str
     next: str
 
 
-def findings(trial: GatheredTrial) -> list[Finding]:
+def findings(trial: GatheredTrial) -> list[TimingFinding]:
     """What slows this trial down, the worst first; nothing where too little is known."""
     times = wall(trial)
     if times.steps < _FEWEST_STEPS:
         return []
-    found: list[tuple[float, Finding]] = []
+    found: list[tuple[float, TimingFinding]] = []
     for phase, most, next in (
         ("data", 0.15, "more num_workers for its DataLoader, and resources.cpus_per_slot for them"),
         ("communication", 0.30, "a larger batch for each slot, aggregation_frequency, fewer slots"),
@@ -298,7 +298,7 @@ def findings(trial: GatheredTrial) -> list[Finding]:
         share = times.share(phase)
         if share > most:
             what = f"{PHASES[phase].lower()}: {share:.0%} of the time"
-            found.append((share, Finding(what, next)))
+            found.append((share, TimingFinding(what, next)))
     for one in latest(stragglers(ranks(trial))):
         share = one.cost_s / (times.step_s or 1.0)
         what = (
@@ -308,7 +308,7 @@ def findings(trial: GatheredTrial) -> list[Finding]:
         hint = f"look at {one.host}, or retry with --exclude-node {one.host}"
         if one.lonely:
             hint = f"look at what rank {one.rank} alone does: others on {one.host} keep up"
-        found.append((share, Finding(what, hint)))
+        found.append((share, TimingFinding(what, hint)))
     return [finding for _, finding in sorted(found, key=lambda pair: -pair[0])]
 
 

@@ -23,18 +23,18 @@ from hpcdet.read.experiment.lines import ATTEMPT, DECISION, sound
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.folder.records import Claim, Control, End, Trial, Verdict
 from hpcdet.store.fs import journal
-from hpcdet.store.fs.json_record import Record
+from hpcdet.store.fs.json_record import JsonRecord
 from hpcdet.store.trials.standing import MANIFEST, Standing
 
 Plain = dict[str, Any]
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=JsonRecord)
 
 _PASSING = frozenset({"metrics", "progress", "fraction", "status", "profile"})
 """Kinds of lines of which only the newest tells something beyond the table of metrics."""
 
 
 @dataclass(frozen=True)
-class Mark:
+class JournalPosition:
     """How far a journal was read: where the last line begins, its number and its checksum."""
 
     offset: int = 0
@@ -42,7 +42,7 @@ class Mark:
     crc: str = ""
 
 
-def read_on(path: Path, mark: Mark) -> tuple[list[Line], Mark, bool]:
+def read_on(path: Path, mark: JournalPosition) -> tuple[list[Line], JournalPosition, bool]:
     """Lines behind the mark, the mark behind these, and whether it is the marked journal still.
 
     If it is not, the lines are all there are.
@@ -56,8 +56,8 @@ def read_on(path: Path, mark: Mark) -> tuple[list[Line], Mark, bool]:
         reader = journal.Reader(path)
         lines = reader.read()
     if lines:
-        mark = Mark(reader.last, reader.n, lines[-1]["crc"])
-    return lines, mark if same or lines else Mark(), same
+        mark = JournalPosition(reader.last, reader.n, lines[-1]["crc"])
+    return lines, mark if same or lines else JournalPosition(), same
 
 
 @dataclass
@@ -69,7 +69,7 @@ class AttemptMemory:
     """
 
     number: int
-    mark: Mark = Mark()
+    mark: JournalPosition = JournalPosition()
     rows: int = 0
     reached: int | None = None
     heard: str = ""
@@ -107,7 +107,8 @@ class TrialMemory:
     def decode(cls, text: str) -> TrialMemory:
         value = json.loads(text)
         attempts = [
-            AttemptMemory(**{**one, "mark": Mark(**one["mark"])}) for one in value["attempts"]
+            AttemptMemory(**{**one, "mark": JournalPosition(**one["mark"])})
+            for one in value["attempts"]
         ]
         return cls(**{**value, "attempts": attempts})
 
@@ -280,7 +281,7 @@ def _checkpoint(folder: Path) -> list[int]:
 class TermMemory:
     """The journal of one term: what of its lines the views ask for."""
 
-    mark: Mark = Mark()
+    mark: JournalPosition = JournalPosition()
     lines: list[Line] = field(default_factory=list)
 
     def encode(self) -> str:
@@ -289,7 +290,7 @@ class TermMemory:
     @classmethod
     def decode(cls, text: str) -> TermMemory:
         value = json.loads(text)
-        return cls(Mark(**value["mark"]), value["lines"])
+        return cls(JournalPosition(**value["mark"]), value["lines"])
 
     def read(self, path: Path) -> bool:
         """Read on; returns whether anything is new."""
@@ -317,7 +318,7 @@ def _json(memory: TrialMemory | TermMemory) -> str:
     return json.dumps(memory, default=vars, separators=(",", ":"))
 
 
-def _plain(record: Record | None) -> Plain | None:
+def _plain(record: JsonRecord | None) -> Plain | None:
     value: Plain | None = None if record is None else json.loads(record.encode())
     return value
 

@@ -239,7 +239,7 @@ class _Update:
         name = str(path.relative_to(self.paths.root))
         self.db.execute("delete from journals where journal like ?", (name,))
 
-    def _mark(self, path: Path, mark: recall.Mark) -> None:
+    def _mark(self, path: Path, mark: recall.JournalPosition) -> None:
         name = str(path.relative_to(self.paths.root))
         row = (name, mark.offset, mark.n, mark.crc)
         self.db.execute("insert or replace into journals values (?, ?, ?, ?)", row)

@@ -16,7 +16,7 @@ COLOURS = 8
 
 
 @dataclass(frozen=True)
-class Part:
+class StepPart:
     """A phase of a trial's bar."""
 
     colour: int
@@ -29,7 +29,7 @@ class Part:
 class Bar:
     trial: int
     y: float
-    parts: list[Part]
+    parts: list[StepPart]
     step: str
     samples: str
     shares: list[str]
@@ -100,7 +100,7 @@ def _bar(
         width = (WIDTH - LEFT - RIGHT) * times.share(name)
         if width:
             title = f"trial {trial}, {timing.PHASES.get(name, name)}: {times.share(name):.1%}"
-            parts.append(Part(colours[name], round(x, 2), round(width, 2), title))
+            parts.append(StepPart(colours[name], round(x, 2), round(width, 2), title))
         x += width
     return Bar(
         trial,

@@ -29,7 +29,7 @@ WRONG = "✗"
 
 
 @dataclass(frozen=True)
-class Bar:
+class SpanBar:
     kind: str
     x: float
     width: float
@@ -37,26 +37,26 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Mark:
+class ChartMark:
     x: float
     sign: str
     title: str
 
 
 @dataclass(frozen=True)
-class Lane:
+class ChartLane:
     trial: int
     y: float
-    bars: list[Bar]
-    checkpoints: list[Mark]
-    ends: list[Mark]
+    bars: list[SpanBar]
+    checkpoints: list[ChartMark]
+    ends: list[ChartMark]
 
 
 @dataclass(frozen=True)
 class Timeline:
     """Everything a template needs to draw the lanes."""
 
-    lanes: list[Lane]
+    lanes: list[ChartLane]
     left_out: int
     x_ticks: list[tuple[float, str]]
     length: str
@@ -94,9 +94,9 @@ def timeline(gathered: Gathered, found: Sequence[Span]) -> Timeline | None:
     )
 
 
-def _lane(trial: GatheredTrial, y: float, found: Sequence[Span], x: Scale) -> Lane:
+def _lane(trial: GatheredTrial, y: float, found: Sequence[Span], x: Scale) -> ChartLane:
     bars = [
-        Bar(
+        SpanBar(
             span.kind,
             x(span.start),
             round(max(x(span.end) - x(span.start), 0.5), 2),
@@ -105,15 +105,15 @@ def _lane(trial: GatheredTrial, y: float, found: Sequence[Span], x: Scale) -> La
         )
         for span in found
     ]
-    checkpoints: list[Mark] = []
-    ends: list[Mark] = []
+    checkpoints: list[ChartMark] = []
+    ends: list[ChartMark] = []
     for attempt in trial.attempts:
         for line in attempt.of_kind("checkpoint"):
             at = x(epoch(line["t"]))
             if not checkpoints or at - checkpoints[-1].x >= TICK_GAP:
-                checkpoints.append(Mark(at, "", f"checkpoint {line['name']}"))
+                checkpoints.append(ChartMark(at, "", f"checkpoint {line['name']}"))
         if attempt.end is not None and attempt.end.at:
             reason = attempt.end.reason
             title = f"attempt {attempt.number} ended: {reason.replace('_', ' ')}"
-            ends.append(Mark(x(epoch(attempt.end.at)), MARKS.get(reason, WRONG), title))
-    return Lane(trial.number, y, bars, checkpoints, ends)
+            ends.append(ChartMark(x(epoch(attempt.end.at)), MARKS.get(reason, WRONG), title))
+    return ChartLane(trial.number, y, bars, checkpoints, ends)

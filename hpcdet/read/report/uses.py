@@ -12,7 +12,7 @@ ROWS = 200
 
 
 @dataclass(frozen=True)
-class Column:
+class UsageColumn:
     """One thing that is used.
 
     Attributes:
@@ -24,12 +24,12 @@ class Column:
 
 
 COLUMNS = (
-    Column("cpu_cores", "Cores"),
-    Column("rss_bytes", "Memory"),
-    Column("gpu_percent", "GPU, %"),
-    Column("gpu_memory_bytes", "GPU memory"),
-    Column("job_cpu_cores", "Cores of the job"),
-    Column("job_memory_bytes", "Memory of the job"),
+    UsageColumn("cpu_cores", "Cores"),
+    UsageColumn("rss_bytes", "Memory"),
+    UsageColumn("gpu_percent", "GPU, %"),
+    UsageColumn("gpu_memory_bytes", "GPU memory"),
+    UsageColumn("job_cpu_cores", "Cores of the job"),
+    UsageColumn("job_memory_bytes", "Memory of the job"),
 )
 
 

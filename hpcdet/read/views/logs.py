@@ -53,7 +53,7 @@ class LogLine:
 
 
 @dataclass
-class Source:
+class LogSource:
     """A log file, read on from where it was left; ``claim`` tells when its attempt began."""
 
     trial: int
@@ -175,7 +175,7 @@ def sources(
     ranks: Collection[int] = (),
     launcher: bool = False,
     previous: bool = False,
-) -> list[Source]:
+) -> list[LogSource]:
     """The log files there are now, by trial, attempt and rank; 0 and () stand for all.
 
     Args:
@@ -195,22 +195,24 @@ def _attempts(
             yield from (one for one in attempts if attempt in (0, one.number))
 
 
-def _sources(attempt: AttemptPaths, ranks: Collection[int], launcher: bool) -> list[Source]:
+def _sources(attempt: AttemptPaths, ranks: Collection[int], launcher: bool) -> list[LogSource]:
     names = packed.names(attempt.logs)
     numbers = sorted(int(match[1]) for name in names if (match := _RANK.fullmatch(name)))
     found = [
-        Source(attempt.trial, attempt.number, rank, attempt.log(rank), attempt.claim)
+        LogSource(attempt.trial, attempt.number, rank, attempt.log(rank), attempt.claim)
         for rank in numbers
         if not ranks or rank in ranks
     ]
     if launcher and attempt.launcher_log.name in names:
         launcher_log = attempt.launcher_log
-        found.append(Source(attempt.trial, attempt.number, LAUNCHER, launcher_log, attempt.claim))
+        found.append(
+            LogSource(attempt.trial, attempt.number, LAUNCHER, launcher_log, attempt.claim)
+        )
     return found
 
 
 def read(
-    source: Source, *, since: str = "", until: str = "", level: str = "", whole: bool = True
+    source: LogSource, *, since: str = "", until: str = "", level: str = "", whole: bool = True
 ) -> Iterator[LogLine]:
     """All of a source's new lines between two ISO times and of at least one level.
 
@@ -227,7 +229,7 @@ def read(
         yield line
 
 
-def _began(source: Source) -> str:
+def _began(source: LogSource) -> str:
     claim = Claim.read(source.claim) if source.claim else None
     return claim.at if claim else ""
 
@@ -239,14 +241,14 @@ def of_jobs(paths: ExperimentPaths, lines: int = 10) -> list[str]:
             files = sorted(paths.job_log(number).iterdir())
         except (FileNotFoundError, NotADirectoryError):
             continue
-        sources = [Source(0, 0, LAUNCHER, file) for file in files if file.is_file()]
+        sources = [LogSource(0, 0, LAUNCHER, file) for file in files if file.is_file()]
         # blank lines do not count
         ends = [source.tail(10 * lines, whole=True, carried=False) for source in sources]
         return [line.text for end in ends for line in end if line.text.strip()][-lines:]
     return []
 
 
-def first_traceback(source: Source) -> list[LogLine]:
+def first_traceback(source: LogSource) -> list[LogLine]:
     """The first traceback in a log, whole, with those that it led to; empty if there is none."""
     lines = source.lines(whole=True)
     chain = list(itertools.islice(filter(_begins, lines), 1))

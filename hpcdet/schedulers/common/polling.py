@@ -51,7 +51,7 @@ def cache_folder() -> Path:
 
 
 @dataclass(frozen=True)
-class Answer:
+class QueryAnswer:
     """What the scheduler said.
 
     Attributes:
@@ -72,11 +72,11 @@ class Answer:
         return json.dumps({**self.__dict__, "wanted": sorted(self.wanted)}).encode()
 
     @staticmethod
-    def decode(value: Any) -> Answer | None:
+    def decode(value: Any) -> QueryAnswer | None:
         if not isinstance(value, dict):
             return None
         try:
-            return Answer(**{**value, "wanted": frozenset(value["wanted"])})
+            return QueryAnswer(**{**value, "wanted": frozenset(value["wanted"])})
         except (TypeError, KeyError):
             return None  # of another version: ask anew
 
@@ -100,12 +100,12 @@ class SharedQuery:
     clock: Callable[[], float] = field(default=time.time)
     max_s: float | None = None
     gist: Callable[[str], object] = str
-    _unwritten: Answer | None = field(default=None, init=False)
+    _unwritten: QueryAnswer | None = field(default=None, init=False)
 
-    def get(self, wanted: frozenset[str]) -> Answer:
+    def get(self, wanted: frozenset[str]) -> QueryAnswer:
         """The present answer, asked for now if it is too old.
 
-        ``Answer.wanted`` tells whether it was asked with all of ``wanted`` in mind.
+        ``QueryAnswer.wanted`` tells whether it was asked with all of ``wanted`` in mind.
 
         Where the folder is full, this process goes on with an answer of its own.
 
@@ -140,17 +140,17 @@ class SharedQuery:
                 if wait < answer.wait_s:
                     self._write(path, replace(answer, wait_s=wait))
 
-    def _read(self, path: Path) -> Answer | None:
-        answer, own = Answer.decode(files.read_json(path)), self._unwritten
+    def _read(self, path: Path) -> QueryAnswer | None:
+        answer, own = QueryAnswer.decode(files.read_json(path)), self._unwritten
         return own if own is not None and (answer is None or answer.at <= own.at) else answer
 
-    def _write(self, path: Path, answer: Answer) -> None:
+    def _write(self, path: Path, answer: QueryAnswer) -> None:
         self._unwritten = answer
         with contextlib.suppress(OSError):
             files.replace(path, answer.encode())
             self._unwritten = None
 
-    def _good(self, answer: Answer | None, wanted: frozenset[str]) -> bool:
+    def _good(self, answer: QueryAnswer | None, wanted: frozenset[str]) -> bool:
         if answer is None:
             return False
         age = self.clock() - answer.at
@@ -159,7 +159,7 @@ class SharedQuery:
         known = wanted <= answer.wanted
         return age < (answer.wait_s if known else max(self.min_s, answer.least_s))
 
-    def _ask(self, last: Answer | None, wanted: frozenset[str]) -> Answer:
+    def _ask(self, last: QueryAnswer | None, wanted: frozenset[str]) -> QueryAnswer:
         begun, text, error = self.clock(), "", ""
         if last is not None and len(last.wanted) < _MANY:
             wanted |= last.wanted  # what other processes look for is answered along
@@ -172,7 +172,7 @@ class SharedQuery:
         if last is not None and (error or self.gist(text) == self.gist(last.text)):
             wait = max(least, last.wait_s * _SLOWER)
         most = min(SLOWEST_S, 10 * self.min_s) if self.max_s is None else self.max_s
-        return Answer(text, begun, wanted, min(wait, max(least, most)), error, least)
+        return QueryAnswer(text, begun, wanted, min(wait, max(least, most)), error, least)
 
 
 @contextlib.contextmanager

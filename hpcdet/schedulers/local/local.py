@@ -36,7 +36,7 @@ from hpcdet.schedulers.local.local_state import (
     PARTS,
     JobFolder,
     JobRecord,
-    Request,
+    JobRequest,
     TaskRecord,
     refuse_foreign,
     state_folder,
@@ -135,7 +135,7 @@ class LocalScheduler:
     def submit(self, submission: Submission) -> str:
         """Start a supervisor for the job; returns once it runs. Raises SubmissionRefused."""
         try:
-            Request.parse(submission.script.read_text())
+            JobRequest.parse(submission.script.read_text())
         except (OSError, ValueError) as error:
             raise SubmissionRefused(Refusal("invalid", f"{submission.script}: {error}")) from error
         self._prepare()
@@ -210,7 +210,7 @@ class LocalScheduler:
 
     def check(self, submission: Submission) -> str:
         """What this machine makes of the request."""
-        request = Request.parse(submission.script.read_text())
+        request = JobRequest.parse(submission.script.read_text())
         if request.slots > self._slots:
             return f"wants {request.slots} slots of {self._slots}: runs alone, and slowly"
         return ""

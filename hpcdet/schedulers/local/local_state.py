@@ -28,7 +28,7 @@ from pathlib import Path
 from hpcdet.schedulers.local import processes
 from hpcdet.store.folder import private_folders
 from hpcdet.store.fs import files
-from hpcdet.store.fs.json_record import Record
+from hpcdet.store.fs.json_record import JsonRecord
 
 PARTS = ("jobs", "running", "waiting")
 """Folders in the state folder."""
@@ -68,7 +68,7 @@ def refuse_foreign(state: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """What a script asks of the machine, from its lines ``#HPCDET key=value``.
 
     Attributes:
@@ -86,7 +86,7 @@ class Request:
     output: str = ""
 
     @staticmethod
-    def parse(script: str) -> Request:
+    def parse(script: str) -> JobRequest:
         """Raises ValueError for a value that is no number."""
         given = dict(_REQUEST.findall(script))
         numbers = {
@@ -95,11 +95,11 @@ class Request:
             if given.get(key)
         }
         slots = int(given.get("slots") or 1)
-        return Request(slots=slots, output=given.get("output", ""), **numbers)
+        return JobRequest(slots=slots, output=given.get("output", ""), **numbers)
 
 
 @dataclass(frozen=True)
-class JobRecord(Record):
+class JobRecord(JsonRecord):
     """``job.json``.
 
     Attributes:
@@ -130,7 +130,7 @@ class JobRecord(Record):
 
 
 @dataclass(frozen=True)
-class ProcessRecord(Record):
+class ProcessRecord(JsonRecord):
     """A process and its start time: ``supervisor.json`` and the entries of ``waiting/``."""
 
     pid: int
@@ -138,7 +138,7 @@ class ProcessRecord(Record):
 
 
 @dataclass(frozen=True)
-class TaskRecord(Record):
+class TaskRecord(JsonRecord):
     """``tasks/3.json``. ``pid`` and ``start`` name the leader of the running task's session."""
 
     state: str
@@ -151,7 +151,7 @@ class TaskRecord(Record):
 
 
 @dataclass(frozen=True)
-class PlaceRecord(Record):
+class PlaceRecord(JsonRecord):
     """An entry of ``running/``.
 
     Attributes:

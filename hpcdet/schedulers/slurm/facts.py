@@ -33,7 +33,7 @@ _ASSOCIATION = ("Account", "Partition", "MaxSubmit")
 
 
 @dataclass(frozen=True)
-class Facts:
+class ClusterFacts:
     """What a cluster has said of itself.
 
     Attributes:
@@ -87,7 +87,9 @@ def resolved(
     return found, f"{why}: what it said on {day} stands" if why and fresh else ""
 
 
-def _answers(known: Facts, site: Site, pool: str | None) -> Iterator[tuple[str, tuple[Any, str]]]:
+def _answers(
+    known: ClusterFacts, site: Site, pool: str | None
+) -> Iterator[tuple[str, tuple[Any, str]]]:
     """Key to value and source of each open key that the cluster has an answer for."""
     for key, (name, read) in _OF_CONFIG.items():
         if key in site.open and (said := known.config.get(name)) is not None:
@@ -107,7 +109,7 @@ def _answers(known: Facts, site: Site, pool: str | None) -> Iterator[tuple[str, 
         yield key, (most, f"MaxSubmit={most or 'none'} of the association")
 
 
-def _most(known: Facts, account: Any, partition: str) -> int | None:
+def _most(known: ClusterFacts, account: Any, partition: str) -> int | None:
     """Jobs that this user may have; the widest of the associations that may be meant.
 
     Too wide is refused, and fewer are submitted then; too narrow would never be noticed.
@@ -141,7 +143,7 @@ _OF_CONFIG: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 }
 
 
-def _facts(fresh: bool) -> tuple[Facts | None, str]:
+def _facts(fresh: bool) -> tuple[ClusterFacts | None, str]:
     """What is known of the cluster of this host, asked for now if that is old."""
     scontrol = shutil.which("scontrol")
     if scontrol is None:
@@ -166,20 +168,20 @@ def _path(scontrol: str) -> Path:
     return cache_folder() / f"facts-{hashlib.sha256(repr(seen).encode()).hexdigest()[:16]}.json"
 
 
-def _read(path: Path) -> Facts | None:
+def _read(path: Path) -> ClusterFacts | None:
     try:
-        found = Facts(**(files.read_json(path) or {}))
+        found = ClusterFacts(**(files.read_json(path) or {}))
         _day(found)
     except (OSError, TypeError, ValueError, OverflowError):
         return None  # of another version, or damaged: ask anew
     return found
 
 
-def _day(known: Facts) -> date:
+def _day(known: ClusterFacts) -> date:
     return datetime.fromtimestamp(known.at, UTC).date()
 
 
-def ask() -> Facts:
+def ask() -> ClusterFacts:
     """Ask the cluster. Raises Unavailable where ``scontrol`` gives no answer."""
     config = parse_config(_said("scontrol", "show", "config"))
     partitions: dict[str, str] = {}
@@ -205,7 +207,7 @@ def ask() -> Facts:
             for row in rows
             if len(row) == len(_ASSOCIATION)
         ]
-    return Facts(time.time(), known, partitions, found)
+    return ClusterFacts(time.time(), known, partitions, found)
 
 
 def _said(*argv: str) -> str:

@@ -31,11 +31,11 @@ from hpcdet.schedulers.common.base import (
 from hpcdet.schedulers.common.polling import SharedQuery
 from hpcdet.schedulers.common.variables import scrubbed
 from hpcdet.schedulers.slurm import slurm_tasks, slurm_text, slurm_waits
-from hpcdet.schedulers.slurm.slurm_tasks import Accounts
-from hpcdet.schedulers.slurm.slurm_text import Row
+from hpcdet.schedulers.slurm.slurm_tasks import JobAccounting
+from hpcdet.schedulers.slurm.slurm_text import SlurmRow
 from hpcdet.site import Site
 from hpcdet.site.detection import parse_config
-from hpcdet.site.models import Limits
+from hpcdet.site.models import SiteLimits
 
 _LIMIT_S = 120
 
@@ -192,7 +192,7 @@ class SlurmScheduler:
                 self._expect_change("_accounts")
         return {job: [row.task for row in rows] for job, rows in found.items()}
 
-    def _tell_too_wide(self, found: dict[str, list[Row]]) -> None:
+    def _tell_too_wide(self, found: dict[str, list[SlurmRow]]) -> None:
         """Of jobs that wait for the size of their partition, mark those that it can never give."""
         wait = slurm_waits.wait(slurm_waits.SIZE)
         waiting = [job for job, rows in found.items() if any(r.task.wait == wait for r in rows)]
@@ -272,7 +272,7 @@ class SlurmScheduler:
         """
         can, limits = self.site.capabilities, self.site.limits
         accounting, widest = bool(can.accounting), ""
-        if can.accounting is None or limits.max_array == Limits().max_array:
+        if can.accounting is None or limits.max_array == SiteLimits().max_array:
             with contextlib.suppress(Unavailable):
                 accounting, widest = self._accounting(), self._config.get("MaxArraySize", "")
         return Capabilities(
@@ -343,14 +343,14 @@ class SlurmScheduler:
         name = f"{name}-{self._cluster}"
         return SharedQuery(name, limits.poll_min_s, ask, max_s=limits.poll_max_s, gist=gist)
 
-    def _ended(self, jobs: frozenset[str]) -> Accounts | None:
+    def _ended(self, jobs: frozenset[str]) -> JobAccounting | None:
         """What accounting says of jobs that are gone from the queue. None: there is none."""
         if not jobs or not self._accounting():
             return None
         answer = self._accounts.get(jobs)
         cancelled = self.site.capabilities.preempt_as_cancelled
         rows = slurm_tasks.by_job(slurm_text.sacct(answer.text, os.getuid(), cancelled))
-        return Accounts({job: rows.get(job, []) for job in jobs & answer.wanted}, answer.at)
+        return JobAccounting({job: rows.get(job, []) for job in jobs & answer.wanted}, answer.at)
 
     def _expect_change(self, question: str = "_live") -> None:
         """The shared answer is old sooner than while nothing happens."""

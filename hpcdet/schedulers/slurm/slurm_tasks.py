@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from hpcdet.schedulers.common.base import Job, Task, TaskState, Wait
-from hpcdet.schedulers.slurm.slurm_text import Row
+from hpcdet.schedulers.slurm.slurm_text import SlurmRow
 
 _SETTLED_S = 30
 """A job that was submitted less than this before an answer may be missing in it: clocks differ."""
@@ -17,7 +17,7 @@ _SAME_ID_S = 86400
 
 
 @dataclass(frozen=True)
-class Accounts:
+class JobAccounting:
     """What accounting said.
 
     Attributes:
@@ -25,24 +25,24 @@ class Accounts:
         at: when it was asked, epoch seconds.
     """
 
-    rows: Mapping[str, Sequence[Row]]
+    rows: Mapping[str, Sequence[SlurmRow]]
     at: float
 
 
-def by_job(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def by_job(rows: Sequence[SlurmRow]) -> dict[str, list[SlurmRow]]:
     """The rows of each job."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[SlurmRow]] = {}
     for row in rows:
         found.setdefault(row.task.job, []).append(row)
     return found
 
 
-def own(rows: Sequence[Row], job: Job) -> list[Row]:
+def own(rows: Sequence[SlurmRow], job: Job) -> list[SlurmRow]:
     """The rows that are of this job and not of an older one with its id."""
     return [row for row in rows if is_of(job, row.submitted)]
 
 
-def told(rows: Sequence[Row], before: Wait, now: Wait) -> list[Row]:
+def told(rows: Sequence[SlurmRow], before: Wait, now: Wait) -> list[SlurmRow]:
     """The rows, with another word for why those wait that had this one."""
     return [
         replace(row, task=replace(row.task, wait=now)) if row.task.wait == before else row
@@ -56,7 +56,7 @@ def is_of(job: Job, submitted: float | None) -> bool:
     return since is None or submitted is None or submitted > since - _SAME_ID_S
 
 
-def missing(job: Job, rows: Sequence[Row]) -> frozenset[int]:
+def missing(job: Job, rows: Sequence[SlurmRow]) -> frozenset[int]:
     """The indices of the job that no row speaks of."""
     there = frozenset[int]().union(*(row.indices for row in rows))
     return frozenset(range(job.tasks)) - there
@@ -68,13 +68,13 @@ def settled(job: Job, asked_at: float) -> bool:
     return since is None or since < asked_at - _SETTLED_S
 
 
-def just_submitted(job: Job, lost: frozenset[int]) -> Row:
+def just_submitted(job: Job, lost: frozenset[int]) -> SlurmRow:
     """Tasks that are not in the queue yet."""
     task = Task(job.job, -1, TaskState.PENDING, "just submitted", count=len(lost))
-    return Row(task, None, lost)
+    return SlurmRow(task, None, lost)
 
 
-def ends(job: Job, left: Mapping[int, float], accounts: Accounts | None) -> list[Row]:
+def ends(job: Job, left: Mapping[int, float], accounts: JobAccounting | None) -> list[SlurmRow]:
     """What became of tasks that are gone from the queue.
 
     Args:
@@ -82,7 +82,7 @@ def ends(job: Job, left: Mapping[int, float], accounts: Accounts | None) -> list
             before that does not know the end: it is waited for.
         accounts: None without accounting.
     """
-    said: list[Row] = []
+    said: list[SlurmRow] = []
     asked_at = math.inf
     if accounts is not None:
         asked_at = accounts.at if job.job in accounts.rows else -math.inf
@@ -99,8 +99,8 @@ def ends(job: Job, left: Mapping[int, float], accounts: Accounts | None) -> list
     ]
 
 
-def _row(job: Job, index: int, state: TaskState, reason: str) -> Row:
-    return Row(Task(job.job, index, state, reason), None, frozenset({index}))
+def _row(job: Job, index: int, state: TaskState, reason: str) -> SlurmRow:
+    return SlurmRow(Task(job.job, index, state, reason), None, frozenset({index}))
 
 
 def _submitted(job: Job) -> float | None:

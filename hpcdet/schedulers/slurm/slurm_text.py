@@ -59,7 +59,7 @@ _UNAVAILABLE = re.compile(
 
 
 @dataclass(frozen=True)
-class Row:
+class SlurmRow:
     """A task and the job it belongs to, with the time the job was submitted (epoch seconds).
 
     ``indices`` are those that a row of a pending array stands for.
@@ -104,7 +104,7 @@ def squeue_format() -> str:
     return ",".join(f"{name}:|" for name in SQUEUE_FIELDS)
 
 
-def squeue(text: str) -> list[Row]:
+def squeue(text: str) -> list[SlurmRow]:
     """The rows of ``squeue -h -O`` in ``squeue_format``, with times as ``%s``.
 
     Rows that are not understood are left out.
@@ -123,7 +123,7 @@ def squeue_gist(text: str) -> frozenset[tuple[object, ...]]:
     )
 
 
-def _squeue_rows(line: str) -> Iterator[Row]:
+def _squeue_rows(line: str) -> Iterator[SlurmRow]:
     parts = [part.strip() for part in line.split("|", len(SQUEUE_FIELDS) - 1)]
     if len(parts) != len(SQUEUE_FIELDS):
         return
@@ -149,16 +149,16 @@ def _squeue_rows(line: str) -> Iterator[Row]:
     yield from _rows(task, _epoch(submit), members)
 
 
-def _rows(task: Task, submitted: float | None, members: frozenset[int]) -> Iterator[Row]:
+def _rows(task: Task, submitted: float | None, members: frozenset[int]) -> Iterator[SlurmRow]:
     """One row for tasks that wait together, one for each that ended with others."""
     if not task.state.final:
-        yield Row(task, submitted, members)
+        yield SlurmRow(task, submitted, members)
         return
     for index in sorted(members):
-        yield Row(replace(task, index=index, count=1), submitted, frozenset({index}))
+        yield SlurmRow(replace(task, index=index, count=1), submitted, frozenset({index}))
 
 
-def sacct(text: str, uid: int, preempt_as_cancelled: bool = False) -> list[Row]:
+def sacct(text: str, uid: int, preempt_as_cancelled: bool = False) -> list[SlurmRow]:
     """The rows of ``sacct -X -n -P`` with ``SACCT_FIELDS``.
 
     Args:
@@ -167,7 +167,7 @@ def sacct(text: str, uid: int, preempt_as_cancelled: bool = False) -> list[Row]:
     return list(_sacct_rows(text, uid, preempt_as_cancelled))
 
 
-def _sacct_rows(text: str, uid: int, preempt_as_cancelled: bool) -> Iterator[Row]:
+def _sacct_rows(text: str, uid: int, preempt_as_cancelled: bool) -> Iterator[SlurmRow]:
     for line in text.splitlines():
         parts = line.split("|")
         match = re.fullmatch(r"(\d+)(?:_(?:(\d+)|\[(.*)\]))?", parts[0])

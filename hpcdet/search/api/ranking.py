@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from hpcdet import pareto
 from hpcdet.goals import Goals, Objective, loss
 
-__all__ = ["ByGoals", "ByLoss", "Entry", "Order", "Ranking", "by", "loss"]
+__all__ = ["ByGoals", "ByLoss", "Entry", "Ordering", "Ranking", "by", "loss"]
 
 Entry = list[Any]
 Ranking = list[Entry]
@@ -59,7 +59,7 @@ def remove(ranking: Ranking, trial: int) -> bool:
     return False
 
 
-class Order(Protocol):
+class Ordering(Protocol):
     """How trials rank. ``waiting`` are those of ``scores`` that may be promoted, both sorted."""
 
     def worth(self, metrics: Mapping[str, Any], length: int) -> Worth:
@@ -78,7 +78,7 @@ class Order(Protocol):
         """Which of those that wait is best, and its rank; None if that is not below ``cut``."""
 
 
-def by(goals: Goals) -> Order:
+def by(goals: Goals) -> Ordering:
     """The order that goals ask for."""
     return ByLoss(goals.objectives[0]) if goals.plain else ByGoals(goals)
 

@@ -400,7 +400,7 @@ class Halving:
         return Cut.of(self.divisor, self.rule.cohorts, self.promotion_share, paced)
 
     @functools.cached_property
-    def _order(self) -> ranking.Order:
+    def _order(self) -> ranking.Ordering:
         alone = Goals((Objective(self.metric, self.smaller_is_better),))
         return ranking.by(self.goals or alone)
 

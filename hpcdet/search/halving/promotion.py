@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpcdet.search.api.events import State
-from hpcdet.search.api.ranking import Order
+from hpcdet.search.api.ranking import Ordering
 from hpcdet.search.halving.bracket_state import Books
 
 MAX_INVALID_IN_A_ROW = 100
@@ -24,7 +24,7 @@ class Promotion:
     why: str
 
 
-def promotable(books: Books, cut: Callable[[Books, int], int], order: Order) -> Promotion | None:
+def promotable(books: Books, cut: Callable[[Books, int], int], order: Ordering) -> Promotion | None:
     """At the highest rung where a paused trial ranks so that it may go on now."""
     for rung in range(len(books["rungs"]) - 2, -1, -1):
         waiting = books["waiting"][rung]
@@ -43,7 +43,7 @@ def is_open(books: Books) -> bool:
     return books["created"] - books["invalid"] < books["trials"]
 
 
-def last(books: Books, order: Order) -> Promotion | None:
+def last(books: Books, order: Ordering) -> Promotion | None:
     """At a rung to which nobody can come any more and from which nobody has gone on: its best."""
     for rung in range(len(books["rungs"]) - 1):
         if books["next"][rung]:

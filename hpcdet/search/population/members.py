@@ -51,7 +51,7 @@ def cut(quantile: float, population: int, ranked: int) -> int:
     return min(whole * ranked // population, ranked // 2)
 
 
-def ranked(state: State, generation: int, order: ranking.Order) -> list[ranking.Entry]:
+def ranked(state: State, generation: int, order: ranking.Ordering) -> list[ranking.Entry]:
     """Living members that have shown something by themselves lately, best first."""
     least = max(generation - 1, 1)
     return sorted(

@@ -236,7 +236,7 @@ class Pbt:
         return f"rank {place + 1} of {of} at {one['at']} {self.until.unit}"
 
     @functools.cached_property
-    def _order(self) -> ranking.Order:
+    def _order(self) -> ranking.Ordering:
         alone = Goals((Objective(self.metric, self.smaller_is_better),))
         return ranking.by(self.goals or alone)
 

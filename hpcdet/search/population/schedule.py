@@ -19,7 +19,7 @@ Step = tuple[Length, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ScheduleSearch:
     """Its steps, in ascending order of length; ``seed`` is that of all its trials."""
 
     steps: Sequence[Step]

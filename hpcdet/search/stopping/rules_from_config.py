@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hpcdet.search.stopping.search_rules import NoImprovement, Target, TotalLength
+from hpcdet.search.stopping.search_rules import NoImprovementRule, TargetRule, TotalLengthRule
 from hpcdet.search.stopping.trial_rules import (
-    Cost,
-    Divergence,
-    NaN,
-    Patience,
-    Percentile,
-    Plateau,
-    Policy,
-    Threshold,
-    Time,
-    Wilcoxon,
+    CostRule,
+    DivergenceRule,
+    NaNRule,
+    PatienceRule,
+    PercentileRule,
+    PlateauRule,
+    ThresholdRule,
+    TimeRule,
+    TrialRule,
+    WilcoxonRule,
 )
 from hpcdet.units import Length
 
@@ -31,26 +31,26 @@ the metric counts for ``nan``, ``total_length`` counts what trials inherited, an
 policy has ended stays ended.
 """
 
-_POLICIES: dict[str, Callable[..., Policy]] = {
-    "patience": Patience,
-    "threshold": Threshold,
-    "median": Percentile,
-    "percentile": Percentile,
-    "plateau": Plateau,
-    "wilcoxon": Wilcoxon,
-    "cost": Cost,
-    "time": Time,
-    "nan": NaN,
-    "divergence": Divergence,
-    "target": Target,
-    "no_improvement": NoImprovement,
-    "total_length": TotalLength,
+_POLICIES: dict[str, Callable[..., TrialRule]] = {
+    "patience": PatienceRule,
+    "threshold": ThresholdRule,
+    "median": PercentileRule,
+    "percentile": PercentileRule,
+    "plateau": PlateauRule,
+    "wilcoxon": WilcoxonRule,
+    "cost": CostRule,
+    "time": TimeRule,
+    "nan": NaNRule,
+    "divergence": DivergenceRule,
+    "target": TargetRule,
+    "no_improvement": NoImprovementRule,
+    "total_length": TotalLengthRule,
 }
 
 
 def chosen(
     asked: Mapping[str, Mapping[str, Any]], smaller_is_better: bool, version: int = NEWEST
-) -> list[tuple[str, Policy]]:
+) -> list[tuple[str, TrialRule]]:
     """The policies of ``searcher.stopping`` with their names, in the order of the table above."""
     found = []
     for name, make in _POLICIES.items():

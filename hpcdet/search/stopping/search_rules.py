@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from hpcdet.search.stopping.trial_rules import WORST, Blank, Policy, Scope, Seen, State
+from hpcdet.search.stopping.trial_rules import WORST, Blank, RuleReport, Scope, State, TrialRule
 from hpcdet.store.trials.parents import Parent
 
 
 @runtime_checkable
-class Ending(Policy, Protocol):
+class SearchRule(TrialRule, Protocol):
     """A policy that ends the search."""
 
     def renew(self, state: State) -> None:
@@ -23,7 +23,7 @@ class Ending(Policy, Protocol):
 
 
 @dataclass(frozen=True)
-class Target(Blank):
+class TargetRule(Blank):
     """Ends the search when a trial's metric is as good as ``value``, a loss.
 
     Who wants more trials after that wants them made: it does not end the same search again.
@@ -32,7 +32,7 @@ class Target(Blank):
     value: float
     scope: Scope = "search"
 
-    def judge(self, state: State, seen: Seen) -> str:
+    def judge(self, state: State, seen: RuleReport) -> str:
         reached = not state and seen.feasible and seen.loss <= self.value
         return f"trial {seen.trial} reached the target with {seen.metric:g}" if reached else ""
 
@@ -41,7 +41,7 @@ class Target(Blank):
 
 
 @dataclass(frozen=True)
-class NoImprovement:
+class NoImprovementRule:
     """Ends the search when the last ``trials`` that began to report were no better.
 
     In a search that goes on after that, the next ``trials`` are counted from 0.
@@ -57,7 +57,7 @@ class NoImprovement:
     def initial(self) -> State:
         return {"best": WORST, "known": {}, "since": 0}
 
-    def judge(self, state: State, seen: Seen) -> str:
+    def judge(self, state: State, seen: RuleReport) -> str:
         if seen.trial not in state["known"]:
             state["known"][seen.trial] = True
             state["since"] += 1
@@ -72,7 +72,7 @@ class NoImprovement:
 
 
 @dataclass(frozen=True)
-class TotalLength:
+class TotalLengthRule:
     """Ends the search when all trials together have trained for ``length``.
 
     What a trial inherited from its parent is not counted again. A search that goes on after
@@ -86,7 +86,7 @@ class TotalLength:
         """``of``: up to which length each trial is counted; None: to where it is found first."""
         return {"total": 0, "of": {}}
 
-    def judge(self, state: State, seen: Seen) -> str:
+    def judge(self, state: State, seen: RuleReport) -> str:
         before = state["of"].get(seen.trial, 0)
         if before is None:
             before = seen.length

@@ -25,8 +25,8 @@ from hpcdet.search.api.events import (
     Stop,
 )
 from hpcdet.search.stopping.rules_from_config import NEWEST, WITHOUT_METRIC
-from hpcdet.search.stopping.search_rules import Ending, TotalLength
-from hpcdet.search.stopping.trial_rules import Policy, Seen, loss
+from hpcdet.search.stopping.search_rules import SearchRule, TotalLengthRule
+from hpcdet.search.stopping.trial_rules import RuleReport, TrialRule, loss
 from hpcdet.store.trials.parents import ORIGIN, Parent
 from hpcdet.units import Length
 
@@ -59,7 +59,7 @@ class Supervised:
     """
 
     method: Searcher
-    policies: Sequence[tuple[str, Policy]]
+    policies: Sequence[tuple[str, TrialRule]]
     metric: str
     smaller_is_better: bool = True
     slots: int = 1
@@ -125,7 +125,7 @@ class Supervised:
                 return [Stop(report.trial, broken), *self._end(state, report.trial, "violated")]
             feasible = self.goals.standing(metrics, length).feasible
         metric = metrics.get(self.metric)
-        seen = Seen(
+        seen = RuleReport(
             str(report.trial),
             length,
             loss(metric, self.smaller_is_better),
@@ -181,7 +181,7 @@ class Supervised:
         end, state["over"], state["end"] = state["end"], False, None
         for place in end["by"]:
             policy = self.policies[place][1]
-            if isinstance(policy, Ending):
+            if isinstance(policy, SearchRule):
                 policy.renew(state["policies"][place])
         leaving = {str(trial): True for trial in end["gone"] if str(trial) in state["open"]}
         told = [event for line in end["told"] if (event := codec.decode_event(line)) is not None]
@@ -234,7 +234,7 @@ class Supervised:
         if parent == ORIGIN:
             parent = replace(ORIGIN, length=self.begin_at)
         for (_, policy), own in zip(self.policies, state["policies"], strict=True):
-            if isinstance(policy, TotalLength) and parent is not None:
+            if isinstance(policy, TotalLengthRule) and parent is not None:
                 policy.inherit(own, child.trial, parent, unit)
 
 

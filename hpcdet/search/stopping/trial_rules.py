@@ -23,7 +23,7 @@ State = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Seen:
+class RuleReport:
     """A report as policies see it.
 
     Attributes:
@@ -45,7 +45,7 @@ class Seen:
     feasible: bool = True
 
 
-class Policy(Protocol):
+class TrialRule(Protocol):
     """A rule. ``scope`` says what ends: the trial that reported, or the search."""
 
     @property
@@ -54,7 +54,7 @@ class Policy(Protocol):
     def initial(self) -> State:
         """State before the first report: plain JSON."""
 
-    def judge(self, state: State, seen: Seen) -> str:
+    def judge(self, state: State, seen: RuleReport) -> str:
         """Why training ends with this report, or ""."""
 
 
@@ -74,7 +74,7 @@ def loss(metric: Any, smaller_is_better: bool) -> float:
 
 
 @dataclass(frozen=True)
-class Patience(Blank):
+class PatienceRule(Blank):
     """Ends a trial whose best value is no better than ``reports`` reports before.
 
     Attributes:
@@ -85,7 +85,7 @@ class Patience(Blank):
     min_delta: float = 0.0
     scope: Scope = "trial"
 
-    def judge(self, state: State, seen: Seen) -> str:
+    def judge(self, state: State, seen: RuleReport) -> str:
         best, since = state.get(seen.trial, (WORST, 0))
         if seen.loss < best - self.min_delta:
             state[seen.trial] = [seen.loss, 0]
@@ -97,7 +97,7 @@ class Patience(Blank):
 
 
 @dataclass(frozen=True)
-class Threshold(Blank):
+class ThresholdRule(Blank):
     """Ends a trial whose metric is below ``lower`` or above ``upper`` after ``warmup``.
 
     Attributes:
@@ -111,7 +111,7 @@ class Threshold(Blank):
     finite: bool = True
     scope: Scope = "trial"
 
-    def judge(self, state: State, seen: Seen) -> str:
+    def judge(self, state: State, seen: RuleReport) -> str:
         if seen.length < self.warmup or seen.metric is None:
             return ""
         if seen.loss == WORST:
@@ -124,7 +124,7 @@ class Threshold(Blank):
 
 
 @dataclass(frozen=True)
-class Percentile:
+class PercentileRule:
     """Ends a trial whose best value is not among the best ``keep`` percent at the same length.
 
     The values compared are those that each trial had reached as its best by that length, of all
@@ -148,7 +148,7 @@ class Percentile:
     def initial(self) -> State:
         return {"best": {}, "at": {}, "last": {}}
 
-    def judge(self, state: State, seen: Seen) -> str:
+    def judge(self, state: State, seen: RuleReport) -> str:
         best = min(state["best"].get(seen.trial, WORST), seen.loss)
         state["best"][seen.trial] = best
         at = seen.length // self.interval
@@ -166,14 +166,14 @@ class Percentile:
 
 
 @dataclass(frozen=True)
-class Plateau(Blank):
+class PlateauRule(Blank):
     """Ends a trial when its last ``reports`` values have a standard deviation below ``std``."""
 
     reports: int
     std: float
     scope: Scope = "trial"
 
-    def judge(self, state: State, seen: Seen) -> str:
+    def judge(self, state: State, seen: RuleReport) -> str:
         last = [*state.get(seen.trial, ()), seen.loss][-self.reports :]
         state[seen.trial] = last
         if len(last) < self.reports or WORST in last:
@@ -184,7 +184,7 @@ class Plateau(Blank):
 
 
 @dataclass(frozen=True)
-class Wilcoxon:
+class WilcoxonRule:
     """Ends a trial that is worse than the best one in a signed-rank test of paired values.
 
     Each report is one instance of the same series for every trial, a fold or a data set: values
@@ -203,7 +203,7 @@ class Wilcoxon:
     def initial(self) -> State:
         return {"series": {}, "best": None}
 
-    def judge(self, state: State, seen: Seen) -> str:
+    def judge(self, state: State, seen: RuleReport) -> str:
         series = state["series"].setdefault(seen.trial, {})
         series[str(seen.length)] = seen.loss
         why = ""
@@ -233,31 +233,31 @@ class Wilcoxon:
 
 
 @dataclass(frozen=True)
-class Cost(Blank):
+class CostRule(Blank):
     """Ends a trial that has trained for more than so many slot-hours."""
 
     slot_hours: float
     scope: Scope = "trial"
 
-    def judge(self, state: State, seen: Seen) -> str:
+    def judge(self, state: State, seen: RuleReport) -> str:
         spent = seen.slot_seconds / 3600
         return f"{spent:.3g} slot-hours of {self.slot_hours:g}" if spent > self.slot_hours else ""
 
 
 @dataclass(frozen=True)
-class Time(Blank):
+class TimeRule(Blank):
     """Ends a trial that has trained for more than so many hours, without waits in the queue."""
 
     hours: float
     scope: Scope = "trial"
 
-    def judge(self, state: State, seen: Seen) -> str:
+    def judge(self, state: State, seen: RuleReport) -> str:
         spent = seen.slot_seconds / seen.slots / 3600
         return f"trained {spent:.3g} hours of {self.hours:g}" if spent > self.hours else ""
 
 
 @dataclass(frozen=True)
-class NaN(Blank):
+class NaNRule(Blank):
     """Ends a trial whose metric was no finite number in so many reports in a row.
 
     Attributes:
@@ -268,7 +268,7 @@ class NaN(Blank):
     absent: bool = False
     scope: Scope = "trial"
 
-    def judge(self, state: State, seen: Seen) -> str:
+    def judge(self, state: State, seen: RuleReport) -> str:
         if seen.metric is None and not self.absent:
             return ""
         if seen.loss != WORST:
@@ -281,7 +281,7 @@ class NaN(Blank):
 
 
 @dataclass(frozen=True)
-class Divergence(Blank):
+class DivergenceRule(Blank):
     """Ends a trial whose value is far worse than its own best in so many reports in a row.
 
     Far: the distance to the best is more than ``factor`` times the greater of the best's
@@ -297,7 +297,7 @@ class Divergence(Blank):
     finite: bool = True
     scope: Scope = "trial"
 
-    def judge(self, state: State, seen: Seen) -> str:
+    def judge(self, state: State, seen: RuleReport) -> str:
         if seen.metric is None:
             return ""
         first, best, bad = state.get(seen.trial, (seen.loss, seen.loss, 0))

@@ -25,7 +25,7 @@ Key = tuple[int, int]
 
 
 @dataclass
-class Ledger:
+class AttemptCosts:
     """Reader of one experiment's attempts.
 
     Attributes:

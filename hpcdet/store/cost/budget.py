@@ -58,7 +58,7 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Held:
+class GrantedAllocation:
     """What the scheduler granted a worker, with all its slots."""
 
     worker: str
@@ -91,7 +91,7 @@ class Charge:
 
 
 @dataclass(frozen=True)
-class Row:
+class AllocationCost:
     """What one allocation has cost, in slot-seconds.
 
     Attributes:
@@ -99,7 +99,7 @@ class Row:
         charged_slot_s: by the scheduler's accounting; None if it has not said it (yet).
     """
 
-    held: Held
+    held: GrantedAllocation
     training_slot_s: float
     overhead_slot_s: float
     counted_slot_s: float = 0.0
@@ -123,7 +123,7 @@ class Account:
     reserved_slot_s: float = 0.0
     running: int = 0
     begun: float | None = None
-    rows: tuple[Row, ...] = ()
+    rows: tuple[AllocationCost, ...] = ()
     charged_slot_s: float = 0.0
     counted_slot_s: float = 0.0
 
@@ -134,7 +134,7 @@ class Account:
 
 def account(
     stretches: Iterable[Stretch],
-    allocations: Iterable[Held],
+    allocations: Iterable[GrantedAllocation],
     now: float,
     charges: Sequence[Charge] = (),
 ) -> Account:
@@ -156,7 +156,14 @@ def account(
         _row(each, counted[each.worker], charged.get(each.worker), now) for each in held.values()
     ]
     rows += [
-        Row(Held("", one.slots, one.start, one.end), 0.0, one.slot_s, 0.0, one.slot_s, one.job)
+        AllocationCost(
+            GrantedAllocation("", one.slots, one.start, one.end),
+            0.0,
+            one.slot_s,
+            0.0,
+            one.slot_s,
+            one.job,
+        )
         for one in unclaimed
     ]
     rows.sort(key=lambda row: (row.held.start, row.held.worker))
@@ -173,12 +180,14 @@ def account(
     )
 
 
-def _row(held: Held, training: float, charge: Charge | None, now: float) -> Row:
+def _row(
+    held: GrantedAllocation, training: float, charge: Charge | None, now: float
+) -> AllocationCost:
     whole = max(held.cost(now), training)
     if charge is None:
-        return Row(held, training, whole - training, whole)
+        return AllocationCost(held, training, whole - training, whole)
     within = min(training, charge.slot_s)
-    return Row(held, within, charge.slot_s - within, whole, charge.slot_s, charge.job)
+    return AllocationCost(held, within, charge.slot_s - within, whole, charge.slot_s, charge.job)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 from hpcdet.store.config.overrides import MAX_LENGTH
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.folder.records import Limits
+from hpcdet.store.folder.records import RunLimits
 from hpcdet.store.fs import packed
 from hpcdet.units import Length
 
@@ -23,21 +23,23 @@ KEYS = (MAX_CONCURRENT, MAX_LENGTH, "budget.slot_hours", "budget.wall_s")
 """Keys of the config that are limits of this kind."""
 
 
-def wanted(resolved: Resolved, overrides: Mapping[str, Any], longer: Sequence[int] = ()) -> Limits:
+def wanted(
+    resolved: Resolved, overrides: Mapping[str, Any], longer: Sequence[int] = ()
+) -> RunLimits:
     """The limits after what users have changed; ``resolved`` is the config with it laid over.
 
     How many trials run at once is the searcher's business until then: it opens no more.
     """
     budget = resolved.budget
     most = overrides.get(MAX_CONCURRENT, 0)
-    return Limits(most, budget.slot_hours, budget.wall_s, list(longer))
+    return RunLimits(most, budget.slot_hours, budget.wall_s, list(longer))
 
 
-def in_force(paths: ExperimentPaths, resolved: Resolved) -> Limits:
+def in_force(paths: ExperimentPaths, resolved: Resolved) -> RunLimits:
     """The limits that hold now: the newest that a holder wrote, else those of the config."""
-    latest: Limits | None = None
+    latest: RunLimits | None = None
     for number in packed.numbers(paths.limits(0).parent, ".json"):
-        found = Limits.read(paths.limits(number))
+        found = RunLimits.read(paths.limits(number))
         if found is not None and (latest is None or found.term >= latest.term):
             latest = found
     return latest or wanted(resolved, {})
@@ -54,6 +56,6 @@ def lengthen(rungs: list[Length], longer: Iterable[int]) -> list[Length]:
     return [Length(rungs[0].unit, value) for value in values]
 
 
-def alike(one: Limits, other: Limits) -> bool:
+def alike(one: RunLimits, other: RunLimits) -> bool:
     """Whether two records say the same, whoever wrote them when."""
     return dataclasses.replace(one, term=other.term, at=other.at) == other

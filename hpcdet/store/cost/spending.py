@@ -17,11 +17,11 @@ from datetime import datetime
 from hpcdet.store.config.overrides import Slots
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost import limits
-from hpcdet.store.cost.attempt_costs import Key, Ledger
-from hpcdet.store.cost.budget import Account, Budget, Held, Stretch, Terms, account
+from hpcdet.store.cost.attempt_costs import AttemptCosts, Key
+from hpcdet.store.cost.budget import Account, Budget, GrantedAllocation, Stretch, Terms, account
 from hpcdet.store.cost.charges import Book
 from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, WorkerPaths
-from hpcdet.store.folder.records import Claim, End, Limits, Reservation, WorkerClaim, WorkerEnd
+from hpcdet.store.folder.records import Claim, End, Reservation, RunLimits, WorkerClaim, WorkerEnd
 from hpcdet.store.fs import files, packed
 
 
@@ -39,25 +39,25 @@ class Spending:
     paths: ExperimentPaths
     resolved: Resolved
     stay: Callable[[], None] = _nobody
-    _left: dict[str, Held] = field(default_factory=dict)
-    _under: Limits | None = None
+    _left: dict[str, GrantedAllocation] = field(default_factory=dict)
+    _under: RunLimits | None = None
     slots: Slots = field(init=False)
     book: Book = field(init=False)
-    ledger: Ledger = field(init=False)
+    ledger: AttemptCosts = field(init=False)
 
     def __post_init__(self) -> None:
         self.slots = Slots(self.paths, self.resolved)
         self.book = Book(self.paths)
-        self.ledger = Ledger(
+        self.ledger = AttemptCosts(
             self.paths, lambda claim, end: stretch(claim, end, self.slots), self.stay
         )
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RunLimits:
         """Those in force now."""
         return limits.in_force(self.paths, self.resolved)
 
-    def terms(self, limits: Limits) -> Terms:
+    def terms(self, limits: RunLimits) -> Terms:
         """On what terms trials begin."""
         budget = Budget(limits.slot_hours, limits.wall_s)
         resolved = self.resolved
@@ -143,7 +143,7 @@ class Spending:
             self.ledger.doubt()  # perhaps there was none before, and claims had no numbers
         return self.ledger.stretches()
 
-    def _allocations(self) -> list[Held]:
+    def _allocations(self) -> list[GrantedAllocation]:
         found = []
         for worker in self.paths.workers():
             self.stay()
@@ -155,7 +155,7 @@ class Spending:
                 self._left[worker.name] = held
         return found
 
-    def _held(self, worker: WorkerPaths) -> Held | None:
+    def _held(self, worker: WorkerPaths) -> GrantedAllocation | None:
         claim, end = WorkerClaim.read(worker.claim), WorkerEnd.read(worker.end)
         nodes = claim.nodes if claim else ()
         slots = self.slots.of(worker.name, nodes) * self.resolved.lanes
@@ -171,12 +171,14 @@ def stretch(claim: Claim | None, end: End | None, slots: Slots) -> Stretch | Non
     return Stretch(claim.worker, number, epoch(claim.at), ended, claim.reserved_slot_s)
 
 
-def held(name: str, claim: WorkerClaim | None, end: WorkerEnd | None, slots: int) -> Held | None:
+def held(
+    name: str, claim: WorkerClaim | None, end: WorkerEnd | None, slots: int
+) -> GrantedAllocation | None:
     """What a worker with so many slots held, by its records."""
     if claim is None or not claim.at:
         return None
     ended = epoch(end.at) if end is not None and end.at else None
-    return Held(name, slots, epoch(claim.at), ended)
+    return GrantedAllocation(name, slots, epoch(claim.at), ended)
 
 
 def epoch(time: str) -> float:

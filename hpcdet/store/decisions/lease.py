@@ -25,7 +25,7 @@ from typing import Any
 
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files, packed
-from hpcdet.store.fs.json_record import Record
+from hpcdet.store.fs.json_record import JsonRecord
 
 KEEP = 0.75
 """Part of the time to live for which a holder trusts its last beat."""
@@ -40,7 +40,7 @@ AT_ONCE = 200
 
 
 @dataclass(frozen=True)
-class Term(Record):
+class Term(JsonRecord):
     """``terms/N.json``: who took the term. ``kind``: daemon, worker, wait, …"""
 
     number: int
@@ -51,7 +51,7 @@ class Term(Record):
 
 
 @dataclass(frozen=True)
-class Beat(Record):
+class Beat(JsonRecord):
     """``terms/N.beat``. ``nonce`` differs in every beat; the rest is as in ``Lease``."""
 
     nonce: str

@@ -14,11 +14,11 @@ from pathlib import Path
 from hpcdet.errors import UsageError
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files, packed
-from hpcdet.store.fs.json_record import Record
+from hpcdet.store.fs.json_record import JsonRecord
 
 
 @dataclass(frozen=True)
-class Home(Record):
+class Home(JsonRecord):
     """One place.
 
     Attributes:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hpcdet.store.fs.json_record import Record
+from hpcdet.store.fs.json_record import JsonRecord
 from hpcdet.units import Length
 
 Reason = Literal[
@@ -43,7 +43,7 @@ ExperimentState = Literal[
 
 
 @dataclass(frozen=True)
-class Trial(Record):
+class Trial(JsonRecord):
     """``trial.json``: what makes this trial this trial.
 
     Attributes:
@@ -65,7 +65,7 @@ Action = Literal["run", "pause", "stop", "kill", "fail"]
 
 
 @dataclass(frozen=True)
-class Control(Record):
+class Control(JsonRecord):
     """``control/0001.json``: what the holder of the lease wants of a trial, from now on.
 
     Attributes:
@@ -98,7 +98,7 @@ class Control(Record):
 
 
 @dataclass(frozen=True)
-class Claim(Record):
+class Claim(JsonRecord):
     """``claim.json`` of an attempt: the worker that runs it.
 
     ``worker`` is the name of the worker's folder (``0001-0003.0``). ``reserved_slot_s``: what the
@@ -115,7 +115,7 @@ class Claim(Record):
 
 
 @dataclass(frozen=True)
-class Verdict(Record):
+class Verdict(JsonRecord):
     """``verdict.json``: what the attempt says of itself. The exit code is only a hint.
 
     Attributes:
@@ -143,7 +143,7 @@ class Verdict(Record):
 
 
 @dataclass(frozen=True)
-class End(Record):
+class End(JsonRecord):
     """``end.json`` of an attempt: why it is over, by its worker or by who found it lost.
 
     Attributes:
@@ -163,7 +163,7 @@ class End(Record):
 
 
 @dataclass(frozen=True)
-class WorkerClaim(Record):
+class WorkerClaim(JsonRecord):
     """``claim.json`` of a worker: the allocation it runs in."""
 
     job: str
@@ -176,7 +176,7 @@ class WorkerClaim(Record):
 
 
 @dataclass(frozen=True)
-class WorkerEnd(Record):
+class WorkerEnd(JsonRecord):
     """``end.json`` of a worker.
 
     ``why``: ``idle`` (nothing left to take), ``time`` (too little left), ``signal``, ``bad_node``
@@ -192,7 +192,7 @@ class WorkerEnd(Record):
 
 
 @dataclass(frozen=True)
-class Final(Record):
+class Final(JsonRecord):
     """``final.json`` of a worker: its batch script cannot have the task requeued. ``code``: what
     the worker ended with, as a shell shows it."""
 
@@ -201,7 +201,7 @@ class Final(Record):
 
 
 @dataclass(frozen=True)
-class Intent(Record):
+class Intent(JsonRecord):
     """``jobs/0001.json``: a submission about to be made, recorded before it is.
 
     Attributes:
@@ -239,7 +239,7 @@ class Intent(Record):
 
 
 @dataclass(frozen=True)
-class Submitted(Record):
+class Submitted(JsonRecord):
     """``jobs/0001.submitted.json``: what came of an intent.
 
     ``job`` is empty and ``error`` says why when the scheduler refused it for good.
@@ -257,7 +257,7 @@ Verb = Literal[
 
 
 @dataclass(frozen=True)
-class Stuck(Record):
+class Stuck(JsonRecord):
     """``jobs/0001.stuck.json``: the sentinel of a submission found nobody left who could go on.
 
     ``next`` is the command that helps.
@@ -269,7 +269,7 @@ class Stuck(Record):
 
 
 @dataclass(frozen=True)
-class Command(Record):
+class Command(JsonRecord):
     """``commands/0001.json``: what a user asks of an experiment or of one of its trials.
 
     ``trial`` 0 means all. ``after``: begin once ``experiments`` (folders, relative to this one)
@@ -285,7 +285,7 @@ class Command(Record):
 
 
 @dataclass(frozen=True)
-class Limits(Record):
+class RunLimits(JsonRecord):
     """``limits/0001.json``: what users have set of a running experiment, as workers need it.
 
     Attributes:
@@ -304,7 +304,7 @@ class Limits(Record):
 
 
 @dataclass(frozen=True)
-class Reservation(Record):
+class Reservation(JsonRecord):
     """``reservations/000001.json``: a claim's place in the order in which limits are kept."""
 
     trial: int
@@ -314,7 +314,7 @@ class Reservation(Record):
 
 
 @dataclass(frozen=True)
-class Charges(Record):
+class Charges(JsonRecord):
     """``charges/0001.json``: what the scheduler's accounting says of allocations that have ended.
 
     Attributes:
@@ -328,7 +328,7 @@ class Charges(Record):
 
 
 @dataclass(frozen=True)
-class Best(Record):
+class Best(JsonRecord):
     """``best.json``: the best validation that the holder of the lease has heard of.
 
     Attributes:
@@ -351,7 +351,7 @@ class Best(Record):
 
 
 @dataclass(frozen=True)
-class Closed(Record):
+class Closed(JsonRecord):
     """``closed.json``: the experiment is over, unless a user tries again what has failed in it."""
 
     state: Literal["COMPLETED", "CANCELED", "ERROR"]
@@ -361,7 +361,7 @@ class Closed(Record):
 
 
 @dataclass(frozen=True)
-class Reopened(Record):
+class Reopened(JsonRecord):
     """``reopened-1.json``: a user has tried again what had failed when the experiment was over.
 
     ``command`` is the number of the command that says what.
@@ -373,7 +373,7 @@ class Reopened(Record):
 
 
 @dataclass(frozen=True)
-class ScratchMark(Record):
+class ScratchMark(JsonRecord):
     """``hpcdet-experiment.json`` in a folder on scratch: the experiment that it belongs to.
 
     Attributes:

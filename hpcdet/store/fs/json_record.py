@@ -20,7 +20,7 @@ _TIMES = ("at", "created_at", "submitted_at", "started_at", "ended_at")
 
 
 @dataclass(frozen=True)
-class Record:
+class JsonRecord:
     """A record with a file of its own."""
 
     def encode(self) -> bytes:

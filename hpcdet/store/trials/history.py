@@ -17,7 +17,7 @@ from hpcdet.store.fs import files
 
 
 @dataclass(frozen=True)
-class Source:
+class HistorySource:
     """One of the former experiments.
 
     Attributes:
@@ -56,7 +56,7 @@ class Past:
 class History:
     """Trials that trained farthest come first, the best of them first."""
 
-    sources: list[Source]
+    sources: list[HistorySource]
     trials: list[Past]
 
     def write(self, path: Path) -> None:
@@ -74,7 +74,7 @@ def of(paths: ExperimentPaths) -> History | None:
     if value is None:
         return None
     try:
-        sources = [Source(**_known(Source, source)) for source in value["sources"]]
+        sources = [HistorySource(**_known(HistorySource, source)) for source in value["sources"]]
         trials = [Past(**_known(Past, trial)) for trial in value["trials"]]
     except (KeyError, TypeError, AttributeError) as error:
         what = "it does not say what former experiments have shown"

@@ -10,7 +10,7 @@ from hpcdet.store.cost import limits
 from hpcdet.store.folder.records import Action, Best
 from hpcdet.store.trials.controls import in_force
 from hpcdet.train.comm.agreement import NOTHING, Cause, Orders
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import PEER_LOST
 from hpcdet.train.telemetry.tracker import Tracker
 
@@ -30,7 +30,7 @@ class Wanted:
         heard: the rung up to which the search has decided, in its unit, where trials wait for it.
     """
 
-    def __init__(self, place: Place, config: Resolved, tracker: Tracker) -> None:
+    def __init__(self, place: AttemptLocation, config: Resolved, tracker: Tracker) -> None:
         self.said = NOTHING
         self.heard = 0
         self._place, self._config, self._tracker = place, config, tracker

@@ -23,7 +23,7 @@ from pathlib import Path
 from hpcdet.store.folder.layout import AttemptPaths
 from hpcdet.store.folder.records import Verdict
 from hpcdet.store.fs import files
-from hpcdet.store.fs.json_record import Record
+from hpcdet.store.fs.json_record import JsonRecord
 from hpcdet.train.meeting.door import opened
 from hpcdet.train.process.ranks import Ranks
 
@@ -40,7 +40,7 @@ _ANSWER_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Launched(Record):
+class Launched(JsonRecord):
     """What the other ranks of a node do next.
 
     Attributes:
@@ -61,7 +61,7 @@ class Launched(Record):
 
 
 @dataclass(frozen=True)
-class Answer:
+class NodeResult:
     """How the command ended on one rank: its status, and the error that it said, if any."""
 
     status: int
@@ -108,7 +108,7 @@ def launch(attempt: AttemptPaths, ranks: Ranks, argv: Sequence[str]) -> int | No
         _write(attempt, ranks, launched)
         redirected = [list(os.fstat(fd)[:3]) != known["output"][fd - 1] for fd in (1, 2)]
         answers = _gather(listener, child, ranks.local_world - 1, redirected)
-    worst = max(answers, key=lambda answer: answer.status, default=Answer(0))
+    worst = max(answers, key=lambda answer: answer.status, default=NodeResult(0))
     if worst.error:
         Verdict("fail", "error", error=worst.error).write_once(Path(os.environ[SAYS]))
     return max(_as_shell(child.wait()), worst.status)
@@ -122,7 +122,7 @@ def end(attempt: AttemptPaths, ranks: Ranks, status: int) -> None:
 def follow(
     attempt: AttemptPaths,
     ranks: Ranks,
-    run: Callable[[Launched, Mapping[str, str], Sequence[int]], Answer],
+    run: Callable[[Launched, Mapping[str, str], Sequence[int]], NodeResult],
 ) -> int:
     """Run on this rank what the shell on the node's first rank launches; the shell's status.
 
@@ -156,7 +156,7 @@ def follow(
 
 def _gather(
     listener: socket.socket, child: subprocess.Popen[bytes], others: int, redirected: Sequence[bool]
-) -> list[Answer]:
+) -> list[NodeResult]:
     """Wait for the command of this rank and those of the others."""
     listener.settimeout(_LOOK_S)
     waiting: list[socket.socket] = []
@@ -168,7 +168,7 @@ def _gather(
                 said = b"".join(b"r" if one else b"-" for one in redirected)
                 socket.send_fds(connection, [said], given)
                 waiting.append(connection)
-    answers: list[Answer] = []
+    answers: list[NodeResult] = []
     failed_at = None
     for connection in waiting:
         connection.settimeout(_LOOK_S)
@@ -177,7 +177,7 @@ def _gather(
             with contextlib.suppress(TimeoutError):
                 text = connection.recv(_ANSWER_BYTES).decode(errors="replace")
                 status, _, error = text.partition(" ")
-                answers.append(Answer(int(status or 1), error))
+                answers.append(NodeResult(int(status or 1), error))
                 waiting.remove(connection)
                 connection.close()
         if not waiting:

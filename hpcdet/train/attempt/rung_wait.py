@@ -16,7 +16,7 @@ from hpcdet.train.attempt.control_reader import Wanted
 from hpcdet.train.attempt.trained import Units
 from hpcdet.train.comm.agreement import Cause, Orders, agree
 from hpcdet.train.comm.collectives import Peers
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.telemetry.tracker import Tracker
 from hpcdet.units import Length, Unit
 
@@ -30,7 +30,9 @@ class RungWait:
         bound_s: the longest wait at one rung; 0: none.
     """
 
-    def __init__(self, place: Place, config: Resolved, wanted: Wanted, tracker: Tracker) -> None:
+    def __init__(
+        self, place: AttemptLocation, config: Resolved, wanted: Wanted, tracker: Tracker
+    ) -> None:
         self.bound_s = config.searcher.wait_at_rungs_s if place.experiment is not None else 0
         self._place, self._wanted, self._tracker = place, wanted, tracker
         self._rung: Length | None = None

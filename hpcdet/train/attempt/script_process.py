@@ -25,7 +25,7 @@ from hpcdet.train.attempt import node_command
 from hpcdet.train.process import signals
 from hpcdet.train.process.descendants import Descendants
 from hpcdet.train.process.entrypoint import INTERPRETER, Entrypoint
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import PEER_LOST, Ranks
 
 _LOOK_S = 0.2
@@ -33,7 +33,7 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def run(found: Entrypoint, place: Place) -> int:
+def run(found: Entrypoint, place: AttemptLocation) -> int:
     """Run it; returns the exit code, if this process goes on at all.
 
     Raises:
@@ -60,7 +60,7 @@ def run(found: Entrypoint, place: Place) -> int:
     return status
 
 
-def _become(python: str, place: Place) -> None:
+def _become(python: str, place: AttemptLocation) -> None:
     """This very rank, in another interpreter."""
     try:
         tried = subprocess.run(
@@ -91,7 +91,7 @@ def _become(python: str, place: Place) -> None:
     os.execvp(python, (python, "-Pm", "hpcdet.attempt", *rank))
 
 
-def _supervise(argv: Sequence[str], place: Place, shell: bool = False) -> int:
+def _supervise(argv: Sequence[str], place: AttemptLocation, shell: bool = False) -> int:
     """Wait for a command and say how it ended, if it has not done so itself.
 
     One that ends well is done: if it had been told to leave by ``core``, it would have said so.
@@ -115,7 +115,7 @@ def _supervise(argv: Sequence[str], place: Place, shell: bool = False) -> int:
 
 def _as_told(
     ranks: Ranks, one: node_command.Launched, env: Mapping[str, str], output: Sequence[int]
-) -> node_command.Answer:
+) -> node_command.NodeResult:
     """Run what another rank's shell launches."""
     answer, _ = _run(one.argv, Path(one.cwd), {**env, **ranks.variables()}, output)
     return answer
@@ -127,7 +127,7 @@ def _run(
     env: Mapping[str, str],
     output: Sequence[int],
     shell: bool = False,
-) -> tuple[node_command.Answer, Verdict | None]:
+) -> tuple[node_command.NodeResult, Verdict | None]:
     """How a command ended, and what its ``core.init`` said of that.
 
     Its ``core.init`` hears of notices, those that came before as well.
@@ -155,7 +155,7 @@ def _run(
             raise ConfigError(f"{argv[0]}: {error.strerror}", where="entrypoint") from error
         status = _wait(child)
         said = Verdict.read(says)
-    return node_command.Answer(status, said.error if said is not None else ""), said
+    return node_command.NodeResult(status, said.error if said is not None else ""), said
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:

@@ -24,7 +24,7 @@ from hpcdet.store.fs import files
 from hpcdet.train.attempt import fingerprint, stop_request
 from hpcdet.train.attempt.control_reader import Wanted
 from hpcdet.train.attempt.rung_wait import RungWait
-from hpcdet.train.attempt.stop_request import Stop
+from hpcdet.train.attempt.stop_request import StopRequest
 from hpcdet.train.attempt.trained import Units as Units
 from hpcdet.train.attempt.verdicts import InvalidHP, clearer, peers_lost, verdict_on
 from hpcdet.train.checkpoints.checkpointer import Keeper
@@ -37,7 +37,7 @@ from hpcdet.train.data.virtual_ranks import Virtual
 from hpcdet.train.meeting.rendezvous import device_of
 from hpcdet.train.process import signals
 from hpcdet.train.process.console import say_error
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry.profile import Profile
 from hpcdet.train.telemetry.tracker import Tracker, plain
@@ -69,7 +69,7 @@ class Session:
     def __init__(
         self,
         ranks: Ranks,
-        place: Place,
+        place: AttemptLocation,
         record: Trial,
         config: Resolved,
         deadline: Deadline,
@@ -99,7 +99,7 @@ class Session:
         self._agreement = Agreement(self.peers)
         self._steps = 0
         # with virtual ranks a run ends alike, whatever the number of real ones
-        self.stop = Stop(at_once=ranks.world == 1 and self.virtual is None)
+        self.stop = StopRequest(at_once=ranks.world == 1 and self.virtual is None)
         self._control = Every(_CONTROL_EVERY_S)
         self._progress = Every(_PROGRESS_EVERY_S)
         self._save = Every(config.checkpoint_every_s)

@@ -23,7 +23,7 @@ from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.comm.collectives import Peers
 from hpcdet.train.meeting import rendezvous
 from hpcdet.train.process import deterministic, malloc, signals
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 
 _met = False
@@ -37,13 +37,13 @@ def meet() -> None:
     Raises:
         ConfigError, Unavailable: as ``rendezvous.meet``.
     """
-    place = Place.from_environment()
+    place = AttemptLocation.from_environment()
     assert place is not None and place.experiment is not None
     config = overrides.of_attempt(place.experiment, place.attempt)
     _meet(Ranks.from_environment(), place, config)
 
 
-def _meet(ranks: Ranks, place: Place, config: Resolved) -> None:
+def _meet(ranks: Ranks, place: AttemptLocation, config: Resolved) -> None:
     global _met
     if _met and dist.is_initialized():
         return
@@ -78,7 +78,7 @@ def join(
     signals.install()
     malloc.keep()
     ranks = Ranks.from_environment()
-    place = Place.from_environment()
+    place = AttemptLocation.from_environment()
     if place is None:
         session = _alone(ranks, hparams or {}, storage, seed)
     else:
@@ -87,7 +87,7 @@ def join(
     return session
 
 
-def _attached(ranks: Ranks, place: Place) -> Session:
+def _attached(ranks: Ranks, place: AttemptLocation) -> Session:
     assert place.experiment is not None
     config = overrides.of_attempt(place.experiment, place.attempt)
     record = Trial.read(place.trial.record)
@@ -116,4 +116,6 @@ def _alone(
         atexit.register(shutil.rmtree, root, ignore_errors=True)
     root = Peers(ranks).broadcast(root)
     record = Trial(1, dict(hparams), seed)
-    return Session(ranks, Place.alone(Path(root)), record, Resolved(), Deadline.from_environment())
+    return Session(
+        ranks, AttemptLocation.alone(Path(root)), record, Resolved(), Deadline.from_environment()
+    )

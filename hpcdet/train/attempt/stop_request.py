@@ -12,7 +12,7 @@ from hpcdet.train.comm.agreement import TOGETHER
 from hpcdet.train.comm.collectives import Peers
 
 
-class Stop:
+class StopRequest:
     """What one rank knows of it.
 
     Args:

@@ -12,7 +12,7 @@ from hpcdet.train.meeting import rendezvous
 from hpcdet.train.meeting.gloo import Unproven
 from hpcdet.train.process import deterministic
 from hpcdet.train.process.console import say, say_error
-from hpcdet.train.process.location import Place, named
+from hpcdet.train.process.location import AttemptLocation, named
 from hpcdet.train.process.ranks import PEER_LOST, Ranks
 
 _NO_FACE = "hpcdet's face of it is left out by compat.determined: off"
@@ -43,7 +43,7 @@ def verdict_on(error: BaseException, checkpoint: str) -> Verdict:
     )
 
 
-def unsaid_failure(place: Place, error: BaseException) -> int:
+def unsaid_failure(place: AttemptLocation, error: BaseException) -> int:
     """An error outside any session, while importing the user's code for example: give the verdict.
 
     Returns the exit code for this process.
@@ -81,7 +81,7 @@ def peers_lost(error: BaseException) -> int:
     return PEER_LOST
 
 
-def unsaid_end(place: Place) -> int:
+def unsaid_end(place: AttemptLocation) -> int:
     """The code ended well and never began a session: there is nothing more to do."""
     if not place.attempt.verdict.exists() and Ranks.from_environment().chief:
         Verdict("done", "completed", at=files.now()).write_once(place.attempt.verdict)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet import checkpoint
-from hpcdet.checkpoint import CheckpointFailed, Frozen, Image, Loaded, Manifest, Saved
+from hpcdet.checkpoint import CheckpointFailed, Frozen, Image, LoadedState, Manifest, Saved
 from hpcdet.checkpoint.io import memory_limit
 from hpcdet.checkpoint.keep import retention
 from hpcdet.store.config.resolved_config import Resolved
@@ -17,11 +17,11 @@ from hpcdet.store.trials.standing import MANIFEST
 from hpcdet.train.checkpoints import parent
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.checkpoints.local_staging import Stage
-from hpcdet.train.checkpoints.pending import Order, UnderWay, agreed, fence, is_there
+from hpcdet.train.checkpoints.pending import SaveRequest, UnderWay, agreed, fence, is_there
 from hpcdet.train.checkpoints.replication import Copies
 from hpcdet.train.comm.collectives import Peers
 from hpcdet.train.process.console import say
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry.tracker import Tracker
 
@@ -38,7 +38,12 @@ class Keeper:
     """
 
     def __init__(
-        self, place: Place, peers: Peers, config: Resolved, tracker: Tracker, deadline: Deadline
+        self,
+        place: AttemptLocation,
+        peers: Peers,
+        config: Resolved,
+        tracker: Tracker,
+        deadline: Deadline,
     ) -> None:
         self.latest = self.digest = self._root = ""
         self.donates = True
@@ -54,7 +59,7 @@ class Keeper:
         self._copies = Copies(place, peers, config, tracker)
         self._stage = Stage(place, peers, config, tracker, self._copies.request)
 
-    def restore(self, *, sharded: bool = False, into: Any = None) -> Loaded | None:
+    def restore(self, *, sharded: bool = False, into: Any = None) -> LoadedState | None:
         """The newest valid state of the trial; None if it has none yet.
 
         Args:
@@ -140,7 +145,7 @@ class Keeper:
         if untold := self._tracker.untold():
             described["untold"] = untold
         known = None if metric is None else number(metric)
-        order = Order(step, tuple(kept), known, shared, private, described)
+        order = SaveRequest(step, tuple(kept), known, shared, private, described)
         try:
             (self._copies.prepare if alone else self._copies.prepare_together)()
             where = None if alone else self._stage.takes()
@@ -181,7 +186,7 @@ class Keeper:
             "fence": lambda: fence(self._place),
         }
 
-    def _save_now(self, where: Path | None, order: Order, alone: bool) -> Saved:
+    def _save_now(self, where: Path | None, order: SaveRequest, alone: bool) -> Saved:
         folder = self._folder(where, order.step)
         saved = checkpoint.save(
             folder,
@@ -194,7 +199,7 @@ class Keeper:
         self._committed(folder, order, saved)
         return saved
 
-    def _begin(self, where: Path | None, order: Order) -> None:
+    def _begin(self, where: Path | None, order: SaveRequest) -> None:
         folder = self._folder(where, order.step)
         about = order.without_state()  # what was copied is not kept alive
 
@@ -220,7 +225,7 @@ class Keeper:
                 "written"
             )
 
-    def _committed(self, folder: Path, order: Order, saved: Saved) -> None:
+    def _committed(self, folder: Path, order: SaveRequest, saved: Saved) -> None:
         """There is a checkpoint; called by the thread that has written it."""
         self.latest, self.digest, self._root = saved.name, saved.digest, saved.root
         if self._peers.ranks.chief:
@@ -335,7 +340,7 @@ class Keeper:
         experiment, ranks = self._place.experiment, self._peers.ranks
         if experiment is None or not ranks.chief:
             return
-        policy = checkpoint.Policy.of(self._config)
+        policy = checkpoint.RetentionRules.of(self._config)
         every = self._config.searcher.compared_every if self.donates else None
         own = self._place.trial.number, self._place.attempt.number
         try:

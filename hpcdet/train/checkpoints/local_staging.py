@@ -24,7 +24,7 @@ from hpcdet.store.trials import staged
 from hpcdet.train.checkpoints.background import Background
 from hpcdet.train.comm.collectives import Peers
 from hpcdet.train.process.console import say
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.telemetry.tracker import Tracker
 
 _LOOK_S = 0.2
@@ -45,7 +45,7 @@ class Stage:
 
     def __init__(
         self,
-        place: Place,
+        place: AttemptLocation,
         peers: Peers,
         config: Resolved,
         tracker: Tracker,

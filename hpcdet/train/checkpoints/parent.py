@@ -5,10 +5,10 @@ from __future__ import annotations
 from hpcdet.checkpoint.format import remove
 from hpcdet.errors import IntegrityError
 from hpcdet.store.folder.records import Trial
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 
 
-def see_to_it(place: Place) -> None:
+def see_to_it(place: AttemptLocation) -> None:
     """Rank 0: nothing else that was given to it is taken for a checkpoint of its own.
 
     Nor anything at all where its parent had nothing to give, which the record says.
@@ -18,7 +18,7 @@ def see_to_it(place: Place) -> None:
         remove.strays(place.trial.checkpoints, record.origin.get("name", ""))
 
 
-def refuse_nothing(place: Place) -> None:
+def refuse_nothing(place: AttemptLocation) -> None:
     """It does not begin from nothing in silence.
 
     Raises:
@@ -34,5 +34,5 @@ def refuse_nothing(place: Place) -> None:
         )
 
 
-def _record(place: Place) -> Trial | None:
+def _record(place: AttemptLocation) -> Trial | None:
     return None if place.experiment is None else Trial.read(place.trial.record)

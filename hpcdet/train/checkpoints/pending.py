@@ -9,11 +9,11 @@ from hpcdet.checkpoint import CheckpointFailed, Saved, Saving, StateError
 from hpcdet.errors import UsageError
 from hpcdet.store.trials import standing
 from hpcdet.train.comm.collectives import Peers
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 
 
 @dataclass(frozen=True)
-class Order:
+class SaveRequest:
     """A checkpoint that is to be made.
 
     Attributes:
@@ -48,9 +48,9 @@ class Order:
             "blocked_s": round(saved.blocked_s, 3),
         }
 
-    def without_state(self) -> Order:
+    def without_state(self) -> SaveRequest:
         """The same, not keeping alive what was copied."""
-        return Order(self.step, self.kept, self.metric, None, None, self.described)
+        return SaveRequest(self.step, self.kept, self.metric, None, None, self.described)
 
 
 def agreed(peers: Peers, step: int, last: int, latest: str) -> tuple[int, str]:
@@ -116,7 +116,7 @@ class UnderWay(NamedTuple):
             return None
 
 
-def fence(place: Place) -> None:
+def fence(place: AttemptLocation) -> None:
     """Rank 0, right before a commit: another attempt may go on by now.
 
     A node that was believed dead can come back, and so can ranks that were stopped.

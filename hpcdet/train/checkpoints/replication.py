@@ -12,7 +12,7 @@ from hpcdet.store.folder import scratch
 from hpcdet.train.checkpoints.background import Background
 from hpcdet.train.comm.collectives import Peers
 from hpcdet.train.process.console import say
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.telemetry.tracker import Tracker
 
 _LOOK_S = 0.2
@@ -22,7 +22,9 @@ _GIVE_UP_S = 2.0
 class Copies:
     """Does nothing where an experiment is all in one place."""
 
-    def __init__(self, place: Place, peers: Peers, config: Resolved, tracker: Tracker) -> None:
+    def __init__(
+        self, place: AttemptLocation, peers: Peers, config: Resolved, tracker: Tracker
+    ) -> None:
         self._place = place
         self._peers = peers
         self._config = config
@@ -88,7 +90,7 @@ class Copies:
     def _secure(self, stop: Callable[[], bool]) -> Secured:
         experiment, trial = self._place.experiment, self._place.trial.number
         assert experiment is not None
-        policy = checkpoint.Policy.of(self._config)
+        policy = checkpoint.RetentionRules.of(self._config)
         try:
             return checkpoint.secure(
                 experiment, policy, trial, self._place.attempt.number, stop=stop

@@ -104,7 +104,7 @@ def _fetches_together(dataset: Any) -> bool:
     return hasattr(dataset, "__getitems__")
 
 
-class Loader(Iterable[tuple[Slice, Any]]):
+class ShardedLoader(Iterable[tuple[Slice, Any]]):
     """Each slice with the batch of its samples; may be gone through again and again.
 
     Args:

@@ -17,7 +17,7 @@ _HEAD = struct.Struct("!IBI")
 _LENGTH = struct.Struct("!I")
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a message is about; from ``SET`` on, requests to the store."""
 
     GOODBYE = 0
@@ -41,7 +41,7 @@ class Frame:
         number: of a request, and of the answer to it.
     """
 
-    kind: Kind
+    kind: FrameKind
     number: int = 0
     parts: tuple[bytes, ...] = ()
 
@@ -79,7 +79,7 @@ class Incoming:
                 return
             body = bytes(self._data[_HEAD.size : end])
             del self._data[:end]
-            yield Frame(Kind(kind), number, tuple(_parts(body)))
+            yield Frame(FrameKind(kind), number, tuple(_parts(body)))
 
 
 def _parts(body: bytes) -> Iterator[bytes]:

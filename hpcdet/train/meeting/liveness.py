@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
-from hpcdet.train.meeting.frames import Frame, Incoming, Kind
+from hpcdet.train.meeting.frames import Frame, FrameKind, Incoming
 from hpcdet.train.process.console import say
 from hpcdet.train.process.ranks import PEER_LOST
 
@@ -85,7 +85,7 @@ class Lifeline:
     def leave(self) -> None:
         """Say goodbye; from now on nobody minds whether this process lives."""
         self._left.set()
-        self._tell_all(Kind.GOODBYE)
+        self._tell_all(FrameKind.GOODBYE)
 
     def close(self) -> None:
         """Close the connections."""
@@ -112,9 +112,9 @@ class Lifeline:
             data = connection.recv(_CHUNK)
             if data:
                 for frame in self._incoming[rank].take(data):
-                    if frame.kind is Kind.GOODBYE:
+                    if frame.kind is FrameKind.GOODBYE:
                         self._goodbyes.add(rank)
-                    elif frame.kind is Kind.LOST:
+                    elif frame.kind is FrameKind.LOST:
                         self._lose()
                     else:
                         hears(rank, frame)
@@ -133,7 +133,7 @@ class Lifeline:
         self.lost.set()
         # first: telling the others may wait for one that takes nothing any more
         threading.Thread(target=self._end, name="lifeline", daemon=True).start()
-        self._tell_all(Kind.LOST)
+        self._tell_all(FrameKind.LOST)
 
     def _end(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -141,7 +141,7 @@ class Lifeline:
             say("other ranks of this trial are gone")
             os._exit(PEER_LOST)
 
-    def _tell_all(self, kind: Kind) -> None:
+    def _tell_all(self, kind: FrameKind) -> None:
         for rank in self._connections:
             with contextlib.suppress(OSError):
                 self.send(rank, Frame(kind))

@@ -16,12 +16,12 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from hpcdet.train.meeting.frames import Frame, Kind
+from hpcdet.train.meeting.frames import Frame, FrameKind
 from hpcdet.train.meeting.liveness import Lifeline
 
 _YES, _NO = b"1", b"0"
-_PATIENT = (Kind.GET, Kind.WAIT)
-_STORING = (Kind.SET, Kind.ADD, Kind.COMPARE_SET)
+_PATIENT = (FrameKind.GET, FrameKind.WAIT)
+_STORING = (FrameKind.SET, FrameKind.ADD, FrameKind.COMPARE_SET)
 Answer = Callable[[Sequence[bytes]], None]
 
 
@@ -70,21 +70,21 @@ class _Table:
 
     def _do(self, request: Frame) -> Sequence[bytes]:
         values, parts = self._values, request.parts
-        if request.kind is Kind.GET:
+        if request.kind is FrameKind.GET:
             return [values[key] for key in parts]
-        if request.kind is Kind.WAIT:
+        if request.kind is FrameKind.WAIT:
             return []
-        if request.kind is Kind.CHECK:
+        if request.kind is FrameKind.CHECK:
             return [_YES if _has(values, parts) else _NO]
-        if request.kind is Kind.COUNT:
+        if request.kind is FrameKind.COUNT:
             return [b"%d" % len(values)]
         key = parts[0]
-        if request.kind is Kind.DELETE:
+        if request.kind is FrameKind.DELETE:
             return [_NO if values.pop(key, None) is None else _YES]
-        if request.kind is Kind.SET:
+        if request.kind is FrameKind.SET:
             values[key] = parts[1]
             return []
-        if request.kind is Kind.ADD:
+        if request.kind is FrameKind.ADD:
             with contextlib.suppress(ValueError):
                 values[key] = b"%d" % (int(values.get(key, b"0")) + int(parts[1]))
                 return [values[key]]
@@ -112,33 +112,33 @@ class AttemptStore(Store):
         lifeline.start(self._hear)
 
     def set(self, key: str, value: bytes | str) -> None:
-        self._ask(Kind.SET, key, value)
+        self._ask(FrameKind.SET, key, value)
 
     def get(self, key: str) -> bytes:
-        return self._ask(Kind.GET, key, within=self._patience)[0]
+        return self._ask(FrameKind.GET, key, within=self._patience)[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return list(self._ask(Kind.GET, *keys, within=self._patience))
+        return list(self._ask(FrameKind.GET, *keys, within=self._patience))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        self._ask(Kind.WAIT, *keys, within=self._patience if timeout is None else timeout)
+        self._ask(FrameKind.WAIT, *keys, within=self._patience if timeout is None else timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._ask(Kind.CHECK, *keys)[0] == _YES
+        return self._ask(FrameKind.CHECK, *keys)[0] == _YES
 
     def add(self, key: str, value: int) -> int:
-        if not (found := self._ask(Kind.ADD, key, str(value))):
+        if not (found := self._ask(FrameKind.ADD, key, str(value))):
             raise dist.DistStoreError(f"the value of {key} is no number")
         return int(found[0])
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        return self._ask(Kind.COMPARE_SET, key, expected, desired)[0]
+        return self._ask(FrameKind.COMPARE_SET, key, expected, desired)[0]
 
     def delete_key(self, key: str) -> bool:
-        return self._ask(Kind.DELETE, key)[0] == _YES
+        return self._ask(FrameKind.DELETE, key)[0] == _YES
 
     def num_keys(self) -> int:
-        return int(self._ask(Kind.COUNT)[0])
+        return int(self._ask(FrameKind.COUNT)[0])
 
     # as C++ looks for them
     deleteKey = delete_key  # noqa: N815
@@ -149,7 +149,7 @@ class AttemptStore(Store):
         return self
 
     def _ask(
-        self, kind: Kind, *parts: bytes | str, within: timedelta | None = None
+        self, kind: FrameKind, *parts: bytes | str, within: timedelta | None = None
     ) -> Sequence[bytes]:
         """The answer to a request.
 
@@ -201,7 +201,7 @@ class AttemptStore(Store):
     def _answer(self, rank: int, number: int) -> Answer:
         def tell(found: Sequence[bytes]) -> None:
             with contextlib.suppress(OSError):  # the lifeline notices
-                self._lifeline.send(rank, Frame(Kind.ANSWER, number, tuple(found)))
+                self._lifeline.send(rank, Frame(FrameKind.ANSWER, number, tuple(found)))
 
         return tell
 

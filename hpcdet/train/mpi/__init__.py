@@ -18,7 +18,7 @@ import torch.distributed as dist
 from hpcdet.errors import ConfigError
 from hpcdet.train.mpi.direct import Direct
 from hpcdet.train.mpi.group import NAME, MPIProcessGroup
-from hpcdet.train.mpi.progress_thread import Progress
+from hpcdet.train.mpi.progress_thread import ProgressThread
 from hpcdet.train.process.launcher_watch import say_goodbye
 from hpcdet.train.process.ranks import Ranks
 
@@ -74,7 +74,7 @@ def prepare(ranks: Ranks) -> None:
 def leave() -> None:
     """The ranks part. What is MPI's is given back at the end of a process that has come to here;
     one that ends otherwise is a crash for the launcher, which ends the others."""
-    Progress.stop()
+    ProgressThread.stop()
     atexit.register(say_goodbye)
 
 
@@ -82,7 +82,7 @@ def _create(options: Any, _backend_options: Any) -> MPIProcessGroup:
     """Called by ``init_process_group`` and ``new_group``, on all ranks of the new group."""
     from mpi4py import MPI
 
-    progress = Progress.of_process()
+    progress = ProgressThread.of_process()
     world = MPI.COMM_WORLD
     members = list(options.global_ranks_in_group) or list(range(world.size))
     if members == list(range(world.size)):

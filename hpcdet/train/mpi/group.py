@@ -19,8 +19,8 @@ from torch._C._distributed_c10d import (
 )
 
 from hpcdet.train.mpi.direct import Direct
-from hpcdet.train.mpi.memory import Part, Reduction, counts, in_place
-from hpcdet.train.mpi.progress_thread import Devices, Operation, Progress, Steps
+from hpcdet.train.mpi.memory import BufferPart, Reduction, counts, in_place
+from hpcdet.train.mpi.progress_thread import Devices, Operation, ProgressThread, Steps
 
 NAME = "mpi4py"
 """What the backend is called in ``torch.distributed``, whose own ``mpi`` needs another build."""
@@ -31,7 +31,7 @@ Tensors: TypeAlias = list[torch.Tensor]
 class Work(dist.Work):
     """What a collective returns: waits for it, and raises what went wrong."""
 
-    def __init__(self, operation: Operation, progress: Progress) -> None:
+    def __init__(self, operation: Operation, progress: ProgressThread) -> None:
         super().__init__()
         self._operation = operation
         self._progress = progress
@@ -68,7 +68,9 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     the number of ranks and the size of the message alone: equal from run to run, and on all ranks.
     """
 
-    def __init__(self, comm: Any, direct: Direct, progress: Progress, timeout: timedelta) -> None:
+    def __init__(
+        self, comm: Any, direct: Direct, progress: ProgressThread, timeout: timedelta
+    ) -> None:
         super().__init__(comm.rank, comm.size)
         self._comm = comm
         self._direct = direct
@@ -98,9 +100,9 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
         opts = opts or AllreduceOptions()
         reduction = Reduction(opts.reduceOp, self.size())
-        long = [Part(one) for one in tensors if self._direct.takes(one, reduction)]
+        long = [BufferPart(one) for one in tensors if self._direct.takes(one, reduction)]
         short = [
-            Part(one, reduction.type_of(one))
+            BufferPart(one, reduction.type_of(one))
             for one in tensors
             if not self._direct.takes(one, reduction)
         ]
@@ -127,7 +129,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce(self, tensors: Tensors, opts: Any = None) -> Any:
         opts = opts or ReduceOptions()
         reduction = Reduction(opts.reduceOp, self.size())
-        part = Part(tensors[0], reduction.type_of(tensors[0]))
+        part = BufferPart(tensors[0], reduction.type_of(tensors[0]))
         here = self.rank() == opts.rootRank
 
         def steps() -> Steps:
@@ -141,7 +143,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Any:
         opts = opts or BroadcastOptions()
-        parts = [Part(one) for one in tensors]
+        parts = [BufferPart(one) for one in tensors]
 
         def steps() -> Steps:
             if self.rank() == opts.rootRank:
@@ -156,7 +158,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         (received,), (source,) = outputs, inputs
         whole = torch.empty((self.size(), *source.shape), dtype=source.dtype, device=source.device)
-        mine, all_ = Part(source), Part(whole)
+        mine, all_ = BufferPart(source), BufferPart(whole)
 
         def steps() -> Steps:
             mine.into()
@@ -179,7 +181,8 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Any:
         pairs = [
-            (Part(source), Part(target)) for source, target in zip(inputs, outputs, strict=True)
+            (BufferPart(source), BufferPart(target))
+            for source, target in zip(inputs, outputs, strict=True)
         ]
 
         def steps() -> Steps:
@@ -193,7 +196,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._begin("allgather", steps(), outputs)
 
-    def _row(self, mine: Part, all_: Part) -> Any:
+    def _row(self, mine: BufferPart, all_: BufferPart) -> Any:
         """What this rank gives: where FSDP2 gathers, it is in its place already.
 
         MPI forbids memory that is given and taken at once; MPICH refuses it.
@@ -213,7 +216,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         received = outputs[0] if here else []
         rows = self.size() if here else 0
         whole = torch.empty((rows, *source.shape), dtype=source.dtype, device=source.device)
-        mine, all_ = Part(source), Part(whole)
+        mine, all_ = BufferPart(source), BufferPart(whole)
 
         def steps() -> Steps:
             mine.into()
@@ -234,7 +237,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
             if here
             else target.new_empty(0)
         )
-        mine, all_ = Part(target), Part(whole)
+        mine, all_ = BufferPart(target), BufferPart(whole)
 
         def steps() -> Steps:
             all_.into()
@@ -256,7 +259,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if self._direct.takes(source, reduction):
             return self._begin("reduce_scatter", self._summed(output, source, reduction), [output])
         kind = reduction.type_of(source)
-        whole, mine = Part(source, kind, spoil=False), Part(output, kind)
+        whole, mine = BufferPart(source, kind, spoil=False), BufferPart(output, kind)
 
         def steps() -> Steps:
             whole.into()
@@ -267,7 +270,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._begin("reduce_scatter", steps(), [output])
 
     def _summed(self, output: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> Steps:
-        whole, mine = Part(source), Part(output)
+        whole, mine = BufferPart(source), BufferPart(output)
         whole.into()
         yield from self._direct.reduce_scatter(whole.buffer, mine.buffer, reduction)
         mine.back()
@@ -301,7 +304,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         input_sizes: list[int] | None,
         opts: Any = None,
     ) -> Any:
-        given, taken = Part(source), Part(output)
+        given, taken = BufferPart(source), BufferPart(output)
         sends = counts(source, input_sizes, self.size())
         receives = counts(output, output_sizes, self.size())
 
@@ -320,7 +323,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         flat = torch.empty(
             sum(one.numel() for one in outputs), dtype=source.dtype, device=source.device
         )
-        given, taken = Part(source), Part(flat)
+        given, taken = BufferPart(source), BufferPart(flat)
         sends = [one.numel() for one in inputs]
         receives = [one.numel() for one in outputs]
 
@@ -342,7 +345,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     # -- point to point ----------------------------------------------------------------------
 
     def send(self, tensors: Tensors, rank: int, tag: int = 0) -> Any:
-        part = Part(tensors[0])
+        part = BufferPart(tensors[0])
 
         def steps() -> Steps:
             part.into()
@@ -351,7 +354,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._begin("send", steps(), tensors)
 
     def recv(self, tensors: Tensors, rank: int, tag: int = 0) -> Any:
-        part = Part(tensors[0])
+        part = BufferPart(tensors[0])
 
         def steps() -> Steps:
             yield [self._comm.Irecv(part.bytes(), source=rank, tag=tag)]

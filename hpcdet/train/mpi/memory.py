@@ -48,7 +48,7 @@ _FUNCTIONS: dict[Any, Callable[..., torch.Tensor]] = {
 }
 
 
-class Part:
+class BufferPart:
     """A tensor as MPI takes it: contiguous, of a type it knows, in memory it reaches.
 
     Args:
@@ -134,7 +134,7 @@ def bytes_of(tensor: torch.Tensor) -> list[Any]:
 
 
 def in_host_memory(tensor: torch.Tensor) -> bool:
-    """Whether a ``Part`` has the tensor where the processor reaches it."""
+    """Whether a ``BufferPart`` has the tensor where the processor reaches it."""
     return not (tensor.is_cuda and _takes_cuda())
 
 

@@ -98,10 +98,10 @@ class Others:
         return self._busy
 
 
-class Progress(threading.Thread):
+class ProgressThread(threading.Thread):
     """The one thread that calls MPI, from the first group to the end of the last."""
 
-    _instance: Progress | None = None
+    _instance: ProgressThread | None = None
 
     def __init__(self) -> None:
         super().__init__(name="mpi", daemon=True)
@@ -112,7 +112,7 @@ class Progress(threading.Thread):
         self._last = 0.0  # when that was
 
     @classmethod
-    def of_process(cls) -> Progress:
+    def of_process(cls) -> ProgressThread:
         """The process's thread, which runs from its first use on."""
         if cls._instance is None:
             cls._instance = cls()
@@ -222,5 +222,5 @@ def _is_ready(operation: Operation) -> bool:
 
 # a thread that wakes up while the interpreter goes down would bring it down with noise, and one
 # that is in MPI while another finalizes it is not allowed
-atexit.register(Progress.stop)
-os.register_at_fork(after_in_child=Progress.forget)
+atexit.register(ProgressThread.stop)
+os.register_at_fork(after_in_child=ProgressThread.forget)

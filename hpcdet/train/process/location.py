@@ -18,7 +18,7 @@ HELD_IS = "HPCDET_HELD_IS"
 
 
 @dataclass(frozen=True)
-class Place:
+class AttemptLocation:
     """An attempt of a trial; ``experiment`` is None where a script runs alone.
 
     Attributes:
@@ -31,32 +31,32 @@ class Place:
     held: Held | None = None
 
     @staticmethod
-    def of(experiment: Path, trial: int, attempt: int) -> Place:
+    def of(experiment: Path, trial: int, attempt: int) -> AttemptLocation:
         """The place of an attempt in an experiment's folder."""
         return _in(ExperimentPaths(experiment.resolve()), trial, attempt)
 
     @staticmethod
-    def within(held: Held, trial: int, attempt: int) -> Place:
+    def within(held: Held, trial: int, attempt: int) -> AttemptLocation:
         """The place of an attempt in a folder that is open, whatever its name means by now."""
         return _in(held.paths, trial, attempt, held)
 
     @staticmethod
-    def from_environment(env: Mapping[str, str] = os.environ) -> Place | None:
+    def from_environment(env: Mapping[str, str] = os.environ) -> AttemptLocation | None:
         """The place that ``announce`` wrote; None outside hpcdet."""
         if EXPERIMENT not in env:
             return None
         named, trial, attempt = Path(env[EXPERIMENT]), int(env[TRIAL]), int(env[ATTEMPT])
         if HELD in env and _identity(env[HELD]) == env.get(HELD_IS):
             return _in(ExperimentPaths(Path(env[HELD]), named.name), trial, attempt)
-        return Place.of(named, trial, attempt)
+        return AttemptLocation.of(named, trial, attempt)
 
     @staticmethod
-    def alone(root: Path) -> Place:
+    def alone(root: Path) -> AttemptLocation:
         """A folder for a script that runs without hpcdet; each run is one more attempt."""
         trial = TrialPaths(root.resolve(), 1)
         names = [path.name for path in trial.checkpoints.glob("*.g*")]
         attempts = [int(name.rpartition(".g")[2]) for name in names if name[0] != "."]
-        return Place(trial, trial.attempt(max(attempts, default=0) + 1))
+        return AttemptLocation(trial, trial.attempt(max(attempts, default=0) + 1))
 
     def announce(self, env: MutableMapping[str, str] = os.environ) -> None:
         """Let ``from_environment`` find this place, in this process and those it starts."""
@@ -76,8 +76,10 @@ def named(text: str, env: Mapping[str, str] = os.environ) -> str:
     return text.replace(env[HELD], env[EXPERIMENT]) if HELD in env else text
 
 
-def _in(paths: ExperimentPaths, trial: int, attempt: int, held: Held | None = None) -> Place:
-    return Place(paths.trial(trial), paths.trial(trial).attempt(attempt), paths, held)
+def _in(
+    paths: ExperimentPaths, trial: int, attempt: int, held: Held | None = None
+) -> AttemptLocation:
+    return AttemptLocation(paths.trial(trial), paths.trial(trial).attempt(attempt), paths, held)
 
 
 def _identity(folder: str) -> str:

@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import torch
 
 from hpcdet.errors import UsageError
-from hpcdet.train.process.location import Place
+from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.telemetry import nvml
 from hpcdet.train.telemetry.device_timer import DeviceTimes, corrected
 from hpcdet.train.telemetry.phases import Phases, Within
-from hpcdet.train.telemetry.resource_monitor import Probe, Processes, Sampler, job_cgroup
+from hpcdet.train.telemetry.resource_monitor import Probe, Processes, ResourceMonitor, job_cgroup
 from hpcdet.train.telemetry.tracker import Tracker
 
 PERIOD_S = 10.0
@@ -55,7 +55,7 @@ class Profile:
     def __init__(
         self,
         tracker: Tracker | None,
-        sampler: Sampler | None = None,
+        sampler: ResourceMonitor | None = None,
         device: DeviceTimes | None = None,
         clock: Callable[[], float] = time.perf_counter,
         **told: Any,
@@ -79,7 +79,7 @@ class Profile:
     @classmethod
     def of(
         cls,
-        place: Place,
+        place: AttemptLocation,
         ranks: Ranks,
         tracker: Tracker,
         device: torch.device,
@@ -96,7 +96,7 @@ class Profile:
         own = tracker if ranks.chief else Tracker(place.attempt.profile(ranks.rank))
         cuda = device.type == "cuda"
         events = DeviceTimes(_event) if cuda else None
-        sampler = Sampler(_probes(ranks, device))
+        sampler = ResourceMonitor(_probes(ranks, device))
         return cls(own, sampler, events, rank=ranks.rank, host=socket.gethostname())
 
     def begin(self) -> None:

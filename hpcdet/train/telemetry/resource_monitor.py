@@ -24,7 +24,7 @@ _JOB = re.compile(r"job_\d+|.*pbs.*\d+.*|\d+\.[\w.-]+")
 """The folder of a job among cgroups: Slurm's ``job_12``, PBS's by its id."""
 
 
-class Sampler:
+class ResourceMonitor:
     """Asks probes at an interval, in seconds; keeps sums and peaks."""
 
     def __init__(self, probes: Sequence[Probe], interval_s: float = 1.0) -> None:

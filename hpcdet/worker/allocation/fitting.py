@@ -27,7 +27,7 @@ LATEST = 3
 
 
 @dataclass(frozen=True)
-class Pace:
+class AttemptPace:
     """How long the parts of an attempt take, in seconds.
 
     Attributes:
@@ -82,7 +82,7 @@ class Fitting:
     here: list[AttemptPaths] = field(default_factory=list)
     passed_over: set[int] = field(default_factory=set)
     _told: set[int] = field(default_factory=set)
-    _known: dict[tuple[int, int], Pace | None] = field(default_factory=dict)
+    _known: dict[tuple[int, int], AttemptPace | None] = field(default_factory=dict)
 
     def learn(self, attempt: AttemptPaths) -> None:
         """Take in an attempt that has ended here."""
@@ -114,7 +114,7 @@ class Fitting:
         to_go = self._to_go(trial, stands, pace)
         return Need(pace.start_s, pace.useful_s(to_go), max(self.time.lead_s, pace.save_s))
 
-    def _pace(self, attempts: Sequence[AttemptPaths]) -> Pace | None:
+    def _pace(self, attempts: Sequence[AttemptPaths]) -> AttemptPace | None:
         """The middle of those that trained anything. All have ended, and are read once."""
         found = []
         for one in attempts:
@@ -125,7 +125,7 @@ class Fitting:
                 found.append(pace)
         return _middle(found)
 
-    def _to_go(self, trial: TrialPaths, stands: Standing, pace: Pace) -> float:
+    def _to_go(self, trial: TrialPaths, stands: Standing, pace: AttemptPace) -> float:
         """Batches to the next rung or the end; infinity if that cannot be known."""
         search, control = self.resolved.searcher, in_force(trial)
         last = (control.until if control else None) or search.max_length
@@ -144,7 +144,7 @@ class Fitting:
         )
 
 
-def measure(attempt: AttemptPaths) -> Pace | None:
+def measure(attempt: AttemptPaths) -> AttemptPace | None:
     """The pace of an attempt by its journal; None if it never trained a batch."""
     claim, lines = Claim.read(attempt.claim), journal.read(attempt.journal)
     first = next((line for line in lines if line["kind"] == "first_step"), None)
@@ -165,15 +165,15 @@ def measure(attempt: AttemptPaths) -> Pace | None:
     (low, since), (high, until) = reached[0], max(reached)
     batch_s = max(0.0, until - since) / (high - low) if high > low else None
     known = {str(name): int(units[name]) for name in UNITS if name in units}
-    return Pace(max(0.0, begun - epoch(claim.at)), save_s, batch_s, known)
+    return AttemptPace(max(0.0, begun - epoch(claim.at)), save_s, batch_s, known)
 
 
-def _middle(paces: Sequence[Pace]) -> Pace | None:
+def _middle(paces: Sequence[AttemptPace]) -> AttemptPace | None:
     """Their medians, with the lengths of the newest."""
     if not paces:
         return None
     known = [pace.batch_s for pace in paces if pace.batch_s is not None]
-    return Pace(
+    return AttemptPace(
         statistics.median(pace.start_s for pace in paces),
         max(pace.save_s for pace in paces),
         statistics.median(known) if known else None,

@@ -41,7 +41,7 @@ class _Outcome:
     strands: bool = False
 
 
-class Crank:
+class WorkerCrank:
     """Has it turned every few seconds, if nobody else holds the lease.
 
     Where workers cannot submit this is the login daemon's business; without one, they do all but

@@ -19,7 +19,7 @@ from hpcdet.integrations import deepspeed as ours
 from hpcdet.integrations._ranks import announce
 from hpcdet.pytorch import MetricReducer, TorchData, to_device
 from hpcdet.pytorch.api.boards import Boards
-from hpcdet.pytorch.api.info import Facts
+from hpcdet.pytorch.api.info import TrialInfo
 from hpcdet.pytorch.step.reducing import Reducing
 
 
@@ -47,7 +47,7 @@ def overwrite_deepspeed_config(
     return merge_dicts(base_ds_config, source_ds_dict)  # type: ignore[arg-type]
 
 
-class DeepSpeedTrialContext(Facts):
+class DeepSpeedTrialContext(TrialInfo):
     """Made by ``init``.
 
     Attributes:

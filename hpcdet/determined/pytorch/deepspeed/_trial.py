@@ -11,7 +11,7 @@ import torch
 from hpcdet.determined.pytorch.deepspeed._context import DeepSpeedTrialContext
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.integrations import deepspeed as ours
-from hpcdet.integrations._steps import Steps
+from hpcdet.integrations._steps import StepCounter
 from hpcdet.pytorch import Batch, DataLoader, PyTorchCallback, Reducer, TrainUnit
 from hpcdet.pytorch.api.callback import start_epoch
 from hpcdet.pytorch.metrics.metrics import Tally
@@ -84,7 +84,7 @@ class Trainer:
                     hint="leave it out",
                 )
         self._trial, self._context = trial, context
-        self._steps = Steps(context.core)
+        self._steps = StepCounter(context.core)
         self._callbacks = trial.build_callbacks()
         self._own: list[Any] = []
         self._records = 0
