@@ -32,7 +32,7 @@ from tests import experiments as x
 
 BLOWS = dose.BLOWS
 SEED = dose.SEED
-KINDS = os.environ.get("HPCDET_CHAOS_KINDS", "").split()
+KINDS = dose.KINDS.split()
 BATCHES = 60
 PACE_S = 0.06
 RANKS = 2

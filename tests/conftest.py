@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 
 _FOREIGN = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "PBS_", "PMI", "OMPI_", "HPCDET_")
 _RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_KEPT = (
-    *("HPCDET_CHAOS", "HPCDET_CHAOS_SEED", "HPCDET_CHAOS_KINDS"),
-    *("HPCDET_FRAMEWORKS", "HPCDET_DAMAGED", "HPCDET_DAMAGED_SEED"),
-    *("HPCDET_ENTRYPOINTS_EVERY", "HPCDET_EVERY_CALL", "HPCDET_STRANDED", "HPCDET_SEARCHES"),
-)
 
 _LONGEST_FIRST = ("slurm", "slurm-b")
 """Groups of tests that one worker runs from end to end; they must not be what is left last."""
@@ -46,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     is inherited by every process that a test starts.
     """
     for name in list(os.environ):
-        if name not in _KEPT and (name.startswith(_FOREIGN) or name in _RANKS):
+        if name not in dose.NAMES and (name.startswith(_FOREIGN) or name in _RANKS):
             del os.environ[name]
     hear_signals()
 

@@ -1,19 +1,38 @@
-"""How much chaos a run deals, and from which seed it is drawn; see ``tests.chaos``."""
+"""How much the tests do on request: every variable that sets a dose, read before tests begin."""
 
 from __future__ import annotations
 
 import os
 
-BLOWS = int(os.environ.get("HPCDET_CHAOS", "20"))
-SEED = int(os.environ.get("HPCDET_CHAOS_SEED", "1"))
-EVERY_CALL = bool(os.environ.get("HPCDET_EVERY_CALL"))
-"""Whether a folder is exchanged before each call of a rank, not before a sample of them."""
-ENTRYPOINTS = int(os.environ.get("HPCDET_ENTRYPOINTS_EVERY", "5"))
+NAMES: set[str] = set()
+"""The variables of all doses; ``conftest`` takes every other one of hpcdet's away."""
+
+
+def _of(name: str, usual: str = "") -> str:
+    NAMES.add(name)
+    return os.environ.get(name, usual)
+
+
+BLOWS = int(_of("HPCDET_CHAOS", "20"))
+"""Blows that ``tests.chaos`` deals."""
+SEED = int(_of("HPCDET_CHAOS_SEED", "1"))
+KINDS = _of("HPCDET_CHAOS_KINDS")
+"""Kinds of blows, separated by blanks; all if empty."""
+EVERY_CALL = bool(_of("HPCDET_EVERY_CALL"))
+"""True to exchange a folder before each call of a rank, not before a sample of them."""
+ENTRYPOINTS = int(_of("HPCDET_ENTRYPOINTS_EVERY", "5"))
 """Of the table of entrypoints one in so many is executed; 1: all, in five minutes."""
-SEARCHES = int(os.environ.get("HPCDET_SEARCHES", "200"))
+SEARCHES = int(_of("HPCDET_SEARCHES", "200"))
 """Random searches in which each rule of halving is compared with its definition."""
-FRAMEWORKS = bool(os.environ.get("HPCDET_FRAMEWORKS"))
-"""Whether Determined's faces of other frameworks are killed; two minutes."""
-DAMAGED = int(os.environ.get("HPCDET_DAMAGED", "60"))
+FRAMEWORKS = bool(_of("HPCDET_FRAMEWORKS"))
+"""True to kill Determined's faces of other frameworks; two minutes."""
+DAMAGED = int(_of("HPCDET_DAMAGED", "60"))
 """Damaged records that verbs read; 2,000 take a quarter of an hour."""
-DAMAGED_SEED = int(os.environ.get("HPCDET_DAMAGED_SEED", "1"))
+DAMAGED_SEED = int(_of("HPCDET_DAMAGED_SEED", "1"))
+FORGERIES = int(_of("HPCDET_FUZZ", "300"))
+"""Forged checkpoints that are loaded."""
+FORGERIES_SEED = int(_of("HPCDET_FUZZ_SEED", "1"))
+ATTACK_S = float(_of("HPCDET_ATTACK_S", "0"))
+"""Seconds for which another user attacks ranks; 0: for one attempt."""
+STRANDED = _of("HPCDET_STRANDED")
+"""``all`` cases of stranded experiments, ``real`` ranks, or ``full``: the shipped site, too."""

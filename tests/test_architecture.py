@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import dose
+
 TOP = Path(__file__).resolve().parent.parent
 
 
@@ -67,3 +69,9 @@ def test_no_path_of_a_machine_is_committed() -> None:
         and path != Path(__file__).resolve()
     ]
     assert not found
+
+
+def test_a_dose_that_is_asked_for_reaches_the_tests() -> None:
+    asked = set(re.findall(r"HPCDET_[A-Z_]+(?==)", (TOP / "Makefile").read_text()))
+    assert asked >= {"HPCDET_FUZZ", "HPCDET_ATTACK_S", "HPCDET_CHAOS"}
+    assert asked <= dose.NAMES

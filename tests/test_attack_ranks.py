@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import shutil
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from hpcdet.store.trials import progress
 from hpcdet.worker.attempts import exit_reason
 from tests import experiments as x
 from tests import intruders, ranks
+from tests.dose import ATTACK_S
 from tests.intruders import Booty
 from tests.test_train_hosts import Host, environment, hosts, why_not
 
@@ -34,7 +34,6 @@ pytestmark = [
     pytest.mark.xdist_group("mpi"),
     pytest.mark.skipif(bool(reason := why_not()), reason=reason or "there are"),
 ]
-ATTACK_S = float(os.environ.get("HPCDET_ATTACK_S", "0"))
 # gloo's ports are open for so long before anybody connects: an intruder is always the first
 SLOW = """
 import runpy, time

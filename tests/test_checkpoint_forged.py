@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,10 +18,10 @@ from hpcdet import checkpoint
 from hpcdet.checkpoint.read import load
 from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.store.trials import hard_links
+from tests.dose import FORGERIES
+from tests.dose import FORGERIES_SEED as SEED
 from tests.forging import Forgery
 
-FORGERIES = int(os.environ.get("HPCDET_FUZZ", "300"))
-SEED = int(os.environ.get("HPCDET_FUZZ_SEED", "1"))
 PARTS = Path(__file__).parent / "recorded" / "checkpoints" / "schema-2" / "00000003.g1"
 NAME = "00000001.g1"
 FILE = "rank-00000-of-00001.h5"

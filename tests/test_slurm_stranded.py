@@ -24,14 +24,14 @@ import yaml
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files, journal
 from hpcdet.store.trials.standing import MANIFEST
-from tests import experiments
+from tests import dose, experiments
 from tests.experiments import processes_of, same_bits, until
 from tests.slurm_runs import Lab, Run, config, hpcdet, undisturbed
 from tests.slurm_sites import newcomer
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
 
-DOSE = os.environ.get("HPCDET_STRANDED")
+DOSE = dose.STRANDED
 SHIPPED, REAL = DOSE == "full", DOSE in ("full", "real")
 BATCHES = 60 if REAL else 300
 PATIENCE_S = 1500 if SHIPPED else 240
