@@ -28,7 +28,7 @@ IDLE_ENDS = 3
 
 @dataclass(frozen=True)
 class Standing:
-    """Answer of ``standing``; the states are in the table of ``docs/architecture.md``.
+    """Answer of ``standing``; the states are in the table of ``docs/files.md``.
 
     Attributes:
         attempts: attempts that were claimed.
