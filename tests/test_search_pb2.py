@@ -21,7 +21,7 @@ from hpcdet.search.api.events import (
     Stop,
 )
 from hpcdet.space.domains import Double, Int, Log, LogInt, LogUniform
-from hpcdet.space.places import at, place_of
+from hpcdet.space.unit_scale import at, place_of
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length

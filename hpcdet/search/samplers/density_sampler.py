@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from hpcdet.search.api.sampling import View
 from hpcdet.space.domains import Categorical, Domain, uniform
-from hpcdet.space.places import index_of, place_of
 from hpcdet.space.space import Space, bits
+from hpcdet.space.unit_scale import index_of, place_of
 
 Array = NDArray[np.float64]
 

@@ -39,9 +39,9 @@ from hpcdet.space.domains import (
     uniform,
 )
 from hpcdet.space.errors import dotted
-from hpcdet.space.places import index_of
 from hpcdet.space.space import MAX_REDRAWS, Space, bits
 from hpcdet.space.tree import Axis
+from hpcdet.space.unit_scale import index_of
 
 if TYPE_CHECKING:
     import optuna

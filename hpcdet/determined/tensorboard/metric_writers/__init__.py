@@ -1,5 +1,5 @@
 """``determined.tensorboard.metric_writers``; ``pytorch`` has the one for torch."""
 
-from hpcdet.determined.tensorboard import BatchMetricWriter, MetricWriter
+from hpcdet.determined._tensorboard_files import BatchMetricWriter, MetricWriter
 
 __all__ = ["BatchMetricWriter", "MetricWriter"]

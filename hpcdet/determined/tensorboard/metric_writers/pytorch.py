@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcdet.determined import tensorboard
+from hpcdet.determined._tensorboard_files import MetricWriter, get_base_path
 from hpcdet.errors import ConfigError
 
 __all__ = ["TorchWriter"]
 
 
-class TorchWriter(tensorboard.MetricWriter):
+class TorchWriter(MetricWriter):
     """Torch's ``SummaryWriter`` in the trial's folder, as ``writer``.
 
     Raises:
@@ -26,7 +26,7 @@ class TorchWriter(tensorboard.MetricWriter):
                 where="TorchWriter",
                 hint="pip install tensorboard",
             ) from error
-        self.writer: Any = SummaryWriter(str(tensorboard.get_base_path()))
+        self.writer: Any = SummaryWriter(str(get_base_path()))
 
     def add_scalar(self, name: str, value: Any, step: int) -> None:
         self.writer.add_scalar(name, value, step)
