@@ -1,1 +1,1 @@
-"""The supervisor inside an allocation: takes trials, runs each as a step, turns the crank."""
+"""The supervisor inside an allocation: claims trials, runs each as a step, turns the crank."""

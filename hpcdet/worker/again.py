@@ -1,9 +1,9 @@
 """``python -m hpcdet.worker.again EXP --submission N --index I --restart R --code RC``.
 
-Asked by the batch script after its worker: exit 0 means "requeue this task". That is so if the
-worker asked for it (85), or was killed and had not said goodbye, while the experiment is open,
-unless the task has come back too often in a row without getting anywhere. A Python that cannot
-even start says no by failing: such a task would come back for ever.
+The batch script runs it after its worker: exit 0 means "requeue this task". That is the case if
+the worker asked for it (85), or was killed before it recorded its end, while the experiment is
+open, unless the task has been requeued too often in a row without progress. A Python that cannot
+start exits with an error, which means no: such a task would be requeued for ever.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _AGAIN_S = 1.0
 
 
 def requeue(paths: ExperimentPaths, worker: WorkerPaths, code: int, site: Site) -> bool:
-    """Whether the task of this worker should be started again.
+    """True if the task of this worker should be started again.
 
     Args:
         code: exit code of the worker as the shell saw it; above 128 it died of a signal.
@@ -50,16 +50,17 @@ def requeue(paths: ExperimentPaths, worker: WorkerPaths, code: int, site: Site) 
 
 
 def noted(paths: ExperimentPaths, worker: WorkerPaths) -> Iterator[AttemptPaths]:
-    """The attempts that a worker ran, newest first, by its own notes.
+    """Yield the attempts that a worker ran, newest first, from the worker's own journal.
 
-    Not by the claims of all trials: there may be thousands, and seconds until the scheduler kills.
+    The claims of all trials are not read: there may be thousands, and the scheduler kills the
+    task within seconds.
     """
     for line in reversed(journal.Reader(worker.journal).read("claimed")):
         yield paths.trial(int(line["trial"])).attempt(int(line["attempt"]))
 
 
 def task(program: str, argv: list[str]) -> tuple[ExperimentPaths, WorkerPaths, int]:
-    """What a batch script says of the worker that has left it, and the code that it left with."""
+    """Parse a batch script's arguments: the experiment, its worker and the worker's exit code."""
     parser = argparse.ArgumentParser(prog=program)
     parser.add_argument("experiment", type=Path)
     for name in ("--submission", "--index", "--restart", "--code"):
@@ -70,7 +71,7 @@ def task(program: str, argv: list[str]) -> tuple[ExperimentPaths, WorkerPaths, i
 
 
 def main(argv: list[str]) -> int:
-    """0: requeue it; 1: do not."""
+    """Return exit code 0 if the task is to be requeued, 1 if not."""
     paths, worker, code = task("hpcdet.worker.again", argv)
     limit = time.monotonic() + PATIENCE_S
     while True:

@@ -1,8 +1,8 @@
 """``python -m hpcdet.worker.handover EXP --submission N --index I --restart R --code RC``.
 
-Run by the batch script when its worker has left with an error, or was killed, and its task does
-not come back: perhaps nobody else lives who would notice. It says for the worker that it is gone,
-and turns the crank until somebody has been sent in its place, or lives who will see to that.
+The batch script runs it when its worker has exited with an error, or was killed, and its task is
+not requeued: no other process may be left to notice. It records the worker's end, and turns the
+crank until a replacement is submitted, or another process lives that will submit one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from hpcdet.worker.crank.turning import code_of, turns
 
 
 def hand_over(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> str:
-    """See to it that somebody goes on; what came of it, for people.
+    """Ensure that the experiment goes on without this task; return the outcome as a message.
 
     Raises:
-        OSError, HpcdetError: the storage is away, and stays so.
+        OSError, HpcdetError: the storage is unavailable, and stays so.
     """
     left_s = within(START_S)
     if insist(lambda: Closed.read(paths.closed), left_s) is not None:
@@ -57,7 +57,7 @@ def hand_over(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> str:
 
 
 def bury(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> None:
-    """Say for a worker that it is gone, and that its task does not come back. May be done twice."""
+    """Record that a worker has ended and that its task is not requeued; safe to repeat."""
     for attempt in again.noted(paths, worker):
         if End.read(attempt.end) is None:
             claims.close_lost(attempt, worker.name)
@@ -66,7 +66,7 @@ def bury(paths: ExperimentPaths, worker: WorkerPaths, code: int) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """0, or the code of what is wrong with the experiment; the script ends with its worker's."""
+    """Return 0 or the error's exit code; the batch script itself exits with its worker's code."""
     task = again.task("hpcdet.worker.handover", argv)
     return code_of(lambda: print(f"handed over: {hand_over(*task)}"))
 

@@ -1,7 +1,7 @@
 """``python -m hpcdet.worker.listener FILE``: a step that only listens.
 
-During Slurm's GraceTime the batch step, and steps that start then, are told nothing; a step that
-was there before is. This one writes the name of what it hears into a file and goes on listening.
+During Slurm's GraceTime the batch step, and steps that start then, receive no signal; a step that
+ran before does. This one writes the signal's name into a file and goes on listening.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NOTICES = (signal.SIGTERM, signal.SIGUSR2)
 
 
 def listen(path: Path) -> None:
-    """Record notices for ever. They are blocked first, so that none is lost or deadly."""
+    """Record notices for ever. They are blocked first, so that none is lost or fatal."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     while True:
         heard = signal.sigwait(NOTICES)

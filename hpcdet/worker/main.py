@@ -1,4 +1,4 @@
-"""A worker's life: hear signals, wait for the experiment, take a place, take trials, leave."""
+"""The worker: it waits for the experiment, claims its place, runs trials and leaves."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _BAD_NODE = 2
 
 @dataclass
 class Worker:
-    """One array task at work. ``work`` does it all and returns the exit code."""
+    """The worker of one array task; ``work`` runs it and returns the exit code."""
 
     paths: ExperimentPaths
     experiment: Resolved
@@ -86,7 +86,7 @@ class Worker:
         self._judges = ThreadPoolExecutor(self.lanes, "judge")
 
     def work(self) -> int:
-        """Take trials until nothing is left or time is up."""
+        """Run trials until none is left or time is up; return the exit code."""
         try:
             return self._work()
         except OSError:  # nobody knows why it ends, as of one that was killed: its script asks
@@ -117,7 +117,7 @@ class Worker:
         return 0 if end.why == "closed" or self.crank.last_turn() else 1
 
     def _end(self, why: str) -> WorkerEnd:
-        """Why this worker ends, and whether its task comes back."""
+        """Return the record of why this worker ends and whether its task is requeued."""
         wanted = why in ("time", "signal") and self._wanted_again()
         returns = wanted and again.requeue(self.paths, self.me, REQUEUE, self.site)
         if wanted and not returns:
@@ -125,7 +125,7 @@ class Worker:
         return WorkerEnd(why, closed_by=self.me.name, at=files.now(), returns=returns)
 
     def _wanted_again(self) -> bool:
-        """Whether this task should come back: it may, and there will be something to do."""
+        """True if this task should be requeued: the site allows it, and there will be work."""
         if self.site.capabilities.requeue != "user":
             return False
         if not self._something_to_take():
@@ -139,7 +139,7 @@ class Worker:
         return any(claims.may_take(self.me, one) for one in stands) and self.spending.room() >= 1
 
     def _take_trials(self) -> str:
-        """Take trials until there is a reason to leave; returns it once every lane has ended."""
+        """Run trials until there is a reason to leave; return it once every lane has ended."""
         idle_since = time.monotonic()
         look_at, turns = 0.0, 0
         while True:
@@ -168,10 +168,10 @@ class Worker:
             self.notices.wait(_LOOK_S if awake else max(0.0, look_at - time.monotonic()))
 
     def _awaits_the_lost(self, over_s: float) -> bool:
-        """Whether a trial will be free once its worker is believed dead, and nobody else is sent.
+        """True if a silent worker's trial may soon be free and no other worker can be submitted.
 
-        A task that leaves before that is lost for nothing where no others can be submitted. It
-        waits as long as a dead holder's lease and two answers of the scheduler may take.
+        Where none can, a task that left before that would be wasted. It waits as long as a dead
+        holder's lease and two answers of the scheduler may take.
         """
         if not self.site.capabilities.nobody_submits:
             return False
@@ -204,7 +204,7 @@ class Worker:
         return "idle" if self.experiment.worker.mode == "per_trial" else ""
 
     def _fill_lanes(self) -> None:
-        """Begin what may run, as long as there is a lane for it."""
+        """Start claimable trials while a lane is free."""
         while not self._why and len(self._busy) < self.lanes:
             self.fitting.passed_over.clear()
             attempt = None
@@ -249,7 +249,7 @@ class Worker:
         return begun
 
     def _start(self, plan: Launch, attempt: AttemptPaths) -> RunningStep | str:
-        """The step; where the launcher, the interpreter or scratch is not there, what is said."""
+        """Start and return the step; an error message if launcher, Python or scratch is missing."""
         try:
             scratch.prepare(self.paths)
         except HpcdetError as error:
@@ -264,9 +264,9 @@ class Worker:
             return f"{plan.argv[0]}: {error}"
 
     def _ends(self) -> Iterator[tuple[End, bool]]:
-        """Of the lanes that have ended and been judged since the last call.
+        """Yield the ends of the lanes that were judged since the last call.
 
-        And whether that was because what the attempt had reserved was used up.
+        With each, True if the attempt's reservation was used up.
         """
         for lane in list(self._busy):
             if lane.judged is None and not lane.running():
@@ -283,7 +283,7 @@ class Worker:
                 yield end, lane.is_used_up
 
     def _tell(self) -> None:
-        """End the trials that nobody wants any more; tell all when the allocation ends."""
+        """End canceled trials; tell all others to save and leave when the allocation ends."""
         for lane in self._busy:
             if lane.at_work and self.cancels.has(lane.attempt.trial):
                 lane.end()
@@ -300,7 +300,7 @@ class Worker:
             self._note("notice", signal=signal, sync=True)
 
     def _judge(self, lane: Lane) -> End:
-        """Write why an attempt is over, and return it. Runs in a thread of its own."""
+        """Write and return the end of an attempt. Runs in a thread of its own."""
         attempt = lane.attempt
         # as things are when it ends, not when its last checkpoint has been copied
         slurm = self.allocation.slurm
@@ -338,12 +338,12 @@ class Worker:
         self.crank.turn()
 
     def _note(self, kind: str, *, sync: bool = False, **fields: Any) -> None:
-        """For people only: what cannot be written must not end what trains."""
+        """Add a record for users to the journal; an error here must not end a running trial."""
         with contextlib.suppress(OSError):
             self.log.append(kind, sync=sync, **fields)
 
     def _left_to_drain(self) -> float:
-        """Seconds for what is copied after an attempt; after a notice, half of what is certain."""
+        """Seconds left to copy staged checkpoints; after a notice at most half of the kill wait."""
         left = self.remaining.left_s - _LOOK_S
         if not self.notices.heard():
             return left
@@ -352,11 +352,11 @@ class Worker:
 
 
 def run(exp: str, submission: int, index: int, digest: str) -> int:
-    """Be the worker of one array task; returns the exit code of the process.
+    """Run the worker of one array task; return the exit code of the process.
 
-    0: left by itself, or there was nothing to be. 85: the trial goes on in this task, requeued.
-    1: the experiment did not appear; the storage was away to the end, where no task requeues
-    itself; or trials wait for a worker that could not be sent.
+    0: it left by itself, or its place was taken. 85: the trial goes on in this task, requeued.
+    1: the experiment did not appear; the storage was unavailable to the end, where no task
+    requeues itself; or trials wait for a worker that could not be submitted.
     """
     notices = Notices().install()
     paths = ExperimentPaths(Path(exp).absolute())

@@ -1,8 +1,8 @@
 """``python -m hpcdet.worker.remote PROGRAM ...``: the daemon of ``mpirun`` on another node.
 
-Under Slurm it is a step, which is sent the SIGTERM of a preemption, and would answer it by killing
-its ranks within the grace period. So it does not hear it: the worker tells the ranks through
-``mpirun``. It ends when ``mpirun`` says so or is gone.
+Under Slurm it is a step, which receives the SIGTERM of a preemption, and would answer it by
+killing its ranks within the grace period. So it ignores it: the worker tells the ranks through
+``mpirun``. It ends when ``mpirun`` ends it or is gone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """``python -m hpcdet.worker.sentinel EXP --submission N``: the job behind an array of workers.
 
 It runs after all tasks of submission N have ended: where the nodes may submit, if one of them
-ended badly (a lost node, ``scancel``, an id that the scheduler has forgotten); else in any case.
-Its first act is to look whether the experiment is open and others live. Then it turns the crank,
-which sends new workers where it may. If there is work and nobody to do it, it writes that down
-and tells the user, once.
+failed (a lost node, ``scancel``, an id that the scheduler has forgotten); else in any case.
+It first checks whether the experiment is open and other jobs live. Then it turns the crank,
+which submits new workers where it may. If trials wait and no worker can run them, it records that
+and notifies the user, once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hpcdet.worker.crank.turning import code_of, turns
 
 
 def watch(paths: ExperimentPaths, submission: int) -> Stuck | None:
-    """Turn until it is clear how the experiment stands; what was told, if anything."""
+    """Turn the crank until the experiment's state is clear; return the record if it is stuck."""
     can = insist(lambda: from_resolved(paths.site), within(START_S)).capabilities
     why = ""
     for turn in turns(paths, "sentinel"):
@@ -45,14 +45,14 @@ def watch(paths: ExperimentPaths, submission: int) -> Stuck | None:
 
 
 def _is_quiet(turn: Turn, submission: int) -> bool:
-    """True if nobody needs to be told: it waits for its user, who knows; or other jobs live."""
+    """True if no notice is needed: the user has paused or is stopping it, or other jobs live."""
     if turn.state in ("PAUSED", "STOPPING"):
         return True
     return not turn.blind and any(number != submission for number in turn.live)
 
 
 def _goes_on(turn: Turn) -> bool:
-    """True if somebody lives, was just sent, or nobody is needed."""
+    """True if a worker lives, was just submitted, or none is needed."""
     return bool(turn.sent) or not turn.wanted or bool(turn.live and not turn.blind)
 
 
@@ -88,7 +88,7 @@ def _tell(paths: ExperimentPaths, submission: int, why: str) -> Stuck:
 
 
 def main(argv: list[str]) -> int:
-    """0, whatever it found; else the code of what is wrong with the experiment."""
+    """Return 0 whatever it found, or the exit code of an error."""
     parser = argparse.ArgumentParser(prog="hpcdet.worker.sentinel")
     parser.add_argument("experiment", type=Path)
     parser.add_argument("--submission", type=int, required=True)

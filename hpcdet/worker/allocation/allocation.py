@@ -1,4 +1,4 @@
-"""What the scheduler granted, read from inside; and whether it still stands."""
+"""The allocation that this process runs in, and whether the scheduler has ended it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ANSWER_S = 60
 def read(
     environment: Mapping[str, str] = os.environ, walltime_s: float | None = None
 ) -> Allocation:
-    """The allocation this process runs in.
+    """Return the allocation that this process runs in.
 
     Args:
         walltime_s: counted from now where the scheduler does not say when it ends.
@@ -34,7 +34,7 @@ def read(
 
 
 def stands(allocation: Allocation) -> bool:
-    """Whether the scheduler says that this allocation runs on.
+    """True unless the scheduler reports that this allocation has ended.
 
     Asked once before a failed launch is judged: after its end, every launch fails. A scheduler
     that does not answer is no evidence against the allocation.

@@ -1,4 +1,4 @@
-"""How long one attempt may run: until its allocation ends, or what it reserved is used up."""
+"""The time that one attempt may run: to its allocation's end or its reservation's, if sooner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpcdet.store.folder.records import Claim
 
 
 def within(allocation: Allocation, attempt: AttemptPaths, slots: int) -> Allocation:
-    """The allocation as the attempt has it: with its own end, where that comes sooner."""
+    """Return the allocation, ended where the attempt's reservation ends if that is sooner."""
     claim = Claim.read(attempt.claim)
     if claim is None or not claim.reserved_slot_s:
         return allocation

@@ -1,8 +1,8 @@
-"""Whether a trial can get anywhere in the time that an allocation has left.
+"""The test whether a trial can make progress in the time that an allocation has left.
 
 Every attempt pays for its start (launch, imports, data, loading the checkpoint, the first batch)
-and for a save. Where what is left hardly pays for these, the slots would be held for nothing: the
-next allocation does it better. What is not known yet runs.
+and for a save. If the time left hardly covers these, the slots would be held for nothing, and the
+trial is left to the next allocation. A trial whose costs are not known yet is run.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class AttemptPace:
     units: dict[str, int] = field(default_factory=dict)
 
     def useful_s(self, batches: float) -> float:
-        """The least training that is worth it, of so many batches to the next rung.
+        """Return the shortest useful training time, with ``batches`` left to the next rung.
 
-        To that rung; or, as whoever is told to leave saves at any batch, as long as it takes to
-        begin and to save, so that at least half of the time goes into training.
+        The time to that rung or, if shorter, the time of start and save (ranks that are told to
+        leave save after any batch), so that at least half of the time goes into training.
         """
         whole = math.inf if self.batch_s is None else batches * self.batch_s
         return min(whole, max(self.start_s + self.save_s, self.batch_s or 0.0))
@@ -54,7 +54,7 @@ class AttemptPace:
 
 @dataclass(frozen=True)
 class Need:
-    """The least seconds in which an attempt gets anywhere, and of what they consist."""
+    """The least seconds in which an attempt makes progress, by their parts."""
 
     start_s: float
     useful_s: float
@@ -67,7 +67,7 @@ class Need:
 
 @dataclass
 class Fitting:
-    """What a worker knows of its trials' paces: by their former attempts, else by its own.
+    """A worker's estimates of the time its trials need, from their earlier attempts or its own.
 
     Attributes:
         time: of this allocation.
@@ -85,11 +85,11 @@ class Fitting:
     _known: dict[tuple[int, int], AttemptPace | None] = field(default_factory=dict)
 
     def learn(self, attempt: AttemptPaths) -> None:
-        """Take in an attempt that has ended here."""
+        """Add an attempt that has ended in this allocation."""
         self.here = [*self.here[1 - LATEST :], attempt]
 
     def fits(self, trial: TrialPaths, stands: Standing) -> bool:
-        """Whether a trial gets anywhere in the time left; a fresh allocation is used at least once.
+        """True if a trial can progress in the time left; a fresh allocation is used at least once.
 
         Journals of former attempts are read only in the second half of an allocation.
         """
@@ -107,7 +107,7 @@ class Fitting:
         return False
 
     def need(self, trial: TrialPaths, stands: Standing) -> Need | None:
-        """What the next attempt of a trial needs; None if nobody knows."""
+        """Return the time that the next attempt of a trial needs; None if no pace was measured."""
         pace = self._pace(claimed(trial)[-LATEST:]) or self._pace(self.here)
         if pace is None:
             return None
@@ -115,7 +115,7 @@ class Fitting:
         return Need(pace.start_s, pace.useful_s(to_go), max(self.time.lead_s, pace.save_s))
 
     def _pace(self, attempts: Sequence[AttemptPaths]) -> AttemptPace | None:
-        """The middle of those that trained anything. All have ended, and are read once."""
+        """Return the median pace of ended attempts that trained; each is read once."""
         found = []
         for one in attempts:
             key = (one.trial, one.number)
@@ -126,7 +126,7 @@ class Fitting:
         return _middle(found)
 
     def _to_go(self, trial: TrialPaths, stands: Standing, pace: AttemptPace) -> float:
-        """Batches to the next rung or the end; infinity if that cannot be known."""
+        """Return the batches left to the next rung or the end; infinity if that is unknown."""
         search, control = self.resolved.searcher, in_force(trial)
         last = (control.until if control else None) or search.max_length
         if last is None:
@@ -145,7 +145,7 @@ class Fitting:
 
 
 def measure(attempt: AttemptPaths) -> AttemptPace | None:
-    """The pace of an attempt by its journal; None if it never trained a batch."""
+    """Return the pace of an attempt from its journal; None if it never trained a batch."""
     claim, lines = Claim.read(attempt.claim), journal.read(attempt.journal)
     first = next((line for line in lines if line["kind"] == "first_step"), None)
     if first is None or claim is None or not claim.at:
@@ -169,7 +169,7 @@ def measure(attempt: AttemptPaths) -> AttemptPace | None:
 
 
 def _middle(paces: Sequence[AttemptPace]) -> AttemptPace | None:
-    """Their medians, with the lengths of the newest."""
+    """Return the medians of the paces, with the lengths of the newest."""
     if not paces:
         return None
     known = [pace.batch_s for pace in paces if pace.batch_s is not None]

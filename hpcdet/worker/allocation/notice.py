@@ -1,4 +1,4 @@
-"""What the scheduler tells a worker: leave soon. SIGTERM and SIGUSR2 mean the same."""
+"""Notices from the scheduler to leave soon: SIGTERM and SIGUSR2, which mean the same."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LOOK_S = 0.5  # the listener's file lies on the file server
 
 
 class Notices:
-    """Notices heard so far, and the one place where the worker sleeps.
+    """The notices received so far, and the worker's only sleep, which a notice ends.
 
-    Handlers set a flag and nothing else. A pipe ends the sleep at once: a flag that is set
-    between a look and a sleep would otherwise be seen late.
+    Handlers only set a flag. A pipe ends the sleep at once: a flag that is set between a check
+    and a sleep would otherwise be seen late.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Notices:
         self._heard = self._heard or signal.Signals(number).name
 
     def listen(self, allocation: Allocation, launcher: Launcher, file: Path) -> None:
-        """Hear also what Slurm tells steps only, by a step that listens as long as we live."""
+        """Start a step that receives what Slurm sends to steps only, as long as this process runs."""
         if not allocation.slurm or launcher.kind != "srun":
             return
         command = (sys.executable, "-Pm", "hpcdet.worker.listener", str(file))
@@ -60,13 +60,13 @@ class Notices:
         )
 
     def heard(self) -> str:
-        """Name of the first notice; "" while there is none."""
+        """Return the name of the first notice; "" while there is none."""
         if time.monotonic() >= self._look_at:
             self.look()
         return self._heard
 
     def look(self) -> None:
-        """Ask the listening step now, without which that is done now and then."""
+        """Check the listening step now instead of at the next periodic check."""
         self._look_at = time.monotonic() + _LOOK_S
         if not self._heard and self._file is not None:
             with contextlib.suppress(OSError):
@@ -85,7 +85,7 @@ class Notices:
             os.write(self._writer, b"\0")
 
     def close(self) -> None:
-        """End the listening step, and be deaf: an interpreter that ends would die of a notice."""
+        """End the listening step and ignore notices: one would kill an exiting interpreter."""
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
         if self._listener is not None:

@@ -1,4 +1,4 @@
-"""What is left of an allocation's time."""
+"""The time that an allocation has left."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Remaining:
 
     @property
     def lead_s(self) -> float:
-        """Seconds before the end at which the step is told; of a short allocation, half."""
+        """Seconds before the end at which ranks are notified; at most half of the allocation."""
         return min(self.signal_lead_s, self.length_s / 2)
 
     @property
     def is_last(self) -> bool:
-        """Whether it is time to leave: our own clock, where no signal comes."""
+        """True if it is time to leave by this process's clock; a scheduler may send no signal."""
         return self.left_s < self.lead_s
 
     def suffices(self, least_s: float) -> bool:
-        """Whether so much is left; an allocation shorter than that is used at least once."""
+        """True if ``least_s`` are left; an allocation shorter than that is used at least once."""
         return self.left_s > min(least_s, self.length_s / 2)

@@ -1,4 +1,4 @@
-"""Which of the trials that run here are to end at once, asked as seldom as people can wait."""
+"""Cancellations of the trials that run in this worker, checked at most every few seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVERY_S = 5.0
 
 
 class Cancels:
-    """As one worker sees them.
+    """One worker's view of which of its trials are canceled.
 
     Args:
         every_s: seconds between two looks at a trial.
@@ -35,7 +35,7 @@ class Cancels:
         self._look_at: dict[int, float] = {}
 
     def has(self, number: int) -> bool:
-        """Whether a trial is to end without a save; storage that is away says nothing."""
+        """True if a trial is to end without a save; False while the storage is unavailable."""
         if self._clock() < self._look_at.get(number, 0.0):
             return False
         self._look_at[number] = self._clock() + self._every_s

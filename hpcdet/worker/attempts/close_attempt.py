@@ -1,4 +1,4 @@
-"""Writing why an attempt is over, once its processes have ended."""
+"""The record of why an attempt ended, written once its processes have exited."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcdet.worker.attempts.lane import Lane
 
 @dataclass(frozen=True)
 class Circumstances:
-    """How things were when the processes of an attempt had ended; see ``ends.Evidence``."""
+    """The circumstances in which an attempt's processes ended; see ``exit_reason.Evidence``."""
 
     noticed: bool
     time_up: bool
@@ -26,7 +26,7 @@ class Circumstances:
 
 
 def spoke(lane: Lane) -> bool:
-    """Whether an attempt has said itself why it is over, as far as the storage can be asked."""
+    """True if an attempt has written its verdict; False while the storage is unavailable."""
     with contextlib.suppress(OSError):
         return lane.attempt.verdict.exists()
     return False

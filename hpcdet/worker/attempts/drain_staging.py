@@ -1,4 +1,4 @@
-"""After an attempt: what its ranks had no time to copy from this node to scratch is copied."""
+"""The copy, after an attempt, of staged checkpoints that its ranks had no time to copy."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def drain(
     attempt: AttemptPaths,
     left_s: Callable[[], float],
 ) -> None:
-    """Copy them, by a process that has torch, as long as there is time, and say so.
+    """Copy staged checkpoints in a process that has torch while time is left, and record it.
 
-    What goes wrong is said in the launcher's log; the checkpoints stay where they are then.
+    Errors go to the launcher's log; the checkpoints then stay where they are.
 
     Args:
         left_s: asked all the time: seconds that it may still take.

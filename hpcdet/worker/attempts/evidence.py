@@ -1,4 +1,4 @@
-"""What the logs and journals of an attempt tell about its end."""
+"""Evidence of an attempt's end in its logs and journals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why an attempt ended: a pure judgement over what was seen."""
+"""The reason why an attempt ended, a pure function of the evidence."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _CRASHES = frozenset(set(Signals) - {Signals.SIGHUP, Signals.SIGINT, Signals.SIG
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of an attempt whose processes have ended.
+    """The facts known about an attempt whose processes have ended.
 
     Attributes:
         control: the control in force.
@@ -75,10 +75,10 @@ class Evidence:
 
 
 def judge(seen: Evidence) -> tuple[Reason, str]:
-    """The reason an attempt ended, and a line for people where it was a failure.
+    """Return the reason an attempt ended and, for a failure, a line for the user.
 
-    The verdict file goes first. Where there is none, or it says ``fail``, what killed a rank
-    counts more than what the others said of it.
+    The verdict file takes precedence. Without one, or if it says ``fail``, the cause that killed
+    a rank counts more than the errors that the other ranks reported.
     """
     verdict = seen.verdict
     if is_unwanted(seen.control) and (verdict is None or verdict.cause == "error"):
@@ -91,7 +91,7 @@ def judge(seen: Evidence) -> tuple[Reason, str]:
 
 
 def is_unwanted(control: Control | None) -> bool:
-    """Whether a trial is to end at once, without saving."""
+    """True if a trial is to end at once, without saving."""
     return control is not None and control.action == "kill" and control.now
 
 
@@ -109,7 +109,7 @@ def _by_cause(verdict: Verdict, seen: Evidence) -> Reason:
 
 
 def _killed(seen: Evidence) -> tuple[Reason, str] | None:
-    """Ends that no user code is to blame for, on positive evidence."""
+    """Return the reason of an end that positive evidence shows is not the user code's fault."""
     told: Reason = "walltime" if seen.time_up else "preempted"
     for pattern, reason in _SLURM_SAYS:
         if re.search(pattern, seen.launcher):
@@ -154,18 +154,21 @@ def _failed(seen: Evidence) -> tuple[Reason, str]:
 
 
 def _own_words(seen: Evidence) -> str:
-    """What a rank said of a fault of its own; "" if there are only echoes of another's."""
+    """Return the error that a rank itself caused; "" if all errors only echo another rank's."""
     said = seen.verdict.error if seen.verdict is not None else ""
     return next((each for each in (seen.error, said) if each and not _ECHO.search(each)), "")
 
 
 def _died_of(seen: Evidence) -> str:
-    """The signal that ended the rank that failed first; "" if none did."""
+    """Return the signal that ended the rank that failed first; "" if none did."""
     return seen.died_of or _launcher_killed(seen.launcher)
 
 
 def _launcher_killed(text: str) -> str:
-    """Of the first failure the launcher reports; of srun SIGKILL only, later ones are its doing."""
+    """Return the signal of the launcher's first reported failure; "" if none.
+
+    Of srun's report only SIGKILL counts, and only before any other exit: srun itself sends those
+    that follow."""
     if died := _MPI_DIED.search(text):
         return Signals(int(died[1])).name
     if number := _hydra_killed(text):
@@ -177,7 +180,7 @@ def _launcher_killed(text: str) -> str:
 
 
 def _hydra_killed(text: str) -> int:
-    """The signal that Hydra saw end a rank, and has not sent itself; 0 if that cannot be told."""
+    """Return the signal that ended a rank and that Hydra did not send itself; 0 if unknown."""
     if each := [int(number) for number in _INTEL_DIED.findall(text)]:
         return next((number for number in each if number != Signals.SIGKILL), Signals.SIGKILL)
     if (found := _HYDRA_DIED.search(text)) is None:
@@ -193,13 +196,13 @@ def _loader_killed(seen: Evidence) -> str:
 
 
 def first_failed_rank(launcher: str) -> int | None:
-    """The rank that the launcher saw fail first."""
+    """Return the rank that the launcher reported as the first to fail."""
     found = _EXITED.search(launcher) or _MPI_EXITED.search(launcher)
     return int(found[1]) if found else None
 
 
 def _last_line(text: str) -> str:
-    """The last line; of a message between two rules, as Open MPI writes them, its first one."""
+    """Return the last line or, of an Open MPI message between two rules, its first line."""
     said = [part.strip() for part in _RULE.split(text) if part.strip()]
     if not said:
         return "the ranks ended without a word before their first step"

@@ -1,4 +1,4 @@
-"""One of the trials side by side in an allocation: an attempt from its claim to its end."""
+"""A lane of an allocation: one of the attempts that run side by side, from claim to end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcdet.worker.attempts.step import RunningStep
 
 @dataclass
 class Lane:
-    """An attempt at work.
+    """An attempt in its lane.
 
     Attributes:
         number: which lane of the allocation, from 0.
@@ -39,16 +39,16 @@ class Lane:
     kill_wait_s: float = 0.0
 
     def running(self) -> bool:
-        """Look after the processes; False once all have ended."""
+        """Poll the processes; False once all have ended."""
         return self.judged is None and self.step is not None and self.step.running()
 
     @property
     def is_used_up(self) -> bool:
-        """Whether it is time to leave because of what it may cost."""
+        """True if the attempt must leave soon because its reservation is nearly used up."""
         return self.end_at is not None and time.time() >= self.end_at - self.lead_s
 
     def enforce(self) -> None:
-        """Tell an attempt whose budget is used up to save and leave, and do not wait for ever."""
+        """Have an attempt whose reservation is used up save and leave; end it if it does not."""
         if self.judged is not None or not self.is_used_up:
             return
         self.tell()
@@ -57,17 +57,17 @@ class Lane:
 
     @property
     def at_work(self) -> bool:
-        """Whether there is somebody who does not know yet that he has to leave."""
+        """True while the step runs and has not been told to stop."""
         return not self.told and self.judged is None and self.step is not None
 
     def end(self) -> None:
-        """End it at once, without a save; nothing more is told to it then."""
+        """End the step at once, without a save; no further notice is sent to it."""
         if self.step is not None:
             self.told = True
             self.step.end()
 
     def tell(self) -> bool:
-        """Tell the ranks to save and leave; True the first time, if there is somebody to tell."""
+        """Notify the ranks to save and leave; False if they have been notified or have ended."""
         if not self.at_work or self.step is None:
             return False
         self.told = True

@@ -1,4 +1,4 @@
-"""One attempt's processes while they run."""
+"""The running processes of one attempt."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ class Exit:
 
 @dataclass(frozen=True)
 class _Failure:
-    """A process that ended badly; ``ours``: because we killed it."""
+    """A process that ended with an error; ``ours``: because this worker killed it."""
 
     rank: int
     code: int
     ours: bool
 
     def echo(self) -> int:
-        """How likely it is only the echo of another one's failure."""
+        """Return how likely it is only the echo of another process's failure."""
         if self.ours or self.code == PEER_LOST:
             return 2
         return 0 if self.code == -signal.SIGKILL else 1
 
 
 class RunningStep:
-    """Starts the processes of a launch and keeps an eye on them.
+    """The processes of a launch: started, polled, notified and ended here.
 
-    Ranks without a launcher get what a launcher would do for them: if one dies, the others are
+    Ranks without a launcher are treated as a launcher would: if one dies, the others are
     told to leave and, as they may wait for the dead one for ever, killed a little later; if this
     process dies, they die with it.
     """
@@ -100,7 +100,7 @@ class RunningStep:
         return [process.pid for process in self._processes]
 
     def running(self) -> bool:
-        """Look after the processes; False once all have ended."""
+        """Poll the processes; False once all have ended."""
         for rank, process in enumerate(self._processes):
             code = process.poll()
             if code is not None and rank not in self._seen:
@@ -139,7 +139,7 @@ class RunningStep:
         self._signal(signal.SIGKILL)
 
     def result(self) -> Exit:
-        """How it ended; call it after ``running`` said False."""
+        """Return how the step ended; call it after ``running`` has returned False."""
         if not self._failed:
             return Exit(0)
         # the peers of a dead rank fail, too, and may be seen first
@@ -166,7 +166,7 @@ class RunningStep:
             self.kill()
 
     def _sweep(self) -> None:
-        """What the ranks left behind (loader workers) goes with them."""
+        """Kill the processes that the ranks left behind (loader workers)."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -175,10 +175,10 @@ class RunningStep:
 
 
 def _preparation(launch: Launch) -> Callable[[], None] | None:
-    """What the child does before it becomes the rank, or the launcher.
+    """Return the function that a child runs before it executes the rank or the launcher.
 
-    Either ends with the worker; of launchers, srun is ended by Slurm. A rank keeps notices until
-    it can hear them; a launcher that dies of SIGTERM does not hear it (it unblocks it for ranks).
+    Either ends with the worker; srun is ended by Slurm instead. A rank blocks notices until it can
+    handle them; a launcher that SIGTERM would kill blocks it (and unblocks it for its ranks).
     """
     parent = os.getpid()
     if not launch.by_launcher:

@@ -1,4 +1,4 @@
-"""The experiment that a worker is to work for: waited for, opened, and seen to be the right one."""
+"""The worker's experiment: awaited, opened, and checked to be the right one."""
 
 from __future__ import annotations
 

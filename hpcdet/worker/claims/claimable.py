@@ -1,4 +1,4 @@
-"""What a worker may take next, without reading every file of every trial for each free place."""
+"""A worker's cached view of the trials, which spares reading all files for each free lane."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OVER = frozenset(("stopped", "failed"))
 
 
 class Outlook:
-    """How the trials of an experiment stand, as one worker sees them."""
+    """The standings of an experiment's trials as one worker last read them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -31,10 +31,10 @@ class Outlook:
         self._perhaps: list[tuple[AttemptPaths, Claim]] = []
 
     def begin(self) -> None:
-        """A new round through the trials; what was perhaps claimed is given back before.
+        """Begin a new pass over the trials, after releasing uncertain claims.
 
         Raises:
-            OSError: the storage is away; what has to be given back is kept in mind.
+            OSError: the storage is unavailable; the claims to release are remembered.
         """
         while self._perhaps:
             attempt, claim = self._perhaps[-1]
@@ -48,14 +48,14 @@ class Outlook:
         self._turns = 1 + len(self._over) // A_ROUND
 
     def perhaps(self, attempt: AttemptPaths, claim: Claim) -> None:
-        """The storage failed while an attempt was claimed: nobody runs it, if it is claimed."""
+        """Remember a claim that a storage error left uncertain, so that ``begin`` releases it."""
         self._perhaps.append((attempt, claim))
 
     def standing(self, trial: TrialPaths) -> Standing:
-        """How a trial stands; of one that is over, perhaps as it was some rounds ago.
+        """Return the standing of a trial; of one that is over, perhaps as of some passes ago.
 
         Raises:
-            OSError: the storage is away.
+            OSError: the storage is unavailable.
         """
         number = trial.number
         if number in self._over and (number + self._round) % self._turns:
@@ -63,10 +63,10 @@ class Outlook:
         return self.now(trial)
 
     def now(self, trial: TrialPaths) -> Standing:
-        """How a trial stands now, also one that is over.
+        """Return the current standing of a trial, even of one that is over.
 
         Raises:
-            OSError: the storage is away.
+            OSError: the storage is unavailable.
         """
         number = trial.number
         if number not in self._seen:
@@ -79,7 +79,7 @@ class Outlook:
 
 
 def _folders(trial: TrialPaths, stands: Standing) -> tuple[Path, ...]:
-    """Where a file appears when a trial is to stand otherwise."""
+    """Return the folders in which a file appears when a trial's standing changes."""
     if stands.state == "runnable":
         return ()  # claimed by anybody at any time
     if stands.open_attempt:

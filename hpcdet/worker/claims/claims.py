@@ -1,4 +1,4 @@
-"""Taking things by exclusive creation: a worker's place, an attempt of a trial."""
+"""Claims by exclusive creation: a worker's place, an attempt of a trial."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def take_place(
     allocation: Allocation,
     left_s: Callable[[], float] = lambda: 0.0,
 ) -> WorkerPaths | None:
-    """Become worker ``N-I.R``; None if somebody has been it: the same script was run twice.
+    """Claim the place of worker ``N-I.R``; None if it is taken, as when a script is run twice.
 
     Args:
-        left_s: seconds for which storage that is away is asked again.
+        left_s: seconds left to retry while the storage is unavailable.
 
     Raises:
-        OSError: the storage is away.
+        OSError: the storage is unavailable.
     """
     worker = paths.worker(submission, index, allocation.restart)
     claim = WorkerClaim(
@@ -56,7 +56,7 @@ def take_place(
 
 
 def close_predecessors(paths: ExperimentPaths, worker: WorkerPaths) -> list[AttemptPaths]:
-    """End what earlier incarnations of this task left open: they are gone, as we are here."""
+    """Close what earlier incarnations of this task left open: they have ended, as this one runs."""
     closed = []
     for incarnation in range(worker.incarnation):
         past = paths.worker(worker.submission, worker.index, incarnation)
@@ -71,7 +71,7 @@ def close_predecessors(paths: ExperimentPaths, worker: WorkerPaths) -> list[Atte
 
 
 def close_lost(attempt: AttemptPaths, closed_by: str) -> bool:
-    """End an attempt whose worker is gone: as its verdict says, else as lost."""
+    """Close an attempt whose worker is gone, with its verdict's reason or else as lost."""
     verdict = Verdict.read(attempt.verdict)
     claim = Claim.read(attempt.claim)
     reason: Reason = reason_of(verdict) if verdict else "lost"
@@ -88,7 +88,7 @@ def close_lost(attempt: AttemptPaths, closed_by: str) -> bool:
 
 
 def attempts_of(paths: ExperimentPaths, worker: WorkerPaths) -> Iterator[AttemptPaths]:
-    """The attempts that a worker claimed."""
+    """Yield the attempts that a worker claimed."""
     for trial in paths.trials():
         for attempt in claimed(trial):
             claim = Claim.read(attempt.claim)
@@ -97,12 +97,12 @@ def attempts_of(paths: ExperimentPaths, worker: WorkerPaths) -> Iterator[Attempt
 
 
 def may_take(worker: WorkerPaths, stands: Standing) -> bool:
-    """Whether a trial may run now, and in such an allocation."""
+    """True if a trial may be claimed now, and by a worker of this submission."""
     return stands.state == "runnable" and stands.since <= worker.submission
 
 
 def is_silent(paths: ExperimentPaths, longer_s: float) -> bool:
-    """Whether a worker with an open attempt has not beaten for so many seconds."""
+    """True if a worker with an open attempt has written no beat for more than ``longer_s``."""
     for worker in paths.workers():
         if packed.exists(worker.end):
             continue

@@ -1,9 +1,9 @@
-"""What a few folders say, read again only when they look different.
+"""A value cached from a few folders, read again only when their modification times change.
 
-A folder's time changes with every name that comes or goes in it, so that one request to the file
-server tells what would take twenty to read. Two names may come within one tick of a file system's
-clock: what was seen to change is read once more some seconds later; and now and then it is read
-all the same, in case that somebody wrote what nobody should have.
+A folder's time changes whenever a name in it is added or removed, so that one request to the file
+server replaces some twenty reads. Two names may be added within one tick of a file system's clock:
+a value that has changed is read once more some seconds later. Every value is also read from time
+to time regardless, in case a file was written in place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 class Glance(Generic[Value]):
-    """A value that is read from files.
+    """A cached value that is read from files.
 
     Args:
         read: reads it.

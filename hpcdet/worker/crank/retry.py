@@ -1,4 +1,4 @@
-"""Storage that is away for a moment ends nothing: what it has refused is tried again."""
+"""Retries of actions that fail while the storage is unavailable for a moment."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ START_S = 180.0
 
 
 def insist(action: Callable[[], T], left_s: Callable[[], float]) -> T:
-    """What an action returns; it is done again while the storage is away or full.
+    """Return an action's result; retry it while the storage is unavailable or full.
 
     Args:
-        left_s: seconds that there are for it.
+        left_s: seconds left for retries.
 
     Raises:
         OSError: the last one.
@@ -38,6 +38,6 @@ def insist(action: Callable[[], T], left_s: Callable[[], float]) -> T:
 
 
 def within(seconds: float, heard: Callable[[], str] = str) -> Callable[[], float]:
-    """What is left of so many seconds from now; nothing once a notice is heard."""
+    """Return a function of the time left: ``seconds`` from now, or 0 once a notice is heard."""
     limit = time.monotonic() + seconds
     return lambda: 0.0 if heard() else limit - time.monotonic()

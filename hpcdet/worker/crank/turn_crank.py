@@ -1,4 +1,4 @@
-"""A worker's hand on the crank: the search goes on with nobody at home."""
+"""Turns of the crank by a worker, so that the search needs no process on a login node."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _LONGEST_S = 300.0
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What came of a turn.
+    """The outcome of a turn.
 
     Attributes:
-        ours: it was ours to make, or there is nothing left to turn.
+        ours: this worker held the lease, or the experiment is over.
         strands: as ``controller.Turn.strands``.
     """
 
@@ -42,17 +42,17 @@ class _Outcome:
 
 
 class WorkerCrank:
-    """Has it turned every few seconds, if nobody else holds the lease.
+    """Turns the crank every few seconds while no other process holds the lease.
 
-    Where workers cannot submit this is the login daemon's business; without one, they do all but
-    the submitting.
+    Where workers cannot submit, the login daemon turns it; without one, workers do all but the
+    submitting.
 
-    The turns are made in a thread of their own, which alone owns the holder and its files: a
-    hook or a command of the scheduler may hang for minutes, and ranks must be told to leave
-    meanwhile. The worker only asks for turns, and waits for one where its outcome decides.
+    Turns are made in a thread of their own, which alone owns the holder and its files: a hook or
+    a scheduler command may hang for minutes, and ranks must be told to leave meanwhile. The worker
+    only requests turns, and waits for one only where it needs the outcome.
 
-    The scheduler is not asked more often for that: its answers are shared by all processes of
-    the user (``schedulers.common.polling``).
+    The scheduler is not asked more often because of this: its answers are shared by all processes
+    of the user (``schedulers.common.polling``).
 
     Attributes:
         every_s: seconds between looks.
@@ -82,20 +82,20 @@ class WorkerCrank:
 
     @property
     def decides(self) -> bool:
-        """Whether this worker holds the lease, as far as its last turn knows."""
+        """True if this worker held the lease at its last turn."""
         return self._last.ours
 
     @property
     def turns(self) -> int:
-        """How many turns have been made: where it changed, there may be something new to do."""
+        """The number of turns made so far; after a change there may be new work."""
         self._collect()
         return self._made
 
     def turn(self, *, now: bool = False) -> None:
-        """Ask for a turn, if one is due or wanted ``now``; never waits for it.
+        """Request a turn if one is due or wanted ``now``; never waits for it.
 
-        An error in it is the search's trouble, not the running trial's: it is said in the job's
-        log, and tried again later.
+        An error in a turn concerns the search, not the running trial: it goes to the job's log,
+        and the turn is tried again later.
         """
         self._collect()
         if now and not self._allowed:
@@ -109,14 +109,14 @@ class WorkerCrank:
             self._ask()
 
     def _is_nudged(self) -> bool:
-        """Whether another worker has left word for us, who decide."""
+        """True if another worker has left a nudge while this worker holds the lease."""
         if not self.decides or time.monotonic() < self._nudged_at:
             return False
         self._nudged_at = time.monotonic() + wakeup.EVERY_S
         return wakeup.take(self._paths)
 
     def turned(self, limit_s: float = _LONGEST_S) -> bool:
-        """Ask for a turn and wait for its end; True if it was ours to make.
+        """Request a turn and wait for its end; True if this worker made it.
 
         Args:
             limit_s: seconds to wait at most; after a notice half of the time until the
@@ -129,14 +129,14 @@ class WorkerCrank:
         return over and self._last.ours
 
     def last_turn(self) -> bool:
-        """See to it that somebody turns after this worker's end, which may be the last one's.
+        """Ensure that a turn follows this worker's end, as it may be the last worker.
 
-        A holder that was killed keeps the lease until its time to live is over: wait for that,
-        or for a sign that it lives and will see the end itself. After a notice there is time
-        for one turn only.
+        A holder that was killed keeps the lease until it expires: wait for that, or for a sign
+        that the holder lives and will see the end itself. After a notice there is time for one
+        turn only.
 
         Returns:
-            False if trials may wait for a worker that nobody has been able to send.
+            False if trials may wait for a worker that could not be submitted.
         """
         if not self._allowed:
             return True
@@ -156,9 +156,9 @@ class WorkerCrank:
         return self._last.ours and not self._last.strands
 
     def close(self) -> None:
-        """Let the lease go, so that the next one need not wait for it to expire.
+        """Release the lease, so that the next holder need not wait for it to expire.
 
-        A turn that hangs is left to itself after its time; the lease expires then.
+        A turn that hangs is abandoned after its time limit; the lease then expires.
         """
         if self._turner is not None:
             self._turner.end()
@@ -184,7 +184,7 @@ class WorkerCrank:
         return True
 
     def _collect(self) -> None:
-        """Take in what the thread has to tell; the worker's journal has one writer, too."""
+        """Journal the thread's outcomes here, as the worker's journal has one writer."""
         while self._turner is not None and (outcome := self._turner.outcome()) is not None:
             self._made += 1
             self._last = outcome
@@ -199,7 +199,7 @@ class WorkerCrank:
 
 
 class _Turner:
-    """The thread that turns. It does not keep the process alive: a turn that hangs may be cut.
+    """The thread that makes the turns; a daemon thread, so that a hung turn blocks no exit.
 
     Args:
         submits: the holder may submit, too.
@@ -223,7 +223,7 @@ class _Turner:
         self._wishes.put(False)
 
     def outcome(self) -> _Outcome | None:
-        """Of the next turn that was made; None if there is none yet."""
+        """Return the outcome of the next finished turn; None if there is none yet."""
         with contextlib.suppress(queue.Empty):
             return self._outcomes.get_nowait()
         return None

@@ -1,4 +1,4 @@
-"""Turns of the crank by who is no worker: a batch script after its worker, a job behind a job."""
+"""Turns of the crank by processes other than workers: batch scripts, and jobs behind arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOK_S = 10.0
 
 
 def code_of(program: Callable[[], object]) -> int:
-    """The exit code of such a program: 0, or that of what is wrong, which is said."""
+    """Run a program and return its exit code: 0, or that of its error, which is printed."""
     try:
         program()
     except (HpcdetError, OSError) as error:
@@ -29,7 +29,7 @@ def code_of(program: Callable[[], object]) -> int:
 
 
 def turns(paths: ExperimentPaths, kind: str) -> Iterator[Turn]:
-    """One turn after the other, seconds apart, until the caller has seen enough.
+    """Yield one turn after the other, seconds apart, until the caller stops.
 
     They end by themselves when all is over that may be waited for: a dead worker may hold the
     lease until it expires, and is believed dead only after two different answers of the scheduler.
