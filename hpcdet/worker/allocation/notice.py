@@ -47,7 +47,7 @@ class Notices:
         self._heard = self._heard or signal.Signals(number).name
 
     def listen(self, allocation: Allocation, launcher: Launcher, file: Path) -> None:
-        """Start a step that receives what Slurm sends to steps only, as long as this process runs."""
+        """Start a step that receives what Slurm sends to steps only, while this process runs."""
         if not allocation.slurm or launcher.kind != "srun":
             return
         command = (sys.executable, "-Pm", "hpcdet.worker.listener", str(file))

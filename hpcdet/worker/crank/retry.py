@@ -38,6 +38,6 @@ def insist(action: Callable[[], T], left_s: Callable[[], float]) -> T:
 
 
 def within(seconds: float, heard: Callable[[], str] = str) -> Callable[[], float]:
-    """Return a function of the time left: ``seconds`` from now, or 0 once a notice is heard."""
+    """Return a function for the time left of ``seconds`` from now; 0 once a notice is heard."""
     limit = time.monotonic() + seconds
     return lambda: 0.0 if heard() else limit - time.monotonic()
