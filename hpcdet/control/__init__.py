@@ -1,1 +1,1 @@
-"""Who decides: one turn of the crank, by whoever holds the lease."""
+"""The control of an experiment: turns of the crank by the holder of the lease."""

@@ -50,9 +50,9 @@ def run(
 
     Args:
         on_turn: sees every turn, for progress and logs.
-        until: asked between turns; true ends the loop.
-        holder: one that is there already.
-        ready: called once signals are heard.
+        until: called between turns; True ends the loop.
+        holder: an existing one to use.
+        ready: called once signals are handled.
 
     Returns:
         0 if the experiment is over, 130 after INT, 143 after TERM.
@@ -81,8 +81,8 @@ def run(
 def once(paths: ExperimentPaths, say: Callable[[controller.Turn], None] = lambda _: None) -> bool:
     """Turn the crank as often as one visit needs, for cron and scrontab; False if others do.
 
-    Whoever holds the lease and lives is left alone; that of a dead one has to expire first. A
-    worker is believed to be gone only by two different answers of the scheduler.
+    A live holder keeps the lease; that of a dead one has to expire first. A worker is taken to be
+    lost only after two different answers of the scheduler.
     """
     holder = Holder.open(paths, "once")
     limits, ttl_s = holder.hands.site.limits, holder.hands.site.lease_ttl_s
@@ -196,7 +196,7 @@ def stop(paths: ExperimentPaths) -> bool:
 
 
 def status(paths: ExperimentPaths) -> dict[str, Any]:
-    """Who holds the lease: ``term, kind, host, pid, held, age_s``, and who ``waits`` for it.
+    """Return the lease's holder, ``term, kind, host, pid, held, age_s``, and who ``waits`` for it.
 
     ``held`` is false once the term was released, or has not been heard of for ``FRESH_S``, or as
     long as the lease lasts if that is more; on its own host a dead process is seen at once.
@@ -236,7 +236,7 @@ def status(paths: ExperimentPaths) -> dict[str, Any]:
 
 
 def _lease_ttl_s(paths: ExperimentPaths) -> float:
-    """How long a term lasts without a beat; 0 where the site cannot be read."""
+    """Seconds that a term lasts without a beat; 0 where the site cannot be read."""
     from hpcdet.site import from_resolved
 
     with contextlib.suppress(HpcdetError, OSError):
@@ -249,7 +249,7 @@ def _holds(said: dict[str, Any], term: int) -> bool:
 
 
 def _end(paths: ExperimentPaths, pid: int, lives: Callable[[], bool]) -> None:
-    """Have a process of this host end, and wait for it. Raises StillPending."""
+    """End a process of this host and wait for it. Raises StillPending."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     limit = time.monotonic() + STOP_LIMIT_S
@@ -264,7 +264,7 @@ def _runs_already(paths: ExperimentPaths, host: str, pid: int, aside: str = "") 
 
 
 def _turn(paths: ExperimentPaths, holder: Holder, calm: bool) -> controller.Turn | None:
-    """A turn; trouble of the file system is said and waited out."""
+    """Make a turn; on an error of the file system print it and return None, to try again later."""
     try:
         return controller.advance(paths, holder, calm=calm)
     except OSError as error:
@@ -273,7 +273,7 @@ def _turn(paths: ExperimentPaths, holder: Holder, calm: bool) -> controller.Turn
 
 
 def _wait(paths: ExperimentPaths, heard: list[int], seconds: float) -> bool:
-    """Until a signal comes, a worker leaves word, or the time is over; whether there was word."""
+    """Wait for a signal, a worker's nudge or the time limit; True if there was a nudge."""
     limit = time.monotonic() + seconds
     look_at = time.monotonic() + wakeup.EVERY_S
     while not heard and (left := limit - time.monotonic()) > 0:
@@ -287,7 +287,7 @@ def _wait(paths: ExperimentPaths, heard: list[int], seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Numbers of TERM and INT as they come, where this thread may hear them."""
+    """Collect the numbers of TERM and INT as they arrive, if this is the main thread."""
     heard: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield heard
@@ -312,7 +312,7 @@ def _age(path: Path) -> float | None:
 
 
 def _detached(argv: list[str]) -> int:
-    """``python -m hpcdet.control.daemon EXP FD``: says ``+`` once it is up."""
+    """Run ``python -m hpcdet.control.daemon EXP FD``: write ``+`` to FD once the daemon is up."""
     paths, fd = ExperimentPaths(Path(argv[0])), int(argv[1])
     holder = Holder.open(paths, "daemon")  # raises what would make the daemon useless
 

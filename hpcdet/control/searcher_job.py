@@ -1,8 +1,8 @@
 """The searcher as a small batch job of its own, for sites where nothing may stay on a login node.
 
-Each job puts its successor into the queue when it begins, to start when it has ended, however
-that is: a node that dies takes no search with it. The lease sees to it that never two decide.
-What the site gives it stands in ``searcher_job`` of the site file.
+Each job submits its successor when it begins, to start when it has ended in whatever way, so
+that a search survives the death of a node. The lease ensures that never two decide. The resources
+of the job are set in ``searcher_job`` of the site file.
 
 ``python -m hpcdet.control.searcher_job EXP --number N`` is what the job runs.
 """
@@ -40,14 +40,14 @@ AGAIN_S = 300.0
 
 @dataclass(frozen=True)
 class ChainStopped(JsonRecord):
-    """``searcher/stopped-N.json``: its user has ended the chain of jobs up to number N."""
+    """``searcher/stopped-N.json``: the user has ended the chain of jobs up to number N."""
 
     at: str = ""
 
 
 @dataclass
 class JobChain:
-    """The jobs of one experiment's searcher, by their files and their scheduler."""
+    """The chain of one experiment's searcher jobs, by their files and their scheduler."""
 
     paths: ExperimentPaths
     site: Site
@@ -55,22 +55,22 @@ class JobChain:
 
     @classmethod
     def of(cls, paths: ExperimentPaths) -> JobChain:
-        """Raises ConfigError as the experiment's files do."""
+        """Open the chain of an experiment. Raises ConfigError if its files cannot be read."""
         site = from_resolved(paths.site)
         return cls(paths, site, open_scheduler(site))
 
     @property
     def place(self) -> ExperimentPaths:
-        """Where intents, scripts and logs of these jobs lie, named as those of an experiment."""
+        """The folder of these jobs' intents, scripts and logs, laid out as an experiment's."""
         return rendering.place(self.paths)
 
     @property
     def newest(self) -> int:
-        """Number of the last one; 0 before the first."""
+        """The number of the last job; 0 before the first."""
         return max(self.place.submissions(), default=0)
 
     def submit(self, number: int, after: str = "") -> str:
-        """Put a job into the queue, once; returns its id.
+        """Submit a job, once; return its id.
 
         Args:
             after: id of the job after whose end it starts.
@@ -109,7 +109,7 @@ class JobChain:
         return job
 
     def live(self) -> dict[int, tuple[str, bool]]:
-        """The jobs that wait or run: number to id, and whether it runs.
+        """Return the pending and running jobs: number to id, and True if it runs.
 
         Raises:
             Unavailable: the scheduler does not answer.
@@ -130,7 +130,7 @@ class JobChain:
         return found
 
     def cancel(self, numbers: set[int]) -> None:
-        """Take jobs out of the queue; best effort."""
+        """Cancel jobs; best effort."""
         for number in numbers:
             submitted = Submitted.read(self.place.submitted(number))
             if submitted is not None and submitted.job:
@@ -138,18 +138,18 @@ class JobChain:
                     self.scheduler.cancel(submitted.job)
 
     def is_stopped(self, number: int) -> bool:
-        """Whether the user has ended the chain that a job belongs to."""
+        """True if the user has ended the chain that a job belongs to."""
         names = self.place.root.glob("stopped-*.json") if self.place.root.is_dir() else ()
         stops = (name.stem.removeprefix("stopped-") for name in names)
         return any(int(stop) >= number for stop in stops if stop.isdigit())
 
     def stop(self) -> None:
-        """Say that the chain is to end."""
+        """Record that the chain is to end."""
         ChainStopped(files.now()).write_once(self.place.root / f"stopped-{self.newest:04d}.json")
 
 
 def start(paths: ExperimentPaths) -> str:
-    """Put the first job of a chain into the queue; returns its id.
+    """Submit the first job of a chain; return its id.
 
     Raises:
         UsageError: the experiment is over, a searcher is there already, or jobs cannot submit
@@ -201,7 +201,7 @@ def _holds(paths: ExperimentPaths) -> bool:
 
 
 def run(paths: ExperimentPaths, number: int) -> int:
-    """Be job ``number`` of the chain; returns its exit code."""
+    """Run job ``number`` of the chain; return its exit code."""
     began = time.time()
     chain = JobChain.of(paths)
     own = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID", "")
@@ -231,13 +231,13 @@ def run(paths: ExperimentPaths, number: int) -> int:
 
 
 def _lead(site: Site, walltime_s: float) -> float:
-    """Seconds before its end at which it leaves by itself."""
+    """Return how many seconds before its end the job leaves by itself."""
     return min(max(60.0, site.limits.signal_lead_s), walltime_s / 4)
 
 
 @dataclass
 class _Successor:
-    """Is submitted when its predecessor begins, or as soon as the scheduler takes it."""
+    """The next job, submitted when its predecessor begins or once the scheduler accepts it."""
 
     chain: JobChain
     number: int

@@ -1,4 +1,4 @@
-"""How many workers a number of trials needs, where each takes several side by side."""
+"""The number of workers that a number of trials needs, where each runs several side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def workers(
     trials: int,
     since: int = 0,
 ) -> int:
-    """Tasks that should live, for so many trials that run or wait for a worker.
+    """Return how many tasks should live for the trials that run or wait for a worker.
 
     Args:
         places: tasks that live now.
@@ -44,10 +44,10 @@ def workers(
 
 
 def at_once(resolved: Resolved, side_by_side: int) -> int:
-    """Tasks of so many lanes that may run at once; 0 means as many as there are.
+    """Return how many tasks of ``side_by_side`` lanes may run at once; 0 means no limit.
 
-    Their number alone bounds the slots that are held; how many trials there are to run is the
-    searcher's business, too.
+    Only the number of tasks bounds the slots that are held; the searcher also decides how many
+    trials there are to run.
     """
     most = resolved.searcher.max_concurrent_trials
     bounds = [lanes.tasks(most, side_by_side)] if most else []
@@ -57,7 +57,7 @@ def at_once(resolved: Resolved, side_by_side: int) -> int:
 
 
 def by_slots(resolved: Resolved, side_by_side: int) -> int:
-    """Tasks of so many lanes that ``max_slots`` allows; 0 means as many as there are."""
+    """Return how many tasks of ``side_by_side`` lanes ``max_slots`` allows; 0 means no limit."""
     need = resolved.resources
     if not need.max_slots:
         return 0
@@ -65,13 +65,13 @@ def by_slots(resolved: Resolved, side_by_side: int) -> int:
 
 
 def _lanes(holder: Holder, submission: int) -> int:
-    """How many trials each of its tasks takes at once."""
+    """Return how many trials each task of a submission runs at once."""
     intent, _ = holder.watch.submission(submission)
     return lanes.of_intent(holder.hands.resolved, intent) if intent else 1
 
 
 def _open_lanes(holder: Holder, standings: Mapping[int, Standing]) -> Counter[str]:
-    """How many attempts each worker is at, by its name."""
+    """Return the number of open attempts of each worker, by its name."""
     found: Counter[str] = Counter()
     for number, standing in standings.items():
         if standing.open_attempt:
@@ -82,7 +82,7 @@ def _open_lanes(holder: Holder, standings: Mapping[int, Standing]) -> Counter[st
 
 
 def _takes_nothing_more(holder: Holder, place: TaskPlace) -> bool:
-    """Whether its worker says so, and its task will not come back for more."""
+    """True if the worker of a task is leaving and the task will not be requeued."""
     beat = files.read_json(place.worker.beat) if place.worker else None
     leaving = beat.get("leaving", "") if isinstance(beat, dict) else ""
     returns = holder.hands.site.capabilities.requeue == "user" and leaving in ("time", "signal")

@@ -1,8 +1,8 @@
-"""Waiting on purpose: for a release by the user, or for the good end of something else.
+"""Dependencies: waits for a release by the user, or for another job's or experiment's success.
 
-Jobs that have to end first are the scheduler's business (a dependency of the submission).
-Experiments are not: they may submit more jobs until they are closed. So nothing is submitted
-before that, and whoever closes one wakes those that follow it.
+The scheduler waits for jobs that have to end first (a dependency of the submission). It cannot
+wait for experiments: they may submit more jobs until they are closed. So nothing is submitted
+before that, and the process that closes one wakes those that follow it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from hpcdet.store.fs import packed
 
 
 def waits_for(holder: Holder) -> str:
-    """The experiment whose end is waited for; "" if nothing is.
+    """Return the id of the experiment that this one waits for; "" if none.
 
-    One that did not end well halts this one: its user decides.
+    If that one did not complete, this one is halted until its user decides.
     """
     decided = holder.decided
     if decided.halted or decided.canceled:
@@ -43,7 +43,7 @@ def waits_for(holder: Holder) -> str:
 
 
 def tend(holder: Holder, seen: FleetView) -> None:
-    """Hold or release jobs that wait, and give up those that wait in vain.
+    """Hold or release pending jobs, and cancel those whose dependency can never be met.
 
     Raises:
         Fenced: the term ended meanwhile.
@@ -73,9 +73,10 @@ def tend(holder: Holder, seen: FleetView) -> None:
 
 
 def followers(paths: ExperimentPaths) -> Iterator[ExperimentPaths]:
-    """Experiments that asked to be woken at the end of this one.
+    """Yield the experiments that asked to be woken at the end of this one.
 
-    Read from the commands after ``closed.json`` is there: who asks looks for that file later.
+    Read from the commands once ``closed.json`` exists: an experiment asks first and then looks
+    for that file, so that none is missed.
     """
     for seq in packed.numbers(paths.commands, ".json"):
         command = Command.read(paths.command(seq))

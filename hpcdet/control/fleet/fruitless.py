@@ -1,4 +1,4 @@
-"""Submissions that come to nothing, and when it is time to ask a person instead of trying again.
+"""Submissions without result, and when to ask the user instead of submitting again.
 
 A worker may end before it takes a trial; a launch may fail, after which Slurm cancels or holds
 the task; a job may ask for what it can never get.
@@ -22,14 +22,14 @@ LAUNCHES = 3
 
 
 def why(holder: Holder, seen: FleetView) -> str:
-    """Why nothing more shall be submitted until somebody has looked; "" to go on."""
+    """Return why submissions must stop until the user resumes the experiment; "" to go on."""
     return _launches(holder) or _workers(holder, seen) or worker_deaths.why(holder, seen)
 
 
 def nodes(decided: Decided) -> set[str]:
-    """Nodes of the launches that failed of late, since somebody has last looked after that.
+    """Return the nodes of recently failed launches, since the user's last ``resume``.
 
-    Of a job on several nodes, whose launch one of them has failed, those that failed before.
+    Of a job on several nodes, any of which may be at fault, those that failed more than once.
     """
     last = max((one["submission"] for one in decided.unlaunched), default=0)
     since = max(decided.resumed_after, last - LAUNCHES)
@@ -79,7 +79,7 @@ def _workers(holder: Holder, seen: FleetView) -> str:
 
 
 def _took(holder: Holder, submission: int) -> bool:
-    """Whether a worker of a submission has ever claimed a trial."""
+    """True if a worker of a submission has ever claimed a trial."""
     if submission not in holder.took:
         for number in holder.decided.plans:
             holder.stay()

@@ -1,8 +1,8 @@
-"""Jobs that wait: what the scheduler says of them, and those that will never start by themselves.
+"""Pending jobs: the scheduler's reasons, and the jobs that will never start by themselves.
 
 A task whose launch failed is over, or the scheduler holds it: then it is canceled. Another one is
-submitted without its node. A job that cannot start as it is goes, and its user is told what repairs
-it. What its owner holds is left alone, and all else passes.
+submitted without its node. A job that can never start as it is gets canceled, and its user is told
+the repair. A job that its owner holds is left alone, and all other reasons pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CANCELED = "canceled before their worker came up"
 
 
 def tell(holder: Holder, seen: FleetView) -> None:
-    """Say with the next beats why tasks wait, the most frequent reason first."""
+    """Report with the next beats why tasks wait, the most frequent reason first."""
     jobs = {place.job for place in seen.live if place.phase == "pending"}
     now, most_s = files.now(), holder.hands.site.limits.waits_warn_s
     counts: Counter[tuple[str, WaitKind]] = Counter()
@@ -44,9 +44,9 @@ def tell(holder: Holder, seen: FleetView) -> None:
 
 
 def note_unlaunched(holder: Holder, seen: FleetView) -> None:
-    """Record the launches that failed of tasks that may not be requeued.
+    """Record the failed launches of tasks that may not be requeued.
 
-    Slurm has canceled them: they were given nodes, and their worker never came up.
+    Slurm has canceled them: they were given nodes, and their worker never started.
     """
     noted = max((one["submission"] for one in holder.decided.unlaunched), default=0)
     since = max(noted, holder.decided.resumed_after)
@@ -65,7 +65,7 @@ def note_unlaunched(holder: Holder, seen: FleetView) -> None:
 
 
 def mend(holder: Holder, seen: FleetView) -> None:
-    """Take out of the queue what will not start by itself.
+    """Cancel pending jobs that will not start by themselves.
 
     Raises:
         Fenced: the term ended meanwhile.
@@ -109,7 +109,7 @@ def _unlaunched(
 
 
 def _cancel(holder: Holder, row: Task) -> None:
-    """Cancel what the row stands for: one task, or those of an array that were never started."""
+    """Cancel a row's tasks: a single one, or those of an array that were never started."""
     scheduler = holder.hands.scheduler
     if row.index >= 0:
         scheduler.cancel(row.job, row.index)
@@ -124,12 +124,12 @@ def _name(row: Task) -> str:
 
 
 def _is_held(holder: Holder, job: str) -> bool:
-    """Whether its user has asked for that; an administrator who does shows as one in Slurm."""
+    """True if the user has held the job; Slurm shows an administrator's hold as such."""
     return holder.decided.held or holder.decided.holds.get(job, False)
 
 
 def _since(holder: Holder) -> dict[str, str]:
-    """When each reason was seen first, by this holder or the one before it."""
+    """Return when this holder or the one before it first saw each reason."""
     known = list(holder.lease.waits)
     if not known and (before := lease.before(holder.paths, holder.lease.term)) is not None:
         known = before.reasons()

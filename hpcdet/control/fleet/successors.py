@@ -1,8 +1,8 @@
-"""A small job behind each array, where one is of use (``jobs.script.succession``).
+"""The sentinel: a small job behind each array, where it helps (``jobs.script.succession``).
 
-It runs when all tasks of the array have ended (badly, where it may submit others), and sees to it
-that the experiment goes on, or tells the user that nobody can (``worker.sentinel``). It is
-submitted as workers are: an intent, a tag, and the id after.
+It runs when all tasks of the array have ended (only if one failed, where it may submit others),
+and continues the experiment, or tells the user that no job can (``worker.sentinel``). It is
+submitted as workers are: an intent, a tag, and then the id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LIVES = (TaskState.PENDING, TaskState.RUNNING)
 
 
 def post(holder: Holder, seen: FleetView) -> None:
-    """Have one behind each array of which tasks may live.
+    """Submit a sentinel behind each array of which tasks may live.
 
     Raises:
         Fenced: the term ended meanwhile.
@@ -45,7 +45,7 @@ def post(holder: Holder, seen: FleetView) -> None:
 
 
 def dismiss(holder: Holder) -> None:
-    """Take those of an experiment that is over out of the queue; one that runs sees for itself."""
+    """Cancel the sentinels of a closed experiment; one that runs already ends by itself."""
     if holder.kind == "sentinel":
         return
     posted: list[Job] = []
@@ -102,7 +102,7 @@ def _intent(holder: Holder, number: int, job: str) -> Intent:
 
 
 def _submit(holder: Holder, intent: Intent) -> Submitted:
-    """What came of it. Without a sentinel the search goes on as well."""
+    """Submit a sentinel and return the result; the search goes on even if it is refused."""
     scheduler = holder.hands.scheduler
     try:
         resolved = overrides.lay(holder.hands.resolved, intent.overrides)

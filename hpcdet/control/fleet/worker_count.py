@@ -1,8 +1,8 @@
-"""Having as many workers as there is work, and no job more.
+"""The number of workers: as many as there is work for, and each submitted exactly once.
 
-An intent is a file before its job exists and names a tag that the job carries; an intent of
-which nothing is known is looked up by that tag before it is submitted (again). So a submission
-happens once, wherever the process died that made it.
+An intent is written to a file before its job exists and names a tag that the job carries; an
+intent whose job is unknown is looked up by that tag before it is submitted (again). So a
+submission happens once, at whatever point the submitting process died.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ seldom; otherwise its polling interval."""
 
 
 def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
-    """Submit the workers that are missing, cancel the waiting ones that nobody needs.
+    """Submit the workers that are missing and cancel surplus pending ones.
 
-    Back-pressure of the scheduler is not an error: less is submitted, later. Where nobody can
-    submit once the user has gone home, spare tasks wait in each array.
+    Back-pressure of the scheduler is not an error: less is submitted, later. Where jobs cannot
+    submit and no daemon may run, spare tasks wait in each array.
 
     Raises:
         Fenced: the term ended meanwhile.
@@ -68,7 +68,7 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
 
 
 def cancel_all(holder: Holder, places: list[TaskPlace]) -> None:
-    """Cancel jobs by the fewest calls: a job whose tasks are all meant goes as a whole.
+    """Cancel jobs with the fewest calls: a job whose tasks are all listed is canceled as a whole.
 
     Raises:
         Fenced: the term ended meanwhile.
@@ -90,7 +90,7 @@ def cancel_all(holder: Holder, places: list[TaskPlace]) -> None:
 
 
 def prune(holder: Holder, seen: FleetView) -> None:
-    """Cancel the tasks that wait of jobs of which others run: spares that nobody needs any more.
+    """Cancel the pending tasks of jobs that run other tasks: spares that are no longer needed.
 
     Raises:
         Fenced: the term ended meanwhile.
@@ -117,11 +117,11 @@ def prune(holder: Holder, seen: FleetView) -> None:
 
 
 class _Later(Exception):
-    """The scheduler takes nothing more for now."""
+    """The scheduler accepts no more jobs for now."""
 
 
 def cancel_surplus(holder: Holder, places: Iterable[TaskPlace], surplus: int) -> None:
-    """Cancel single tasks that wait in the queue and were never claimed, the last ones first.
+    """Cancel single pending tasks that were never claimed, the last ones first.
 
     Raises:
         Fenced: the term ended meanwhile.
@@ -140,9 +140,9 @@ def cancel_surplus(holder: Holder, places: Iterable[TaskPlace], surplus: int) ->
 
 
 def _throttle(holder: Holder, seen: FleetView, wanted: int) -> None:
-    """Let as many tasks of each array run at once as shall now, where that has changed.
+    """Set how many tasks of each array may run at once, where that has changed.
 
-    Where there are spare tasks they must not start for nothing: as many as there is work for.
+    Spare tasks must not start without work: only as many run as there is work for.
     """
     if holder.hands.clock() < holder.throttled_until:
         return
@@ -169,7 +169,7 @@ def _throttle(holder: Holder, seen: FleetView, wanted: int) -> None:
 
 
 def _throttle_job(holder: Holder, intent: Intent, job: str, running: int) -> None:
-    """Once for each change; a new holder says again what a former one may not have come to do."""
+    """Throttle a job once per change; a new holder repeats it, as the former one may have died."""
     said = holder.decided.throttles.get(job, intent.throttle)
     key = ("throttle", job)
     if said == running and (job not in holder.decided.throttles or holder.written.get(key)):
@@ -191,7 +191,7 @@ def _open_intents(holder: Holder) -> Iterator[Intent]:
 
 
 def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
-    """Decide on a new submission, as wide as the scheduler takes it."""
+    """Decide on a new submission, as wide as the scheduler accepts."""
     limits, able = holder.hands.site.limits, holder.hands.scheduler.capabilities()
     spared = spares(holder.resolved, holder.hands.site, missing)
     width = min(missing + spared, holder.width, limits.max_array, able.max_array_tasks)
@@ -234,7 +234,7 @@ def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
 
 
 def _settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int:
-    """Make an intent a job or give it up; returns the number of tasks that live now."""
+    """Submit an intent's job or give it up; return the number of tasks that live now."""
     scheduler = holder.hands.scheduler
     if intent.host and intent.host != _host(holder):
         raise Unavailable(f"submission {intent.number} was begun on {intent.host}")
@@ -266,7 +266,7 @@ def _settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int
 
 
 def _host(holder: Holder) -> str:
-    """This machine, if what is submitted on another one cannot be seen from here."""
+    """Return this machine's name where jobs of other machines cannot be seen; else ""."""
     scheduler = holder.hands.scheduler
     return scheduler.host if isinstance(scheduler, PerHost) else ""
 
@@ -303,7 +303,7 @@ def _give_up(holder: Holder, intent: Intent, why: str) -> None:
 
 
 def halt(holder: Holder, why: str, change: str = "") -> None:
-    """Submit nothing more until somebody resumes the experiment, and say why.
+    """Pause the experiment: submit nothing more until the user resumes it, and record why.
 
     Args:
         change: of the config, as ``--set`` takes it, with which to resume it.
@@ -313,18 +313,18 @@ def halt(holder: Holder, why: str, change: str = "") -> None:
 
 
 def later(holder: Holder, why: str) -> None:
-    """Leave the scheduler in peace for a while."""
+    """Submit nothing for a while, as the scheduler refuses."""
     wait = min(RETRY_S, max(1.0, holder.hands.site.limits.poll_min_s))
     holder.throttled_until = holder.hands.clock() + wait
     holder.actions.append(f"scheduler asked again later: {why}")
 
 
 def spares(resolved: Resolved, site: Site, workers: int) -> int:
-    """How many tasks shall wait to replace some of so many workers.
+    """Return how many spare tasks to submit for a number of workers.
 
-    Only where nobody can submit others later. Unless the config says how many: enough for each
-    worker to be replaced ``max_restarts`` times, and for a task of its own for each trial where
-    that is how they run.
+    Only where no process can submit others later. Unless the config sets the number: enough for
+    each worker to be replaced ``max_restarts`` times, and for a task for each trial where each
+    runs in its own.
     """
     if not site.capabilities.nobody_submits:
         return 0
@@ -337,9 +337,9 @@ def spares(resolved: Resolved, site: Site, workers: int) -> int:
 
 
 def _excluded(holder: Holder) -> list[str]:
-    """Nodes that the user excludes, where launches failed twice, or whose worker said so.
+    """Return the nodes to avoid: the user's, those of repeated failed launches, reported bad ones.
 
-    Of trials that have ended only the last ones are asked: nodes do not stay bad for ever.
+    Of trials that have ended only the last ones are read: nodes do not stay bad for ever.
     """
     found: list[End] = []
     decided = holder.decided

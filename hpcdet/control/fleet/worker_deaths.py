@@ -1,4 +1,4 @@
-"""Workers that die, and those sent in their place that die as well: when to ask a person."""
+"""Workers that die repeatedly without progress, and when to ask the user."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hpcdet.store.fs import journal
 from hpcdet.store.trials import progress
 
 _DEATHS = frozenset({"lost", "node_fail"})
-"""Ends of attempts whose worker is gone without a word; preempted ones have a patience of their
-own (``ends.BUDGETS``)."""
+"""Ends of attempts whose worker is gone without a record; preempted ones have a budget of their
+own (``retry_rules.BUDGETS``)."""
 
 
 def why(holder: Holder, seen: FleetView) -> str:
-    """Why nothing more shall be submitted until somebody has looked; "" to go on.
+    """Return why submissions must stop until the user resumes the experiment; "" to go on.
 
-    A task that comes back in place counts each time, and an array once, however many of its tasks
-    died: a node or a cluster takes several with it.
+    A task that is requeued counts each time, and an array once, however many of its tasks died:
+    the failure of a node or a cluster ends several.
     """
     by_submission: dict[int, list[TaskPlace]] = {}
     for place in seen.places:
@@ -45,9 +45,9 @@ def why(holder: Holder, seen: FleetView) -> str:
 
 
 def _deaths(holder: Holder, newest: WorkerPaths) -> int | None:
-    """How often in a row the task of this worker got nowhere, if it died without a word at last.
+    """Return how often in a row this worker's task died without progress.
 
-    None: it did not die, or an attempt of its had ended in another way or got further.
+    None: the worker did not die, or one of its attempts ended in another way, or made progress.
     """
     end = WorkerEnd.read(newest.end)
     if end is None or end.why != "lost":
@@ -66,6 +66,6 @@ def _deaths(holder: Holder, newest: WorkerPaths) -> int | None:
 
 
 def _attempts(holder: Holder, worker: WorkerPaths) -> Iterator[AttemptPaths]:
-    """The attempts that a worker ran, by its own notes."""
+    """Yield the attempts that a worker ran, from the worker's own journal."""
     for line in journal.Reader(worker.journal).read("claimed"):
         yield holder.paths.trial(int(line["trial"])).attempt(int(line["attempt"]))

@@ -1,4 +1,4 @@
-"""Which daemons of an experiment there are, whether or not they decide at the moment.
+"""The daemons of an experiment, whether or not they hold the lease at the moment.
 
 While a worker or another command holds the lease, a daemon waits without a term of its own. So it
 leaves a file of its own, ``searcher/daemon-HOST.json``, with what tells its process from a later
@@ -38,15 +38,15 @@ class Daemon(JsonRecord):
 
     @property
     def lives(self) -> bool:
-        """Whether it runs, on this host."""
+        """True if the process runs on this host."""
         return self.boot == _boot() and processes.alive(self.pid, self.start)
 
 
 @contextlib.contextmanager
 def tell(paths: ExperimentPaths) -> Iterator[None]:
-    """Say that this process is the daemon here, as long as it is; the newest has the word.
+    """Register this process as the daemon of this host while it runs; the newest one wins.
 
-    On a full disk nobody is told: then the lease says where it runs, once it holds that.
+    On a full disk it is not registered: then the lease shows where it runs, once it holds that.
     """
     path = paths.daemon(socket.gethostname())
     pid = os.getpid()
@@ -62,13 +62,13 @@ def tell(paths: ExperimentPaths) -> Iterator[None]:
 
 
 def here(paths: ExperimentPaths) -> Daemon | None:
-    """The daemon that lives on this host; None if none has said so."""
+    """Return the daemon that runs on this host; None if none is registered."""
     found = Daemon.read(paths.daemon(socket.gethostname()))
     return found if found is not None and found.lives else None
 
 
 def elsewhere(paths: ExperimentPaths) -> dict[str, Daemon]:
-    """Those that have said so on other hosts, and perhaps live: from here nobody can tell."""
+    """Return the daemons of other hosts by host; whether they still run is unknown here."""
     home, host = paths.daemon("*"), socket.gethostname()
     before, _, after = home.name.partition("*")
     found = {

@@ -1,7 +1,7 @@
-"""What has been decided so far: the fold over the decisions of all terms.
+"""The decided state of an experiment: the fold over the decisions of all terms.
 
-Pure: no file, no clock. The searcher's state is part of it and comes from telling the searcher
-every recorded event again.
+Pure: no file, no clock. The searcher's state is part of it and is restored by replaying every
+recorded event to the searcher.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RECENT = 100
 
 
 def program(method: events.Searcher) -> dict[str, Any]:
-    """Whose state a snapshot is; another program would come to another one by the same records."""
+    """Identify the program of a snapshot; another one may fold the records differently."""
     return {"fold": FOLD, "searcher": {"name": method.name, "version": method.version}}
 
 
@@ -37,9 +37,9 @@ class Decided:
     """State of an experiment as decided. ``take`` adds one record of the chain.
 
     Attributes:
-        owed: actions that the searcher wants after the last event, and that are not recorded.
-        broken: the searcher failed on an event and why; it hears nothing more until ``resume``.
-        asks: what the searcher wants a person to look at; likewise.
+        owed: actions that the searcher wants after the last event, not recorded yet.
+        broken: why the searcher failed on an event; it gets no more events until ``resume``.
+        asks: what the searcher wants the user to look at; likewise.
         halted: nothing is submitted until ``resume``, and why.
         state: the last ``state`` record, with its why.
         notified: events that a hook has been run for.
@@ -96,7 +96,7 @@ class Decided:
         self.search = self.method.initial()
 
     def encode(self) -> dict[str, Any] | None:
-        """All of it as plain JSON; None while the searcher has failed or is owed a record."""
+        """Return the state as plain JSON; None if the searcher has failed or actions are owed."""
         if self.broken or self.owed:
             return None
         plain = {name: getattr(self, name) for name in _PLAIN}
@@ -132,7 +132,7 @@ class Decided:
             handler(line)
 
     def hear(self, event: events.Event) -> None:
-        """Add the record of an event, given what it says."""
+        """Add the record of an event to the state and pass the event to the searcher."""
         self.owed = []
         if isinstance(event, events.Report):
             self.plans[event.trial].told = event.length.value
@@ -151,7 +151,7 @@ class Decided:
         self._tell(event)
 
     def control(self, plan: TrialPlan) -> Control:
-        """What its control in force should say of a trial (without term and time)."""
+        """Return the control that should be in force for a trial (without term and time)."""
         action, why = self._wanted(plan)
         now = action == "kill" and plan.now
         return Control(
@@ -175,12 +175,12 @@ class Decided:
 
     @property
     def deaf(self) -> bool:
-        """The searcher hears nothing until ``resume``."""
+        """True while the searcher gets no events, until ``resume``."""
         return bool(self.broken or self.asks)
 
     @property
     def aimless(self) -> bool:
-        """If nothing runs: the searcher will hear of nothing more, and has not ended the search."""
+        """True if, with nothing running, no event can come though the search is not over."""
         calm = self.deaf or self.canceled or self.paused or self.unsaid
         if not self.started or self.shutdown is not None or calm:
             return False
@@ -189,13 +189,13 @@ class Decided:
 
     @property
     def alone(self) -> list[int]:
-        """Trials that go on though the experiment as a whole is paused."""
+        """The trials that run though the experiment as a whole is paused."""
         if not self.paused:
             return []
         return [n for n in sorted(self.open) if self._wanted(self.plans[n])[0] == "run"]
 
     def action(self, plan: TrialPlan) -> Action:
-        """What its control in force should ask of a trial."""
+        """Return the action that the control in force should ask of a trial."""
         return self._wanted(plan)[0]
 
     def _tell(self, event: events.Event) -> None:
@@ -243,12 +243,12 @@ class Decided:
                 self.asks = why
 
     def _settle(self, recorded: events.Action) -> None:
-        """An action is recorded: it is owed no more, nor is what should have come before it.
+        """Drop a recorded action, and any that should precede it, from what is owed.
 
-        Of a searcher that decides otherwise today, what a former version passed over it did not
-        want. Where it did what is not wanted today, that took the place of what is wanted of the
-        same trial, or else of the next action. Only a question stands, and takes no place: it
-        changes no trial, and nobody has been asked yet.
+        If the searcher decides differently today, its former version did not want the actions
+        that it skipped. One that it took and that is not wanted today replaces the one wanted of
+        the same trial, or else the next action. Only a question stays owed, and replaces nothing:
+        it changes no trial, and the user has not been asked yet.
         """
         one = _subject(recorded)
         place = next((n for n, owed in enumerate(self.owed) if _subject(owed) == one), None)
@@ -268,7 +268,7 @@ class Decided:
         self.longer = list(line.get("longer", ()))
 
     def _take_adopt(self, line: Line) -> None:
-        """Trials of another experiment: those that go on have nothing against them."""
+        """Adopt the trials of another experiment; for those that go on, no past failure counts."""
         for text, parent in line["parents"].items():
             plan = self.plans[int(text)]
             plan.parent, plan.origin = parent, None
@@ -297,7 +297,7 @@ class Decided:
             self.touched.add(trial)
 
     def _begin_again(self, plan: TrialPlan, attempts: int) -> None:
-        """A user gives a trial another chance: its attempts so far count against nothing."""
+        """Let a trial begin again at the user's request: its attempts so far no longer count."""
         plan.allowed, plan.base = attempts + 1, attempts
         plan.ended = plan.failed = plan.given_up = ""
         plan.killed = plan.now = False
@@ -342,7 +342,7 @@ class Decided:
         self._change(line, verb, arguments)
 
     def _change(self, line: Line, verb: str, arguments: Mapping[str, Any]) -> None:
-        """What a command changes of the config, the nodes, and where its trials go on from."""
+        """Apply a command's changes of the config, the nodes, and where its trials go on from."""
         changed = overrides.asked(verb, arguments)
         self.overrides = {**self.overrides, **changed}
         self.unsaid = self.unsaid or not overrides.OF_SEARCH.isdisjoint(changed)
@@ -376,12 +376,12 @@ class Decided:
 
 
 def _subject(action: events.Action) -> tuple[type[events.Action], int]:
-    """What an action does, and to which trial."""
+    """Return an action's type and the number of its trial."""
     return type(action), getattr(action, "trial", 0)
 
 
 def _moves(action: events.Action, trial: int) -> bool:
-    """Whether an action lets a trial that there is go on, or leave."""
+    """True if an action lets an existing trial go on, or leave."""
     return (
         isinstance(action, events.Continue | events.Pause | events.Stop) and action.trial == trial
     )

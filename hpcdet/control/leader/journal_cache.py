@@ -1,4 +1,4 @@
-"""What the files of trials say, read from where the last turn stopped."""
+"""The cached journals and ends of trials, read on from where the last turn stopped."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ NEAR = 0.75
 
 @dataclass
 class Expected:
-    """When the next report of an attempt that runs is due, going by those before.
+    """The time at which the next report of a running attempt is due, estimated from earlier ones.
 
     Attributes:
-        heard: when the last one was seen, on this process's clock.
+        heard: when the last report was seen, on this process's clock.
         looked: when the journal was read last.
         every_s: the least time between two reports so far, by the attempt's clock; None before
             the second.
@@ -41,13 +41,13 @@ class Expected:
     _at: float | None = None
 
     def far(self, now: float) -> bool:
-        """Whether reading the journal now would hardly find anything."""
+        """True if reading the journal now would hardly find a new report."""
         if self.every_s is None or self.every_s < RARE_S or now - self.looked >= RARE_S:
             return False
         return now - self.heard < NEAR * self.every_s
 
     def hear(self, at: float, now: float) -> None:
-        """A report came, written at a time in epoch seconds."""
+        """Note a report that was written at ``at`` epoch seconds."""
         before = self._at
         if before is not None:
             since = max(0.0, at - before)
@@ -57,7 +57,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class _Cost:
-    """Slots, from when to when in epoch seconds; ``slots`` 0 of an attempt that never ran."""
+    """The slots of an attempt and its epoch seconds; ``slots`` is 0 if it never ran."""
 
     slots: int = 0
     start: float = 0.0
@@ -72,7 +72,7 @@ class _Cost:
         return cls(found.slots, found.start, found.end, end is not None)
 
     def until(self, time: float) -> float:
-        """Slot-seconds up to a time; clocks of different hosts make nothing negative."""
+        """Return the slot-seconds up to a time; never negative, though hosts' clocks may differ."""
         return round(self.slots * max(0.0, time - self.start), 3)
 
     @property
@@ -103,10 +103,10 @@ class JournalFacts:
         self._goals = self.resolved.searcher.goals
 
     def grows(self, trial: TrialPaths, number: int) -> bool:
-        """Whether an attempt has written since it was looked at last, and nothing of its end.
+        """True if an attempt's journal has grown since the last look, without a record of its end.
 
-        It is known to run, and to be in no archive. What it has reported is kept for ``reports``.
-        False as well of one that need not be read now.
+        The attempt is known to run, and to be in no archive. Its reports are kept for ``reports``.
+        Also False if the journal need not be read now.
         """
         key, now = (trial.number, number), self.clock()
         reader, expected = self._readers.get(key), self._expected.get(key)
@@ -125,13 +125,14 @@ class JournalFacts:
         *,
         only_running: bool = False,
     ) -> Iterator[events.Report]:
-        """New validation metrics of a trial, longer than ``told``, in order of length.
+        """Yield a trial's validation reports that are new to the searcher, in order of length.
 
-        Those that have no number for the searcher's metric are told, too: it knows what to do.
-        After a restart an attempt trains stretches again that a former one has reported;
-        these are heard once.
+        Those without a number for the searcher's metric are included: the searcher handles them.
+        After a restart an attempt repeats training that a former one has reported; each length
+        is reported once.
 
         Args:
+            told: greatest length that the searcher has a report of.
             running: the attempt that has not ended, if any.
             only_running: nothing can be new in the others.
         """
@@ -171,10 +172,10 @@ class JournalFacts:
     def _whole(
         self, key: tuple[int, int], lines: list[Line], unit: Unit, *, ended: bool
     ) -> list[tuple[Line, Length | None]]:
-        """Validations and how far the trial was, each once all of it is known.
+        """Yield validations with the trial's length, each once it is complete.
 
-        Code may report several times at one length; what lacks a metric of the searcher's waits
-        for the next report at a greater length, or the end, before it is heard as it is.
+        Code may report several times at one length; a report that lacks a metric of the searcher's
+        waits for the next one at a greater length, or the end, before it is used as it is.
         """
         if not lines and not ended:
             return []
@@ -200,7 +201,7 @@ class JournalFacts:
         return found
 
     def _cost(self, trial: TrialPaths, number: int, running: int) -> _Cost:
-        """What an attempt has cost; of one that has not ended, when it began."""
+        """Return the cost of an attempt; of one that has not ended, with its start."""
         key = (trial.number, number)
         known = self._costs.get(key)
         if known is None or not (known.ended or number == running):
@@ -210,14 +211,14 @@ class JournalFacts:
         return known
 
     def forget(self, trial: int) -> None:
-        """Read a trial's journals from their beginning again."""
+        """Forget a trial's journals, to read them from the beginning again."""
         for key in [key for key in self._readers if key[0] == trial]:
             del self._readers[key]
             for known in (self._parts, self._expected, self._unheard):
                 known.pop(key, None)
 
     def ends(self, trial: TrialPaths) -> list[tuple[AttemptPaths, End]]:
-        """The attempts of a trial that are over, ascending, without claims that were given back."""
+        """Return a trial's ended attempts, ascending, without claims that were released."""
         found = []
         for attempt in standing.claimed(trial):
             key = (trial.number, attempt.number)
@@ -230,7 +231,7 @@ class JournalFacts:
 
 
 def length_of(line: journal.Line, unit: Unit) -> Length | None:
-    """How far a trial had come at a line of metrics, in the searcher's unit if it is known."""
+    """Return a trial's length at a line of metrics in the searcher's unit; None if unknown."""
     units = line.get("units") or {}
     if unit in units:
         return Length(unit, int(units[unit]))
@@ -242,7 +243,7 @@ _SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-
 
 
 def scalars(metrics: dict[str, Any]) -> dict[str, Any]:
-    """The numbers among metrics; NaN and infinities, stored as text, as what they are."""
+    """Return the numbers among metrics, with NaN and infinities restored from text."""
     found = {}
     for name, stored in metrics.items():
         value = _SPECIAL.get(stored, stored) if isinstance(stored, str) else stored

@@ -1,4 +1,4 @@
-"""A process that may hold the lease: its hands (scheduler, searcher) and its memory."""
+"""The holder of the lease: its hands (scheduler, searcher) and its memory."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ Build = Callable[[ExperimentPaths, Intent, Resolved, Site], Submission]
 
 
 class Fenced(Exception):
-    """The term is over; nothing decided under it may be done any more."""
+    """The term is over; no decision made under it may be acted upon any more."""
 
 
 @dataclass
 class Pulse:
-    """To be called while a searcher takes its time; a holder makes it keep the lease.
+    """A callback for long waits in a searcher, by which the holder keeps the lease.
 
-    Raises nothing of a file system that refuses the beat: what a searcher raises is its failure,
-    and the next call tries again.
+    A beat that the file system refuses raises nothing, as an exception would count as the
+    searcher's failure; the next call tries again.
     """
 
     beat: Callable[[], object] = lambda: None
@@ -71,13 +71,13 @@ class Pulse:
 
 @dataclass(frozen=True)
 class Hands:
-    """What a holder acts with; tests put their own in.
+    """The tools that a holder acts with, replaceable in tests.
 
     Attributes:
         build: renders the script of an intent (``jobs.script.submission.build``).
         clock: seconds that never go back.
         known: recorded hyperparameters of trials, for ``method`` when it is told everything again.
-        sweep: removes checkpoints that nobody keeps once an experiment is over.
+        sweep: removes checkpoints that no rule keeps once an experiment is over.
         pulse: what ``method`` calls while it waits for a process of its own.
         held: the experiment's folder, which these came from.
     """
@@ -95,7 +95,7 @@ class Hands:
 
     @classmethod
     def of(cls, paths: ExperimentPaths) -> Hands:
-        """Those that the experiment's files name."""
+        """Open the tools that the experiment's files name."""
         from hpcdet.jobs.script import submission
         from hpcdet.schedulers.opening import open_scheduler
         from hpcdet.search.registry import searcher
@@ -121,7 +121,7 @@ class Hands:
 
 
 def _sweep(python: str, paths: ExperimentPaths) -> None:
-    """In a process of its own: checkpoints belong to the tower with torch. Best effort."""
+    """Remove checkpoints in a process of its own, in the tower with torch. Best effort."""
     command = [python, "-Pm", "hpcdet.checkpoint", "sweep", str(paths.root)]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
@@ -135,7 +135,7 @@ def _sweep(python: str, paths: ExperimentPaths) -> None:
 
 @dataclass
 class Holder:
-    """Keep one per process and experiment, and turn the crank with it again and again.
+    """A process that may hold the lease; keep one per process and experiment for all turns.
 
     Attributes:
         kind: daemon, worker, wait, submit: who this is, for people.
@@ -203,12 +203,12 @@ class Holder:
 
     @property
     def decided(self) -> Decided:
-        """What has been decided; only while the lease is held."""
+        """The decided state; only while the lease is held."""
         assert self._decided is not None
         return self._decided
 
     def begin(self) -> bool:
-        """Take or keep the lease; a new term starts from the decisions of all former ones.
+        """Take or keep the lease; a new term starts from the decisions of all former terms.
 
         Raises:
             IntegrityError: these cannot be read.
@@ -237,7 +237,7 @@ class Holder:
         return True
 
     def _recall(self) -> None:
-        """Begin the term's journal, and know what has been decided before."""
+        """Begin the term's journal and restore the decided state from the former ones."""
         method = self.hands.method
         known: dict[Point, Snapshot] = {}
 
@@ -258,7 +258,7 @@ class Holder:
         self._unsnapped = len(history)
 
     def ask_again(self) -> None:
-        """Tell a searcher that has failed everything once more: it may have been mended.
+        """Replay all events to a searcher that has failed, as it may have been repaired.
 
         Raises:
             Fenced: not all of it can be read; the term was left, and none is taken until it can.
@@ -276,7 +276,7 @@ class Holder:
         self.commit()
 
     def _take_again(self, lines: list[Line]) -> None:
-        """Fold records; what was suggested then stands."""
+        """Fold records; hyperparameters that were suggested then are kept."""
         known = self.hands.known
         actions = (line["action"] for line in lines if line["kind"] == "action")
         known.update({each["trial"]: each["params"] for each in actions if "params" in each})
@@ -287,7 +287,7 @@ class Holder:
         known.clear()
 
     def stay(self) -> None:
-        """Keep the lease while something takes its time: once for each trial, in a loop over them.
+        """Keep the lease during long work: call it once for each trial in a loop over them.
 
         Raises:
             Fenced: the term is over.
@@ -301,7 +301,7 @@ class Holder:
                 raise Fenced
 
     def snapshot(self) -> None:
-        """Write down what has been decided, if much has been since the last time."""
+        """Write a snapshot of the decided state if many records were added since the last one."""
         assert self._chain is not None
         if self._unsnapped < max(SNAPSHOT_EVERY, len(self.decided.plans) // SNAPSHOT_PART):
             return
@@ -315,16 +315,16 @@ class Holder:
 
     @property
     def resolved(self) -> Resolved:
-        """The experiment's config with what users have changed of it."""
+        """The experiment's config with the users' changes."""
         changes = self.decided.overrides  # another dict whenever they change
         if self._laid is None or self._laid[0] is not changes:
             self._laid = changes, overrides.lay(self.hands.resolved, changes)
         return self._laid[1]
 
     def fence(self) -> None:
-        """Ask right before each side effect. Raises Fenced once the term is over.
+        """Check the lease right before each side effect. Raises Fenced once the term is over.
 
-        What has been decided is durable when this returns.
+        All decisions are durable when this returns.
         """
         self.commit()
         if not self.lease.verify():
@@ -332,14 +332,14 @@ class Holder:
             raise Fenced
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Decide something: durable when this returns, and part of what has been decided."""
+        """Record a decision: durable when this returns, and part of the decided state."""
         self._note(kind, **fields)
         self.commit()
 
     def tell(self, event: events.Event, **about: Any) -> None:
-        """Let the searcher hear of something, and record what it wants.
+        """Pass an event to the searcher and record the actions that it wants.
 
-        Durable with the next ``commit``, which every ``fence`` is: reports come in numbers.
+        Durable with the next ``commit``, which every ``fence`` does, as reports are many.
         """
         assert self._chain is not None
         self._chain.note("event", event=codec.encode_event(event), **about)
@@ -349,12 +349,12 @@ class Holder:
         self.stay()
 
     def settle(self) -> None:
-        """Record what the searcher wants and a former term did not come to record."""
+        """Record the actions that the searcher wants and a former term had no time to record."""
         for action in list(self.decided.owed):
             self._note("action", action=codec.encode_action(action))
 
     def commit(self) -> None:
-        """Make all that was decided durable."""
+        """Make all decisions durable."""
         if self._chain is not None:
             self._chain.commit()
 
@@ -364,20 +364,20 @@ class Holder:
         self._unsnapped += 1
 
     def lend(self) -> None:
-        """Let the lease go for a moment, now and then, for somebody who may submit to take it."""
+        """Release the lease briefly from time to time, for a process that may submit to take it."""
         now = self.hands.clock()
         if now >= self._lends_at:
             self._lends_at, self._lent_until = now + LEND_EVERY_S, now + LEND_S
             self.close()
 
     def close(self) -> None:
-        """Leave the lease to others; the next turn takes it again if it is free then."""
+        """Release the lease; the next turn takes it again if it is free then."""
         self._forget()
         with contextlib.suppress(OSError):  # then the term has to expire
             self.lease.release()
 
     def _forget(self) -> None:
-        """Know nothing: what was seen or decided may not have been acted upon."""
+        """Forget all state: what was seen or decided may not have been acted upon."""
         hands = self.hands
         if self._chain is not None:
             self._chain.close()
@@ -393,7 +393,7 @@ class Holder:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without the garbage collector, which would look at all that is read again and again."""
+    """Disable the garbage collector, which would scan all that is read again and again."""
     was = gc.isenabled()
     gc.disable()
     try:

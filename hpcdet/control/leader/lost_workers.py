@@ -1,8 +1,8 @@
-"""Which tasks live, and which workers are gone without a word.
+"""The tasks that live, and the workers that are lost: gone without a record of their end.
 
-The files of workers are believed first, the scheduler second, and a bad thing only when two of
+The files of workers are believed first, the scheduler second; a worker is lost only when two of
 its answers agree and the worker gave no sign of life in between. The scheduler is not asked at
-all while the files say that nothing of ours can be in it.
+all while the files show that it can have no job of the experiment.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TaskPlace:
     """One array task of one submission.
 
     Attributes:
-        said: the scheduler's word for its last state, None if it was not asked.
+        said: the scheduler's last state of it, None if it was not asked.
         worker: newest worker that claimed the place.
     """
 
@@ -59,7 +59,7 @@ class TaskPlace:
 
 @dataclass(frozen=True)
 class Gone:
-    """A worker that is not there any more and did not say goodbye."""
+    """A lost worker: it is gone and has not recorded its end."""
 
     worker: WorkerPaths
     reason: Reason
@@ -67,7 +67,7 @@ class Gone:
 
 @dataclass(frozen=True)
 class FleetView:
-    """One look at everything that was submitted."""
+    """The state of all submissions at one look."""
 
     places: list[TaskPlace]
     gone: list[Gone]
@@ -84,7 +84,7 @@ it leaves when its attempts have ended, of which the files are looked at in each
 
 @dataclass(frozen=True)
 class _Suspicion:
-    """``answer``: ``answered_at`` of the answer that raised it."""
+    """A suspicion that a worker is lost; ``answer``: ``answered_at`` of the scheduler's answer."""
 
     beat: str
     since: float
@@ -92,7 +92,7 @@ class _Suspicion:
 
 
 class Watch:
-    """Memory between looks: what is over for good, and what was suspected when.
+    """The memory between looks: what is over for good, and what was suspected when.
 
     Attributes:
         blind: why the scheduler could not be asked at the last look, or what it cannot know; ""
@@ -136,7 +136,7 @@ class Watch:
         ] = {}  # as the same answer had it
 
     def look(self, busy: Set[str] = frozenset()) -> FleetView:
-        """Ask files and, if something may live there and it is time, the scheduler.
+        """Read the files and, if jobs may live there and it is time, ask the scheduler.
 
         Args:
             busy: names of workers that have an attempt that has not ended.
@@ -175,16 +175,16 @@ class Watch:
 
     @property
     def suspects(self) -> bool:
-        """Whether another look would tell more."""
+        """True if another look would settle a suspicion."""
         return bool(self._suspicions)
 
     @property
     def suspected(self) -> frozenset[str]:
-        """Names of the workers whose tasks are over by one answer of the scheduler."""
+        """The names of the workers whose tasks are over by one answer of the scheduler."""
         return frozenset(str(key[1]) for key in self._suspicions if key[-1] == "over")
 
     def confirmed(self, key: tuple[object, ...], beat: str = "", *, by_files: bool = False) -> bool:
-        """Whether this was suspected before, with the same beat, and in another answer.
+        """True if this was suspected before, with the same beat, and in another answer.
 
         ``by_files``: the scheduler has no part in the suspicion.
         """
@@ -197,7 +197,7 @@ class Watch:
         return another and now - before.since >= self._site.limits.poll_min_s
 
     def submission(self, number: int) -> tuple[Intent | None, Submitted | None]:
-        """What was intended and what came of it; read once when nothing can change any more."""
+        """Return a submission's intent and result; both are read once when they are final."""
         if number in self._settled:
             return self._settled[number]
         intent = Intent.read(self.paths.intent(number))
@@ -228,7 +228,7 @@ class Watch:
         return ""
 
     def has_left(self, worker: WorkerPaths) -> bool:
-        """Whether a worker has said goodbye, or others have for it; asked once in each look."""
+        """True if a worker's end is recorded, by itself or for it; read once in each look."""
         return self._end(worker) is not None
 
     def _end(self, worker: WorkerPaths) -> WorkerEnd | None:
@@ -249,7 +249,7 @@ class Watch:
         return end
 
     def _was_asked(self, worker: str) -> bool:
-        """Whether it need not be asked again now; if it is, this is remembered."""
+        """True if a worker was checked recently; else the check of now is remembered."""
         now = self._clock()
         if now - self._asked_end.get(worker, -math.inf) < BUSY * self._site.limits.poll_min_s:
             return True
@@ -266,7 +266,7 @@ class Watch:
         return newest
 
     def _note_ends(self, intent: Intent, newest: dict[tuple[int, int], WorkerPaths]) -> None:
-        """Believe workers that say that they left, where their task cannot come back."""
+        """Count tasks as over whose worker has recorded its end and that cannot be requeued."""
         may_return = self._site.capabilities.requeue != "none"
         for index in range(intent.tasks):
             key = (intent.number, index)
@@ -303,33 +303,33 @@ class Watch:
         self._hasten()
 
     def _away(self, jobs: list[Job]) -> dict[str, str]:
-        """Jobs that live on other machines, with those. They are taken to live on."""
+        """Return the jobs that live on other machines, with these. They are taken to live on."""
         hosts = {job.job: self.elsewhere(job.job) for job in jobs}
         return {job: host for job, host in hosts.items() if host}
 
     def elsewhere(self, job: str) -> str:
-        """The machine that alone can do something about a job; "" if it is this one, or any."""
+        """Return the only machine that can control a job; "" if it is this one, or any can."""
         return self._scheduler.elsewhere(job) if isinstance(self._scheduler, PerHost) else ""
 
     def waiting(self) -> list[Task]:
-        """What waits in the queue by the scheduler's last answer."""
+        """Return the pending tasks of the scheduler's last answer."""
         rows = (row for rows in self._answers.values() for row in rows)
         return [row for row in rows if row.state is TaskState.PENDING]
 
     @property
     def hopeless(self) -> list[Task]:
-        """What waits and will not start by itself, by the scheduler's last answer."""
+        """The pending tasks of the scheduler's last answer that cannot start by themselves."""
         return [row for row in self.waiting() if row.wait.kind in ("launch", "never")]
 
     def stuck(self) -> list[Task]:
-        """The same, by two answers that follow each other."""
+        """Return the ``hopeless`` tasks that two answers in a row confirm."""
         found = {("waits", row.job, row.index, row.reason): row for row in self.hopeless}
         for key in [key for key in self._suspicions if key[0] == "waits" and key not in found]:
             del self._suspicions[key]
         return [row for key, row in found.items() if self.confirmed(key)]
 
     def _hasten(self) -> None:
-        """Requeued tasks need not wait the two minutes that Slurm lets them; asked once each."""
+        """Let requeued tasks start before Slurm's two minutes are over; asked once each."""
         if not isinstance(self._scheduler, Hastens):
             return
         for row in (row for rows in self._answers.values() for row in rows):
@@ -341,7 +341,7 @@ class Watch:
                     self._scheduler.hasten(row.job, row.index)
 
     def row(self, job: str, index: int) -> Task | None:
-        """What the scheduler's last answer says of a task; None if it does not name it."""
+        """Return a task's row in the scheduler's last answer; None if there is none."""
         found = self._rows.get((job, index))
         if found is not None:
             return found
@@ -407,7 +407,7 @@ class Watch:
         return _REASONS.get(said, "lost")
 
     def _forget(self, key: tuple[int, int]) -> None:
-        """Nothing is suspected of a place any more: it lives, or it is over for good."""
+        """Drop all suspicions of a place: it lives, or it is over for good."""
         for suspicion in [one for one in self._suspicions if one[0] == key]:
             del self._suspicions[suspicion]
 
@@ -417,7 +417,7 @@ class Watch:
 
 
 def _opens(path: str) -> bool:
-    """Whether a file is there; opening asks the server, where a look may come from a cache."""
+    """True if a file exists; opening it asks the server, where a lookup may come from a cache."""
     try:
         os.close(os.open(path, os.O_RDONLY))
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Judging a trial whose last attempts came to nothing: shall there be another one?
+"""The rules for retrying a trial whose last attempts failed or brought no progress.
 
 Faults of the user's code count against ``max_restarts``. Everything else may happen without
 limit while the trial gets on; without progress, each cause has a budget of its own.
@@ -28,7 +28,7 @@ is too short, or a program that never starts, will not get better by patience; a
 
 @dataclass(frozen=True)
 class Judgement:
-    """``again``, or else the reason for the searcher and a sentence for people."""
+    """The decision: try ``again``, or else the reason for the searcher and a line for the user."""
 
     again: bool
     why: str
@@ -36,11 +36,11 @@ class Judgement:
 
 
 def judge(ends: Sequence[End], verdict: Verdict | None, max_restarts: int) -> Judgement:
-    """What to do after these ends.
+    """Decide whether a trial is tried again after these ends.
 
     Args:
         ends: ends of the trial's attempts that count, ascending, not empty.
-        verdict: what the last of them said of itself.
+        verdict: that of the last attempt.
     """
     last = ends[-1]
     if verdict is not None and verdict.verdict == "norestart":
@@ -64,7 +64,7 @@ def judge(ends: Sequence[End], verdict: Verdict | None, max_restarts: int) -> Ju
 
 
 def launches_failed_elsewhere(ends: Sequence[End]) -> list[End]:
-    """Launches that failed after another one had failed on other nodes: not the place's fault."""
+    """Return failed launches that follow one on other nodes: the nodes are not at fault."""
     found: list[End] = []
     before: set[str] = set()
     for end in ends:
@@ -78,7 +78,7 @@ def launches_failed_elsewhere(ends: Sequence[End]) -> list[End]:
 
 
 def black_holes(ends: Sequence[End]) -> set[str]:
-    """Nodes on which two launches in a row failed. ``ends``: of all trials, by time."""
+    """Return the nodes on which two launches in a row failed. ``ends``: of all trials, by time."""
     streak: dict[str, int] = {}
     bad: set[str] = set()
     for end in ends:

@@ -1,10 +1,10 @@
-"""How all trials stand, without reading every file of every trial in every turn.
+"""The cached standings of all trials, which spare reading every file in every turn.
 
-A trial is read again when its folders look different: a folder's time changes with every name
-that comes or goes in it. Nobody looks at those of one whose journal grows, unless there was word
-that something has ended. Two names may come within one tick of a file system's clock, so what
-was seen to change is read once more some seconds later; and now and then everything is, in
-case that somebody wrote what nobody should have.
+A trial is read again when its folders' modification times change, as they do whenever a name is
+added or removed. The folders of a trial whose journal grows are not checked, unless a nudge says
+that something has ended. Two names may be added within one tick of a file system's clock, so a
+trial that has changed is read once more some seconds later; and from time to time all trials are,
+in case a file was written in place.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ trials in one turn."""
 
 @dataclass
 class TrialView:
-    """One trial.
+    """A trial as it was last read.
 
     Attributes:
         open: the attempts that were claimed and have not ended, newest first.
-        fresh: it was read in this turn: something may have changed.
-        dormant: nobody wants it to run, so that it is looked at no more often than it must.
+        fresh: it was read in this turn, so that something may have changed.
+        dormant: it is not to run, so that it is checked as seldom as possible.
     """
 
     paths: TrialPaths
@@ -58,7 +58,7 @@ class Sight:
 
     Args:
         clock: real seconds, as the times of files are.
-        grows: whether an attempt that runs has just written, and nothing of its end.
+        grows: True if a running attempt has just written, and no record of its end.
     """
 
     def __init__(
@@ -75,21 +75,21 @@ class Sight:
         self._calm = False
 
     def begin(self, *, calm: bool = False) -> None:
-        """A new turn: what is asked for is looked at again, once.
+        """Begin a new turn, in which each trial that is asked for is checked once.
 
         Args:
-            calm: nobody has left word since the last one that something has ended.
+            calm: no nudge since the last turn has said that something ended.
         """
         self._turn += 1
         self._calm = calm
 
     def forget(self, number: int) -> None:
-        """Something of a trial was just written: read it when it is asked for."""
+        """Read a trial again when it is next asked for, as a file of it was just written."""
         if (seen := self._seen.get(number)) is not None:
             seen.turn, seen.changed, seen.dormant = 0, self._clock(), False
 
     def trial(self, number: int) -> TrialView:
-        """How a trial stands now."""
+        """Return the current view of a trial."""
         seen = self._seen.get(number)
         if seen is not None and seen.turn == self._turn:
             return seen
@@ -139,7 +139,7 @@ class Sight:
 
 
 def looks(folders: tuple[str, ...]) -> tuple[int, ...]:
-    """The times of folders; opening asks the server, where a look may come from a cache."""
+    """Return folders' times; opening them asks the server, where a lookup may be cached."""
     found = []
     for folder in folders:
         try:

@@ -1,4 +1,4 @@
-"""What is wanted of one trial, by the searcher and by users, as far as it was decided."""
+"""The plan of one trial: what the searcher and users have decided for it so far."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcdet.units import Length, Unit
 
 @dataclass
 class TrialPlan:
-    """What is wanted of a trial; ``Decided`` folds records into it.
+    """The decided plan of a trial; ``Decided`` folds records into it.
 
     Attributes:
         searcher: what the searcher wants last: run, pause or stop.
@@ -24,7 +24,7 @@ class TrialPlan:
         given_up: reason for the ``SegmentEnd`` once the trial was given up.
         killed: canceled by its user; ``now`` without saving first.
         alone: its user resumed it while the experiment as a whole stays paused.
-        since: only workers of this submission or a later one may take it.
+        since: only workers of this submission or a later one may claim it.
         rewinds: see ``records.Control``.
         parent: what it begins from (``store.trials.parents``).
         origin: the checkpoint that it was given, as ``records.Trial`` has it; empty: it begins
@@ -53,7 +53,7 @@ class TrialPlan:
     ended: str = ""
 
     def encode(self) -> dict[str, Any]:
-        """Plain JSON, without what is as it is in every plan."""
+        """Return the plan as plain JSON, without fields that have their default."""
         found = {
             name: value
             for name, value in vars(self).items()
@@ -81,5 +81,5 @@ _DEFAULTS = {
 
 @functools.lru_cache(maxsize=64)
 def _length(unit: Unit, amount: int) -> Length:
-    """The same few lengths, for thousands of plans."""
+    """Return a length, shared by the thousands of plans that have the same."""
     return Length(unit, amount)

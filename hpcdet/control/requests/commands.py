@@ -1,4 +1,4 @@
-"""What a user asks of an experiment: a numbered file that the holder of the lease obeys."""
+"""Users' commands to an experiment: numbered files that the holder of the lease obeys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Verb", "ask", "following"]
 
 
 def following(paths: ExperimentPaths) -> int:
-    """The number that the next command is to have."""
+    """Return the number of the next command."""
     return max(packed.numbers(paths.commands, ".json"), default=0) + 1
 
 
@@ -29,7 +29,7 @@ def ask(
     number: int = 0,
     **arguments: Any,
 ) -> int:
-    """Ask; returns the command's number. It is obeyed at the next turn of the crank.
+    """Write a command and return its number; it is obeyed at the next turn of the crank.
 
     Args:
         trial: number of the trial it is about; 0 means the whole experiment.
@@ -64,7 +64,7 @@ def ask(
 
 
 def _reopens(paths: ExperimentPaths, verb: Verb, may: bool) -> bool:
-    """Whether the experiment is over, and goes on with such a command.
+    """True if the experiment is over and such a command reopens it.
 
     Raises:
         UsageError: it is over, and does not.

@@ -1,10 +1,10 @@
-"""A new experiment whose search begins where another one's was.
+"""Forks: a new experiment whose search continues another one's from a chosen point.
 
-Its records begin with those of the other search up to a point, word for word, so that the same
-searcher comes to the same state by them. What had ended by then is there with all of its files
-(hard links: they take no room, and the other experiment is not touched); what had not begins from
-its newest checkpoint up to what the search had heard of it. From then on the two know nothing of
-each other.
+Its records begin with those of the other search up to that point, unchanged, so that the same
+searcher reaches the same state by them. Trials that had ended by then are carried over with all
+of their files (hard links: they take no room, and the other experiment is not touched); the others
+begin from their newest checkpoint up to the length that the search had a report of. From then on
+the two experiments are independent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BY_COMMANDS = ("allowed", "base", "failed", "given_up", "killed", "rewinds")
 
 @dataclass(frozen=True)
 class Forked:
-    """What came of it.
+    """The result of a fork.
 
     Attributes:
         events: events of the other search that this one has heard.
@@ -124,7 +124,7 @@ def fork(
 
 
 def _folded(lines: list[Line]) -> Decided:
-    """What had been decided of trials, without asking the searcher again."""
+    """Fold records to the decided state, without running the searcher."""
     decided = Decided(_Deaf())
     for line in lines:
         decided.take(line)
@@ -133,7 +133,7 @@ def _folded(lines: list[Line]) -> Decided:
 
 @dataclass(frozen=True)
 class _Deaf:
-    """A searcher that wants nothing: what it wanted is in the records."""
+    """A searcher that wants nothing, as its actions are in the records."""
 
     name: str = ""
     version: int = 0
@@ -146,7 +146,7 @@ class _Deaf:
 
 
 def _until(lines: list[Line], trials: int, source: ExperimentPaths) -> list[Line]:
-    """The records before the event after which the search made more trials than these."""
+    """Return the records before the event at which the search exceeded this number of trials."""
     end = made = 0
     for place, line in enumerate(lines):
         if line["kind"] == "event":
@@ -164,7 +164,7 @@ def _until(lines: list[Line], trials: int, source: ExperimentPaths) -> list[Line
 def _begins(
     source: ExperimentPaths, found: Forked, then: Decided, plan: TrialPlan
 ) -> Donation | None:
-    """Note what becomes of a trial in the new experiment; returns what it goes on from."""
+    """Record how a trial continues in the new experiment; return what it begins from."""
     if plan.ended:
         found.carried.append(plan.number)
         return None
@@ -196,7 +196,7 @@ def _begins(
 def _goes_on(
     source: ExperimentPaths, found: Forked, plan: TrialPlan, donor: int, unit: Unit, given: Donation
 ) -> Donation:
-    """Remember what a trial goes on from."""
+    """Record what a trial continues from."""
     at = Length(unit, given.at)
     found.named[plan.number] = str(Parent(donor, at, f"../{source.id}"))
     found.going[plan.number] = at
@@ -204,7 +204,7 @@ def _goes_on(
 
 
 def _link_all(old: TrialPaths, new: TrialPaths) -> None:
-    """Every file of a trial that has ended. Raises Unavailable while they are being packed."""
+    """Link every file of an ended trial. Raises Unavailable while they are being packed."""
     pairs = [(old.root, new.root)]
     if old.scratch and new.scratch:
         pairs.append((old.scratch, new.scratch))
@@ -220,7 +220,7 @@ def _link_all(old: TrialPaths, new: TrialPaths) -> None:
 def _write_records(
     source: ExperimentPaths, found: Forked, lines: list[Line], then: Decided
 ) -> None:
-    """Those of the other search, and then what its open trials begin from here."""
+    """Write the records of the other search, then what its open trials begin from here."""
     paths = found.paths
     lease = Lease(paths, "fork", from_resolved(source.site).lease_ttl_s)
     # what the carried trials were told by holders of the other one is older than what is to come
@@ -246,7 +246,7 @@ def _write_records(
 
 
 def _by_commands(lines: list[Line], then: Decided) -> dict[str, dict[str, Any]]:
-    """What is to hold of the trials that had ended, and does not by the records that go along."""
+    """Return the fields of ended trials that users' commands set, which are not carried over."""
     heard = _folded([line for line in lines if line["kind"] in _KINDS])
     found: dict[str, dict[str, Any]] = {}
     for plan in then.plans.values():
@@ -258,7 +258,7 @@ def _by_commands(lines: list[Line], then: Decided) -> dict[str, dict[str, Any]]:
 
 
 def _write_best(source: ExperimentPaths, paths: ExperimentPaths, lines: list[Line]) -> None:
-    """For trials that keep checkpoints by the best value of all."""
+    """Write ``best.json``, for trials that keep checkpoints by the best value of all."""
     searcher = resolved_config.load(source.config).searcher
     best: Best | None = None
     for line in lines:
@@ -267,7 +267,7 @@ def _write_best(source: ExperimentPaths, paths: ExperimentPaths, lines: list[Lin
             if searcher.constraints:
                 stands = searcher.goals.standing(event.metrics, event.length.value)
                 if not stands.feasible:
-                    continue  # as ``best.remember`` has it
+                    continue  # as in ``best_validation.remember``
             value = number(event.metrics[searcher.metric])
             seen = Best(event.trial, value, event.length, line.get("t", ""))
             if seen.beats(best, searcher.smaller_is_better):

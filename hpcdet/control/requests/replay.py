@@ -1,8 +1,8 @@
-"""Deciding everything again: are the recorded decisions those that the searcher takes?
+"""A replay of a search: the check that its searcher still takes the recorded decisions.
 
-The same searcher, told the same events in the same order, has to want the same. Where it does
+The same searcher, given the same events in the same order, must decide the same. If it does
 not, it is not a pure function of its events, its code has changed without its version, or
-somebody has changed the journal.
+the journal was modified.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpcdet.store.fs.journal import Line
 
 @dataclass(frozen=True)
 class Difference:
-    """What a record says, and what the searcher wants now.
+    """A difference between a recorded action and the one that the searcher wants now.
 
     ``recorded`` is None where it wants something that was not recorded, ``wanted`` None where
     it wants nothing. ``after``: the event before it.
@@ -41,7 +41,7 @@ class Difference:
 
 @dataclass
 class Replay:
-    """The fold over an experiment's records, compared with what they say, one after the other.
+    """The fold over an experiment's records, each compared with the searcher's replayed decision.
 
     Attributes:
         events, decisions: how many so far.
@@ -67,7 +67,7 @@ class Replay:
         self.points: dict[tuple[int, int], bool] = {}
 
     def run(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """Take all records; yields each that was taken, and ends with the first difference."""
+        """Replay records; yield each that agrees, and stop at the first difference."""
         for line in lines:
             self.term, self.n = line["term"], line["n"]
             self._compare(line)
@@ -85,7 +85,7 @@ class Replay:
             yield line
 
     def _compare(self, line: Line) -> None:
-        """Look at a record before it is taken."""
+        """Compare a record with the searcher's wishes before it is folded."""
         owed = self._decided.owed
         if line["kind"] == "event":
             self.events += 1
@@ -104,11 +104,11 @@ class Replay:
 
 
 def _plain(action: api.Action) -> dict[str, Any]:
-    """An action as it would be read from the journal."""
+    """Return an action as it would be read from the journal."""
     plain: dict[str, Any] = json.loads(json.dumps(codec.encode_action(action)))
     return plain
 
 
 def _decision(action: dict[str, Any]) -> dict[str, Any]:
-    """What counts of it: not the words that explain it, nor what only one version records."""
+    """Return the fields of an action that are compared: not its explanation, nor empty ones."""
     return {key: value for key, value in action.items() if key != "why" and value not in ("", None)}

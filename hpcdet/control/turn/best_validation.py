@@ -17,10 +17,10 @@ _KNOWN, _NEWS = ("best",), ("best", "news")
 
 
 def remember(holder: Holder, report: events.Report) -> None:
-    """Keep in mind a report that is better than what ``best.json`` holds, until ``write``.
+    """Remember a report that is better than the one in ``best.json``, until ``write``.
 
-    What breaks a constraint is no best; of several objectives the first one counts. Derived and
-    soon overtaken: where it cannot be written, a trial keeps a checkpoint too many.
+    A report that breaks a constraint is never the best; of several objectives the first counts.
+    The file is derived: if it cannot be written, a trial merely keeps a checkpoint too many.
     """
     searcher = holder.hands.resolved.searcher
     found = report.metrics.get(searcher.metric)
@@ -40,7 +40,7 @@ def remember(holder: Holder, report: events.Report) -> None:
 
 
 def lacking(holder: Holder) -> str:
-    """What to say of a search in which nobody has ever shown the metric; "" of all others."""
+    """Return a message if no report of the search has ever had its metric; "" otherwise."""
     if holder.written.get(_KNOWN) is not None or Best.read(holder.paths.best) is not None:
         return ""
     metric, told = holder.hands.resolved.searcher.metric, None

@@ -1,7 +1,7 @@
-"""One turn of the crank: learn what happened, let the searcher decide, do what is decided.
+"""One turn of the crank: learn what happened, let the searcher decide, act on the decisions.
 
-Everything is recorded before it is done, and doing it again does nothing, so that a turn may
-die at any instruction and the next one, by whomever, goes on as if nothing had happened.
+Every action is recorded before it is done, and is idempotent, so that a turn may die at any
+instruction and the next one, by any process, goes on as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REOPENING = frozenset({"resume", "retry", "set"})
 
 @dataclass(frozen=True)
 class Turn:
-    """What came of a turn.
+    """The outcome of a turn.
 
     Attributes:
         held: the lease was ours; without it nothing was done.
@@ -48,8 +48,8 @@ class Turn:
         blind: why the scheduler could not be asked; "" if it could.
         live: submissions of which tasks wait or run.
         busy: trials that run.
-        wanted: workers that there should be.
-        lacking: how many of those there were not before this turn, which may have sent for them.
+        wanted: number of workers that should live.
+        lacking: how many of those did not live before this turn, which may have submitted them.
         sent: tasks that this turn has submitted, or found to be submitted.
     """
 
@@ -66,9 +66,9 @@ class Turn:
 
     @property
     def strands(self) -> bool:
-        """True if trials wait for a worker while none lives and none was sent.
+        """True if trials wait for a worker while none lives and none was submitted.
 
-        Nobody is needed while the experiment waits for its user.
+        No worker is needed while the experiment waits for its user.
         """
         waits = self.state in ("PAUSED", "STOPPING")
         return bool(self.wanted) and not (self.live or self.sent or waits)
@@ -78,8 +78,8 @@ def advance(paths: ExperimentPaths, holder: Holder, *, calm: bool = False) -> Tu
     """Turn the crank once, if the lease can be had.
 
     Args:
-        calm: this holder turns as it does from time to time, not because somebody has left word
-            that something has ended: what seems to go on is not looked at more closely.
+        calm: a periodic turn, not one after a nudge that something has ended: trials that seem
+            to run are not checked more closely.
 
     Raises:
         OSError: the file system refused something; nothing is lost, turn again.
@@ -165,7 +165,7 @@ def _turn(holder: Holder, calm: bool) -> Turn:
 
 
 def _is_over(holder: Holder, standings: dict[int, Standing]) -> bool:
-    """Whether nothing runs for the experiment and nothing can begin any more."""
+    """True if nothing runs for the experiment and nothing can begin any more."""
     decided = holder.decided
     if decided.canceled:
         # only what a control has closed stays unclaimed
@@ -176,10 +176,10 @@ def _is_over(holder: Holder, standings: dict[int, Standing]) -> bool:
 
 
 def _close(holder: Holder, seen: FleetView) -> bool:
-    """The experiment is over: say so, tell the user, leave nothing in the queue.
+    """Close the experiment: record its end, notify the user, leave nothing in the queue.
 
     Returns:
-        False if something has been asked for meanwhile: it is still open, and has to obey.
+        False if a command has come meanwhile: the experiment is still open, and has to obey.
     """
     decided = holder.decided
     good = sum(plan.ended in SUCCESSES for plan in decided.plans.values())
@@ -222,7 +222,7 @@ def _close(holder: Holder, seen: FleetView) -> bool:
 
 
 def _wake_followers(holder: Holder) -> None:
-    """Turn the crank of those that waited for this end. They stay if it fails: best effort."""
+    """Turn the crank of the experiments that wait for this one's end. Best effort."""
     for follower in dependencies.followers(holder.paths):
         try:
             other = Holder.open(follower, "wake", submits=holder.submits)
@@ -243,7 +243,7 @@ def _first_failure(holder: Holder) -> str:
 
 
 def _waiting_jobs(seen: FleetView) -> list[TaskPlace]:
-    """Places of jobs of which nothing runs; workers that run see for themselves that it ended."""
+    """Return the places of jobs of which no task runs; running workers end by themselves."""
     running = {place.job for place in seen.live if place.phase == "running"}
     return [place for place in seen.live if place.job not in running]
 
@@ -278,7 +278,7 @@ def _say_state(holder: Holder, seen: FleetView, busy: int, waits_for: str, broke
 
 
 def _broke(holder: Holder) -> str:
-    """The same as long as the budget is: it is told once."""
+    """Return the message that the budget is used up; constant per budget, so it is sent once."""
     spending = holder.spending
     terms = spending.terms(spending.limits)
     key = terms.exhausted(spending.account(), time.time())
@@ -290,7 +290,7 @@ def _trials(numbers: list[int]) -> str:
 
 
 def _say(holder: Holder, state: ExperimentState, why: str, by: str) -> None:
-    """Record a new state. ``by``: who is to blame that nothing goes on, if so."""
+    """Record a new state. ``by``: the cause of a halt, if it is one."""
     decided = holder.decided
     if (state, why) != decided.state:
         holder.record("state", state=state, why=why, by=by)
@@ -300,7 +300,7 @@ def _say(holder: Holder, state: ExperimentState, why: str, by: str) -> None:
 
 
 def _waiting(holder: Holder, standings: dict[int, Standing]) -> list[TrialPlan]:
-    """Trials that need a worker."""
+    """Return the trials that need a worker."""
     return [
         holder.decided.plans[number]
         for number in sorted(holder.decided.open)
@@ -315,9 +315,9 @@ def _provide(
     waiting: list[TrialPlan],
     busy: int,
 ) -> int:
-    """Have the workers that the trials need; free what a pause or a cancel leaves idle.
+    """Provide the workers that trials need; free what a pause or a cancel leaves idle.
 
-    Returns how many workers there should be.
+    Returns the number of workers that should live.
     """
     decided = holder.decided
     if decided.canceled or (decided.paused and not decided.alone):
@@ -352,9 +352,9 @@ def _provide(
 def _outdated(
     holder: Holder, seen: FleetView, waiting: list[TrialPlan], since: int
 ) -> list[TaskPlace]:
-    """Tasks of former submissions that are of no use to those trials that want newer ones.
+    """Return tasks of former submissions that cannot run trials which require newer ones.
 
-    They may be left in the queue, or hold an allocation that they soon give back by themselves.
+    They may be pending, or hold an allocation that they soon release by themselves.
     """
     if not any(place.submission < since for place in seen.live):
         return []
@@ -369,7 +369,7 @@ def _outdated(
 
 
 def _waits(holder: Holder, plan: TrialPlan, standing: Standing | None) -> bool:
-    """Whether a trial needs a worker that it has not got."""
+    """True if a trial needs a worker and has none."""
     if plan.ended or holder.decided.action(plan) != "run":
         return False
     if standing is not None and standing.state not in ("runnable", "doubtful", "running"):
@@ -380,9 +380,9 @@ def _waits(holder: Holder, plan: TrialPlan, standing: Standing | None) -> bool:
 
 
 def _free(holder: Holder, seen: FleetView, busy: int) -> None:
-    """Let running trials save themselves, then give all allocations back.
+    """Let running trials save, then release all allocations.
 
-    Code that does not listen is ended through the scheduler, as at a time limit.
+    Code that does not react is ended through the scheduler, as at a time limit.
     """
     limits, now = holder.hands.site.limits, holder.hands.clock()
     if holder.unheeded_since is None:

@@ -1,4 +1,4 @@
-"""Telling the searcher what became of trials, and judging those that failed."""
+"""The searcher's events: reports and ends of trials, and the judgement of failed ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcdet.store.trials.standing import Standing
 
 
 def learn(holder: Holder) -> dict[int, Standing]:
-    """Tell the searcher what is new of each trial; returns how those stand that go on."""
+    """Pass each trial's news to the searcher; return the standings of trials that go on."""
     standings: dict[int, Standing] = {}
     decided = holder.decided
     for number in sorted(decided.open):
@@ -44,7 +44,7 @@ def learn(holder: Holder) -> dict[int, Standing]:
 
 
 def _tell_reports(holder: Holder, plan: TrialPlan, seen: TrialView) -> None:
-    """Tell what a trial has reported since the last time, in any of its attempts if it is new."""
+    """Pass on a trial's new reports, from all of its attempts if the trial is new."""
     unit = plan.until.unit if plan.until else "batches"
     running = seen.standing.open_attempt
     reports = holder.facts.reports(
@@ -84,7 +84,7 @@ def _judge(holder: Holder, plan: TrialPlan, attempts: int) -> None:
 
 
 def _end(holder: Holder, plan: TrialPlan, standing: Standing) -> None:
-    """Tell the searcher that a trial will not train further by itself."""
+    """Pass the end of a trial's segment to the searcher: it will not train further by itself."""
     decided = holder.decided
     if decided.deaf or decided.canceled:
         return
@@ -101,7 +101,7 @@ def _end(holder: Holder, plan: TrialPlan, standing: Standing) -> None:
 
 
 def _is_all(holder: Holder, plan: TrialPlan, standing: Standing) -> bool:
-    """Whether a trial that is done by its files has not been asked for more in this turn."""
+    """True if a trial that is done by its files was not asked for more in this turn."""
     last = holder.paths.trial(plan.number).attempt(standing.next_attempt - 1)
     end, wanted = standing.last_end, Control("run", plan.until)
     return end is not None and trials.finished(end, Verdict.read(last.verdict), wanted)

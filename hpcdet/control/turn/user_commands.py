@@ -1,4 +1,4 @@
-"""Doing what users have asked for, in the order in which they did."""
+"""The execution of users' commands, in their order."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hpcdet.store.trials import standing as trials
 
 
 def obey(holder: Holder) -> None:
-    """Take the user's commands, in their order."""
+    """Obey the users' new commands, in their order."""
     for seq, command in asked(holder):
         _obey(holder, seq, command)
 
 
 def asked(holder: Holder) -> Iterator[tuple[int, Command]]:
-    """The user's commands that have not been obeyed, up to one that cannot be read yet."""
+    """Yield the commands that have not been obeyed, up to one that cannot be read yet."""
     for seq in packed.numbers(holder.paths.commands, ".json"):
         if seq <= holder.decided.commands:
             continue
@@ -64,7 +64,7 @@ def _obey(holder: Holder, seq: int, command: Command) -> None:
 
 
 def _refusal(holder: Holder, command: Command) -> str:
-    """Why a command cannot be obeyed; "" if it can."""
+    """Return why a command cannot be obeyed; "" if it can."""
     decided = holder.decided
     if command.trial and command.trial not in decided.plans:
         return f"there is no trial {command.trial}"
@@ -80,7 +80,7 @@ def _refusal(holder: Holder, command: Command) -> str:
 
 
 def _no_rewind(holder: Holder, command: Command) -> str:
-    """Why a trial cannot begin again from an older checkpoint; "" if it can."""
+    """Return why a trial cannot begin again from an older checkpoint; "" if it can."""
     number = command.trial or command.arguments.get("from_trial", 0)
     plan = holder.decided.plans.get(number)
     if plan is None:
@@ -97,7 +97,7 @@ def _no_rewind(holder: Holder, command: Command) -> str:
 
 
 def _chosen(holder: Holder, command: Command) -> list[TrialPlan]:
-    """The trials that are to go on."""
+    """Return the trials that a command makes go on."""
     if command.verb not in ("resume", "retry"):
         return []
     plans = [p for p in holder.decided.plans.values() if command.trial in (0, p.number)]
@@ -117,7 +117,7 @@ def _last_reason(holder: Holder, plan: TrialPlan) -> Reason | None:
 def _consequences(
     holder: Holder, command: Command, arguments: Mapping[str, Any], chosen: list[TrialPlan]
 ) -> dict[str, Any]:
-    """What a command means for single trials, so that one record holds all of it.
+    """Return a command's consequences for single trials, so that one record holds them all.
 
     Returns:
         ``trials`` that want new allocations, ``again`` (trial, attempts so far) of those that

@@ -1,4 +1,4 @@
-"""Writing what has been decided about trials: their records and controls."""
+"""The files that carry decisions to trials: their records and controls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpcdet.store.trials.parents import Parent
 
 
 def apply(holder: Holder) -> None:
-    """Bring the files of trials to what has been decided. Doing it again does nothing.
+    """Bring the files of trials up to date with the decisions. Idempotent.
 
     Raises:
         Fenced: the term ended meanwhile.
@@ -52,7 +52,7 @@ def apply(holder: Holder) -> None:
 
 
 def _wanted(holder: Holder, plan: TrialPlan) -> Control:
-    """What a trial's control should say; with what was decided where trials wait for that."""
+    """Return a trial's wanted control, with the decided length where trials wait at rungs."""
     control, search = holder.decided.control(plan), holder.resolved.searcher
     if not search.wait_at_rungs_s:
         return control
@@ -61,10 +61,10 @@ def _wanted(holder: Holder, plan: TrialPlan) -> Control:
 
 
 def _in_turn(holder: Holder) -> list[int]:
-    """Trials with something to write: heirs late, as they copy where there are no links.
+    """Return the trials to write, heirs late, as they copy where there are no hard links.
 
-    Only those that give them their checkpoints come after them: these are linked before their
-    owner hears that it may leave.
+    Only the donors of their checkpoints come after them: a checkpoint is linked before its owner
+    is told that it may leave.
     """
     plans, touched = holder.decided.plans, holder.decided.touched
     heirs = {n for n in touched if _is_heir(plans[n])}
@@ -73,18 +73,18 @@ def _in_turn(holder: Holder) -> list[int]:
 
 
 def _is_heir(plan: TrialPlan) -> bool:
-    """Whether it is still to be given the checkpoint of another trial."""
+    """True if a trial is still to be given the checkpoint of another trial."""
     return bool(plan.parent) and plan.origin is None
 
 
 def _donor(plan: TrialPlan) -> int | None:
-    """The trial of this experiment that is to give a trial its checkpoint; None if none is."""
+    """Return the trial of this experiment that is to give a trial its checkpoint; None if none."""
     parent = Parent.parse(plan.parent) if _is_heir(plan) else None
     return parent.trial if parent is not None and not parent.experiment else None
 
 
 def _write_limits(holder: Holder) -> None:
-    """Only once a user has set something: until then the config says it all."""
+    """Write the limits once a user has changed them; until then the config's hold."""
     resolved, changed = holder.resolved, holder.decided.overrides
     wanted = limits.wanted(resolved, changed, holder.decided.longer)
     if changed.keys().isdisjoint(limits.KEYS) or holder.written.get(("limits",)) == wanted:
@@ -102,7 +102,7 @@ def _write_limits(holder: Holder) -> None:
 
 
 def _write_record(holder: Holder, plan: TrialPlan, trial: TrialPaths) -> bool:
-    """After the first control: a trial with a record may be claimed.
+    """Write a trial's record, after its first control: a trial with a record may be claimed.
 
     Returns:
         False if it has to wait for the checkpoint that it is to begin from.

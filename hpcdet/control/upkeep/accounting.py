@@ -1,8 +1,8 @@
-"""Writing down what the scheduler's accounting has charged for allocations that are over.
+"""The scheduler's charges for allocations that are over, read from its accounting.
 
-What a worker notes of its own life is an estimate: it begins when its Python runs, says nothing
-after a SIGKILL, and nothing at all where it never came up. So once an allocation is over,
-accounting is asked, and its word replaces ours in the budget.
+A worker's own records are an estimate: they begin when its Python runs, stop at a SIGKILL, and
+are missing where it never started. So once an allocation is over, accounting is asked, and its
+charge replaces the estimate in the budget.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Due:
 
 
 def charge(holder: Holder, places: Sequence[TaskPlace]) -> None:
-    """Ask for what has ended since, as often as the scheduler may be asked.
+    """Ask for the charges of ended allocations, as often as the scheduler may be asked.
 
     Raises:
         Fenced: the term ended meanwhile.
@@ -75,9 +75,9 @@ def charge(holder: Holder, places: Sequence[TaskPlace]) -> None:
 
 
 def settle(paths: ExperimentPaths) -> None:
-    """Ask for what the last workers of a closed experiment have cost, as nobody has since.
+    """Ask for the charges of a closed experiment's last workers, which no turn has read.
 
-    Best effort, for those who are about to show it.
+    Best effort, for callers that are about to show them.
     """
     if Closed.read(paths.closed) is None:
         return
@@ -124,7 +124,7 @@ def _due(
 def _ask(
     reader: Spending, scheduler: Accounts, found: Sequence[_Due]
 ) -> tuple[list[Charge], list[int]]:
-    """What is charged, and which submissions are settled by that."""
+    """Return the new charges and the submissions that they settle."""
     said = scheduler.usage([one.job for one in found])
     known = {(one.job, one.start) for one in reader.book.read()}
     charges: list[Charge] = []
@@ -147,7 +147,7 @@ def _ask(
 
 
 def _matched(one: _Due, runs: Sequence[Usage]) -> dict[Usage, WorkerPaths]:
-    """Which worker lived in which run: the one that began in its time, soonest after its start."""
+    """Match runs with workers: each run's is the one that began within it, nearest to its start."""
     found: dict[Usage, WorkerPaths] = {}
     for worker, claim in sorted(one.workers, key=lambda each: each[0].incarnation):
         at = spending.epoch(claim.at)
@@ -170,7 +170,7 @@ def _is_past(run: Usage) -> bool:
 
 
 def _charge(reader: Spending, one: _Due, run: Usage, worker: WorkerPaths | None) -> Charge:
-    """A slot is a GPU where accounting names GPUs, and what was asked for where it does not."""
+    """Return a run's charge; slots are the GPUs that accounting names, else those requested."""
     nodes = next((claim.nodes for each, claim in one.workers if each == worker), [])
     name = worker.name if worker is not None else ""
     slots = run.gpus or reader.slots.of(name or f"{one.number}-", nodes) * reader.resolved.lanes

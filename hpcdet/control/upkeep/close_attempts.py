@@ -1,4 +1,4 @@
-"""Ending what lost workers left open, so that others can go on with it."""
+"""The closing of attempts that lost workers left open, so that others can go on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORKER = re.compile(r"(\d+)-(\d+)\.(\d+)")
 
 
 def close_gone(holder: Holder, gone: list[Gone]) -> None:
-    """Close workers that are gone, and the attempts that they left open."""
+    """Close lost workers and the attempts that they left open."""
     open_attempts = list(_open_attempts(holder))
     for one in gone:
         mine = [(a, c) for a, c in open_attempts if c.worker == one.worker.name]
@@ -38,7 +38,7 @@ def close_gone(holder: Holder, gone: list[Gone]) -> None:
 
 
 def close_attempt(holder: Holder, attempt: AttemptPaths, claim: Claim, reason: Reason) -> None:
-    """Write why an attempt is over: what it said itself, or else what became of its worker."""
+    """Write the end of an attempt: its verdict's reason, or else ``reason``."""
     verdict = Verdict.read(attempt.verdict)
     got = progress.of(attempt)
     end = End(
@@ -57,7 +57,7 @@ def close_attempt(holder: Holder, attempt: AttemptPaths, claim: Claim, reason: R
 
 
 def busy(holder: Holder) -> frozenset[str]:
-    """Names of the workers that have an attempt that has not ended."""
+    """Return the names of the workers that have an open attempt."""
     return frozenset(claim.worker for _, claim in _open_attempts(holder))
 
 
@@ -68,7 +68,7 @@ def _open_attempts(holder: Holder) -> Iterator[tuple[AttemptPaths, Claim]]:
 
 
 def _is_orphan(holder: Holder, claim: Claim) -> bool:
-    """Whether the worker of an open attempt has said goodbye or was followed by another."""
+    """True if the worker of an open attempt has ended or was followed by another."""
     place = _place(claim.worker)
     if place is None:
         return False

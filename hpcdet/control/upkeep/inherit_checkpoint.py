@@ -1,4 +1,4 @@
-"""Giving a trial the checkpoint of its parent, before it can be claimed.
+"""The inheritance of a parent's checkpoint by a trial, before it can be claimed.
 
 A link is made first, then the decision is recorded, then ``trial.json`` is written: killed at any
 point, the next holder finds the link and goes on. Nothing that removes checkpoints of the parent
@@ -34,10 +34,10 @@ _MAY_SAVE = ("running", "runnable", "doubtful")
 
 
 def has_origin(holder: Holder, plan: TrialPlan, child: TrialPaths) -> bool:
-    """Whether a trial may be made now: it has what it begins from, or begins from nothing.
+    """True if a trial may be made now: its first checkpoint is there, or it needs none.
 
-    A child whose parent has nothing to give, and will not have, begins from nothing, which the
-    decision says; so does one that is not to train any more, which nobody need wait for.
+    A child whose parent has no checkpoint to give, and will have none, begins from nothing, as
+    the decision records; so does one that is not to train any more, so that nothing waits for it.
 
     Raises:
         Fenced: the term ended meanwhile.
@@ -78,10 +78,10 @@ def has_origin(holder: Holder, plan: TrialPlan, child: TrialPaths) -> bool:
 
 
 def _link(chosen: Donation, child: TrialPaths) -> dict[str, Any] | None:
-    """Give it to the child; None if it went, or came, this moment: the next turn looks again.
+    """Link the donated checkpoint into the child; None on a race, so that the next turn retries.
 
-    What the file system refuses concerns this child alone, so that it is no ``OSError``, which
-    would end the turn. It has the same words each time: the user is told once.
+    An error of the file system concerns this child alone, so that it is no ``OSError``, which
+    would end the turn. Its message is the same each time, so that the user is told once.
     """
     try:
         return parents.give(chosen, child)
@@ -111,10 +111,10 @@ def _about_to_save(
     found: list[Donation],
     chosen: Donation | None,
 ) -> bool:
-    """Whether to wait for a checkpoint that is nearer to what was asked for.
+    """True if a child should wait for a checkpoint nearer to the requested length.
 
-    A parent that trains is about to have it once it has reported, until it reports more. For one
-    that does not, only a child waits that would begin from nothing. A pause by the user changes
+    A running parent is about to save it once it has reported, until it reports more. For one that
+    does not run, only a child waits that would begin from nothing. A pause by the user changes
     nothing of what the search has decided.
     """
     plan = None if parent.experiment else holder.decided.plans.get(parent.trial)
@@ -130,7 +130,7 @@ def _about_to_save(
 
 
 def _prepare(holder: Holder) -> None:
-    """Where checkpoints are on scratch: see that they may be written there."""
+    """Ensure that checkpoints may be written on scratch, if they are kept there."""
     try:
         scratch.prepare(holder.paths)
     except HpcdetError as error:

@@ -1,4 +1,4 @@
-"""The user's hook: a command that is run once for each thing worth telling."""
+"""The user's hook: a command that is run once for each notable event."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LIMIT_S = 60.0
 
 
 def notify(holder: Holder, event: str, kind: str, why: str) -> None:
-    """Run ``notify.command`` if it wants events of this kind and has not heard of this one.
+    """Run ``notify.command`` once for an event, if the config wants events of its kind.
 
     Args:
         event: what happened, unique in the experiment: ``end``, ``failure 3``, …
         kind: ``end``, ``failure`` or ``stuck``.
 
-    The command sees ``HPCDET_EVENT HPCDET_EXPERIMENT HPCDET_FOLDER HPCDET_WHY``. It has a
-    minute, and nothing that it does can hurt the experiment.
+    The command's environment has ``HPCDET_EVENT HPCDET_EXPERIMENT HPCDET_FOLDER HPCDET_WHY``. It
+    may take a minute, and its failure does not affect the experiment.
     """
     wishes = holder.resolved.notify
     if event in holder.decided.notified or not wishes.command or kind not in wishes.on:
@@ -55,7 +55,7 @@ def run_hook(
     beat: Callable[[], None] = lambda: None,
     held: Held | None = None,
 ) -> int:
-    """Run a hook; its exit status. What is left after a minute is killed.
+    """Run a hook and return its exit status. It is killed after a minute.
 
     Args:
         beat: called every second, to keep what must be kept meanwhile.

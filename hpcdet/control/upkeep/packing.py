@@ -1,8 +1,8 @@
-"""Packing what trials that have ended leave: many small files become one archive.
+"""The packing of ended trials: their many small files become one archive.
 
-Inodes are what shared file systems are short of. The archive is written under a temporary
-name, synced, compared with the files byte for byte, and linked to a name that nobody has had;
-only then do the files go. Whoever is cut off anywhere in this has changed nothing for readers
+Inodes are scarce on shared file systems. The archive is written under a temporary name, synced,
+compared with the files byte for byte, and linked to a name that was never used; only then are the
+files removed. A process that is killed at any point of this has changed nothing for readers
 (``store.fs.packed``), and the next turn goes on.
 """
 
@@ -50,13 +50,13 @@ Fence = Callable[[], None]
 
 
 def _nobody() -> None:
-    """No lease is to be kept meanwhile."""
+    """Do nothing: there is no lease to keep meanwhile."""
 
 
 def pack_ended(holder: Holder) -> None:
-    """Pack trials that have ended some time ago; seldom also workers, and remove old terms.
+    """Pack trials that ended some time ago; occasionally pack workers and remove old terms.
 
-    What cannot be packed, on a full disk for one, stays as it is and is tried again later.
+    What cannot be packed, as on a full disk, stays as it is and is tried again later.
 
     Raises:
         Fenced: the term ended meanwhile.
@@ -85,7 +85,7 @@ def pack_ended(holder: Holder) -> None:
 
 
 def _tidy_seldom(holder: Holder) -> None:
-    """What a search that runs for weeks would otherwise gather."""
+    """Pack workers and remove old terms, which would pile up in a search of many weeks."""
     paths = holder.paths
     with _without_trouble(holder, "workers"), contextlib.suppress(FileNotFoundError):
         if len(os.listdir(paths.root / "workers")) > WORKERS:
@@ -123,7 +123,7 @@ def _tidy(holder: Holder, number: int) -> bool:
 
 @contextlib.contextmanager
 def _without_trouble(holder: Holder, what: str) -> Iterator[None]:
-    """This is tidying: no search stops for it."""
+    """Suppress errors: a search does not stop because packing fails."""
     try:
         yield
     except Fenced:
@@ -135,8 +135,8 @@ def _without_trouble(holder: Holder, what: str) -> Iterator[None]:
 def pack(trial: TrialPaths, fence: Fence, stay: Fence = _nobody) -> Outcome:
     """Pack a trial's attempts and controls.
 
-    Nothing is touched while an attempt is open. A folder that nobody claimed is left alone. Where
-    the trial has a part on scratch, what lies there is packed there.
+    Nothing is touched while an attempt is open. An unclaimed folder is left alone. Where the trial
+    has a part on scratch, that part is packed there.
 
     Args:
         fence: asked right before each step that others see; it raises to stop there.
@@ -202,7 +202,7 @@ def _pack(home: Path, folders: Sequence[Path], fence: Fence, stay: Fence) -> Out
 
 
 def _archive(home: Path, found: Sequence[Path], fence: Fence, stay: Fence) -> bool:
-    """Write the next archive; False if a file changed meanwhile, or another holder was first."""
+    """Write the next archive; False if a file changed meanwhile or another holder was first."""
     names = (packed.archive(home, number) for number in itertools.count(1))
     target = next(path for path in names if not path.exists())
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
@@ -227,7 +227,7 @@ def _archive(home: Path, found: Sequence[Path], fence: Fence, stay: Fence) -> bo
 
 
 def _agrees(archive: Path, home: Path, found: Sequence[Path], stay: Fence) -> bool:
-    """Whether an archive, read from the disk, holds what the files hold now."""
+    """True if an archive, read from the disk, holds what the files hold now."""
     with zipfile.ZipFile(archive) as opened:
         for path in found:
             stay()
@@ -242,7 +242,7 @@ def _agrees(archive: Path, home: Path, found: Sequence[Path], stay: Fence) -> bo
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The plain files below a folder, in order; temporary ones of writers that died are none."""
+    """Yield the plain files below a folder, in order, without leftover temporary files."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
@@ -259,7 +259,7 @@ def _is_temporary(name: str) -> bool:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove a folder with the folders in it, but none that holds a file that somebody wrote."""
+    """Remove a folder and those below it, except any that holds more than temporary files."""
     for root, _, names in os.walk(folder, topdown=False):
         with contextlib.suppress(OSError):
             for name in filter(_is_temporary, names):
@@ -268,7 +268,7 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _remove_leftovers(home: Path) -> None:
-    """What a holder that was cut off did not come to give a name."""
+    """Remove temporary archives that a killed holder left."""
     for name in os.listdir(home):
         if name.startswith(f".{packed.STEM}-") and _is_temporary(name):
             (home / name).unlink(missing_ok=True)
