@@ -1,6 +1,6 @@
-"""``data`` as the code gets it: references to secrets replaced by the secrets, on the node.
+"""``data`` as the user's code gets it, with references to secrets resolved on the node.
 
-And which values are likely secrets by their names, so that no reader is shown them.
+Also the test which values are likely secrets by their names, so that no output shows them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _NAME = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Whether the name of a value says that it is a secret."""
+    """True if the name of a value marks it as a secret."""
     return _NAME.search(name) is not None
 
 
 def hidden(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved config for readers: values whose names say that they are secrets left out.
+    """Return a resolved config for display, without values whose names mark them as secrets.
 
-    Only of ``environment`` and ``data``: hyperparameters may have such names (``pad_token``).
+    Only in ``environment`` and ``data``: hyperparameters may have such names (``pad_token``).
     """
     parts = {name: _hidden(config[name]) for name in ("environment", "data") if name in config}
     return {**config, **parts}
@@ -49,7 +49,7 @@ def _hidden_if(name: str, value: Any) -> Any:
 
 
 def resolve(data: Mapping[str, Any], stored: Path) -> dict[str, Any]:
-    """``data`` with every reference under ``secrets`` replaced by what it refers to.
+    """Return ``data`` with every reference under ``secrets`` replaced by its value.
 
     Args:
         stored: ``secrets.json`` of the experiment, which holds the literals.

@@ -1,8 +1,8 @@
-"""What users have changed of a running experiment: values laid over ``experiment.yaml``.
+"""Users' overrides of a running experiment: values laid over ``experiment.yaml``.
 
-The file itself is write-once. A change is asked for by a command, decided by the holder of the
-lease, and from then on part of every later submission's intent; whoever runs in an allocation
-reads it from there, so that a script, its worker and its ranks never disagree. Only keys that
+The file itself is write-once. A change is requested by a command, decided by the holder of the
+lease, and from then on part of every later submission's intent; processes in an allocation
+read it from there, so that a script, its worker and its ranks never disagree. Only keys that
 leave the result as it is can be changed: where, how long and how often a trial runs, not what it
 computes; and how far the search goes, of which the searcher is told. (On another number of slots
 the order of samples is the same, the numbers to rounding, or to the bit with
@@ -78,23 +78,23 @@ _SHORT = {
 
 
 def full(key: str) -> str:
-    """The dotted key of the config that a key of a command stands for."""
+    """Return the dotted key of the config that a command's key stands for."""
     return _SHORT.get(key, key)
 
 
 def is_free(key: str) -> bool:
-    """Whether a key may be changed while the experiment lives."""
+    """True if a key may be changed while the experiment is open."""
     return full(key) in (*AT_ONCE, *LATER)
 
 
 def asked(verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a command changes: dotted key to value. ``set`` names it plainly, others below it."""
+    """Return a command's changes, dotted key to value, given directly or under ``set``."""
     given = arguments if verb == "set" else arguments.get("set", {})
     return {full(key): value for key, value in given.items() if is_free(key)}
 
 
 def lay(resolved: Resolved, changes: Mapping[str, Any]) -> Resolved:
-    """The config with changes (dotted key to value) laid over it; unknown keys change nothing.
+    """Return the config with changes, dotted key to value, applied; unknown keys change nothing.
 
     A new number of slots or nodes is one of slots per node, too, unless that is changed as well.
     """
@@ -114,35 +114,35 @@ def lay(resolved: Resolved, changes: Mapping[str, Any]) -> Resolved:
 
 
 def _remember_length(resolved: Resolved) -> Resolved:
-    """The rungs of a search stay where they are when it is made longer."""
+    """Keep the search's first length, so that its rungs stay where they are when it is extended."""
     searcher = resolved.searcher
     first = searcher.first_length or searcher.max_length
     return dataclasses.replace(resolved, searcher=dataclasses.replace(searcher, first_length=first))
 
 
 def of_submission(paths: ExperimentPaths, number: int) -> Resolved:
-    """The config as it holds in the allocations of one submission. Raises as ``config.load``."""
+    """Return the config of one submission's allocations. Raises as ``resolved_config.load``."""
     intent = Intent.read(paths.intent(number))
     return lay(resolved_config.load(paths.config), intent.overrides if intent else {})
 
 
 def of_attempt(paths: ExperimentPaths, attempt: AttemptPaths) -> Resolved:
-    """The config as it holds for an attempt: that of its worker's submission."""
+    """Return the config of an attempt: that of its worker's submission."""
     claim = Claim.read(attempt.claim)
     return of_submission(paths, _submission(claim.worker) if claim else 0)
 
 
 class Slots:
-    """Slots of a trial in each worker's allocation, as that was submitted and granted."""
+    """The slots of a trial in each worker's allocation, as submitted and granted."""
 
     def __init__(self, paths: ExperimentPaths, resolved: Resolved) -> None:
-        """``resolved``: for workers whose submission nobody knows."""
+        """``resolved``: the config for workers of unknown submissions."""
         self._paths = paths
         self._resolved = resolved
         self._known: dict[int, Resources] = {}
 
     def of(self, worker: str, nodes: Sequence[str]) -> int:
-        """For a worker's name, and the nodes that it was granted."""
+        """Return the slots of a trial for a worker's name and the nodes that it was granted."""
         number = _submission(worker)
         if number not in self._known:
             intent = Intent.read(self._paths.intent(number))

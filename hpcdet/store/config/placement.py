@@ -1,4 +1,4 @@
-"""Sections of the resolved config: on what a trial runs, and how its ranks work together."""
+"""Sections of the resolved config: a trial's resources, and how its ranks work together."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Resources:
 
     @property
     def least_nodes(self) -> int:
-        """With fewer than so many a trial does not begin."""
+        """The least number of nodes with which a trial begins."""
         if self.min_slots_per_trial is None:
             return self.nodes
         return min(self.nodes, max(1, self.min_slots_per_trial // self.slots_per_node))
 
     def granted(self, nodes: int) -> Resources:
-        """Those of a trial that got so many nodes, where it takes what there is."""
+        """Return the resources of a trial that was granted this number of nodes."""
         if self.min_slots_per_trial is None or not 0 < nodes < self.nodes:
             return self
         return replace(self, nodes=nodes, slots_per_trial=nodes * self.slots_per_node)

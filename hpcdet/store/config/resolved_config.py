@@ -61,7 +61,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """``searcher.warm_start``. ``trials``: None takes all; ``best``: so many are tried again."""
+    """``searcher.warm_start``. ``trials``: None takes all; ``best``: how many are tried again."""
 
     experiments: list[str] = field(default_factory=list)
     trials: int | None = None
@@ -123,13 +123,13 @@ class Searcher:
 
     @property
     def goals(self) -> Goals:
-        """What the search is after."""
+        """The objectives and constraints of the search."""
         alone = {"metric": self.metric, "smaller_is_better": self.smaller_is_better}
         return goals(self.objectives or [alone], self.constraints)
 
     @property
     def top(self) -> int | None:
-        """The whole training in the unit of the rungs, if anybody knows."""
+        """The length of the whole training in the unit of the rungs; None if it is unknown."""
         if self.time_metric is not None:
             return self.max_time
         length = self.first_length or self.max_length
@@ -162,7 +162,7 @@ class Searcher:
 
     @property
     def interval(self) -> int:
-        """Between two comparisons of a population, in the unit of ``max_length``; 0: no such."""
+        """The length between comparisons of a population, in units of ``max_length``; 0: none."""
         if self.name not in COPYING or self.max_length is None:
             return 0
         asked = self.perturbation_interval
@@ -176,12 +176,12 @@ class Searcher:
 
     @property
     def saves_at_rungs(self) -> bool:
-        """Whether a trial has to have a checkpoint of each rung, for others to begin from."""
+        """True if a trial must save a checkpoint at each rung, for others to begin from."""
         return self.name in COPYING
 
     @property
     def rungs(self) -> list[Length]:
-        """Where each trial has to be validated, ascending, in the unit of ``max_length``."""
+        """The lengths at which each trial is validated, ascending, in units of ``max_length``."""
         if self.max_length is None or self.time_metric is not None:
             return []
         if self.interval:
@@ -277,7 +277,7 @@ class Notify:
 
 @dataclass(frozen=True)
 class Profiling:
-    """``profiling``. ``end_after_batch``: None: so many batches as ``pytorch`` has by default."""
+    """``profiling``. ``end_after_batch``: None means the default of ``pytorch``."""
 
     measure: bool = True
     enabled: bool = False
@@ -344,10 +344,10 @@ class Resolved:
 
     @property
     def lanes(self) -> int:
-        """Trials side by side in one allocation: no more than may ever run at once.
+        """The number of trials side by side in one allocation: no more than may ever run at once.
 
         Raises:
-            ConfigError: ``worker.lanes`` is ``auto``, and nobody has looked at the site.
+            ConfigError: ``worker.lanes`` is ``auto``, and was not resolved for the site.
         """
         asked, searcher = self.worker.lanes, self.searcher
         if not isinstance(asked, int):
@@ -360,7 +360,7 @@ class Resolved:
 
 
 def load(path: Path) -> Resolved:
-    """The resolved config in a file.
+    """Return the resolved config in a file.
 
     Raises:
         ConfigError: the file is not there, is no YAML mapping, or holds a length that is none.
@@ -379,16 +379,16 @@ def load(path: Path) -> Resolved:
 
 
 def resolve(value: Mapping[str, Any]) -> Resolved:
-    """The typed form of a resolved config given as plain data."""
+    """Return the typed form of a resolved config given as plain data."""
     return dataclasses.replace(typed_fields.build(Resolved, value), raw=value)
 
 
 def dump(value: Mapping[str, Any]) -> bytes:
-    """The text of ``experiment.yaml`` for a resolved config as plain data."""
+    """Return the text of ``experiment.yaml`` for a resolved config given as plain data."""
     text = yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True, width=100)
     return text.encode()
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of the file's bytes, as 64 hex digits: what a worker is told to wait for."""
+    """Return the SHA-256 of a file as 64 hex digits, by which workers recognize their config."""
     return hashlib.sha256(files.read(path)).hexdigest()

@@ -1,9 +1,9 @@
-"""What the attempts of an experiment cost, without reading every trial for each claim.
+"""The cached costs of attempts, which spare reading every trial for each claim.
 
-An attempt that has ended is read once. Whoever claims while there are limits takes a number
-(``reservations/``), and so tells of the claim: a trial of which all attempts have ended, or that
-nobody has claimed yet, is looked at again when there is such word, and else in turns, as its
-attempts from before there were limits have no number.
+An attempt that has ended is read once. A claim under limits takes a number (``reservations/``),
+which announces it: a trial of which all attempts have ended, or that was never claimed, is read
+again when there is a new reservation of it, and else in turns, as attempts from before there were
+limits have no number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcdet.store.fs import packed
 from hpcdet.store.trials import standing
 
 A_ROUND = 100
-"""Trials without an open attempt that are looked at whenever somebody asks."""
+"""Trials without an open attempt that are read again in each pass."""
 
 Key = tuple[int, int]
 """A trial and one of its attempts."""
@@ -30,7 +30,7 @@ class AttemptCosts:
 
     Attributes:
         cost: what an attempt cost by its records; None if it never ran.
-        stay: called for each trial that is read, to keep what must be kept meanwhile.
+        stay: called for each trial that is read, to keep the lease meanwhile.
         reserved: the reservations that are known, in their order: number n is at n - 1.
     """
 
@@ -45,7 +45,7 @@ class AttemptCosts:
     _looked: set[int] = field(default_factory=set)
 
     def stretches(self) -> dict[Key, Stretch]:
-        """All attempts that ran or run."""
+        """Return all attempts that ran or run."""
         self.hear()
         self._round += 1
         turns = 1 + len(self._quiet) // A_ROUND
@@ -60,13 +60,13 @@ class AttemptCosts:
         return found
 
     def doubt(self) -> None:
-        """Somebody may have claimed any trial without a word: look at all of them again."""
+        """Read all trials again, as any may have been claimed without a reservation."""
         self._quiet.clear()
 
     def hear(self, last: int = 0) -> bool:
-        """Read the reservations that are new; False if one up to ``last`` cannot be seen.
+        """Read the new reservations; False if one up to ``last`` is not visible yet.
 
-        Those are read by their names, whatever a listing shows: that may come from a cache.
+        They are opened by name, as a listing may come from a cache.
         """
         folder = self.paths.reservation(0).parent
         newest = max(last, *packed.numbers(folder, ".json"), 0)
@@ -80,9 +80,9 @@ class AttemptCosts:
         return True
 
     def late(self, key: Key, found: dict[Key, Stretch]) -> bool:
-        """Add an attempt that has a reservation, and that no listing shows; False if unseen.
+        """Add a reserved attempt that no listing shows; False if it is not visible yet.
 
-        One in an archive that is damaged has ended, and nobody will ever know at what cost.
+        One in a damaged archive has ended, at a cost that stays unknown.
         """
         if key in found or key in self._ended:
             return True
@@ -94,7 +94,7 @@ class AttemptCosts:
         return True
 
     def waiting(self) -> int:
-        """How many trials could begin, as each was when it was looked at last."""
+        """Return how many trials could begin, as each was when it was read last."""
         for number in self._looked:
             runnable = standing.standing(self.paths.trial(number)).state == "runnable"
             (self._runnable.add if runnable else self._runnable.discard)(number)
@@ -109,7 +109,7 @@ class AttemptCosts:
         (self._quiet.add if all(over) else self._quiet.discard)(trial.number)
 
     def _take(self, attempt: AttemptPaths, claim: Claim | None, found: dict[Key, Stretch]) -> bool:
-        """Whether it has ended, and all of it is known."""
+        """Add an attempt; True if it has ended, so that its cost is final."""
         key, end = (attempt.trial, attempt.number), End.read(attempt.end)
         stretch = self.cost(claim, end)
         if stretch is not None:

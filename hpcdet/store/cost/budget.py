@@ -1,10 +1,10 @@
-"""What an experiment has cost and what it may still cost: slots times seconds. Pure arithmetic.
+"""The budget of an experiment and its spending, slots times seconds. Pure arithmetic.
 
 An attempt costs its slots from claim to end, an allocation what its worker held beyond that
-(overhead). That is what is counted here, and what holds until the scheduler's accounting knows
-what it has charged for the allocation: then that holds. A claim reserves what the attempt may
-cost at most, so that those that run together stay within the budget; where the attempt ends
-sooner, the rest is free again.
+(overhead). These are counted here, until the scheduler's accounting has a charge for the
+allocation, which replaces them. A claim reserves the most that the attempt may cost, so that
+attempts that run together stay within the budget; if the attempt ends sooner, the rest is free
+again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Budget:
-    """What an experiment may cost; None: no bound. ``wall_s`` counts from its first allocation."""
+    """The budget of an experiment; None: no bound. ``wall_s`` counts from its first allocation."""
 
     slot_hours: float | None = None
     wall_s: float | None = None
@@ -35,9 +35,9 @@ class Budget:
 
 @dataclass(frozen=True)
 class Stretch:
-    """An attempt. Times in epoch seconds; ``end`` is None while it runs.
+    """The time and slots of an attempt, in epoch seconds; ``end`` is None while it runs.
 
-    ``reserved_slot_s``: the most that it may cost; None: nobody knows.
+    ``reserved_slot_s``: the most that it may cost; None: unknown.
     """
 
     worker: str
@@ -51,7 +51,7 @@ class Stretch:
         return self.slots * max(0.0, (now if self.end is None else self.end) - self.start)
 
     def to_come(self, now: float) -> float:
-        """Slot-seconds that it has reserved and not used yet."""
+        """Return the slot-seconds that it has reserved and not used yet."""
         if self.end is not None or self.reserved_slot_s is None:
             return 0.0
         return max(0.0, self.reserved_slot_s - self.cost(now))
@@ -59,7 +59,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class GrantedAllocation:
-    """What the scheduler granted a worker, with all its slots."""
+    """The allocation that the scheduler granted a worker, with all its slots."""
 
     worker: str
     slots: int
@@ -73,7 +73,7 @@ class GrantedAllocation:
 
 @dataclass(frozen=True)
 class Charge:
-    """What the scheduler's accounting has charged for an allocation that is over.
+    """A charge of the scheduler's accounting for an allocation that is over.
 
     Attributes:
         worker: who held it; "" if no worker ever took the place.
@@ -92,11 +92,11 @@ class Charge:
 
 @dataclass(frozen=True)
 class AllocationCost:
-    """What one allocation has cost, in slot-seconds.
+    """The cost of one allocation, in slot-seconds.
 
     Attributes:
         counted_slot_s: by the worker's own records.
-        charged_slot_s: by the scheduler's accounting; None if it has not said it (yet).
+        charged_slot_s: by the scheduler's accounting; None if it has no charge (yet).
     """
 
     held: GrantedAllocation
@@ -109,7 +109,7 @@ class AllocationCost:
 
 @dataclass(frozen=True)
 class Account:
-    """How things stand. Slot-seconds; ``begun`` is when the first allocation started.
+    """The balance of an experiment in slot-seconds; ``begun``: start of the first allocation.
 
     Attributes:
         reserved_slot_s: what those that run may still cost.
@@ -138,7 +138,7 @@ def account(
     now: float,
     charges: Sequence[Charge] = (),
 ) -> Account:
-    """Add everything up. What is charged for an allocation replaces what was counted of it."""
+    """Sum up all costs. The charge for an allocation replaces what was counted of it."""
     charged = {charge.worker: charge for charge in charges if charge.worker}
     unclaimed = [charge for charge in charges if not charge.worker]
     counted: dict[str, float] = defaultdict(float)
@@ -147,7 +147,7 @@ def account(
     for stretch in stretches:
         running += stretch.end is None
         over = charged.get(stretch.worker)
-        if over is not None and stretch.end is None:  # and nobody has said so of the attempt yet
+        if over is not None and stretch.end is None:  # and the attempt is not closed yet
             stretch = replace(stretch, end=max(stretch.start, over.end))
         counted[stretch.worker] += stretch.cost(now)
         reserved += stretch.to_come(now)
@@ -192,7 +192,7 @@ def _row(
 
 @dataclass(frozen=True)
 class Terms:
-    """On what terms a trial is begun.
+    """The terms on which a trial may begin.
 
     Attributes:
         slots: of one trial.
@@ -205,7 +205,7 @@ class Terms:
 
     @property
     def useful_s(self) -> float:
-        """Of a budget that is small itself, half is worth beginning."""
+        """The shortest stretch worth beginning: ``least_s``, but at most half of the budget."""
         budget = self.budget
         whole = [] if budget.wall_s is None else [budget.wall_s]
         if budget.slot_hours is not None:
@@ -213,19 +213,19 @@ class Terms:
         return min([max(self.least_s, 1.0), *(bound / 2 for bound in whole)])
 
     def slot_s_left(self, account: Account) -> float:
-        """Slot-seconds that are neither spent nor reserved; may be below nothing."""
+        """Return the slot-seconds that are neither spent nor reserved; may be negative."""
         if self.budget.slot_hours is None:
             return math.inf
         return self.budget.slot_hours * HOUR_S - account.spent_slot_s - account.reserved_slot_s
 
     def wall_s_left(self, account: Account, now: float) -> float:
-        """Seconds until the end of the whole experiment's time."""
+        """Return the seconds left of the experiment's wall time."""
         if self.budget.wall_s is None:
             return math.inf
         return self.budget.wall_s - (now - account.begun if account.begun is not None else 0.0)
 
     def room(self, account: Account, now: float) -> float:
-        """How many more trials could begin now; infinity without a budget."""
+        """Return how many more trials could begin now; infinity without a budget."""
         if self.wall_s_left(account, now) < self.useful_s:
             return 0
         left = self.slot_s_left(account)
@@ -234,16 +234,16 @@ class Terms:
         return max(0, math.floor(left / (self.useful_s * self.slots) + 1e-9))
 
     def exhausted(self, account: Account, now: float) -> str:
-        """The config's key of the bound that lets nothing begin; "" if something may."""
+        """Return the config key of the bound that is used up; "" if a trial may still begin."""
         if self.wall_s_left(account, now) < self.useful_s:
             return "budget.wall_s"
         return "" if self.room(account, now) else "budget.slot_hours"
 
     def grant(self, account: Account, waiting: int, left_s: float, now: float) -> float:
-        """Seconds that one more trial may run from now on; 0: it is not to begin.
+        """Return the seconds that one more trial may run from now; 0: it must not begin.
 
-        What is left is shared evenly with the other ones that wait, unless the shares would be
-        too short to be of use.
+        The rest of the budget is shared evenly with the other waiting trials, unless the shares
+        would be too short to be useful.
 
         Args:
             waiting: trials that could begin now, this one among them.
@@ -256,5 +256,5 @@ class Terms:
         return min(whole, self.wall_s_left(account, now), left_s)
 
     def fits(self, account: Account, reserved_slot_s: float) -> bool:
-        """Whether a claim that was made stays within the budget, after those before it."""
+        """True if a claim that was made stays within the budget, after those before it."""
         return reserved_slot_s <= self.slot_s_left(account) + 1e-6

@@ -1,7 +1,7 @@
-"""What the scheduler's accounting has charged an experiment for, as it lies in its folder.
+"""The charges of the scheduler's accounting, as stored in the experiment's folder.
 
-Facts of the scheduler's, not decisions: whoever has heard of one may write it down, in the next
-free number under ``charges/``. One that is there twice is the same.
+They are facts from the scheduler, not decisions: any process that learns of one may record it,
+under the next free number in ``charges/``. A charge that is recorded twice counts once.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _FIELDS = {each.name for each in dataclasses.fields(Charge)}
 
 @dataclass
 class Book:
-    """Reader and writer of the charges of one experiment. Each file is read once.
+    """The reader and writer of one experiment's charges; each file is read once.
 
     Attributes:
-        settled: submissions of which nothing more is to come.
+        settled: submissions that get no further charges.
     """
 
     paths: ExperimentPaths
@@ -32,7 +32,7 @@ class Book:
     _read: set[int] = field(default_factory=set)
 
     def read(self) -> list[Charge]:
-        """All that is known now. Raises IntegrityError: a record is not what was written."""
+        """Return all charges known now. Raises IntegrityError: a record is not what was written."""
         for number in packed.numbers(self.paths.charges(0).parent, ".json"):
             if number in self._read:
                 continue
@@ -48,7 +48,7 @@ class Book:
         return list(self._known.values())
 
     def write(self, charges: Iterable[Charge], settled: Iterable[int]) -> None:
-        """Add what is new; nothing is written if nothing is."""
+        """Record the new charges and settled submissions; write no file if there are none."""
         self.read()
         fresh = [one for one in charges if (one.job, one.start) not in self._known]
         over = sorted(set(settled) - self.settled)

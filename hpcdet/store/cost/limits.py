@@ -1,8 +1,7 @@
-"""The limits of a running experiment that workers must know: how much at once, at what cost,
-and until which lengths.
+"""The limits of a running experiment that workers obey: concurrency, cost and lengths.
 
-They are the config's until a user changes them; then the holder of the lease writes what is in
-force into ``limits/0001.json`` and so on, and workers read it before they claim.
+The config's limits hold until a user changes them; then the holder of the lease writes those in
+force into ``limits/0001.json`` and so on, and workers read them before they claim.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ KEYS = (MAX_CONCURRENT, MAX_LENGTH, "budget.slot_hours", "budget.wall_s")
 def wanted(
     resolved: Resolved, overrides: Mapping[str, Any], longer: Sequence[int] = ()
 ) -> RunLimits:
-    """The limits after what users have changed; ``resolved`` is the config with it laid over.
+    """Return the limits after users' changes; ``resolved`` is the config with these applied.
 
-    How many trials run at once is the searcher's business until then: it opens no more.
+    Until a user sets it, the number of concurrent trials is left to the searcher, which opens no
+    more.
     """
     budget = resolved.budget
     most = overrides.get(MAX_CONCURRENT, 0)
@@ -36,7 +36,7 @@ def wanted(
 
 
 def in_force(paths: ExperimentPaths, resolved: Resolved) -> RunLimits:
-    """The limits that hold now: the newest that a holder wrote, else those of the config."""
+    """Return the limits in force: the newest that a holder wrote, else the config's."""
     latest: RunLimits | None = None
     for number in packed.numbers(paths.limits(0).parent, ".json"):
         found = RunLimits.read(paths.limits(number))
@@ -46,9 +46,9 @@ def in_force(paths: ExperimentPaths, resolved: Resolved) -> RunLimits:
 
 
 def lengthen(rungs: list[Length], longer: Iterable[int]) -> list[Length]:
-    """The rungs of a search that was made longer; what was its end is one of them from then on.
+    """Return the rungs of an extended search; its former end becomes one of them.
 
-    None, where trials are not compared, stay none.
+    A search without rungs, whose trials are not compared, stays without.
     """
     if not rungs:
         return []
@@ -57,5 +57,5 @@ def lengthen(rungs: list[Length], longer: Iterable[int]) -> list[Length]:
 
 
 def alike(one: RunLimits, other: RunLimits) -> bool:
-    """Whether two records say the same, whoever wrote them when."""
+    """True if two records hold the same limits, regardless of term and time."""
     return dataclasses.replace(one, term=other.term, at=other.at) == other

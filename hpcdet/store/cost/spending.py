@@ -1,9 +1,9 @@
-"""What the files say an experiment has cost, and claims that stay within its limits.
+"""The spending of an experiment by its files, and claims that stay within its limits.
 
-Who claims writes the claim first, with what it reserves, and then takes the next number under
-``reservations/`` by exclusive creation: the one order that all see. It stays if it fits behind
-those with lower numbers, and gives the claim back if not; two that come at the same moment
-cannot both pass over each other.
+A worker writes the claim first, with what it reserves, and then takes the next number under
+``reservations/`` by exclusive creation: one order that all processes see. The claim holds if it
+fits after those with lower numbers, and is released if not; two simultaneous claims cannot miss
+each other.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from hpcdet.store.fs import files, packed
 
 
 def _nobody() -> None:
-    """No lease is to be kept meanwhile."""
+    """Do nothing: there is no lease to keep meanwhile."""
 
 
 @dataclass
 class Spending:
-    """Reader of one experiment's costs. What has ended is read once.
+    """The reader of one experiment's costs; attempts and workers that have ended are read once.
 
-    ``stay``: called for each trial and worker that is read, to keep what must be kept meanwhile.
+    ``stay``: called for each trial and worker that is read, to keep the lease meanwhile.
     """
 
     paths: ExperimentPaths
@@ -54,37 +54,37 @@ class Spending:
 
     @property
     def limits(self) -> RunLimits:
-        """Those in force now."""
+        """The limits in force now."""
         return limits.in_force(self.paths, self.resolved)
 
     def terms(self, limits: RunLimits) -> Terms:
-        """On what terms trials begin."""
+        """Return the terms on which trials begin under these limits."""
         budget = Budget(limits.slot_hours, limits.wall_s)
         resolved = self.resolved
         return Terms(budget, resolved.resources.slots_per_trial, resolved.worker.min_segment_s)
 
     def account(self, now: float | None = None) -> Account:
-        """How things stand; ``now`` in epoch seconds."""
+        """Return the balance; ``now`` in epoch seconds."""
         now = time.time() if now is None else now
         found = self._stretches().values()
         return account(found, self._allocations(), now, self.book.read())
 
     def room(self) -> float:
-        """How many more trials the budget lets begin; infinity without one."""
+        """Return how many more trials the budget lets begin; infinity without one."""
         terms = self.terms(self.limits)
         if not terms.budget:
             return math.inf
         return terms.room(self.account(), time.time()) if terms.budget else math.inf
 
     def admit(self, end_at: float | None, now: float) -> float | None:
-        """What one more claim would reserve, in slot-seconds; infinity without any bound.
+        """Return the slot-seconds that one more claim would reserve; infinity without any bound.
 
-        None: nothing may begin now. 0: it is only limited how many run at once.
+        None: no trial may begin now. 0: only the number of concurrent trials is limited.
 
         Args:
             end_at: when the allocation ends, epoch seconds; None: it does not.
-            now: epoch seconds that the claim will carry: what is kept is judged as of then, as
-                workers that wait cost something at every moment.
+            now: epoch seconds that the claim will carry: ``keep`` judges the claim as of then, as
+                waiting workers cost something at every moment.
         """
         limits = self.limits
         terms, most = self.terms(limits), limits.max_concurrent_trials
@@ -101,7 +101,7 @@ class Spending:
         return seconds * terms.slots if seconds > 0 else None
 
     def keep(self, attempt: AttemptPaths, claim: Claim) -> bool:
-        """Whether a claim that was just made holds; if not, it has been given back."""
+        """True if a claim that was just made holds; if not, it has been released."""
         limits = self.limits
         if not (self.terms(limits).budget or limits.max_concurrent_trials):
             return True
@@ -121,7 +121,7 @@ class Spending:
         return False
 
     def _account_before(self, number: int, mine: Key, now: float) -> Account | None:
-        """How things stood for who took a number; None if somebody before cannot be seen yet."""
+        """Return the balance before a reservation; None if an earlier one is not visible yet."""
         if not self.ledger.hear(number - 1):
             return None
         found = self._stretches()
@@ -163,7 +163,7 @@ class Spending:
 
 
 def stretch(claim: Claim | None, end: End | None, slots: Slots) -> Stretch | None:
-    """What an attempt cost by its records; None if it never ran."""
+    """Return the stretch of an attempt from its records; None if it never ran."""
     if claim is None or not claim.at or (end is not None and end.reason == "released"):
         return None
     ended = epoch(end.at) if end is not None and end.at else None
@@ -174,7 +174,7 @@ def stretch(claim: Claim | None, end: End | None, slots: Slots) -> Stretch | Non
 def held(
     name: str, claim: WorkerClaim | None, end: WorkerEnd | None, slots: int
 ) -> GrantedAllocation | None:
-    """What a worker with so many slots held, by its records."""
+    """Return the allocation of a worker with ``slots`` slots from its records."""
     if claim is None or not claim.at:
         return None
     ended = epoch(end.at) if end is not None and end.at else None
@@ -182,5 +182,5 @@ def held(
 
 
 def epoch(time: str) -> float:
-    """Epoch seconds of an ISO time."""
+    """Return the epoch seconds of an ISO time."""
     return datetime.fromisoformat(time).timestamp()

@@ -1,4 +1,4 @@
 """Decisions and the right to take them: leases, terms, snapshots.
 
-A module belongs here if it belongs to the holder of the lease.
+A module belongs here if it serves the holder of the lease.
 """

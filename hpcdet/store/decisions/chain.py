@@ -21,7 +21,7 @@ from hpcdet.store.fs.journal import Line
 
 @dataclass(frozen=True)
 class Point:
-    """A place in the one list: behind record ``n`` of a term, at a byte of its journal."""
+    """A position in the list: after record ``n`` of a term, at a byte of its journal."""
 
     term: int
     n: int
@@ -32,9 +32,9 @@ Read = Callable[[Path], list[Line]]
 
 
 def gap(paths: ExperimentPaths) -> str:
-    """What keeps anybody from deciding on top of what has been decided, and what to do about it.
+    """Return the gap in the decisions that blocks new ones, with its repair; "" if there is none.
 
-    "" if nothing does: every record that a term has accepted of a former one can be read.
+    There is none if every record that a term has accepted of a former one can be read.
     """
     try:
         whole(paths)
@@ -44,7 +44,7 @@ def gap(paths: ExperimentPaths) -> str:
 
 
 def whole(paths: ExperimentPaths) -> list[Line]:
-    """As ``read``, for who decides by them.
+    """Return all accepted records, as ``read``, but complete, as a basis for decisions.
 
     Raises:
         IntegrityError: a record that a term has accepted of a former one cannot be read.
@@ -55,10 +55,10 @@ def whole(paths: ExperimentPaths) -> list[Line]:
 
 
 def read(paths: ExperimentPaths, lines: Read = journal.read) -> list[Line]:
-    """All accepted records, in order. Each line has ``term`` beside its own ``n``.
+    """Return all accepted records, in order. Each line has ``term`` beside its own ``n``.
 
     Args:
-        lines: reads a term's journal, for who remembers what it has read.
+        lines: reads a term's journal, for callers that cache what they have read.
 
     What is not visible yet is left out at the end: the result is always a prefix of the truth,
     or a list that ends in the middle of a term that a later one has accepted.
@@ -72,7 +72,7 @@ class Chain:
     """The journal of the term that is held, on top of what it accepts of the former ones.
 
     Attributes:
-        since: the point that ``history`` begins behind; None: it is all there is.
+        since: the point after which ``history`` begins; None: it is complete.
         history: the records of former terms that this one accepts, and its own first one.
     """
 
@@ -113,35 +113,35 @@ class Chain:
 
     @property
     def point(self) -> Point:
-        """Behind the last record, once all are durable."""
+        """The point after the last record, once all are durable."""
         return Point(self.term, self._writer.n, self._writer.offset)
 
     def append(self, kind: str, **fields: Any) -> Line:
-        """Decide: when this returns, the record is durable. Returns it as readers will see it."""
+        """Record a decision, durable on return. Return the record as readers will see it."""
         line = self.note(kind, **fields)
         self.commit()
         return line
 
     def note(self, kind: str, **fields: Any) -> Line:
-        """Decide, but durably only with the next ``commit``: nothing may be done before that."""
+        """Record a decision, durable only with the next ``commit``: no action before that."""
         n = self._writer.note(kind, **fields)
         self._pending = True
         return {"n": n, "kind": kind, **fields, "term": self.term}
 
     def commit(self) -> None:
-        """Make what was noted durable, at the price of one write and ``fsync`` for all of it."""
+        """Make all noted records durable with a single write and ``fsync``."""
         if self._pending:
             self._writer.sync()
             self._pending = False
 
     def close(self) -> None:
-        """What was noted since the last ``commit`` was never decided."""
+        """Close the journal; records noted since the last ``commit`` were never decided."""
         self._writer.close()
 
 
 @dataclass(frozen=True)
 class _Way:
-    """Accepted lines behind ``since``; the newest term of these, and how many records it has."""
+    """Accepted lines after ``since``, with their newest term and its number of records."""
 
     lines: list[Line]
     newest: int
@@ -155,10 +155,10 @@ def _follow(
     read: Read = journal.read,
     since: Point | None = None,
 ) -> _Way | None:
-    """Follow the accepted lines of the terms under ``below`` back to ``since``, or to the first.
+    """Follow the accepted lines of the terms under ``below`` back to ``since`` or the first one.
 
-    With ``below`` the caller is going to build on them, so that a gap is an error. None: what
-    lies behind ``since`` was never accepted.
+    With ``below`` the caller is going to build on them, so that a gap is an error. None: the
+    records after ``since`` were never accepted.
     """
     folder = paths.decisions(0).parent
     terms = [n for n in packed.numbers(folder, ".jsonl") if below is None or n < below]
@@ -206,7 +206,7 @@ def _follow(
 
 
 def _accepts(first: Line, path: Path) -> tuple[int, int]:
-    """How many records a term accepts, and of which former term; 0 of 0 for the first."""
+    """Return how many records a term accepts, and of which former term; 0 of 0 for the first."""
     before = first.get("accepts")
     found = [before.get(key) for key in ("n", "term")] if isinstance(before, dict) else []
     match found:
@@ -216,7 +216,7 @@ def _accepts(first: Line, path: Path) -> tuple[int, int]:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a journal; one that is missing has none, which is found out without a snapshot."""
+    """Return the size of a journal in bytes; 0 for a missing one, which no snapshot reaches."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

@@ -1,11 +1,11 @@
-"""Who may decide for an experiment: numbered terms that are taken, never taken over.
+"""The lease on deciding for an experiment: numbered terms that are taken, never taken over.
 
 A term is a file ``terms/000007.json`` made by exclusive creation: of any number of processes
 that reach for a number, one gets it, whatever their caches show them. Its holder replaces
 ``terms/000007.beat`` while it lives. A term is over when its beat says ``released``, or when
-the beat has not changed for ``ttl_s`` on the clock of whoever watches; then the next number may
-be taken. No clock is compared with another one, nothing is renamed. What is removed of terms long
-gone (``prune``) fences nobody.
+the beat has not changed for ``ttl_s`` on the observer's clock; then the next number may be taken.
+No clock is compared with another one, nothing is renamed. The files of old terms that are removed
+(``prune``) fence no holder.
 
 A holder that was suspended finds itself fenced in two ways: a higher term is there, or its own
 clock says that it has not beaten for so long that there might be one that it cannot see yet.
@@ -41,7 +41,7 @@ AT_ONCE = 200
 
 @dataclass(frozen=True)
 class Term(JsonRecord):
-    """``terms/N.json``: who took the term. ``kind``: daemon, worker, wait, …"""
+    """``terms/N.json``: the process that took the term. ``kind``: daemon, worker, wait, …"""
 
     number: int
     kind: str
@@ -62,7 +62,7 @@ class Beat(JsonRecord):
     waits: list[dict[str, Any]] = field(default_factory=list)
 
     def reasons(self) -> list[dict[str, Any]]:
-        """``waits``, as far as they are what ``Lease.waits`` says: the file may be anybody's."""
+        """Return the valid entries of ``waits``, as the file may come from any writer."""
         return [one for one in self.waits if _is_reason(one)]
 
 
@@ -78,10 +78,10 @@ def _is_reason(one: Mapping[str, Any]) -> bool:
 
 
 class Lease:
-    """One process's hand on the lease of one experiment.
+    """The lease of one experiment as one process holds or watches it.
 
-    Keep the object and call ``try_acquire`` again and again: expiry is judged by what this
-    object has seen change.
+    Keep the object and call ``try_acquire`` repeatedly: expiry is judged by the changes that this
+    object has seen.
 
     Attributes:
         term: number of the term held; 0 while none is.
@@ -113,7 +113,7 @@ class Lease:
         self._since = clock()
 
     def try_acquire(self) -> bool:
-        """Hold the lease if it is ours or free. Never waits."""
+        """Keep the lease or take it if it is free; True if it is held. Never waits."""
         if self.term and self.verify():
             return True
         highest = max(packed.numbers(self.paths.terms, ".json"), default=0)
@@ -131,20 +131,20 @@ class Lease:
         return True
 
     def beat(self) -> None:
-        """Say that the holder lives. Call at least every fifth of the time to live."""
+        """Write a beat: the holder lives. Call at least every fifth of the time to live."""
         if self.term and self.verify():
             self._write_beat()
 
     def verify(self) -> bool:
-        """Whether the term is still ours; ask right before every side effect.
+        """True if the term is still held; check it right before every side effect.
 
-        Once it is not, ``term`` is 0 and nothing may be done that was decided under it.
+        Once it is not, ``term`` is 0 and no decision made under it may be acted upon.
         """
         if not self.term:
             return False
         since = self._clock() - self._beaten
         if since > self.ttl_s * KEEP:
-            # somebody may hold a higher term by now that is not visible here yet
+            # another process may hold a higher term by now that is not visible here yet
             self.release()
             return False
         if self._fenced():
@@ -155,7 +155,7 @@ class Lease:
         return True
 
     def release(self) -> None:
-        """Let the next one take over at once."""
+        """Release the lease, so that the next holder can take it at once."""
         if self.term:
             try:
                 self._write_beat(released=True)
@@ -188,12 +188,12 @@ class Lease:
 
 
 def beat_path(paths: ExperimentPaths, number: int) -> Path:
-    """``terms/N.beat``, replaced by the holder of term N."""
+    """Return the path ``terms/N.beat``, which the holder of term N replaces."""
     return paths.term(number).with_suffix(".beat")
 
 
 def prune(paths: ExperimentPaths, newest: int) -> int:
-    """Remove the files of terms that nobody can need; how many there were.
+    """Remove the files of terms that are no longer needed; return the number of terms.
 
     A term's file fences the holder of the one before, unless that has released it. Only the
     holder of the newest term calls.
@@ -218,13 +218,13 @@ def prune(paths: ExperimentPaths, newest: int) -> int:
 
 
 def before(paths: ExperimentPaths, term: int) -> Beat | None:
-    """The last beat of the term before one, if there is any."""
+    """Return the last beat of the term before ``term``, if there is one."""
     former = [number for number in packed.numbers(paths.terms, ".json") if number < term]
     return Beat.read(beat_path(paths, max(former))) if former else None
 
 
 def last(paths: ExperimentPaths) -> tuple[Term, Beat | None] | None:
-    """The newest term and its last beat, for people; None before the first."""
+    """Return the newest term and its last beat, for display; None before the first."""
     for number in reversed(packed.numbers(paths.terms, ".json")):
         term = Term.read(paths.term(number))
         if term is not None:

@@ -1,8 +1,8 @@
-"""What has been decided, folded, at a point of the decisions: a shortcut for who takes over.
+"""Snapshots of the decided state at a point of the decisions: a shortcut for a new holder.
 
 Never needed: the decisions themselves are the truth, and a snapshot that is damaged, made by
-another version, or of records that no later term has accepted is passed over. It is a line of
-JSON that says what it is, and a line with the state, whose checksum the first one has.
+another version, or of records that no later term has accepted is ignored. It is a header line of
+JSON, which has the checksum of the second line, the state.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def write(
     """Write a snapshot and remove those that are too old to be of use.
 
     Args:
-        of: which program's state it is; only equal ones read it.
-        fence: asked before anything that others see; raises to stop there.
+        of: the program whose state it is; only an equal one reads it.
+        fence: called before any change that others see; raises to stop there.
 
     Raises:
         OSError: the file system refused something. Nothing is lost by that.
@@ -73,7 +73,7 @@ def write(
 
 
 def read(paths: ExperimentPaths, of: Mapping[str, Any]) -> Iterator[Snapshot]:
-    """The snapshots that are whole and of this program, the newest first."""
+    """Yield the intact snapshots of this program, the newest first."""
     for where in _points(paths):
         found = _read(paths, where, of)
         if found is not None:
@@ -81,7 +81,7 @@ def read(paths: ExperimentPaths, of: Mapping[str, Any]) -> Iterator[Snapshot]:
 
 
 def _points(paths: ExperimentPaths) -> list[tuple[int, int]]:
-    """Term and record of each snapshot, the newest first."""
+    """Return the term and record number of each snapshot, the newest first."""
     folder = paths.snapshots
     names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()
     matches = (_NAME.fullmatch(name) for name in names)

@@ -1,8 +1,8 @@
-"""A word to whoever decides: something has ended, look now and not at your next turn.
+"""Nudges to the holder of the lease: something has ended, so turn the crank now.
 
-Turns are some seconds apart, to be gentle with a shared file system. A worker whose trial has
-ended and that may not decide itself leaves a file with its name; the holder of the lease lists
-one folder in between, and turns at once if there is any. A word that is lost costs some seconds.
+Turns are some seconds apart, to spare a shared file system. A worker whose trial has ended and
+that may not decide itself leaves a file with its name; the holder of the lease lists one folder in
+between, and turns at once if there is any. A nudge that is lost costs some seconds.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ EVERY_S = 1.0
 
 
 def give(paths: ExperimentPaths, who: str) -> None:
-    """Leave word under a worker's name."""
+    """Leave a nudge under a worker's name."""
     with contextlib.suppress(OSError):
         files.make_folder(paths.nudges)
         os.close(os.open(paths.nudges / who, os.O_WRONLY | os.O_CREAT, files.FILE_MODE))
 
 
 def take(paths: ExperimentPaths) -> bool:
-    """Whether anybody has left word; it is taken away, so turn now."""
+    """Remove all nudges; True if there was one, so that a turn is due now."""
     try:
         names = os.listdir(paths.nudges)
     except OSError:

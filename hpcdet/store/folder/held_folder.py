@@ -1,9 +1,9 @@
-"""An experiment's folder opened once, so that what has been checked is what is used.
+"""An experiment's folder held open, so that the folder that was checked is the one used.
 
-Its name may come to mean another folder at any time, where somebody else may rename it. So it is
-opened, owner, mode and identity are checked on the descriptor, and all below it is reached through
-that: ``/proc/PID/fd/N`` leads to this very folder, from here and from the processes that this one
-starts, whatever its name means by then.
+Its name may refer to another folder at any time, if another user may rename it. So it is opened,
+owner, mode and identity are checked on the descriptor, and all files below are reached through
+that: ``/proc/PID/fd/N`` leads to this very folder, from this process and from those that it
+starts, whatever the name refers to by then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A folder that is open as long as this lives.
+    """A folder that is open as long as this object lives.
 
     Attributes:
         named: its name when it was opened: for people and for other machines.
@@ -44,15 +44,15 @@ class Held:
 
     @property
     def paths(self) -> ExperimentPaths:
-        """Those of this very folder."""
+        """The paths inside this very folder."""
         return ExperimentPaths(self.root, self.named.name)
 
 
 def hold(folder: Path) -> Held:
-    """Open an experiment's folder, and see that nobody else may change it.
+    """Open an experiment's folder and check that no other user may change it.
 
     Raises:
-        ConfigError: somebody else may.
+        ConfigError: another user may change it.
         OSError: it is not there, or cannot be opened.
     """
     named = folder.resolve()
@@ -72,7 +72,7 @@ def _leads_to(fd: int, path: Path) -> bool:
 
 
 def identity(paths: ExperimentPaths, attempt: AttemptPaths) -> str:
-    """What tells an attempt from those of all other experiments, forks included.
+    """Return the identity of an attempt, unique among all experiments, forks included.
 
     Returns:
         64 hex digits. They depend on what is written once: config, provenance and the claim.
@@ -90,10 +90,10 @@ def identity(paths: ExperimentPaths, attempt: AttemptPaths) -> str:
 
 
 def refuse_another(held: Held, attempt: AttemptPaths, expected: str) -> None:
-    """Refuse a folder that lies where the one was that a worker has claimed the attempt in.
+    """Refuse a folder that has replaced the one in which a worker claimed the attempt.
 
     Raises:
-        IntegrityError: it is another one.
+        IntegrityError: it is another folder.
     """
     limit = time.monotonic() + VISIBLE_S
     while identity(held.paths, attempt) != expected:

@@ -1,4 +1,4 @@
-"""Where an experiment lives, so that a copy of its folder never acts for the original.
+"""The home of an experiment, recorded so that a copy of its folder never acts for it.
 
 ``homes/0001.json`` is made with the experiment, a further one by each ``hpcdet move``. A folder
 whose newest record names another place that holds the same record is a copy: its jobs, workers and
@@ -19,7 +19,7 @@ from hpcdet.store.fs.json_record import JsonRecord
 
 @dataclass(frozen=True)
 class Home(JsonRecord):
-    """One place.
+    """A place where the experiment's folder lies.
 
     Attributes:
         path: the experiment's folder, absolute, without links.
@@ -36,7 +36,7 @@ class Home(JsonRecord):
 
 
 def settle(paths: ExperimentPaths) -> Home:
-    """Record that the experiment lives where its folder lies now; what was submitted stays behind.
+    """Record the folder's current place as home; earlier submissions belong to the former one.
 
     Raises:
         UsageError: another process has recorded something else at the same moment.
@@ -51,27 +51,27 @@ def settle(paths: ExperimentPaths) -> Home:
 
 
 def newest(paths: ExperimentPaths) -> Home | None:
-    """The newest record; None for an experiment of an older version."""
+    """Return the newest record; None for an experiment of an older version."""
     numbers = packed.numbers(paths.homes, ".json")
     return Home.read(paths.home(numbers[-1])) if numbers else None
 
 
 def is_here(paths: ExperimentPaths) -> bool:
-    """Whether the newest record names this place."""
+    """True if the newest record names this place."""
     home = newest(paths)
     return home is not None and Path(home.path) == paths.root.resolve()
 
 
 def left_behind(paths: ExperimentPaths) -> int:
-    """Number of the last submission that was made for another place; 0 if there is none."""
+    """Return the number of the last submission made for another place; 0 if there is none."""
     home = newest(paths)
     return home.submissions if home is not None else 0
 
 
 def original(paths: ExperimentPaths) -> Path | None:
-    """The folder that this one is a copy of; None if it is not one, as far as can be seen here.
+    """Return the folder that this one is a copy of; None if none is visible here.
 
-    A place that is not there any more, or that holds something else, has moved or was removed.
+    A place that does not exist any more, or that holds something else, has moved or was removed.
     """
     home = newest(paths)
     if home is None or (there := Path(home.path)) == paths.root.resolve():
@@ -86,7 +86,7 @@ def original(paths: ExperimentPaths) -> Path | None:
 
 
 def refuse_copy(paths: ExperimentPaths) -> None:
-    """Raise UsageError for a copy: what lives belongs to the original."""
+    """Raise UsageError for a copy: its jobs and processes belong to the original."""
     there = original(paths)
     if there is not None:
         raise UsageError(

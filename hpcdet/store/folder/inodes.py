@@ -1,10 +1,10 @@
-"""How many files and folders a trial is made of (``layout`` says which)."""
+"""The number of files and folders of a trial (``layout`` lists them)."""
 
 from __future__ import annotations
 
 
 def of_trial(ranks: int, checkpoints: int, attempts: int = 0) -> int:
-    """Inodes of one trial.
+    """Return the number of inodes of one trial.
 
     Args:
         checkpoints: committed ones, each a folder with a manifest and a shard of each rank.

@@ -1,4 +1,4 @@
-"""Every path inside an experiment's folder, by one class per level.
+"""All paths inside an experiment's folder, with one class per level.
 
 Paths are built, never searched for by pattern elsewhere; all stored references are relative
 to the folder, so that it can be moved.
@@ -45,7 +45,7 @@ class AttemptPaths:
 
     @property
     def claim(self) -> Path:
-        """Made by exclusive creation: who runs this attempt (``records.Claim``)."""
+        """The claim of this attempt by its worker, by exclusive creation (``records.Claim``)."""
         return self.root / "claim.json"
 
     @property
@@ -55,17 +55,17 @@ class AttemptPaths:
 
     @property
     def verdict(self) -> Path:
-        """What rank 0 says at its end (``records.Verdict``)."""
+        """The verdict that rank 0 writes when it ends (``records.Verdict``)."""
         return self.root / "verdict.json"
 
     @property
     def end(self) -> Path:
-        """Why the attempt is over (``records.End``); made once, by whoever closes it."""
+        """The end of the attempt and its reason (``records.End``); write-once."""
         return self.root / "end.json"
 
     @property
     def rendezvous(self) -> Path:
-        """Where rank 0 listens, for the other ranks to find it."""
+        """The address at which rank 0 listens, for the other ranks."""
         return self.root / "rendezvous.json"
 
     @property
@@ -73,16 +73,16 @@ class AttemptPaths:
         return (self.scratch or self.root) / "logs"
 
     def log(self, rank: int) -> Path:
-        """What one rank printed."""
+        """The output of one rank."""
         return self.logs / f"rank-{rank}.log"
 
     def profile(self, rank: int) -> Path:
-        """Where the time of a rank above 0 went, written by it; rank 0 tells it in ``journal``."""
+        """The time profile of a rank above 0, written by it; that of rank 0 is in ``journal``."""
         return self.root / f"profile-{rank}.jsonl"
 
     @property
     def traces(self) -> Path:
-        """What torch's profiler recorded, a file for each rank, where the config asks for it."""
+        """The traces of torch's profiler, a file for each rank, if the config enables it."""
         return (self.scratch or self.root) / "profile"
 
     def trace(self, rank: int) -> Path:
@@ -94,7 +94,7 @@ class AttemptPaths:
 
     @property
     def launcher_log(self) -> Path:
-        """What the launcher (srun, mpirun) said itself."""
+        """The launcher's own output (srun, mpirun)."""
         return self.logs / "launcher.log"
 
 
@@ -120,17 +120,17 @@ class TrialPaths:
         return self.root / "control"
 
     def control(self, seq: int) -> Path:
-        """What the searcher wants of the trial (``records.Control``), numbered from 1."""
+        """The controls of the trial (``records.Control``), numbered from 1."""
         return self.controls / f"{seq:04d}.json"
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints are saved; on scratch, where the experiment has a part there."""
+        """The folder of saved checkpoints; on scratch, if the experiment has a part there."""
         return (self.scratch or self.root) / "checkpoints"
 
     @property
     def kept(self) -> Path | None:
-        """Where those that the policy keeps are copied to, if that is not where they are saved."""
+        """The folder to which checkpoints to keep are copied, if they are saved elsewhere."""
         return self.root / "checkpoints" if self.scratch else None
 
     @property
@@ -140,7 +140,7 @@ class TrialPaths:
 
     @property
     def pins(self) -> Path:
-        """Names of checkpoints that are kept whatever the rules say (``pins``)."""
+        """The pinned checkpoints, kept regardless of retention (``store.trials.pins``)."""
         return self.root / "pinned"
 
     def checkpoint(self, step: int, attempt: int) -> Path:
@@ -176,7 +176,7 @@ class WorkerPaths:
 
     @property
     def claim(self) -> Path:
-        """The right to be this worker, by exclusive creation (``records.WorkerClaim``)."""
+        """The claim of this worker's place, by exclusive creation (``records.WorkerClaim``)."""
         return self.root / "claim.json"
 
     @property
@@ -190,12 +190,12 @@ class WorkerPaths:
 
     @property
     def end(self) -> Path:
-        """Written when the worker leaves by itself, or by who finds it gone."""
+        """The worker's end, written by itself or by the process that finds it gone."""
         return self.root / "end.json"
 
     @property
     def final(self) -> Path:
-        """Written by the batch script: whatever was said, this task does not come back."""
+        """The batch script's record that this task is not requeued, whatever the worker wanted."""
         return self.root / "final.json"
 
     @property
@@ -241,24 +241,24 @@ class ExperimentPaths:
 
     @property
     def history(self) -> Path:
-        """What former experiments have shown, for a search that begins from it (``history``)."""
+        """The history of former experiments, for a warm start (``store.trials.history``)."""
         return self.root / "history.json"
 
     @property
     def origin(self) -> ExperimentPaths:
-        """Holds, as its trial 1, the checkpoint that all trials begin from, if there is one."""
+        """The folder whose trial 1 has the checkpoint that all trials begin from, if any."""
         return ExperimentPaths(self.root / "origin")
 
     @property
     def terms(self) -> Path:
-        """One numbered file per holder of the lease: ``terms/000003.json`` and its beat."""
+        """The terms of the lease, numbered: ``terms/000003.json`` and its beat."""
         return self.root / "terms"
 
     def term(self, number: int) -> Path:
         return self.terms / f"{number:06d}.json"
 
     def decisions(self, term: int) -> Path:
-        """What the holder of one term learned and decided, in one order."""
+        """The journal of all that the holder of one term learned and decided."""
         return self.root / "decisions" / f"{term:06d}.jsonl"
 
     @property
@@ -267,14 +267,14 @@ class ExperimentPaths:
 
     @property
     def homes(self) -> Path:
-        """Where the experiment lives (``store.folder.home``), numbered from 1."""
+        """The homes of the experiment (``store.folder.home``), numbered from 1."""
         return self.root / "homes"
 
     def home(self, number: int) -> Path:
         return self.homes / f"{number:04d}.json"
 
     def snapshot(self, term: int, n: int) -> Path:
-        """All that was decided up to a record of a term (``snapshots``); may be removed."""
+        """The decided state at a record of a term (``store.decisions.snapshots``); removable."""
         return self.snapshots / f"{term:06d}-{n:08d}.json"
 
     @property
@@ -282,32 +282,32 @@ class ExperimentPaths:
         return self.root / "commands"
 
     def command(self, seq: int) -> Path:
-        """What a user asks (``records.Command``), numbered from 1."""
+        """A user's command (``records.Command``), numbered from 1."""
         return self.commands / f"{seq:04d}.json"
 
     def limits(self, seq: int) -> Path:
-        """What users have set (``records.Limits``), numbered from 1; the newest is in force."""
+        """Limits that users have set (``records.RunLimits``), from 1; the newest is in force."""
         return self.root / "limits" / f"{seq:04d}.json"
 
     def reservation(self, number: int) -> Path:
-        """A claim under a limit (``records.Reservation``), numbered from 1 without gaps."""
+        """A claim's reservation under limits (``records.Reservation``), from 1 without gaps."""
         return self.root / "reservations" / f"{number:06d}.json"
 
     @property
     def nudges(self) -> Path:
-        """Where workers leave word for whoever decides (``store.decisions.wakeup``)."""
+        """The workers' nudges to the holder of the lease (``store.decisions.wakeup``)."""
         return self.root / "nudges"
 
     def charges(self, number: int) -> Path:
-        """What accounting has charged (``records.Charges``), numbered from 1."""
+        """The charges of the scheduler's accounting (``records.Charges``), numbered from 1."""
         return self.root / "charges" / f"{number:04d}.json"
 
     def intent(self, submission: int) -> Path:
-        """What is about to be submitted (``records.Intent``), written before it is."""
+        """The intent of a submission (``records.Intent``), written before the job is submitted."""
         return self.root / "jobs" / f"{submission:04d}.json"
 
     def submitted(self, submission: int) -> Path:
-        """The scheduler's job id (``records.Submitted``), written after."""
+        """The scheduler's job id (``records.Submitted``), written after the submission."""
         return self.root / "jobs" / f"{submission:04d}.submitted.json"
 
     def script(self, submission: int) -> Path:
@@ -324,18 +324,18 @@ class ExperimentPaths:
         return self.root / "scripts" / f"{submission:04d}.sentinel.sh"
 
     def stuck(self, submission: int) -> Path:
-        """Written by the sentinel that found nobody left (``records.Stuck``)."""
+        """The record of a sentinel that found trials waiting and no worker (``records.Stuck``)."""
         return self.root / "jobs" / f"{submission:04d}.stuck.json"
 
     def job_log(self, submission: int) -> Path:
-        """Pattern-free folder where the scheduler puts the batch scripts' output."""
+        """The folder, free of patterns, where the scheduler puts the batch scripts' output."""
         return self.root / "jobs" / f"{submission:04d}.logs"
 
     @property
     def closed(self) -> Path:
-        """There once the experiment is over (``records.Closed``); the only sign of it.
+        """The end of the experiment (``records.Closed``); it is over once this file exists.
 
-        Each time that a user has reopened it, this is another file, which is not there yet.
+        After each reopening by a user this is another file, which does not exist yet.
         """
         first = self.root / "closed.json"
         times = self.times_reopened if first.exists() else 0
@@ -343,7 +343,7 @@ class ExperimentPaths:
 
     @property
     def reopening(self) -> Path:
-        """To be made by who reopens it (``records.Reopened``), next time."""
+        """The record of the next reopening (``records.Reopened``), not made yet."""
         return self.reopened(self.times_reopened + 1)
 
     def reopened(self, time: int) -> Path:
@@ -364,20 +364,20 @@ class ExperimentPaths:
         return self.root / "searcher.log"
 
     def daemon(self, host: str) -> Path:
-        """The process that decides, or waits to, on a host (``control.leader.daemon_registry``)."""
+        """The daemon of a host, deciding or waiting (``control.leader.daemon_registry``)."""
         return self.root / "searcher" / f"daemon-{host}.json"
 
     @property
     def scratch(self) -> Path:
-        """Link to the folder on scratch; absent where all of the experiment is in one place.
+        """The link to the folder on scratch; absent if all of the experiment is in one place.
 
-        Of one that was packed and unpacked it is a plain folder.
+        In an experiment that was packed into an archive and unpacked it is a plain folder.
         """
         return self.root / "scratch"
 
     @property
     def split(self) -> bool:
-        """Whether it has a part on scratch; true as well when that part is gone."""
+        """True if the experiment has a part on scratch, even when that part is gone."""
         return os.path.lexists(self.scratch)
 
     @property
@@ -407,7 +407,7 @@ class ExperimentPaths:
         return WorkerPaths(root, submission, index, incarnation)
 
     def workers(self, known: dict[str, WorkerPaths] | None = None) -> Iterator[WorkerPaths]:
-        """Every worker that ever claimed its place, in order of name, packed or not.
+        """Yield every worker that ever claimed its place, in order of name, packed or not.
 
         ``known``: by name, those of former calls; new ones are added.
         """

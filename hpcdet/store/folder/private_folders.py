@@ -1,7 +1,7 @@
-"""Folders of hpcdet's own outside of experiments: caches, state of local jobs, temporary files.
+"""hpcdet's private folders outside of experiments: caches, state of local jobs, temporary files.
 
-What lies in them is believed, and some of it run. So each is the user's alone, and so are those
-above it as far as somebody else could put another in its place.
+Their contents are trusted, and some are executed. So each belongs to the user alone, and so do
+the folders above it as far as another user could replace it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def is_private(folder: Path) -> bool:
-    """Whether it is a folder, no link, of this user, into which nobody else may write."""
+    """True if it is this user's own folder, not a link, and no other user may write into it."""
     status = folder.lstat()
     mine = status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode)
     return mine and not status.st_mode & _OTHERS
 
 
 def refuse_foreign(folder: Path, hint: str) -> None:
-    """Refuse a folder that is not the user's alone. Raises Unavailable."""
+    """Refuse a folder that is not private to the user. Raises Unavailable."""
     if not is_private(folder):
         raise Unavailable("somebody else may write this folder", where=str(folder), hint=hint)
 
 
 def refuse_exchangeable(folder: Path, hint: str) -> None:
-    """Refuse a folder that another user could rename, and put one of his own in its place.
+    """Refuse a folder that another user could rename and replace.
 
     Raises:
         Unavailable: one above it belongs to another user, or others may write it and it has not
@@ -50,7 +50,7 @@ def refuse_exchangeable(folder: Path, hint: str) -> None:
 
 
 def temporary() -> Path:
-    """The user's own folder below ``$TMPDIR``; where another user has taken its name, another.
+    """Return the user's own folder below ``$TMPDIR``, under another name if that one is taken.
 
     Raises:
         OSError: none can be made.

@@ -1,6 +1,6 @@
-"""What the JSON files of an experiment's folder hold, as frozen types.
+"""The records in the JSON files of an experiment's folder, as frozen types.
 
-Numbers carry their unit in the name.
+The names of numbers end in their unit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ExperimentState = Literal[
 
 @dataclass(frozen=True)
 class Trial(JsonRecord):
-    """``trial.json``: what makes this trial this trial.
+    """``trial.json``: the definition of a trial.
 
     Attributes:
         parent: what it begins from (``store.trials.parents``); "": from nothing.
@@ -66,12 +66,12 @@ Action = Literal["run", "pause", "stop", "kill", "fail"]
 
 @dataclass(frozen=True)
 class Control(JsonRecord):
-    """``control/0001.json``: what the holder of the lease wants of a trial, from now on.
+    """``control/0001.json``: the lease holder's order to a trial, from now on.
 
     Attributes:
         action: ``run`` (train until ``until``), ``pause`` (save, leave, keep), ``stop`` (the
             searcher has seen enough: save, end well), ``kill`` (canceled by a user: save,
-            end), ``fail`` (given up: nobody claims it again).
+            end), ``fail`` (given up: it is not claimed again).
         until: length at which to end, for ``run``; None keeps the one before, at first the
             config's.
         attempts: attempts up to this number are allowed after a failure of the user's code;
@@ -116,7 +116,7 @@ class Claim(JsonRecord):
 
 @dataclass(frozen=True)
 class Verdict(JsonRecord):
-    """``verdict.json``: what the attempt says of itself. The exit code is only a hint.
+    """``verdict.json``: the attempt's own account of its end. The exit code is only a hint.
 
     Attributes:
         verdict: ``done`` (nothing left to do until a new control), ``resume`` (go on from the
@@ -144,7 +144,7 @@ class Verdict(JsonRecord):
 
 @dataclass(frozen=True)
 class End(JsonRecord):
-    """``end.json`` of an attempt: why it is over, by its worker or by who found it lost.
+    """``end.json`` of an attempt: why it is over, by its worker or the finder of its loss.
 
     Attributes:
         progressed: the next attempt begins further than this one did (``store.trials.progress``).
@@ -193,8 +193,9 @@ class WorkerEnd(JsonRecord):
 
 @dataclass(frozen=True)
 class Final(JsonRecord):
-    """``final.json`` of a worker: its batch script cannot have the task requeued. ``code``: what
-    the worker ended with, as a shell shows it."""
+    """``final.json`` of a worker: its batch script does not requeue the task.
+
+    ``code``: the worker's exit code, as a shell shows it."""
 
     code: int
     at: str = ""
@@ -240,7 +241,7 @@ class Intent(JsonRecord):
 
 @dataclass(frozen=True)
 class Submitted(JsonRecord):
-    """``jobs/0001.submitted.json``: what came of an intent.
+    """``jobs/0001.submitted.json``: the result of an intent.
 
     ``job`` is empty and ``error`` says why when the scheduler refused it for good.
     """
@@ -258,9 +259,9 @@ Verb = Literal[
 
 @dataclass(frozen=True)
 class Stuck(JsonRecord):
-    """``jobs/0001.stuck.json``: the sentinel of a submission found nobody left who could go on.
+    """``jobs/0001.stuck.json``: the sentinel found trials waiting and no job left to run them.
 
-    ``next`` is the command that helps.
+    ``next`` is the command that repairs it.
     """
 
     why: str
@@ -270,7 +271,7 @@ class Stuck(JsonRecord):
 
 @dataclass(frozen=True)
 class Command(JsonRecord):
-    """``commands/0001.json``: what a user asks of an experiment or of one of its trials.
+    """``commands/0001.json``: a user's command to an experiment or to one of its trials.
 
     ``trial`` 0 means all. ``after``: begin once ``experiments`` (folders, relative to this one)
     and ``jobs`` ended well. ``follow``: of another experiment, whose folder is ``path``, that is
@@ -286,7 +287,7 @@ class Command(JsonRecord):
 
 @dataclass(frozen=True)
 class RunLimits(JsonRecord):
-    """``limits/0001.json``: what users have set of a running experiment, as workers need it.
+    """``limits/0001.json``: the limits that users have set, as workers read them.
 
     Attributes:
         max_concurrent_trials: trials that may run at once; 0: no limit but the searcher's.
@@ -305,7 +306,7 @@ class RunLimits(JsonRecord):
 
 @dataclass(frozen=True)
 class Reservation(JsonRecord):
-    """``reservations/000001.json``: a claim's place in the order in which limits are kept."""
+    """``reservations/000001.json``: a claim's place in the order in which limits are applied."""
 
     trial: int
     attempt: int
@@ -315,11 +316,11 @@ class Reservation(JsonRecord):
 
 @dataclass(frozen=True)
 class Charges(JsonRecord):
-    """``charges/0001.json``: what the scheduler's accounting says of allocations that have ended.
+    """``charges/0001.json``: charges of the scheduler's accounting for ended allocations.
 
     Attributes:
         allocations: the fields of ``budget.Charge``, one mapping for each.
-        settled: numbers of the submissions of which nothing more is to come.
+        settled: numbers of the submissions that get no further charges.
     """
 
     allocations: list[dict[str, Any]] = field(default_factory=list)
@@ -329,7 +330,7 @@ class Charges(JsonRecord):
 
 @dataclass(frozen=True)
 class Best(JsonRecord):
-    """``best.json``: the best validation that the holder of the lease has heard of.
+    """``best.json``: the best validation that the holder of the lease knows.
 
     Attributes:
         metric: the searcher's, as ``number`` gives it.
@@ -342,7 +343,7 @@ class Best(JsonRecord):
     at: str = ""
 
     def beats(self, other: Best | None, smaller_is_better: bool) -> bool:
-        """Whether it is better than another one; NaN and infinities never are."""
+        """True if it is better than another one; NaN and infinities never are."""
         mine = value(self.metric)
         theirs = math.nan if other is None else value(other.metric)
         if not (math.isfinite(mine) and math.isfinite(theirs)):
@@ -352,7 +353,7 @@ class Best(JsonRecord):
 
 @dataclass(frozen=True)
 class Closed(JsonRecord):
-    """``closed.json``: the experiment is over, unless a user tries again what has failed in it."""
+    """``closed.json``: the experiment is over, unless a user retries failed trials in it."""
 
     state: Literal["COMPLETED", "CANCELED", "ERROR"]
     why: str = ""
@@ -362,9 +363,9 @@ class Closed(JsonRecord):
 
 @dataclass(frozen=True)
 class Reopened(JsonRecord):
-    """``reopened-1.json``: a user has tried again what had failed when the experiment was over.
+    """``reopened-1.json``: a user has reopened a closed experiment to retry failed trials.
 
-    ``command`` is the number of the command that says what.
+    ``command`` is the number of the command that names them.
     """
 
     command: int
@@ -387,12 +388,12 @@ class ScratchMark(JsonRecord):
 
 
 def number(value: float) -> float | str:
-    """A metric's value as JSON can hold it: NaN and infinities as ``"NaN"``, ``"Infinity"``."""
+    """Return a metric's value as JSON: NaN and infinities as ``"NaN"``, ``"Infinity"``."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def value(stored: float | str) -> float:
-    """The inverse of ``number``."""
+    """Return the inverse of ``number``."""
     return float(stored)

@@ -1,8 +1,8 @@
 """An experiment's folder on scratch: made, made again after a purge, removed only if it is ours.
 
-It holds what may be purged at any time. A file in it says whose it is, and whoever is about to
-write into it or to remove it asks first: a link could lead anywhere, an experiment may have been
-copied, and a purge takes the oldest files, so that the mark alone may be missing.
+It holds files that may be purged at any time. A mark in it names its experiment, and is checked
+before anything there is written or removed: a link could lead anywhere, an experiment may have
+been copied, and a purge removes the oldest files, so that only the mark may be missing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OURS = {SCRATCH_MARK, "trials"}
 
 
 def target(paths: ExperimentPaths) -> Path | None:
-    """Where the link leads; None where there is none: all of the experiment is in one place."""
+    """Return the target of the link; None if there is none: all files are in one place."""
     try:
         return paths.scratch.readlink()
     except OSError:
@@ -31,7 +31,7 @@ def target(paths: ExperimentPaths) -> Path | None:
 
 
 def link(paths: ExperimentPaths, folder: Path) -> None:
-    """Have the experiment's part on scratch in ``folder``, instead of where it was."""
+    """Make ``folder`` the experiment's part on scratch, in place of the former one."""
     temporary = paths.root / f".scratch.{secrets.token_hex(4)}.tmp"
     temporary.symlink_to(folder.absolute(), target_is_directory=True)
     os.replace(temporary, paths.scratch)
@@ -39,9 +39,9 @@ def link(paths: ExperimentPaths, folder: Path) -> None:
 
 
 def prepare(paths: ExperimentPaths) -> None:
-    """Before anything is written there: see that the folder exists and is this experiment's.
+    """Ensure, before anything is written there, that the folder exists and is the experiment's.
 
-    After a purge it is made again. Nothing is done where there is no such part.
+    After a purge it is made again. Does nothing if there is no part on scratch.
 
     Raises:
         ConfigError: the folder is another experiment's, or others may write into it.
@@ -70,19 +70,19 @@ def prepare(paths: ExperimentPaths) -> None:
 
 
 def is_gone(paths: ExperimentPaths) -> bool:
-    """Whether the experiment has a part on scratch and that is not there (any more)."""
+    """True if the experiment has a part on scratch that does not exist (any more)."""
     return paths.scratch.is_symlink() and not paths.scratch.is_dir()
 
 
 def owner(folder: Path) -> ExperimentPaths | None:
-    """The experiment whose folder on scratch this is; None if it is none's."""
+    """Return the experiment whose folder on scratch this is; None if there is none."""
     mark = _read(folder)
     paths = ExperimentPaths(Path(mark.experiment)) if mark else None
     return paths if paths and paths.scratch.resolve() == folder.resolve() else None
 
 
 def refuse_foreign(paths: ExperimentPaths) -> Path | None:
-    """The folder on scratch, which is this experiment's and may be moved or removed.
+    """Return the folder on scratch once checked to be this experiment's: it may be removed.
 
     Returns:
         None if there is none, or it is gone.
@@ -106,9 +106,9 @@ def refuse_foreign(paths: ExperimentPaths) -> Path | None:
 
 
 def follow(paths: ExperimentPaths) -> None:
-    """After an experiment has been moved: its folder on scratch takes its new name, too.
+    """Rename the folder on scratch after its experiment has been moved.
 
-    What is not this experiment's, or is gone, stays as it is.
+    A folder that is not this experiment's, or is gone, stays as it is.
     """
     try:
         folder = refuse_foreign(paths)
@@ -126,7 +126,7 @@ def follow(paths: ExperimentPaths) -> None:
 
 
 def _mark(paths: ExperimentPaths, folder: Path) -> None:
-    """Write whose it is, where that is not written already."""
+    """Write the mark of the experiment, if it is not there already."""
     found = _read(folder)
     root = str(paths.root.resolve())
     own = identity(paths)
@@ -141,12 +141,12 @@ def _read(folder: Path) -> ScratchMark | None:
 
 
 def identity(paths: ExperimentPaths) -> str:
-    """What tells an experiment from all others, whatever its folder is called."""
+    """Return the identity of an experiment, independent of its folder's name."""
     return hashlib.sha256(files.read(paths.provenance)).hexdigest()
 
 
 def _not_ours(paths: ExperimentPaths, folder: Path) -> str:
-    """What speaks against the folder being this experiment's; "" if nothing does."""
+    """Return why a folder cannot be this experiment's; "" if it can."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return "is no folder"

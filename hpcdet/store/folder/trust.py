@@ -1,7 +1,7 @@
-"""Who else may write what will run in the user's name. Refused as ``sshd`` refuses keys.
+"""Checks that no other user may write files that run as this user, as ``sshd`` does for keys.
 
-Reading what another user has made is no risk, and needs no leave. Whoever starts something that
-an experiment names (its searcher's program, its hook, its ranks) asks ``refuse_to_run`` first.
+Reading another user's files is no risk, and is not checked. A process that starts something that
+an experiment names (its searcher's program, its hook, its ranks) calls ``refuse_to_run`` first.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from hpcdet.store.folder.layout import CONFIG
 
 
 def is_trusted(uid: int) -> bool:
-    """Whether what belongs to a user may run: the user's own, root's, and who owns hpcdet."""
+    """True if files of this owner may run: the user, root, or the owner of hpcdet itself."""
     return uid in {0, os.getuid(), Path(__file__).stat().st_uid}
 
 
 def refuse_writable_by_others(path: Path, what: str) -> None:
-    """Refuse a file or folder that somebody else may change.
+    """Refuse a file or folder that an untrusted user may change.
 
     Trusted are its owner if that is the user, root, or who owns hpcdet itself (and so runs as
     the user anyway). Folders above it may belong to a group, as project folders do, but not be
@@ -49,10 +49,10 @@ def refuse_writable_by_others(path: Path, what: str) -> None:
 
 
 def exchangeable(root: Path) -> Iterator[str]:
-    """Where others may rename what lies in a folder, or the folder itself, in words.
+    """Yield warnings of folders on the path in which other users may rename entries.
 
-    They could put another experiment in the place of one. That is how folders of projects often
-    are, so it is said and not refused.
+    They could replace an experiment by another one. Project folders are often like that, so it is
+    a warning and not an error.
     """
     for folder in (root, *root.parents):
         if not folder.exists():
@@ -68,7 +68,7 @@ def exchangeable(root: Path) -> Iterator[str]:
 
 
 def refuse_to_run(code: Path) -> None:
-    """Refuse to start anything that an experiment, or a config beside its code, names.
+    """Refuse to run an experiment or its code if an untrusted user may change them.
 
     Args:
         code: ``code/`` of an experiment, or the folder of a model.
@@ -102,7 +102,7 @@ def _writers(status: os.stat_result) -> str:
 
 
 def _private(gid: int, uid: int) -> bool:
-    """Whether the group is the owner's alone, as where every user has a group of his own."""
+    """True if the owner is the group's only member, as where every user has a private group."""
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(uid)
     except KeyError:
@@ -115,7 +115,7 @@ def _private(gid: int, uid: int) -> bool:
 
 
 def user(uid: int) -> str:
-    """The name of a user, for messages."""
+    """Return the name of a user, for messages."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

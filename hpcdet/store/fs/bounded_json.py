@@ -1,8 +1,8 @@
-"""JSON that somebody else may have written, refused before it costs time or memory.
+"""JSON from untrusted writers, refused by bounds before it costs time or memory.
 
-A few bytes can stand for much: a bracket for one more level of recursion, a digit for one more
-step of arithmetic that is quadratic in their number. What hpcdet writes stays far below every
-bound here.
+A few bytes can cost much: a bracket is one more level of recursion, a digit one more step of
+arithmetic that is quadratic in their number. Documents that hpcdet writes stay far below all bounds
+here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LONG_NUMBER = re.compile(rb"(?<![0-9])[0-9]{%d}" % (DIGITS + 1))
 
 
 class Unreasonable(ValueError):
-    """A document that nobody writes on purpose but to do harm.
+    """A document beyond all bounds that a genuine one keeps.
 
     Attributes:
         line: of the document, from 1; 0 if it is not known.
@@ -35,12 +35,12 @@ class Unreasonable(ValueError):
 
 
 def too_deep(deepest: int = DEEPEST, line: int = 0) -> Unreasonable:
-    """What is said of a document with more levels."""
+    """Return the error for a document that is nested more deeply."""
     return Unreasonable(f"nested more than {deepest} deep", line)
 
 
 def json_value(data: bytes, most: int = NODES) -> Any:
-    """The value of a JSON document of at most ``most`` values.
+    """Return the value of a JSON document of at most ``most`` values.
 
     Raises:
         Unreasonable: it is too deep, has too many values, or too long a number.

@@ -1,12 +1,11 @@
-"""The three ways a file is ever written: once, replaced as a whole, or appended to; and how it
-is opened to be read.
+"""Files on shared storage: written once, replaced whole, or appended to; opened for reading.
 
-They rest on what shared file systems keep their word about: ``link`` and ``rename`` are
+These rely only on what shared file systems guarantee: ``link`` and ``rename`` are
 atomic on the server, data is durable after ``fsync``, a name after ``fsync`` of its folder.
 Success of a link is read from the file itself (``st_nlink``), not from the return code: NFS
 may report an error for a retransmitted request that succeeded.
 
-Who reads a folder did not necessarily make it. So every file in it is opened here: without
+A reader of a folder did not necessarily make it. So every file in it is opened here: without
 waiting, and only if it is a file; and what is read at once has a bound.
 """
 
@@ -46,12 +45,12 @@ _KINDS = {
 
 
 def now() -> str:
-    """The time as ISO 8601 in UTC, to the microsecond: what every record carries."""
+    """Return the time as ISO 8601 in UTC, to the microsecond, as every record has it."""
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def is_time(text: object) -> bool:
-    """True for a time with its zone, such as ``now`` gives."""
+    """True for a time with its zone, such as ``now`` returns."""
     try:
         time = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:
@@ -61,7 +60,7 @@ def is_time(text: object) -> bool:
 
 
 def canonical(value: Any) -> bytes:
-    """JSON with sorted keys and no spaces: equal values give equal bytes.
+    """Return JSON with sorted keys and no spaces: equal values have equal bytes.
 
     Raises:
         ValueError: for NaN and infinities, which are not JSON. Write them as strings.
@@ -83,7 +82,7 @@ def make_folder(path: Path, mode: int = FOLDER_MODE) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable. File systems that cannot are left in peace."""
+    """Make the names in a folder durable, on file systems that can."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):
@@ -103,7 +102,7 @@ def write_once(path: Path, data: bytes, mode: int = FILE_MODE) -> bool:
 
 
 def link_once(temporary: Path, path: Path) -> bool:
-    """Give a durable file a second name, unless somebody has it; True if this call did."""
+    """Link a durable file to a second name, unless that exists; True if this call made it."""
     with contextlib.suppress(OSError):
         os.link(temporary, path)
     made = _same_file(temporary, path)
@@ -116,9 +115,9 @@ def link_once(temporary: Path, path: Path) -> bool:
 
 
 def replace(path: Path, data: bytes | Iterable[bytes], mode: int = FILE_MODE) -> None:
-    """Put new contents, at once or in pieces, in place of the old ones.
+    """Replace a file's contents as a whole, given at once or in pieces.
 
-    Readers see the one or the other.
+    Readers see either the old or the new contents.
     """
     temporary = _write_temporary(path, data, mode)
     try:
@@ -131,12 +130,12 @@ def replace(path: Path, data: bytes | Iterable[bytes], mode: int = FILE_MODE) ->
 
 
 def append_log(path: Path) -> BinaryIO:
-    """A log that processes write to, opened at its end; only its owner may read what is made."""
+    """Open a log for appending by several processes; a new one is readable by its owner only."""
     return open(path, "ab", opener=lambda name, flags: os.open(name, flags, FILE_MODE))
 
 
 def open_to_read(path: Path) -> int:
-    """A descriptor of a file. Links are followed, nothing is waited for.
+    """Open a plain file for reading and return its descriptor. Follows links, never blocks.
 
     ``open`` is asked, not ``exists``: a cached negative directory entry must not hide a file.
 
@@ -159,22 +158,22 @@ def open_to_read(path: Path) -> int:
 
 
 def no_file(path: Path, kind: str) -> IntegrityError:
-    """What is said of something that has the name of a file."""
+    """Return the error for a path that is not a plain file."""
     return damaged(path, f"it is {kind} instead of a file")
 
 
 def damaged(path: Path, what: str) -> IntegrityError:
-    """What is said of a file that nobody has written so."""
+    """Return the error for a file whose contents were not written so."""
     return IntegrityError(what, where=str(path), hint=_HINT)
 
 
 def open_file(path: Path) -> BinaryIO:
-    """As ``open_to_read``, as a file object."""
+    """Open a plain file for reading, as ``open_to_read``, and return a file object."""
     return os.fdopen(open_to_read(path), "rb")
 
 
 def read(path: Path, most: int = LARGEST) -> bytes:
-    """All of a file.
+    """Return all of a file's contents.
 
     Raises:
         IntegrityError: it is no file, or larger than ``most`` bytes.
@@ -185,7 +184,7 @@ def read(path: Path, most: int = LARGEST) -> bytes:
 
 
 def bounded_read(file: IO[bytes], path: Path, most: int = LARGEST) -> bytes:
-    """What is left of an open file; as ``read``."""
+    """Return the rest of an open file, with the bounds and errors of ``read``."""
     size = os.fstat(file.fileno()).st_size if isinstance(file, io.BufferedReader) else 0
     data = b"" if size > most else file.read(most + 1)
     if size > most or len(data) > most:
@@ -194,13 +193,13 @@ def bounded_read(file: IO[bytes], path: Path, most: int = LARGEST) -> bytes:
 
 
 def read_json(path: Path, large: bool = False) -> Any | None:
-    """The JSON value of a file, or None if the file is not there or not complete.
+    """Return the JSON value of a file, or None if the file does not exist or is incomplete.
 
     Args:
         large: it grows with the trials of a search or the tensors of a model.
 
     Raises:
-        IntegrityError: it is no file, or holds what nobody writes (``bounded``).
+        IntegrityError: it is no file, or exceeds the bounds of ``bounded_json``.
     """
     try:
         if large:
@@ -211,7 +210,7 @@ def read_json(path: Path, large: bool = False) -> Any | None:
 
 
 def parse_json(data: bytes, path: Path, most: int = bounded_json.NODES) -> Any | None:
-    """The JSON value of a file's bytes, of at most so many values; as ``read_json``."""
+    """Return the JSON value of a file's bytes, of at most ``most`` values, as ``read_json``."""
     try:
         return bounded_json.json_value(data, most)
     except bounded_json.Unreasonable as error:
@@ -251,7 +250,7 @@ def _write_temporary(path: Path, data: bytes | Iterable[bytes], mode: int) -> Pa
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """``os.write`` until everything is written."""
+    """Call ``os.write`` until everything is written."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -49,11 +49,11 @@ _MOST = 1 << 20
 
 
 def encode(n: int, kind: str, fields: dict[str, Any], t: str) -> bytes:
-    """One line, its newline included.
+    """Return one line, its newline included.
 
     Raises:
         ValueError: a value is not JSON (NaN and infinities are not; see ``records.number``), or
-            is one that no reader would take (``bounded``, ``LONGEST``).
+            is one that no reader would accept (``bounded_json``, ``LONGEST``).
     """
     head = _encode({"n": n, "t": t, "kind": kind, **fields}).encode()[:-1]
     if len(head) > LONGEST - 100:
@@ -64,7 +64,7 @@ def encode(n: int, kind: str, fields: dict[str, Any], t: str) -> bytes:
 
 
 def decode(raw: bytes) -> Line | None:
-    """The record in one line (without its newline), or None if it is damaged."""
+    """Return the record in one line (without its newline), or None if it is damaged."""
     head, mark, tail = raw.rpartition(b',"crc":"')
     if not mark or tail != b'%08x"}' % zlib.crc32(head):
         return None
@@ -78,7 +78,7 @@ def decode(raw: bytes) -> Line | None:
 
 @dataclass
 class Reader:
-    """Reads a journal from where it stopped the last time.
+    """A reader of a journal, which goes on where it stopped the last time.
 
     Attributes:
         offset: bytes accepted so far.
@@ -96,7 +96,7 @@ class Reader:
     ended: bool = False
 
     def read(self, only: str = "", *, loose: bool = False) -> list[Line]:
-        """The complete, intact lines that were added since the last call.
+        """Return the complete, intact lines that were added since the last call.
 
         Args:
             only: a kind; lines of others are checked and passed over.
@@ -140,7 +140,7 @@ class Reader:
 
 
 def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """What is left of a file, as far as lines have ended."""
+    """Yield the rest of a file in pieces of complete lines."""
     pieces: list[bytes] = []  # of a line that has not ended
     size, held = _PIECE, 0
     while data := file.read(size):
@@ -162,19 +162,19 @@ def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _is_line(raw: bytes, n: int) -> bool:
-    """Whether a line is intact and has this number, without decoding it."""
+    """True if a line is intact and has this number, without decoding it."""
     head, found, tail = raw.rpartition(b',"crc":"')
     whole = bool(found) and tail == b'%08x"}' % zlib.crc32(head)
     return whole and head.startswith(b'{"n":%d,' % n)
 
 
 def read(path: Path) -> list[Line]:
-    """All intact lines of a journal; an absent journal has none."""
+    """Return all intact lines of a journal; an absent journal has none."""
     return Reader(path).read()
 
 
 class Writer:
-    """The one writer of a journal. Opening it again goes on behind the last intact line.
+    """The only writer of a journal. Opened again, it goes on after the last intact line.
 
     Attributes:
         n: number of the last record, also of one that is only noted.
@@ -202,7 +202,7 @@ class Writer:
         return self.n
 
     def note(self, kind: str, **fields: Any) -> int:
-        """Add a record that is written with the next ``flush`` at the latest: one of many."""
+        """Add one of many records, written with the next ``flush`` at the latest."""
         data = encode(self.n + 1, kind, fields, files.now())
         self._noted.append(data)
         self._size += len(data)
@@ -212,7 +212,7 @@ class Writer:
         return self.n
 
     def flush(self) -> None:
-        """Write what was noted. What cannot be written is forgotten, all of it.
+        """Write the noted records; if that fails, all of them are dropped.
 
         Raises:
             OSError: the disk is full, or fails.
@@ -237,7 +237,7 @@ class Writer:
         os.fsync(self._fd)
 
     def close(self) -> None:
-        """Close the file, without what was only noted; closing twice is harmless."""
+        """Close the file and drop records that were only noted; closing twice is harmless."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,4 +1,4 @@
-"""A dataclass that is a JSON file.
+"""Records: dataclasses that are stored as JSON files.
 
 Unknown keys are ignored on reading, missing ones take their default: a folder written by
 another version of hpcdet stays readable.
@@ -29,7 +29,7 @@ class JsonRecord:
 
     @classmethod
     def decode(cls, value: Mapping[str, Any]) -> Self:
-        """Raises ValueError: a value has another type, or one that must be there is missing."""
+        """Build a record. Raises ValueError: a value is missing or has another type."""
         known = {f.name: f for f in dataclasses.fields(cls)}
         given = {key: item for key, item in value.items() if key in known}
         for key in ("until", "length"):
@@ -46,10 +46,10 @@ class JsonRecord:
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """The record in a file, packed or not; None if it is not there or not complete.
+        """Return the record in a file, packed or not; None if it is absent or incomplete.
 
         Raises:
-            IntegrityError: it is no file, or holds what no hpcdet writes.
+            IntegrityError: it is no file, or holds a value that hpcdet never writes.
         """
         value = packed.read_json(path)
         try:
@@ -58,12 +58,12 @@ class JsonRecord:
             raise files.damaged(path, str(error)) from error
 
     def write_once(self, path: Path) -> bool:
-        """Make the file; False if somebody has made it before."""
+        """Create the file; False if it exists already."""
         return files.write_once(path, self.encode())
 
 
 def plain(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
-    """JSON for a value; lengths as ``{"batches": 900}``. ``leaf``: for what holds nothing."""
+    """Return JSON for a value; lengths as ``{"batches": 900}``. ``leaf``: converts scalars."""
     if isinstance(value, Length):
         return value.encode()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What is mounted where, as this host tells."""
+"""The mounted file systems of this host."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Mount:
 
     @property
     def shared(self) -> bool:
-        """Whether a network lies between."""
+        """True for a network file system."""
         return _SHARED.fullmatch(self.kind) is not None
 
 
 def of(path: Path, table: Path = TABLE) -> Mount | None:
-    """The file system that a path lies on; None where the host does not tell."""
+    """Return the file system that a path lies on; None if the host has no mount table."""
     try:
         lines = table.read_text(errors="replace").splitlines()
     except OSError:

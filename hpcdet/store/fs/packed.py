@@ -1,9 +1,9 @@
-"""What ended trials have left, in an archive instead of many small files.
+"""The files of ended trials, read from archives or from the folder alike.
 
 ``trials/0007/history-1.zip`` holds attempts (``attempts/2/claim.json``, ``…/logs/rank-0.log``) and
 controls (``control/0001.json``) of a trial that has ended, byte for byte; one beside the config
-holds workers (``workers/0001-0003.0/claim.json``) of an experiment that is closed. Whoever reads
-such a file asks here, with the name that it had, and need not know where it is now.
+holds workers (``workers/0001-0003.0/claim.json``) of an experiment that is closed. Readers of
+such a file ask here, with the name that it had, and need not know where it is now.
 
 An archive is made whole and under a name of its own, and never changed; files are removed only
 after they are in one. So a reader that finds neither, and then looks for an archive again,
@@ -53,18 +53,18 @@ _ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
 def archive(home: Path, number: int) -> Path:
-    """The name of an archive of a trial's or an experiment's folder, numbered from 1."""
+    """Return the path of an archive in a trial's or an experiment's folder, numbered from 1."""
     return home / f"{STEM}-{number}.zip"
 
 
 def unit(name: str) -> str:
-    """What a file is packed with: its attempt (``attempts/2``), its worker; a control alone."""
+    """Return the unit a file is packed in: its attempt (``attempts/2``), worker or control."""
     kind, _, rest = name.partition("/")
     return name if kind == "control" else f"{kind}/{rest.partition('/')[0]}"
 
 
 def _inside(path: Path) -> tuple[Path, str] | None:
-    """The folder that may have a path in an archive, and its name there."""
+    """Return the folder whose archives may hold a path, and the path's name there."""
     match = _INSIDE.fullmatch(str(path))
     if match is None:
         return None
@@ -88,7 +88,7 @@ class Archive:
 
     @classmethod
     def read(cls, path: Path) -> Archive:
-        """Raises what ``zipfile`` raises for damage, and OSError."""
+        """Read the table of contents. Raises as ``zipfile`` does for damage, and OSError."""
 
         folders: dict[str, set[str]] = {}
         units: set[str] = set()
@@ -106,7 +106,7 @@ class Archive:
         return cls(path, listed, frozenset(units), small)
 
     def open(self, name: str) -> IO[bytes]:
-        """A member, to be read and sought in like a file. Raises FileNotFoundError."""
+        """Open a member as a seekable file. Raises FileNotFoundError."""
         if (data := self.small.get(name)) is not None:
             return io.BytesIO(data)
         import zipfile
@@ -125,7 +125,7 @@ class Archive:
 
 
 class _Listed(io.RawIOBase):
-    """A file of which nothing is read at once that is longer than a table of contents is."""
+    """A file that refuses reads larger than any genuine table of contents."""
 
     def __init__(self, path: Path) -> None:
         self._file = files.open_file(path)
@@ -152,7 +152,7 @@ class _Listed(io.RawIOBase):
 
 
 def _zip(path: Path) -> zipfile.ZipFile:
-    """An open archive; its file is closed with the last that reads in it."""
+    """Open an archive; its file is closed with its last reader."""
     import zipfile
 
     try:
@@ -162,12 +162,12 @@ def _zip(path: Path) -> zipfile.ZipFile:
 
 
 def archives(home: Path) -> Iterator[Archive]:
-    """The archives in a folder, in their order; one that is damaged counts as absent."""
+    """Yield the archives in a folder, in order; a damaged one counts as absent."""
     return (read for read in _archives(home) if read is not None)
 
 
 def damaged(home: Path) -> bool:
-    """Whether an archive there cannot be read: nothing can be said of the trial then."""
+    """True if an archive in a folder is unreadable, so that the trial's state is unknown."""
     return any(read is None for read in _archives(home))
 
 
@@ -207,7 +207,7 @@ class Member:
 
 
 def find(path: Path) -> Member | None:
-    """Where in an archive a path of an experiment has its contents; None if in none."""
+    """Return the archive member that holds a path of an experiment; None if none does."""
     inside = _inside(path)
     if inside is None:
         return None
@@ -217,11 +217,11 @@ def find(path: Path) -> Member | None:
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """Open a file of an experiment to read, be it packed or not.
+    """Open a file of an experiment for reading, packed or not.
 
     Raises:
         FileNotFoundError, NotADirectoryError: it is neither there nor in an archive.
-        IntegrityError: it is no file.
+        IntegrityError: it is no plain file.
     """
     inside = find(path)
     if inside is None:
@@ -235,7 +235,7 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """All of a file, be it packed or not. Raises as ``open_file`` and ``files.read``."""
+    """Return a file's contents, packed or not. Raises as ``open_file`` and ``files.read``."""
     try:
         return _read_bytes(path)
     except OSError as error:
@@ -250,7 +250,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any | None:
-    """As ``files.read_json``, of a file that may be packed."""
+    """Return the JSON value of a file, packed or not, as ``files.read_json``."""
     try:
         return files.parse_json(read_bytes(path), path)
     except _ABSENT:
@@ -258,7 +258,7 @@ def read_json(path: Path) -> Any | None:
 
 
 def names(folder: Path) -> list[str]:
-    """What is in a folder, packed or not, in no order; an absent one holds nothing."""
+    """Return the names in a folder, packed or not, unordered; none for an absent folder."""
     member = find(folder)
     if member is not None:
         return list(member.archive.folders.get(member.name, ()))
@@ -275,7 +275,7 @@ def names(folder: Path) -> list[str]:
 
 
 def numbers(folder: Path, suffix: str = "") -> list[int]:
-    """The numbers ``n`` of entries named ``n`` + suffix in a folder, ascending, packed or not.
+    """Return the numbers ``n`` of a folder's entries ``n`` + suffix, ascending, packed or not.
 
     Listing the folder refreshes what a network file system has cached of it.
     """
@@ -284,7 +284,7 @@ def numbers(folder: Path, suffix: str = "") -> list[int]:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is such a file, or folder of an attempt, packed or not."""
+    """True if a file, or an attempt's folder, exists, packed or not."""
     inside = find(path)
     if inside is None:
         if path.exists():
@@ -297,5 +297,5 @@ def exists(path: Path) -> bool:
 
 
 def where(path: Path) -> str:
-    """The path for people: of a packed file, the archive and its name in that."""
+    """Return a path for messages: of a packed file, the archive and its name in it."""
     return str(find(path) or path)

@@ -1,4 +1,4 @@
-"""JSON that carries the digest of itself: the form of a checkpoint's manifest."""
+"""JSON that contains its own digest: the format of a checkpoint's manifest."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ ROOT = "root"
 
 
 def digest(plain: Mapping[str, Any]) -> str:
-    """BLAKE3 of the canonical JSON of everything but the digest itself, as hex digits."""
+    """Return the BLAKE3 of the canonical JSON without the digest itself, as hex digits."""
     rest = {key: value for key, value in plain.items() if key != ROOT}
     return str(blake3(files.canonical(rest)).hexdigest())
 
 
 def sealed(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with its digest."""
+    """Return the same data with its digest."""
     return {**plain, ROOT: digest(plain)}
 
 
 def text(plain: Mapping[str, Any]) -> bytes:
-    """What stands in the file."""
+    """Return the contents of the file."""
     return files.canonical(plain) + b"\n"

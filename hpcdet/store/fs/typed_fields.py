@@ -1,6 +1,6 @@
-"""From plain data to the frozen dataclasses that read it, by their types.
+"""The conversion of plain data to frozen dataclasses, checked by their field types.
 
-What a file says is believed only as far as it has the type that the reader's code relies on.
+A file's value is accepted only if it has the type that the reader's code relies on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def build(kind: type[T], value: Mapping[str, Any]) -> T:
-    """An instance of a dataclass: unknown keys are ignored, missing ones take their default.
+    """Return an instance of a dataclass; unknown keys are ignored, missing ones take defaults.
 
     Raises:
         ValueError: a length is none, or a value has another type.
@@ -32,7 +32,7 @@ def build(kind: type[T], value: Mapping[str, Any]) -> T:
 
 
 def refuse_others(kind: type[Any], given: Mapping[str, Any], *, lenient: bool = True) -> None:
-    """Compare the types of values with those of a dataclass's fields.
+    """Refuse values whose types are not those of a dataclass's fields.
 
     Args:
         lenient: a number counts as text: of a name like 2024 YAML makes one.
@@ -48,14 +48,14 @@ def refuse_others(kind: type[Any], given: Mapping[str, Any], *, lenient: bool = 
 
 
 def short(value: Any) -> str:
-    """A value, or its type, as a message says it."""
+    """Return a value, or its type, in the form of a message."""
     text = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 @functools.cache
 def _fields(kind: type[Any], lenient: bool) -> dict[str, tuple[Callable[[Any], bool], str]]:
-    """By name whether a value fits a field, and what fields of its type are called."""
+    """Return, by field name, a test of values and the name of the field's type."""
     hints = typing.get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]
     return {name: (_test(hints[name], lenient), _called(hints[name])) for name in names}
@@ -66,7 +66,7 @@ def _called(hint: Any) -> str:
 
 
 def _test(hint: Any, lenient: bool) -> Callable[[Any], bool]:
-    """Whether a value has a type. What a dataclass of ours is made of has been tested before."""
+    """Return a test of a value's type; a nested dataclass was tested when it was built."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         tests = [_test(each, lenient) for each in inner]

@@ -1,4 +1,4 @@
-"""YAML as people mean it, with the line of every key.
+"""YAML 1.2 as users expect it, with the line of every key.
 
 PyYAML reads YAML 1.1, where ``1e-4`` is text, ``on`` is true, ``12:30`` is 750 and ``010`` is 8.
 Here scalars are those of YAML 1.2: a learning rate is a number and ``notify.on`` a key.
@@ -57,7 +57,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 
 @dataclass(frozen=True)
 class Document:
-    """A mapping that a person wrote.
+    """A mapping that a user wrote.
 
     Attributes:
         source: file name, or what else to call it in messages.
@@ -69,24 +69,24 @@ class Document:
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
     def origin(self, key: KeyPath) -> str:
-        """``FILE:LINE`` of a key, or of the nearest one above it that has a line."""
+        """Return ``FILE:LINE`` of a key, or of the nearest one above it that has a line."""
         while key and key not in self.lines:
             key = key[:-1]
         return f"{self.source}:{self.lines[key]}" if key else self.source
 
 
 def scalar(text: str) -> Any:
-    """The value that a piece of YAML stands for: what ``--set key=TEXT`` gives.
+    """Return the value of a piece of YAML, such as ``TEXT`` in ``--set key=TEXT``.
 
     Raises:
-        yaml.YAMLError, ValueError: it stands for none, or for more than anybody writes.
+        yaml.YAMLError, ValueError: it has none, or one beyond the bounds of ``yaml_bounds``.
     """
     yaml_bounds.check(text, DEEPEST)
     return yaml.load(text, Loader=_Loader)
 
 
 def node(text: str) -> yaml.Node:
-    """The tree of nodes of one document, each with its place in the text; nothing is built.
+    """Return the node tree of one document, with places in the text, without building values.
 
     Raises:
         ConfigError: it is not YAML, or there is nothing in it.
@@ -113,7 +113,7 @@ def read(path: Path) -> Document:
 
 
 def text(path: Path) -> str:
-    """What stands in a file that a person wrote. Raises ConfigError: it cannot be read."""
+    """Return the text of a file that a user wrote. Raises ConfigError: it cannot be read."""
     try:
         with path.open("rb") as file:  # perhaps the user's own pipe
             found = file.read(LARGEST + 1)
@@ -127,7 +127,7 @@ def text(path: Path) -> str:
 
 
 def parse(text: str, source: str) -> Document:
-    """Read a mapping from text; as ``read``."""
+    """Read a mapping from text, as ``read`` does from a file."""
     lines: dict[KeyPath, int] = {}
     loader = None
     try:
@@ -161,7 +161,7 @@ def _mark(
     source: str,
     seen: set[int],
 ) -> None:
-    """Note the line of every key below ``node``; an alias has those of what it repeats."""
+    """Record the line of every key below ``node``; an alias has the lines of its anchor."""
     if node is None or id(node) in seen:
         return
     seen.add(id(node))

@@ -1,8 +1,8 @@
-"""YAML that somebody else may have written, refused before it costs time or memory.
+"""YAML from untrusted writers, refused by bounds before it costs time or memory.
 
 An alias stands for all that it repeats, and a bracket for one more level of recursion: at some
-ten thousand of them PyYAML's C parser ends the process. So every document is looked through as a
-stream of events first, which takes a tenth of the time and no memory, whatever they stand for.
+ten thousand of them PyYAML's C parser ends the process. So every document is first checked as a
+stream of events, which takes a tenth of the time and no memory, whatever they stand for.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _NUMERIC = re.compile(r"[-+0-9_:.,eExXoObBa-fA-F]+")
 
 
 def mapping(path: Path) -> dict[str, Any]:
-    """The mapping in a file that hpcdet has written.
+    """Return the mapping in a file that hpcdet has written.
 
     Raises:
         IntegrityError: it is no file, or too large.
         OSError: it is not there or may not be read.
-        ValueError: it holds no mapping, or what nobody writes on purpose.
+        ValueError: it holds no mapping, or one beyond the bounds here.
         yaml.YAMLError: it is not YAML.
     """
     text = files.read(path, LARGEST).decode()
@@ -48,11 +48,11 @@ def mapping(path: Path) -> dict[str, Any]:
 
 
 def check(text: str, deepest: int = DEEPEST) -> None:
-    """Look through the events of a YAML document, which costs little whatever they stand for.
+    """Check the events of a YAML document, which costs little whatever they stand for.
 
     Raises:
         Unreasonable: it is too deep, has too many values, or too long a number.
-        yaml.YAMLError: it is not YAML, as far as it was looked at.
+        yaml.YAMLError: it is not YAML, as far as it was checked.
     """
     if text.count("\n%") > _DIRECTIVES:
         raise Unreasonable(f"it has more than {_DIRECTIVES} directives")
@@ -87,7 +87,7 @@ def check(text: str, deepest: int = DEEPEST) -> None:
         elif isinstance(event, yaml.DocumentStartEvent):
             documents += 1
             if documents > 1:
-                return  # nobody reads on: more than one is an error
+                return  # no reader goes on: more than one is an error
         if len(levels) + tallest > deepest:
             raise too_deep(deepest, _line(event))
         if total > NODES:
@@ -97,7 +97,7 @@ def check(text: str, deepest: int = DEEPEST) -> None:
 
 @dataclass(slots=True)
 class _Level:
-    """A collection that is open: its anchor, the values before it, and the levels in it so far."""
+    """An open collection: its anchor, the values before it, and the levels in it so far."""
 
     anchor: str | None
     before: int
@@ -109,7 +109,7 @@ def _line(event: yaml.Event) -> int:
 
 
 def _is_number(event: yaml.ScalarEvent) -> bool:
-    """Whether a long scalar would be read as a number."""
+    """True if a long scalar would be read as a number."""
     if event.tag is not None:
         return event.tag.endswith((":int", ":float"))
     return bool(event.implicit[0]) and _NUMERIC.fullmatch(event.value) is not None

@@ -1,4 +1,4 @@
-"""What is asked of a trial: its controls, of which the last one holds."""
+"""The controls of a trial, of which the last accepted one is in force."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ BY_USER = "paused by its user"
 
 
 def in_force(trial: TrialPaths) -> Control | None:
-    """The control that holds for a trial, or None before the first."""
+    """Return the control in force for a trial, or None before the first."""
     return next(reversed(accepted(trial)), None)
 
 
 def accepted(trial: TrialPaths) -> list[Control]:
-    """What was asked of a trial, each control with all that held when it came.
+    """Return a trial's accepted controls, each with the values in force when it was written.
 
-    A control that a holder of an older term wrote behind one of a newer term is ignored, and so
+    A control that a holder of an older term wrote after one of a newer term is ignored, and so
     is a file that cannot be read.
     """
     found: list[Control] = []

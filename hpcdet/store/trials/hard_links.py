@@ -1,8 +1,8 @@
-"""A checkpoint under a second name, without its data written again.
+"""Hard links of checkpoints: a second name without writing the data again.
 
-Login and node tower both need it: the holder of the lease gives a trial the checkpoint that it
-begins from, before anybody may remove that. Data are not read here; whoever loads them checks
-every byte.
+Both login and node tower need it: the holder of the lease gives a trial the checkpoint that it
+begins from, before that may be removed. Data are not read here; the process that loads them
+checks every byte.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENO
 
 
 def manifest(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself, checked against its own digest and its files' sizes.
+    """Return a checkpoint's manifest, checked against its digest and its files' sizes.
 
     Raises:
         IntegrityError: it is not a whole checkpoint.
@@ -53,7 +53,7 @@ def link(
     without: Collection[str] = (),
     previous: str = "",
 ) -> dict[str, Any]:
-    """Make ``target`` a checkpoint of the same content, whatever becomes of ``source``.
+    """Make ``target`` a checkpoint of the same content, independent of ``source`` from then on.
 
     Its files are hard links: they take no room, and the data go with the last of their names. On
     another file system, or one without links, they are copies. Only the manifest is its own. It
@@ -106,7 +106,7 @@ def link(
 
 
 def _name(draft: Path, target: Path) -> None:
-    """Raises ``UsageError`` if another one has the name meanwhile."""
+    """Give a draft its name. Raises ``UsageError`` if another one has the name meanwhile."""
     try:
         draft.rename(target)
     except OSError as error:
@@ -121,7 +121,7 @@ def _name(draft: Path, target: Path) -> None:
 def tree(source: Path, target: Path) -> None:
     """Make ``target`` a folder with the same files, by hard links where the file system has them.
 
-    For files that nobody changes any more. Drafts (hidden files) are left out.
+    For files that do not change any more. Drafts (hidden files) are left out.
 
     Raises:
         FileNotFoundError: a file went away meanwhile.

@@ -1,7 +1,7 @@
-"""What former experiments have shown, as a search that begins from it has it in its folder.
+"""The results of former experiments that a warm-started search keeps in its folder.
 
-``history.json`` is written once, when the experiment is made, so that deciding everything again
-needs nothing else: the former experiments may have gone on, or away.
+``history.json`` is written once, when the experiment is made, so that a replay of its decisions
+needs no other file: the former experiments may have gone on, or have been removed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hpcdet.store.fs import files
 
 @dataclass(frozen=True)
 class HistorySource:
-    """One of the former experiments.
+    """A former experiment.
 
     Attributes:
-        trials: how many of its trials are told of here.
+        trials: how many of its trials are included.
         left_out: why others are not, and how many of them.
     """
 
@@ -39,7 +39,7 @@ class HistorySource:
 
 @dataclass(frozen=True)
 class Past:
-    """A trial of theirs.
+    """A trial of a former experiment.
 
     Attributes:
         shown: ``[length, loss]`` at the rungs of the new search, ascending; a loss is None for
@@ -54,7 +54,7 @@ class Past:
 
 @dataclass(frozen=True)
 class History:
-    """Trials that trained farthest come first, the best of them first."""
+    """The trials of former experiments: longest training first, among equals the best first."""
 
     sources: list[HistorySource]
     trials: list[Past]
@@ -65,7 +65,7 @@ class History:
 
 
 def of(paths: ExperimentPaths) -> History | None:
-    """That of an experiment; None if it has none.
+    """Return the history of an experiment; None if it has none.
 
     Raises:
         IntegrityError: it cannot be understood.

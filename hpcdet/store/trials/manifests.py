@@ -26,16 +26,16 @@ _MOST_BYTES = 1 << 62
 
 
 class NewerFormat(IntegrityError):
-    """A checkpoint that a newer hpcdet made: whole, for all we know, and not ours to judge.
+    """A checkpoint that a newer hpcdet made, which this version cannot validate.
 
-    It is neither passed over, which would lose what was trained, nor renamed nor removed.
+    It is neither skipped, which would lose training, nor renamed nor removed.
     """
 
     code = "NEWER_FORMAT"
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, as plain JSON whose keys, types and numbers are sound.
+    """Return the manifest of a checkpoint as plain JSON with valid keys, types and numbers.
 
     Raises:
         NewerFormat: a newer hpcdet made it.
@@ -58,7 +58,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def outline(folder: Path) -> dict[str, Any]:
-    """As ``read``, as far as files are linked by it; who loads the copy validates all of it.
+    """Return a manifest, validated as far as linking needs; loading a copy validates all of it.
 
     Raises:
         IntegrityError: there is none, it is not what was written, or names files elsewhere.
@@ -79,7 +79,7 @@ def outline(folder: Path) -> dict[str, Any]:
 
 
 class _Refused(ValueError):
-    """It is JSON, and not what hpcdet writes."""
+    """The error that a JSON value is not what hpcdet writes."""
 
 
 def _sound(text: bytes, path: Path) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def _rows(value: Any) -> bool:
 
 
 def _shard(value: Any) -> bool:
-    """A rank's file: its name, which leads nowhere else, and where its table lies in it."""
+    """True if it describes a rank's file: a plain name, and where its table lies in the file."""
     if not isinstance(value, dict) or value.keys() != {"file", "bytes", "table", "root"}:
         return False
     name, size, table = value["file"], value["bytes"], value["table"]

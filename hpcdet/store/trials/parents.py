@@ -1,4 +1,4 @@
-"""From which trial another one begins, and from which of its checkpoints.
+"""Parents of trials: the trial and checkpoint from which another trial begins.
 
 Written as text, in decisions and in ``trial.json``: ``3`` (trial 3, its newest checkpoint),
 ``3@400 batches`` (as it was at that length), ``../digits-7f3a/3@2 epochs`` (of another
@@ -28,7 +28,7 @@ _ITS_OWN = ("untold", "metric", "kept", "kind", "trial", "journal_bytes")
 
 @dataclass(frozen=True)
 class Parent:
-    """A trial at a length of its training.
+    """A parent: a trial at a length of its training.
 
     Attributes:
         length: None: as far as it has come.
@@ -45,7 +45,7 @@ class Parent:
 
     @staticmethod
     def parse(text: str) -> Parent | None:
-        """The parent that a text names; None if it names none."""
+        """Return the parent that a text names; None if it names none."""
         match = _TEXT.fullmatch(text)
         if match is None:
             return None
@@ -53,7 +53,7 @@ class Parent:
         return Parent(int(match[2]), length, match[1] or "")
 
     def paths(self, child: ExperimentPaths) -> TrialPaths:
-        """The files of the parent, for a child of this experiment."""
+        """Return the paths of the parent, for a child of this experiment."""
         there = ExperimentPaths(child.root / self.experiment) if self.experiment else child
         return there.trial(self.trial)
 
@@ -67,8 +67,8 @@ class Donation:
     """A committed checkpoint that a trial may begin from.
 
     Attributes:
-        at: how far its trial was, in the unit that was asked for.
-        manifest: what it says of itself.
+        at: the length of its trial then, in the requested unit.
+        manifest: the checkpoint's manifest.
     """
 
     folder: Path
@@ -77,17 +77,17 @@ class Donation:
 
     @property
     def step(self) -> int:
-        """Batches that had been trained."""
+        """The number of batches that had been trained."""
         return int(self.folder.name.partition(".")[0])
 
     def length(self, unit: Unit) -> Length | None:
-        """How far its trial was; None if it does not say so in this unit."""
+        """Return the length of its trial then; None if it is not recorded in this unit."""
         found = self.manifest["meta"].get(unit)
         return None if found is None else Length(unit, int(found))
 
 
 def donations(trial: TrialPaths, unit: str) -> list[Donation]:
-    """The whole checkpoints of a trial that are on its way to where it is now, shortest first."""
+    """Return the intact checkpoints in a trial's lineage, shortest first."""
     line = lineage(trial)
     found: list[Donation] = []
     for name in checkpoints(trial):
@@ -108,22 +108,22 @@ def donations(trial: TrialPaths, unit: str) -> list[Donation]:
 
 @functools.lru_cache(maxsize=256)
 def _manifest(folder: Path, inode: int, written_ns: int) -> dict[str, Any]:
-    """What a checkpoint says of itself, read once: a child may wait for many turns."""
+    """Return a checkpoint's manifest, cached, as a child may wait for many turns."""
     return hard_links.manifest(folder)
 
 
 def forget() -> None:
-    """Read all of them again, as one could not be linked that was whole."""
+    """Forget all cached manifests, as an intact checkpoint could not be linked."""
     _manifest.cache_clear()
 
 
 def choose(
     found: list[Donation], length: Length | None, goal: Length | None = None
 ) -> Donation | None:
-    """The farthest checkpoint at or below a length, and below what the child is to come to.
+    """Return the longest checkpoint up to a length, and below the child's own target.
 
-    In epochs several may be as far as was asked for: then the first of them, made when the last
-    epoch ended. Of those before that the newest, which is nearest.
+    In epochs several may have the requested length: then the first of them, made when the last
+    epoch ended. Of shorter ones the newest, which is nearest.
 
     Args:
         length: None: as far as its trial has come.
@@ -160,7 +160,7 @@ def give(donation: Donation, child: TrialPaths) -> dict[str, Any]:
 
 
 def given(child: TrialPaths) -> dict[str, Any] | None:
-    """The manifest of what was linked into a trial to begin from, if that was done."""
+    """Return the manifest of the checkpoint linked into a trial to begin from, if there is one."""
     for name in checkpoints(child):
         match = CHECKPOINT_NAME.fullmatch(name)
         if match and int(match[2]) == INHERITED:
@@ -171,7 +171,7 @@ def given(child: TrialPaths) -> dict[str, Any] | None:
 
 
 def origin_of(made: dict[str, Any]) -> dict[str, Any]:
-    """What is recorded of the checkpoint that a trial began from, by the manifest it has there.
+    """Return the record of the checkpoint that a trial began from, given its manifest there.
 
     ``checkpoint`` and ``root`` are those of its parent's, ``name`` is the child's.
     """

@@ -1,4 +1,4 @@
-"""Pinned checkpoints: those that somebody wants to keep, whatever the rules of retention say.
+"""Pinned checkpoints, which users keep regardless of the rules of retention.
 
 One empty file per checkpoint, ``trials/T/pinned/NAME``, beside the checkpoints of both places.
 """
@@ -13,7 +13,7 @@ from hpcdet.store.fs import files
 
 
 def pinned(trial: TrialPaths) -> frozenset[str]:
-    """Names of a trial's pinned checkpoints."""
+    """Return the names of a trial's pinned checkpoints."""
     try:
         found = os.listdir(trial.pins)
     except (FileNotFoundError, NotADirectoryError):
@@ -22,14 +22,14 @@ def pinned(trial: TrialPaths) -> frozenset[str]:
 
 
 def pin(trial: TrialPaths, name: str) -> None:
-    """Keep a checkpoint from now on; durable when this returns."""
+    """Pin a checkpoint; durable when this returns."""
     files.make_folder(trial.pins)
     files.write_once(trial.pins / name, b"")
     files.sync_folder(trial.pins)
 
 
 def unpin(trial: TrialPaths, name: str) -> bool:
-    """Leave a checkpoint to the rules again; returns whether it was pinned."""
+    """Leave a checkpoint to the rules again; True if it was pinned."""
     there = name in pinned(trial)
     with contextlib.suppress(FileNotFoundError):
         (trial.pins / name).unlink()

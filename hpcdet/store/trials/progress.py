@@ -1,9 +1,9 @@
-"""Whether an attempt brought its trial further, so that the next one has less to do.
+"""The progress of an attempt: whether the next one has less left to do.
 
-Training alone is no progress: a trial that is ended before it can save does the same work again
-and again. What counts is durable: a checkpoint of a later step than the one the attempt began
-from, or a good end. Code that keeps its state by its own means has no checkpoints of ours; it
-has got on if it reports a later step than any attempt before it did.
+Training alone is no progress: a trial that is ended before it can save repeats the same work.
+Only durable results count: a checkpoint of a later step than the one the attempt began from, or a
+successful end. Code that saves its state by its own means has no checkpoints of hpcdet; it has
+made progress if it reports a later step than any attempt before it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Progress:
     """How far an attempt got.
 
     Attributes:
-        first_step: it trained a step: the place and the launch are sound.
+        first_step: it trained a step: the node and the launch work.
         progressed: the next attempt begins further than this one did.
     """
 
@@ -30,7 +30,7 @@ class Progress:
 
 
 def of(attempt: AttemptPaths) -> Progress:
-    """What the files of an attempt say; of one that has ended, its end."""
+    """Return the progress of an attempt from its end, or else from its verdict and journal."""
     end = End.read(attempt.end)
     if end is not None:
         return Progress(end.first_step or end.progressed, end.progressed)
@@ -57,14 +57,14 @@ def _further(attempt: AttemptPaths, lines: list[journal.Line]) -> bool:
 
 
 def _committed(trial: TrialPaths, attempt: int) -> int:
-    """The latest step of what an attempt has saved and that is there; -1 if nothing is.
+    """Return the latest step of an attempt's committed checkpoints; -1 if there is none.
 
-    Ranks that die after a commit have no time to say so in the journal.
+    Ranks that die right after a commit have no time to journal it.
     """
     found = (CHECKPOINT_NAME.fullmatch(name) for name in standing.checkpoints(trial))
     return max((int(m[1]) for m in found if m and int(m[2]) == attempt), default=-1)
 
 
 def _last(lines: list[journal.Line], kind: str) -> int:
-    """The latest step of the records of a kind; -1 if there is none."""
+    """Return the latest step of the records of a kind; -1 if there is none."""
     return max((int(line["step"]) for line in lines if line["kind"] == kind), default=-1)

@@ -1,7 +1,7 @@
-"""Checkpoints on the disk of a node (``checkpoint_storage.local_staging``): where they lie there.
+"""Staged checkpoints, on the local disk of a node (``checkpoint_storage.local_staging``).
 
-They are committed there first and copied to where checkpoints are saved otherwise. Each node has
-its own; nothing else of an experiment is ever kept there, and it may be gone at any time.
+They are committed there first and then copied to the checkpoints' folder. Each node has its own;
+nothing else of an experiment is ever kept there, and they may be gone at any time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COPIED = ".copied"
 
 
 def folder(where: str, paths: ExperimentPaths, trial: int) -> Path:
-    """Folder of a trial's checkpoints on this node; it need not be there.
+    """Return the folder of a trial's checkpoints on this node; it need not exist.
 
     Args:
         where: as configured; ``$TMPDIR`` and the like are this process's.
@@ -48,7 +48,7 @@ def prepare(place: Path) -> None:
     """Make the folder, for this user alone.
 
     Raises:
-        ConfigError: somebody else could write there.
+        ConfigError: another user could write there.
         OSError: it cannot be made.
     """
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,11 +64,11 @@ def prepare(place: Path) -> None:
 
 
 def waiting(place: Path, trial: TrialPaths) -> list[str]:
-    """Names of checkpoints on this node that are to be copied, the most urgent first.
+    """Return the names of this node's checkpoints to be copied, the most urgent first.
 
-    That is the newest, then what was made to be kept; a resume checkpoint that has a newer one
-    beside it, or there, is not worth the way. What a user has gone back from is not either, nor
-    what has been copied once.
+    The newest comes first, then those made to be kept. Not copied are a resume checkpoint with a
+    newer one beside it or at the destination, one that a user's rewind superseded, and one that
+    has been copied once.
     """
     line = lineage(trial)
     names = [name for name in _committed(place) if name in line]
@@ -81,9 +81,9 @@ def waiting(place: Path, trial: TrialPaths) -> list[str]:
 
 
 def tell(attempt: AttemptPaths, trial: TrialPaths) -> None:
-    """Say in the journal of an attempt that has ended which of its checkpoints are on scratch, too.
+    """Journal, for an ended attempt, which of its checkpoints have been copied to scratch.
 
-    Its ranks may have died between the copy and the word, and so may who copied after them.
+    Its ranks may have died between copy and record, and so may the process that drained them.
     """
     lines = journal.read(attempt.journal)
     told = {line["name"] for line in lines if line["kind"] == "checkpoint"}
@@ -97,12 +97,12 @@ def tell(attempt: AttemptPaths, trial: TrialPaths) -> None:
 
 
 def record(line: journal.Line) -> dict[str, Any]:
-    """What a line on a checkpoint that is on a node says of it wherever it is."""
+    """Return the fields of a journal line on a staged checkpoint that hold for its copy, too."""
     return {key: value for key, value in line.items() if key not in _OF_LINE}
 
 
 def position(name: str) -> tuple[int, int]:
-    """Step and attempt of a checkpoint's name; (-1, -1) for any other name."""
+    """Return the step and attempt of a checkpoint's name; (-1, -1) for any other name."""
     match = CHECKPOINT_NAME.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else (-1, -1)
 

@@ -1,7 +1,7 @@
-"""Where a trial stands, from its files alone: may it be claimed now, and why not.
+"""The standing of a trial, from its files alone: whether it may be claimed now.
 
-Worker and controller ask the same question here and get the same answer from the same files,
-so that neither has to tell the other.
+Worker and controller derive the same standing from the same files, so that neither has to inform
+the other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IDLE_ENDS = 3
 
 @dataclass(frozen=True)
 class Standing:
-    """Answer of ``standing``; the states are in the table of ``docs/files.md``.
+    """The standing of a trial; its states are in the table of ``docs/files.md``.
 
     Attributes:
         attempts: attempts that were claimed.
@@ -36,7 +36,7 @@ class Standing:
         next_attempt: number to claim next.
         batches: batches the trial is known to have trained, by verdicts and checkpoints.
         failures: ends by the user's code (``user_error``, ``oom``), over all attempts.
-        idle_ends: ends that are nobody's fault and without progress, in a row, up to now.
+        idle_ends: ends without a fault and without progress, in a row, up to the last.
         last_end: why the newest ended attempt is over.
         since: only workers of this submission or a later one may claim it.
     """
@@ -53,14 +53,14 @@ class Standing:
 
 
 def is_over(trial: TrialPaths, attempt: AttemptPaths) -> bool:
-    """Whether somebody has ended an attempt, or begun the next one."""
+    """True if an attempt has been closed, or the next one claimed."""
     if End.read(attempt.end) is not None:
         return True
     return Claim.read(trial.attempt(attempt.number + 1).claim) is not None
 
 
 def standing(trial: TrialPaths) -> Standing:
-    """The standing of a trial now.
+    """Return the current standing of a trial.
 
     One without ``trial.json`` yet counts as paused, and so does one whose archive is damaged.
     """
@@ -91,7 +91,7 @@ def standing(trial: TrialPaths) -> Standing:
         return facts
     state: State = "runnable"
     if Trial.read(trial.record) is None or packed.damaged(trial.root):
-        state = "paused"  # nobody may begin what is not, or cannot be, known
+        state = "paused"  # a trial that is not, or cannot be, known must not begin
     elif control.action == "fail":
         state = "failed"
     elif last is not None and finished(last, verdict, control):
@@ -106,14 +106,14 @@ def standing(trial: TrialPaths) -> Standing:
 
 
 def _counts(end: End | None) -> bool:
-    """Whether an attempt has ended, and anything of it was begun."""
+    """True if an attempt has ended and its claim was not released."""
     return end is not None and end.reason != "released"
 
 
 def claimed(trial: TrialPaths) -> list[AttemptPaths]:
-    """The attempts that somebody claimed, ascending.
+    """Return the claimed attempts of a trial, ascending.
 
-    A folder without a claim belongs to nobody yet: its number is the next one to claim.
+    A folder without a claim is still free: its number is the next one to claim.
     """
     attempts = trial.attempts()
     # numbers are claimed in their order, so that only the newest may lack a claim
@@ -123,7 +123,7 @@ def claimed(trial: TrialPaths) -> list[AttemptPaths]:
 
 
 def reason_of(verdict: Verdict) -> Reason:
-    """Why an attempt ended, where it could say so itself."""
+    """Return the reason of an attempt's end by its own verdict."""
     if verdict.verdict in ("fail", "norestart"):
         return "user_error"
     if verdict.verdict == "done":
@@ -141,7 +141,7 @@ def reason_of(verdict: Verdict) -> Reason:
 
 
 def checkpoints(trial: TrialPaths) -> list[str]:
-    """Names of the committed checkpoints, oldest first: by step, then by attempt."""
+    """Return the names of the committed checkpoints, oldest first: by step, then by attempt."""
     found: set[tuple[int, int, str]] = set()
     for place in trial.checkpoint_places:
         try:
@@ -157,17 +157,17 @@ def checkpoints(trial: TrialPaths) -> list[str]:
 
 
 def latest_checkpoint(trial: TrialPaths) -> str:
-    """Name of the checkpoint from which the trial would go on; "" if there is none."""
+    """Return the name of the checkpoint from which the trial would go on; "" if there is none."""
     line = lineage(trial)
     return next((name for name in reversed(checkpoints(trial)) if name in line), "")
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """What a trial has become from, where a user made it begin again from older checkpoints.
+    """The lineage of a trial: the checkpoints that still count after users' rewinds.
 
-    ``name in lineage``: whether a checkpoint lies on the way to where the trial is now; one that
-    does not is superseded.
+    ``name in lineage``: True if a checkpoint leads to the trial's current state; one that does
+    not is superseded.
 
     Attributes:
         rewinds: see ``records.Control``.
@@ -179,7 +179,7 @@ class Lineage:
         return self.has(*_position(name))
 
     def has(self, step: int, attempt: int) -> bool:
-        """Whether what an attempt did at a step still counts."""
+        """True if the state of an attempt at a step still counts."""
         last: tuple[float, float] = (math.inf, math.inf)
         for target, first in reversed(self.rewinds):
             if first > last[1]:
@@ -191,7 +191,7 @@ class Lineage:
 
 
 def lineage(trial: TrialPaths) -> Lineage:
-    """The lineage of a trial by the control in force."""
+    """Return the lineage of a trial by the control in force."""
     control = in_force(trial)
     return Lineage(control.rewinds if control else [])
 
@@ -202,7 +202,7 @@ def _position(name: str) -> tuple[int, int]:
 
 
 def trailing_idle(ends: list[End]) -> int:
-    """How many ends at the end of the list are nobody's fault and brought no progress."""
+    """Return how many ends in a row, up to the last, brought no progress without a fault."""
     count = 0
     for end in reversed(ends):
         if end.reason not in NO_FAULT or end.progressed:
@@ -212,7 +212,7 @@ def trailing_idle(ends: list[End]) -> int:
 
 
 def batches(trial: TrialPaths, attempts: list[AttemptPaths], control: Control) -> int:
-    """Batches known to be trained: what the last verdict or the latest checkpoint vouches for."""
+    """Return the batches known to be trained, by the last verdict or the latest checkpoint."""
     name = latest_checkpoint(trial)
     known = int(name.partition(".")[0]) if name else 0
     first = control.rewinds[-1][1] if control.rewinds else 0
@@ -222,7 +222,7 @@ def batches(trial: TrialPaths, attempts: list[AttemptPaths], control: Control) -
 
 
 def finished(last: End, verdict: Verdict | None, control: Control) -> bool:
-    """Whether the last end was a good one and nothing longer has been asked for since."""
+    """True if the last end was a success and no greater length was requested since."""
     if last.reason == "stopped":
         return True
     if last.reason != "completed":
