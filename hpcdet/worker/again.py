@@ -24,7 +24,7 @@ from hpcdet.store.fs import journal
 from hpcdet.store.trials import progress
 
 PATIENCE_S = 20.0
-"""Seconds for which storage that is away is asked again; a scheduler often kills after 30."""
+"""Seconds of retries while the storage is unavailable; a scheduler often kills after 30."""
 _AGAIN_S = 1.0
 
 
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
             away = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
             if not away or time.monotonic() >= limit:
                 raise
-            time.sleep(_AGAIN_S)  # perhaps it has said that it returns, and nobody sends another
+            time.sleep(_AGAIN_S)  # a worker that is to be requeued may have no other replacement
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ class Worker:
         """Run trials until none is left or time is up; return the exit code."""
         try:
             return self._work()
-        except OSError:  # nobody knows why it ends, as of one that was killed: its script asks
+        except OSError:  # its end is unrecorded, as if it was killed: its script decides
             traceback.print_exc()
             return REQUEUE if self.site.capabilities.requeue == "user" else 1
 
@@ -106,7 +106,7 @@ class Worker:
         why = self._take_trials()
         if heard := self.notices.heard():
             self._note_notice(heard)
-        # a task that ended by an error would not come back, and perhaps nobody could send another
+        # a task that ended by an error would not be requeued, and might not be replaced
         end = insist(lambda: self._end(why), self._left_to_drain)
         insist(lambda: end.write_once(self.me.end), self._left_to_drain)
         self._note("end", why=end.why, sync=True)
@@ -121,7 +121,7 @@ class Worker:
         wanted = why in ("time", "signal") and self._wanted_again()
         returns = wanted and again.requeue(self.paths, self.me, REQUEUE, self.site)
         if wanted and not returns:
-            why = "spent"  # the batch script would let it go, and nobody would take its place
+            why = "spent"  # the batch script would not requeue it, and none would take its place
         return WorkerEnd(why, closed_by=self.me.name, at=files.now(), returns=returns)
 
     def _wanted_again(self) -> bool:
@@ -182,7 +182,7 @@ class Worker:
             return True  # who cannot look does not know; there is an end to it
 
     def _reason_to_leave(self) -> str:
-        with contextlib.suppress(OSError):  # storage that is away for a moment ends nothing
+        with contextlib.suppress(OSError):  # unavailable storage ends nothing
             if Closed.read(self.paths.closed) is not None:
                 return "closed"
             if WorkerEnd.read(self.me.end) is not None:
@@ -283,7 +283,7 @@ class Worker:
                 yield end, lane.is_used_up
 
     def _tell(self) -> None:
-        """End canceled trials; tell all others to save and leave when the allocation ends."""
+        """End canceled trials; have all others save and leave when the allocation ends."""
         for lane in self._busy:
             if lane.at_work and self.cancels.has(lane.attempt.trial):
                 lane.end()

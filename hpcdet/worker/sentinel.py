@@ -40,7 +40,7 @@ def watch(paths: ExperimentPaths, submission: int) -> Stuck | None:
             why = "" if _goes_on(turn) else _why(turn, can)
             if alone and not can.submit_from_compute:
                 break
-    # without a reason the lease was another's all the time, or tasks live: somebody is there
+    # without a reason, another process held the lease all the time, or tasks live
     return _tell(paths, submission, why) if why else None
 
 
@@ -77,7 +77,7 @@ def _tell(paths: ExperimentPaths, submission: int, why: str) -> Stuck:
 
     left_s = within(START_S)
     wishes = insist(lambda: overrides.of_submission(paths, submission), left_s).notify
-    # the record says by its being made that nobody has been told before
+    # only the process that made the record notifies the user
     if insist(first, left_s) == record and wishes.command and "stuck" in wishes.on:
         try:
             code = run_hook(paths, wishes.command, "stuck", f"{why}; next: {record.next}")

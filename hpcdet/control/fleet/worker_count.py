@@ -277,7 +277,7 @@ def _submitted(holder: Holder, intent: Intent, job: str) -> int:
     if not record.write_once(path):
         there = Submitted.read(path)
         if there is not None and there.job != job:
-            # somebody of a newer term has settled this intent in another way
+            # a holder of a newer term has settled this intent in another way
             holder.hands.scheduler.cancel(job)
     holder.sent += intent.tasks
     return intent.tasks

@@ -1,8 +1,8 @@
 """The daemons of an experiment, whether or not they hold the lease at the moment.
 
 While a worker or another command holds the lease, a daemon waits without a term of its own. So it
-leaves a file of its own, ``searcher/daemon-HOST.json``, with what tells its process from a later
-one of the same number.
+writes a file, ``searcher/daemon-HOST.json``, which distinguishes its process from a later one of
+the same number.
 """
 
 from __future__ import annotations

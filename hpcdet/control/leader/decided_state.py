@@ -204,7 +204,7 @@ class Decided:
         try:
             self.search, actions = self.method.on_event(self.search, event)
             self.owed = list(actions)
-        except Exception as error:  # the searcher may be anybody's code
+        except Exception as error:  # the searcher may be user code
             kind = "" if isinstance(error, HpcdetError) else f"{type(error).__name__}: "
             self.broken = f"searcher {self.method.name}: {kind}{error}"
 
@@ -335,7 +335,7 @@ class Decided:
             self.follows += arguments.get("experiments", [])
             self.after += arguments.get("jobs", [])
         if verb == "resume" and not trial:
-            self.follows, self.after = [], []  # whoever resumes it wants it now
+            self.follows, self.after = [], []  # a user who resumes it wants it now
         if verb in ("resume", "retry"):
             self.halted = self.asks = ""
             self.resumed_after = line.get("submissions", 0)

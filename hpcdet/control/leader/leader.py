@@ -45,7 +45,7 @@ LEND_S = 20.0
 SNAPSHOT_EVERY = 2000
 SNAPSHOT_PART = 5
 """Records after which a snapshot is written, or this part of the number of trials if that is
-more: one costs as much as there are trials, and who takes over reads what came since."""
+more: one costs as much as there are trials, and a new holder reads only what came since."""
 
 Build = Callable[[ExperimentPaths, Intent, Resolved, Site], Submission]
 

@@ -78,8 +78,8 @@ class FleetView:
 
 
 BUSY = 5
-"""A worker that is at work is asked whether it has left only in every so many intervals of polling:
-it leaves when its attempts have ended, of which the files are looked at in each turn."""
+"""Polling intervals between checks for the end of a worker with open attempts: it leaves after
+these have ended, and their files are checked in each turn."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Watch:
         self.newest: dict[tuple[int, int], WorkerPaths] = {}
         self._known: dict[str, WorkerPaths] = {}
         self._left: dict[tuple[int, int, int], WorkerEnd] = {}
-        self._ends: dict[tuple[int, int, int], str] = {}  # where those that live will say so
+        self._ends: dict[tuple[int, int, int], str] = {}  # where live workers will record it
         self._looked: set[tuple[int, int, int]] = set()
         self._busy: Set[str] = frozenset()
         self._asked_end: dict[str, float] = {}
@@ -238,7 +238,7 @@ class Watch:
         self._looked.add(key)
         if worker.name in self._busy and self._was_asked(worker.name):
             return None
-        # whoever lives is in no archive: opening a file that is not there costs next to nothing
+        # a live worker is in no archive, and opening a missing file is cheap
         if key in self._ends and not _opens(self._ends[key]):
             return None
         end = WorkerEnd.read(worker.end)

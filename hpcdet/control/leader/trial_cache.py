@@ -23,7 +23,7 @@ TICK_S = 3.0
 """Longer than the tick of any file system's clock."""
 
 DORMANT_S = 60.0
-"""A trial that nobody wants to run is looked at so seldom: only a mistake can change it."""
+"""Seconds between checks of a trial that is not to run: only a mistake can change it."""
 
 AGAIN_S = 600.0
 """What looks as before is read again all the same after so long, or up to twice that: not all
@@ -128,7 +128,7 @@ class Sight:
                 break
             opened.append((attempt, claim))
         attempts = os.path.join(paths.root, "attempts")
-        # while one is open nobody claims another, and its end comes into its own folder
+        # while one is open no other is claimed, and its end is written into its own folder
         folders: tuple[str, ...] = (
             os.path.join(attempts, str(standing.open_attempt or standing.next_attempt)),
         )

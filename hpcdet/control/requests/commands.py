@@ -51,7 +51,7 @@ def ask(
             return 0
         number += 1
     reopening = paths.reopening  # as it is now: who closes it may reopen it for this command
-    if not reopens:  # it may have been closed meanwhile, by who has not seen this
+    if not reopens:  # it may have been closed meanwhile, without seeing this command
         try:
             reopens = _reopens(paths, verb, reopen) and not _is_obeyed(paths, number)
         except UsageError:

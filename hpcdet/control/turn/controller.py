@@ -192,7 +192,7 @@ def _close(holder: Holder, seen: FleetView) -> bool:
         why = "; ".join(filter(None, (why, also, best_validation.lacking(holder))))
     else:
         state, why = "ERROR", _first_failure(holder)
-    # not the next ones, if somebody reopens it while this one sleeps
+    # not the next ones, if it is reopened while this process is suspended
     path, reopening = holder.paths.closed, holder.paths.reopening
     if decided.state[0] != state:
         holder.record("state", state=state, why=why)
@@ -342,7 +342,7 @@ def _provide(
         return min(found, capacity.by_slots(resolved, resolved.lanes) or found)
 
     workers = needed(wanted)
-    # who waits for a checkpoint of its parent may have a worker that is there, but none is sent
+    # a trial that waits for its parent's checkpoint may use a live worker, but none is submitted
     if early := sum(("record", plan.number) not in holder.written for plan in waiting):
         workers = max(needed(wanted - early), min(workers, len(useful)))
     worker_count.provide(holder, seen, workers + len(outdated))

@@ -61,7 +61,7 @@ def _tell_reports(holder: Holder, plan: TrialPlan, seen: TrialView) -> None:
 
 
 def _judge(holder: Holder, plan: TrialPlan, attempts: int) -> None:
-    """Decide whether a doubtful trial may have so many attempts, or is given up."""
+    """Decide whether a doubtful trial may have another attempt, or is given up."""
     found = [
         (attempt, end)
         for attempt, end in holder.facts.ends(holder.paths.trial(plan.number))

@@ -5,8 +5,8 @@ point, the next holder finds the link and goes on. Nothing that removes checkpoi
 later can take it away.
 
 A holder that was suspended between its fence and its link may add another one, of another step,
-when a later term has given the child its parent's and somebody trains it. That one is nobody's:
-``trial.json`` says which the child begins from, and who trains it removes what it does not name
+after a later term has given the child its parent's and a worker trains it. That one is unused:
+``trial.json`` names the one that the child begins from, and its ranks remove any other
 (``checkpoint.format.remove.strays``). Where both choose the same step, one of them gets the name.
 
 A child never begins beyond the length that the search compared, nor where it is to come to: it

@@ -63,7 +63,7 @@ def run_hook(
 
     Raises:
         OSError: it could not be started.
-        ConfigError: somebody else may change the experiment.
+        ConfigError: another user may change the experiment.
     """
     held = held or hold(paths.root)
     trust.refuse_to_run(held.paths.code)

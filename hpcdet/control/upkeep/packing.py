@@ -25,10 +25,10 @@ from hpcdet.store.folder.records import Claim, End, WorkerEnd
 from hpcdet.store.fs import files, packed
 
 QUIET_S = 600.0
-"""How long a trial or worker has to have ended: whoever still wrote then has come to an end."""
+"""Seconds since a trial's or worker's end before packing: late writers have ended by then."""
 
 PER_TURN = 20
-"""Trials that are packed in one turn at most; nobody waits for it."""
+"""The most trials that are packed in one turn; packing is not urgent."""
 
 LARGEST = 256 * 1024 * 1024
 """Bytes of a trial's files above which they stay as they are: a turn must not take long."""

@@ -32,7 +32,7 @@ class AttemptPace:
 
     Attributes:
         start_s: from the claim to the end of the first batch.
-        save_s: of one checkpoint, 0 where nobody has saved yet.
+        save_s: of one checkpoint, 0 before the first one.
         batch_s: of one batch, with its part of validations; None after one batch only.
         units: lengths at the last report, to tell batches from epochs.
     """

@@ -148,7 +148,7 @@ def _failed(seen: Evidence) -> tuple[Reason, str]:
     if died_of := _died_of(seen):
         return "user_error", f"a rank died of {died_of}"
     if seen.error or said or seen.exit_code in (0, PEER_LOST):
-        # only echoes of a loss that nobody else reported, or an end without a word
+        # only echoes of a loss that no rank reported, or an end without a message
         return "lost", seen.error or said
     return "user_error", f"exit code {seen.exit_code}"
 

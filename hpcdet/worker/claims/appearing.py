@@ -24,7 +24,7 @@ def appeared(paths: ExperimentPaths, digest: str, notices: Notices) -> Held | No
         The open folder; None if it did not appear in time, or a notice came first.
 
     Raises:
-        ConfigError: somebody else may change it.
+        ConfigError: another user may change it.
     """
     limit = time.monotonic() + START_S
     while True:

@@ -81,9 +81,9 @@ class Outlook:
 def _folders(trial: TrialPaths, stands: Standing) -> tuple[Path, ...]:
     """Return the folders in which a file appears when a trial's standing changes."""
     if stands.state == "runnable":
-        return ()  # claimed by anybody at any time
+        return ()  # any worker may claim it at any time
     if stands.open_attempt:
-        return (trial.attempt(stands.open_attempt).root,)  # its end; nobody claims another before
+        return (trial.attempt(stands.open_attempt).root,)  # its end, before any new claim
     if stands.state == "paused":
         return (trial.controls, trial.root)  # or its record has not been seen yet
     return (trial.controls,)

@@ -131,7 +131,7 @@ def next_attempt(
         heard: says something once there is no time for this any more.
 
     Raises:
-        OSError: the storage is away; what was claimed all the same is given back by the next call.
+        OSError: the storage is unavailable; the next call releases a claim made nevertheless.
     """
     outlook = outlook or Outlook()
     outlook.begin()

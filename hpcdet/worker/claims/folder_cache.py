@@ -50,7 +50,7 @@ class Glance(Generic[Value]):
         """The value now.
 
         Raises:
-            OSError: the storage is away; ``value`` is as before.
+            OSError: the storage is unavailable; ``value`` is as before.
         """
         if not self._is_as_before():
             now = self._clock()

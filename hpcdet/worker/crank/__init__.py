@@ -1,4 +1,4 @@
-"""Turns of the crank by workers, and retries while storage is away.
+"""Turns of the crank by workers, and retries while the storage is unavailable.
 
 A module belongs here if it stands between a worker and ``hpcdet.control``.
 """

@@ -14,7 +14,7 @@ AGAIN_S = 2.0
 """Seconds after which what the storage refused is tried again."""
 
 START_S = 180.0
-"""Seconds that a task waits at its start: one that failed is lost, if nobody sends another."""
+"""Seconds that a task retries at its start: a failed one is lost if none replaces it."""
 
 
 def insist(action: Callable[[], T], left_s: Callable[[], float]) -> T:
@@ -38,6 +38,6 @@ def insist(action: Callable[[], T], left_s: Callable[[], float]) -> T:
 
 
 def within(seconds: float, heard: Callable[[], str] = str) -> Callable[[], float]:
-    """Return a function for the time left of ``seconds`` from now; 0 once a notice is heard."""
+    """Return a function that counts ``seconds`` down from now, or to 0 once a notice is heard."""
     limit = time.monotonic() + seconds
     return lambda: 0.0 if heard() else limit - time.monotonic()

@@ -67,7 +67,7 @@ class WorkerCrank:
         self._notices = notices
         can = site.capabilities
         self._submits = can.submit_from_compute
-        # where nobody submits once the user has gone home, workers decide all the same
+        # where no process can submit later, workers decide all the same
         self._allowed = can.submit_from_compute or can.nobody_submits
         self.every_s = min(_LOOK_S, max(_LOCAL_S, site.limits.poll_min_s))
         self._ttl_s = site.lease_ttl_s
@@ -142,7 +142,7 @@ class WorkerCrank:
             return True
         try:
             return self._last_turn()
-        except OSError:  # the storage is away, and stays so
+        except OSError:  # the storage stays unavailable
             return False
 
     def _last_turn(self) -> bool:
