@@ -110,14 +110,14 @@ def once(paths: ExperimentPaths, say: Callable[[controller.Turn], None] = lambda
 
 
 def interval(poll_min_s: float, lease_ttl_s: float) -> float:
-    """Seconds between turns: new metrics are read sooner than the scheduler may be asked."""
+    """Return the seconds between turns, which are more frequent than queries of the scheduler."""
     return max(0.2, min(poll_min_s / 4, lease_ttl_s / 10, _SLOWEST_S))
 
 
 def main(
     paths: ExperimentPaths, holder: Holder | None = None, ready: Callable[[], None] = lambda: None
 ) -> int:
-    """``run``, with a line per action on stdout: what ``start`` puts into ``searcher.log``.
+    """Call ``run`` and print a line per action, which ``start`` directs to ``searcher.log``.
 
     Args:
         ready: called once others can see that it runs, and end it.

@@ -390,7 +390,7 @@ def run(exp: str, submission: int, index: int, digest: str) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """``python -m hpcdet.worker EXP --submission N --index I --digest D``."""
+    """Run ``python -m hpcdet.worker EXP --submission N --index I --digest D``."""
     parser = argparse.ArgumentParser(prog="hpcdet worker")
     parser.add_argument("experiment")
     parser.add_argument("--submission", type=int, required=True)

@@ -34,7 +34,7 @@ def program(method: events.Searcher) -> dict[str, Any]:
 
 @dataclass
 class Decided:
-    """State of an experiment as decided. ``take`` adds one record of the chain.
+    """The decided state of an experiment; ``take`` adds one record of the chain.
 
     Attributes:
         owed: actions that the searcher wants after the last event, not recorded yet.

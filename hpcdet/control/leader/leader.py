@@ -187,7 +187,7 @@ class Holder:
     def open(
         cls, paths: ExperimentPaths, kind: str, *, hold: bool = False, submits: bool = True
     ) -> Holder:
-        """A holder for an experiment as its files say.
+        """Open a holder for an experiment from its config and site files.
 
         Raises:
             ConfigError: the experiment's config or site cannot be read, or names a scheduler

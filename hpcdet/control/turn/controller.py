@@ -75,7 +75,7 @@ class Turn:
 
 
 def advance(paths: ExperimentPaths, holder: Holder, *, calm: bool = False) -> Turn:
-    """Turn the crank once, if the lease can be had.
+    """Turn the crank once, if the lease is held or free.
 
     Args:
         calm: a periodic turn, not one after a nudge that something has ended: trials that seem

@@ -28,7 +28,7 @@ LATEST = 3
 
 @dataclass(frozen=True)
 class AttemptPace:
-    """How long the parts of an attempt take, in seconds.
+    """The durations of an attempt's parts, in seconds.
 
     Attributes:
         start_s: from the claim to the end of the first batch.

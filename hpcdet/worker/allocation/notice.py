@@ -98,4 +98,4 @@ class Notices:
 
 
 def _wake_only(number: int, frame: FrameType | None) -> None:
-    """SIGCHLD needs a handler for its number to reach the wake-up pipe."""
+    """Do nothing: SIGCHLD needs a handler for its number to reach the wake-up pipe."""

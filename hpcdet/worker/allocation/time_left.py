@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Remaining:
-    """Seconds of an allocation; all are infinite where it does not end.
+    """The time left of an allocation in seconds; infinite if it has no end.
 
     Attributes:
         end_at: when the scheduler ends it, epoch seconds; None: it does not.

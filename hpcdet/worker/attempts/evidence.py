@@ -60,7 +60,7 @@ def of_attempt(attempt: AttemptPaths, first: int | None, code: Path) -> Tracebac
 
 
 def kernel_oom_kills() -> int:
-    """How many processes the kernel of this machine has killed for memory since it booted."""
+    """Return how many processes this machine's kernel has killed for memory since boot."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):

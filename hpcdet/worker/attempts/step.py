@@ -26,7 +26,7 @@ PEER_LOST = os.EX_TEMPFAIL
 
 @dataclass(frozen=True)
 class Exit:
-    """How a step ended.
+    """The end of a step.
 
     Attributes:
         code: exit code of the step as a shell would show it: of the first process that failed.
@@ -125,7 +125,7 @@ class RunningStep:
         self._signal(signal.SIGUSR2)
 
     def end(self) -> None:
-        """End it at once, without a save; a launcher ends its ranks everywhere."""
+        """End the step at once, without a save; a launcher ends its ranks on all nodes."""
         if not self._by_launcher:
             self.kill()
         elif self._kill_at is None:
@@ -134,7 +134,7 @@ class RunningStep:
             self._signal(self._end_signal)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the step's processes at once."""
         self._killed = True
         self._signal(signal.SIGKILL)
 
