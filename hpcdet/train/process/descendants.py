@@ -40,15 +40,11 @@ class Descendants:
                     waiting += _children(pid)
 
     def _send(self, pid: int, number: signal.Signals) -> None:
-        handle = os.pidfd_open(pid)
-        try:
-            behind = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2]
-            process = (pid, behind.split()[_START])
-            if process not in self._told and _hears(pid, number):
-                self._told.add(process)
-                signal.pidfd_send_signal(handle, number)
-        finally:
-            os.close(handle)
+        behind = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2]
+        process = (pid, behind.split()[_START])
+        if process not in self._told:
+            os.kill(pid, number)
+            self._told.add(process)
 
 
 def _hears(pid: int, number: signal.Signals) -> bool:
