@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hpcdet import mpi_torch
 from hpcdet.errors import ConfigError, HpcdetError, Unavailable
 from hpcdet.jobs.checks import quota
 from hpcdet.jobs.create.code_drift import code_differs
@@ -279,7 +280,11 @@ def _fabric(experiment: Resolved, site: Site, launcher: Launcher) -> list[str]:
             hint="--mpi=pmix or --mpi=pmi2 (`srun --mpi=list` names what there is)",
         )
     python = experiment.environment.python or site.python or sys.executable
-    if python == sys.executable and importlib.util.find_spec("mpi4py") is None:
+    if python != sys.executable:
+        return []
+    if why := mpi_torch.objection():
+        raise ConfigError(why, where=where, hint=mpi_torch.repair())
+    if importlib.util.find_spec("mpi4py") is None:
         return ["mpi4py is not installed here; ranks need it: python -m pip install 'hpcdet[mpi]'"]
     return []
 

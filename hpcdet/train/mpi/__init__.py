@@ -15,6 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from hpcdet import mpi_torch
 from hpcdet.errors import ConfigError
 from hpcdet.train.mpi.direct import Direct
 from hpcdet.train.mpi.group import NAME, MPIProcessGroup
@@ -41,13 +42,16 @@ def prepare(ranks: Ranks) -> None:
     """Start MPI, see that it and the launcher mean the same ranks, and make the backend known.
 
     Raises:
-        ConfigError: there is no MPI, it counts the processes in another way than the launcher,
-            or it may not be called from a thread.
+        ConfigError: torch is too old, there is no MPI, it counts the processes in another way
+            than the launcher, or it may not be called from a thread.
     """
+    where = "distributed.backend: mpi"
+    if why := mpi_torch.objection():
+        raise ConfigError(why, where=where, hint=mpi_torch.repair())
     if why := _missing():
         raise ConfigError(
             f"MPI cannot be loaded: {why}",
-            where="distributed.backend: mpi",
+            where=where,
             hint="load the site's MPI module (site file, `setup`) and install hpcdet[mpi]",
         )
     from mpi4py import MPI
@@ -57,14 +61,14 @@ def prepare(ranks: Ranks) -> None:
         raise ConfigError(
             f"MPI says rank {comm.rank} of {comm.size}, the launcher rank {ranks.rank} of "
             f"{ranks.world}",
-            where="distributed.backend: mpi",
+            where=where,
             hint="use a launcher that this MPI understands: launcher.kind mpirun in the site file, "
             "or srun with args: [--mpi=pmix]",
         )
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise ConfigError(
             "this MPI may be called from its main thread only",
-            where="distributed.backend: mpi",
+            where=where,
             hint="ask for more: MPICH_MAX_THREAD_SAFETY=multiple, or another build of the library",
         )
     if NAME not in dist.Backend.backend_list:
