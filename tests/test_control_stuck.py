@@ -191,6 +191,24 @@ def test_the_launch_of_a_requeued_task_may_fail_too(tmp_path: Path, restarts: in
     assert intent is not None and intent.exclude == (["n1"] if restarts else [])
 
 
+def test_who_replaces_a_task_is_not_canceled_for_it(tmp_path: Path) -> None:
+    """The next holder has seen the end of the task in one answer only, which proves nothing yet."""
+    world = make(tmp_path, site={"capabilities": {"requeue": "user"}})
+    play, holder = world.play(), world.holder()
+    advance(world.paths, holder)
+    world.scheduler.granted["1"] = ("n1",)
+    worker = play.start("1")
+    turns(world, holder, 1)
+    WorkerEnd("signal", worker.name, returns=True).write_once(worker.end)
+    world.scheduler.jobs["1"].restarts[0] = 1
+    play.vanish(worker, TaskState.CANCELED)
+    turns(world, holder, 4)
+    assert world.scheduler.live == [("2", 0)]
+    holder.close()
+    turns(world, world.holder(), 1)
+    assert world.scheduler.live == [("2", 0)]
+
+
 def test_a_launch_that_fails_now_and_then_is_no_matter_for_anybody(tmp_path: Path) -> None:
     world = make(tmp_path)
     play, holder = world.play(), world.holder()

@@ -39,8 +39,10 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
         Fenced: the term ended meanwhile.
     """
     live = len(seen.live)
-    if live > wanted and not holder.hands.site.capabilities.nobody_submits:
-        cancel_surplus(holder, seen.live, live - wanted)
+    # a task that is over by one answer is not counted on: the one sent in its place would go
+    sure = [place for place in seen.live if place.said is None or not place.said.final]
+    if len(sure) > wanted and not holder.hands.site.capabilities.nobody_submits:
+        cancel_surplus(holder, sure, len(sure) - wanted)
     _throttle(holder, seen, wanted)
     if not holder.submits:
         holder.unmet = live < wanted
