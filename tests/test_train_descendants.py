@@ -35,12 +35,11 @@ PYTHON = '"$PY" script.py'
 @pytest.mark.parametrize(
     ("entrypoint", "count"),
     [
-        (f"cd . && {PYTHON}; exit $?", 1),
         (f"(cd . && time -p {PYTHON}) 2>&1 | cat; exit 0", 1),
         (f"trap : TERM; {PYTHON}; exit $?", 1),
         (f"cd . && python3 -m determined.launch.torch_distributed -- {PYTHON}; exit $?", 2),
     ],
-    ids=["a shell", "a pipeline", "a trap", "a launcher"],
+    ids=["a pipeline", "a trap", "a launcher"],
 )
 def test_the_script_of_a_shell_saves_and_leaves(
     tmp_path: Path, entrypoint: str, count: int
