@@ -74,7 +74,7 @@ def test_lines_that_lack_what_is_counted_count_for_nothing(cli: Cli) -> None:  #
     assert beyond(Gathered(built.paths)) == []
     assert cli("eff", built.paths.id, "-o", "json").items[0]["beyond_batches"] == 0
     attempt.line("waited", rung=10, until="paused")
-    assert "'waited', has no seconds" in cli("eff", built.paths.id, code=9).err
+    assert "'waited', has no valid 'seconds'" in cli("eff", built.paths.id, code=9).err
 
 
 def test_eff_and_explain_say_it_for_each_trial_and_in_all(cli: Cli, built: Builder) -> None:  # noqa: F811

@@ -111,11 +111,11 @@ def test_the_test_leaves_out_experiments_inside_the_code(
     (config.parent / "runs" / "fake-0000" / "experiment.yaml").write_text("")
     seen: list[str] = []
 
-    def run(argv: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def ended(argv: list[str], *_: Any) -> tuple[int, str]:
         seen.extend(path.name for path in (Path(argv[-1]) / "code").iterdir())
-        return subprocess.CompletedProcess(argv, 0, "", "")
+        return 0, ""
 
-    monkeypatch.setattr("hpcdet.cli.run.preflight.subprocess.run", run)
+    monkeypatch.setattr("hpcdet.cli.run.preflight._ended", ended)
     lab.cli("test", config, "--site", "local", "-C", config.parent / "runs")
     assert seen == ["config.yaml"]
 
