@@ -118,7 +118,8 @@ def test_a_process_that_has_the_number_of_a_daemon_is_none(
     os.utime(beat, (0, 0))
     daemon_registry.Daemon(os.getpid(), 1).write_once(paths.daemon(host))
     assert daemon_registry.here(paths) is None
-    daemon_registry.Daemon(7, 1, "b", "2026-11-20T10:00:00Z").write_once(paths.daemon("login-2.site"))
+    elsewhere = daemon_registry.Daemon(7, 1, "b", "2026-11-20T10:00:00Z")
+    elsewhere.write_once(paths.daemon("login-2.site"))
     with daemon_registry.tell(paths):
         assert daemon.status(paths)["held"] is True
     assert not paths.daemon(host).exists()
