@@ -16,6 +16,7 @@ import pytest
 from hpcdet.control.leader.daemon_registry import Daemon
 from hpcdet.control.searcher_job import ChainStopped
 from hpcdet.errors import IntegrityError
+from hpcdet.search.api import codec
 from hpcdet.store.cost import charges
 from hpcdet.store.decisions.snapshots import Point, Snapshot, write
 from hpcdet.store.folder import records
@@ -192,3 +193,10 @@ def test_a_record_whose_time_is_none_is_refused(tmp_path: Path) -> None:
         put(tmp_path / "end.json", records.Final(1, time))
         with pytest.raises(IntegrityError, match="which is no time"):
             records.Final.read(tmp_path / "end.json")
+
+
+def test_an_event_of_another_shape_is_refused_by_name() -> None:
+    event = {"kind": "report", "trial": 1, "length": {"batches": 10}, "metrics": {"loss": 1.0}}
+    assert codec.decode_event(event) is not None
+    with pytest.raises(IntegrityError, match="no valid 'metrics'"):
+        codec.decode_event({**event, "metrics": [1.0]})

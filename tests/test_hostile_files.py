@@ -224,7 +224,7 @@ for line in sys.stdin:
     out, err = io.StringIO(), io.StringIO()
     read = lambda: int(open("/proc/self/io").read().split()[1])
     before = read()
-    signal.alarm(20)
+    signal.alarm(120)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         rc = main.run(argv)
     signal.alarm(0)

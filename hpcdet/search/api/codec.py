@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
+from hpcdet.errors import IntegrityError
 from hpcdet.search.api import events
 from hpcdet.store.folder import records
 from hpcdet.store.fs.json_record import plain
@@ -76,6 +78,12 @@ def _fields(kind: type, value: dict[str, Any]) -> dict[str, Any]:
         if fields.get(key) is not None:
             fields[key] = Length.decode(fields[key])
     if "metrics" in fields:
+        if not isinstance(fields["metrics"], Mapping):
+            raise IntegrityError(
+                f"a recorded {value['kind']!r} has no valid 'metrics'",
+                where="the decisions of the experiment",
+                hint="put the records back from a backup",
+            )
         fields["metrics"] = {name: _number(item) for name, item in fields["metrics"].items()}
     return fields
 
