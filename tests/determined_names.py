@@ -55,12 +55,12 @@ REMARKS = {
 _HEAD = """\
 # Determined's names, one by one
 
-Every public name of Determined 0.38 with its members, and every verb of `det`, with what there is
-in its place. Where nothing else is said, a name is here and works: under its own name in an
+This page is generated (`make names`): every public name of Determined 0.38 with its members, and every
+verb of `det`, with what there is in its place. Where nothing else is said, a name is here and works: under its own name in an
 experiment, as `hpcdet.determined…` anywhere. What differs in meaning stands in
 [determined](determined.md).
 
-Made by `make names` from what code for Determined can import, hpcdet's own messages (what is
+It is made from what code for Determined can import, hpcdet's own messages (what is
 printed when such a name is used), and the verbs that `det --help` lists.
 """
 
