@@ -55,10 +55,10 @@ REMARKS = {
 _HEAD = """\
 # Determined's names, one by one
 
-This page is generated (`make names`): every public name of Determined 0.38 with its members, and every
-verb of `det`, with what there is in its place. Where nothing else is said, a name is here and works: under its own name in an
-experiment, as `hpcdet.determined…` anywhere. What differs in meaning stands in
-[determined](determined.md).
+This page is generated (`make names`): every public name of Determined 0.38 with its members, and
+every verb of `det`, with what there is in its place. Where nothing else is said, a name is here
+and works: under its own name in an experiment, as `hpcdet.determined…` anywhere. What differs in
+meaning stands in [determined](determined.md).
 
 It is made from what code for Determined can import, hpcdet's own messages (what is
 printed when such a name is used), and the verbs that `det --help` lists.
