@@ -589,3 +589,22 @@ def test_until_of_the_control_in_force_is_shown(tmp_path: Path) -> None:
     trial.control("run", until=Length("batches", 900))
     [row] = views.trials(trial.experiment.paths)
     assert row["until"] == {"batches": 900}
+
+
+def test_trials_are_looked_up_not_searched_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With thousands of trials a search for each one is the square of them."""
+    built = Builder(tmp_path / "many-0001")
+    for _ in range(40):
+        built.trial()
+    asked: list[int] = []
+    number = gather.GatheredTrial.number.fget
+    assert number is not None
+    monkeypatch.setattr(
+        gather.GatheredTrial, "number", property(lambda self: asked.append(1) or number(self))
+    )
+    gathered = gather.gather(built.paths)
+    for trial in range(1, 41):
+        assert views.attempts(gathered, trial) == []
+    assert len(asked) == 40 and gathered.trial(41) is None

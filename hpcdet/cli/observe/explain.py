@@ -152,7 +152,7 @@ def _rungs(gathered: gather.Gathered) -> Iterator[Finding]:
 
 def _said(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
     """What its newest attempt complained of while it went on."""
-    found = next((one for one in gathered.trials if one.number == row["trial"]), None)
+    found = gathered.trial(row["trial"])
     attempt = found.attempts[-1] if found is not None and found.attempts else None
     first = {line["kind"]: line for line in reversed(attempt.lines if attempt is not None else ())}
     if (line := first.get("unregistered")) is not None:
@@ -166,7 +166,7 @@ def _said(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
 
 def _slow(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
     """Where its steps take longer than they need."""
-    found = next((one for one in gathered.trials if one.number == row["trial"]), None)
+    found = gathered.trial(row["trial"])
     for one in timing.findings(found) if found is not None else ():
         yield _finding("slow", row["id"], f"slow: {one.finding}", one.next)
 

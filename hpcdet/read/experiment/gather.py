@@ -206,6 +206,14 @@ class Gathered:
     def trials(self) -> list[GatheredTrial]:
         return [GatheredTrial(paths) for paths in self.paths.trials()]
 
+    def trial(self, number: int) -> GatheredTrial | None:
+        """Return the trial of that number; None if there is none."""
+        return self._numbered.get(number)
+
+    @cached_property
+    def _numbered(self) -> dict[int, GatheredTrial]:
+        return {trial.number: trial for trial in self.trials}
+
     @cached_property
     def jobs(self) -> list[GatheredJob]:
         read = ((n, Intent.read(self.paths.intent(n))) for n in self.paths.submissions())

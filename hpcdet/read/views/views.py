@@ -234,12 +234,9 @@ def attempts(source: Source, trial: int = 0) -> list[View]:
         ``log`` (of rank 0), ``traces`` (what torch's profiler recorded, a file for each rank).
     """
     gathered = gather(source)
-    return [
-        _attempt(gathered, attempt)
-        for each in gathered.trials
-        if trial in (0, each.number)
-        for attempt in each.attempts
-    ]
+    one = gathered.trial(trial) if trial else None
+    chosen = gathered.trials if not trial else [one] if one is not None else []
+    return [_attempt(gathered, attempt) for each in chosen for attempt in each.attempts]
 
 
 def _attempt(gathered: Gathered, attempt: GatheredAttempt) -> View:
