@@ -128,7 +128,7 @@ def _hyperparameter() -> dict[str, Any]:
 
 
 def explain(key: str) -> str:
-    """What a key of the config means, its default, and the keys inside it.
+    """Return the meaning of a key, its default, and the keys inside it.
 
     Raises:
         NotFound: there is no such key; the hint has the nearest.

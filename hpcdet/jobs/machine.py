@@ -1,4 +1,4 @@
-"""What ``doctor`` looks at on one machine: interpreter, packages, accelerators, file system.
+"""The checks of ``doctor`` on one machine: interpreter, packages, accelerators, file system.
 
 ``python -m hpcdet.jobs.machine FOLDER`` prints the findings of a node as JSON.
 """
@@ -53,7 +53,7 @@ _HOST = "import socket; print(socket.gethostname())"
 
 
 def guarded(check: str, look: Callable[[], Iterator[SiteFinding]]) -> list[SiteFinding]:
-    """What one look finds; that it fails is a finding, too."""
+    """Return the findings of one check; its failure is a finding, too."""
     found: list[SiteFinding] = []
     try:
         found.extend(look())

@@ -276,7 +276,7 @@ class Supervisor:
 
 
 def _signal(run: _Run, number: signal.Signals) -> None:
-    """To the script and its worker; the ranks are told by the worker."""
+    """Signal the script and its worker; the worker passes it on to the ranks."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(run.process.pid, number)
 

@@ -155,7 +155,7 @@ def _population(
     known: dict[int, Mapping[str, Any]],
     history: History | None,
 ) -> Pbt:
-    """Raises ConfigError if nobody has said how long to train."""
+    """Return the PBT searcher. Raises ConfigError without ``max_length``."""
     asked, seed = resolved.searcher, resolved.reproducibility.experiment_seed
     if asked.max_length is None:
         raise ConfigError("'max_length' is missing", where="searcher.max_length")

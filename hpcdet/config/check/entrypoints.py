@@ -1,4 +1,4 @@
-"""What an entrypoint says about who starts processes: hpcdet, Determined's launchers, or others.
+"""Entrypoints: which program starts the processes, hpcdet, Determined's launchers or others.
 
 hpcdet starts one process on each slot. Determined runs the entrypoint once on each node, and its
 launchers start the rest. A launcher of Determined's alone is left out; in the middle of a shell
@@ -78,7 +78,7 @@ def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
 
 
 def _slots(values: Mapping[str, Any]) -> int:
-    """What is asked for, before anything is known to be right."""
+    """Return the slots per trial as written, before any check."""
     resources = values.get("resources")
     asked = resources.get("slots_per_trial") if isinstance(resources, Mapping) else None
     return asked if isinstance(asked, int) else 1
@@ -100,7 +100,7 @@ def errors(config: Config) -> Iterator[Problem]:
 
 
 def doubts(config: Config, written: Mapping[str, Any]) -> Iterator[Problem]:
-    """What is otherwise in Determined: for configs that were written for it."""
+    """Differences from Determined, for configs that were written for it."""
     hides = launchers.hidden(config.entrypoint)
     if hides and config.compat.determined != "off":
         what = f"{hides} hides hpcdet's face of Determined: `import determined` will fail"

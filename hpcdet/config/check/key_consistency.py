@@ -1,4 +1,4 @@
-"""What no single key shows: keys that do not go together."""
+"""Checks across keys: combinations that do not go together."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def warnings(config: Config) -> Iterator[Problem]:
 
 
 def _without_effect(config: Config) -> Iterator[Problem]:
-    """What large models need, asked for where it does nothing, or not what is hoped for."""
+    """Options for large models that have no effect, or another one than expected."""
     wanted, how = config.optimizations, config.distributed
     if wanted.gradient_compression and config.resources.slots_per_trial == 1:
         yield Problem("optimizations.gradient_compression", "one slot sends no gradients")
@@ -134,7 +134,7 @@ def _elastic(config: Config) -> Iterator[Problem]:
 
 
 def _inexact(config: Config) -> Iterator[Problem]:
-    """What has another order of sums, or other kernels, for another number of ranks."""
+    """Options whose order of sums or kernels depends on the number of ranks."""
     asked, why = config.optimizations, "reproducibility.elastic: exact cannot vouch for its bits"
     hint = "leave one of them out"
     if config.distributed.strategy != "ddp":
@@ -283,7 +283,7 @@ def _schedule(asked: Searcher) -> Iterator[Problem]:
 
 
 def _ends_early(asked: Searcher) -> Iterator[Problem]:
-    """What a trial was trained with that did not train in full may be a schedule, too."""
+    """Yield a schedule that ends early, as that of a trial that did not train in full does."""
     steps, whole = asked.schedule.steps, asked.max_length
     if asked.name == "schedule" and steps and whole and steps[-1].until.value < whole.value:
         key = f"searcher.schedule.steps.{len(steps) - 1}.until"
@@ -291,7 +291,7 @@ def _ends_early(asked: Searcher) -> Iterator[Problem]:
 
 
 def _stopping(stopping: Stopping, unit: str) -> Iterator[Problem]:
-    """What no single key shows. ``unit``: of the lengths that trials report."""
+    """Checks across keys; ``unit`` is that of the lengths that trials report."""
     for name in Stopping.model_fields:
         policy = getattr(stopping, name)
         for key in type(policy).model_fields if policy is not None else ():

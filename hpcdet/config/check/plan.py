@@ -1,4 +1,4 @@
-"""What an experiment would be, from its config alone: trials, lengths, cost, files."""
+"""The plan of an experiment from its config alone: trials, lengths, cost, files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a config, said so that it can be repaired: which key, where, what instead."""
+"""Problems of a config, each with its key, its line and the repair."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Problem:
 
 
 def failure(problems: Iterable[Problem], origins: Mapping[str, str], source: str) -> ConfigError:
-    """All problems as one error; each says the line it is about."""
+    """All problems as one error, each with its line."""
     first, *others = sorted(problems, key=lambda p: _line(locate(p.key, origins)))
     if not others:
         where = _where(first.key, origins, source)
@@ -184,7 +184,7 @@ def all_keys(model: type[BaseModel] = Config, above: str = "") -> list[str]:
 
 
 def default(key: str) -> Any:
-    """What a key is where nobody says anything, as plain data; None for what is required."""
+    """The default of a key as plain data; None for a required key."""
     above, _, name = key.rpartition(".")
     model = model_at(above) or Config
     return model.model_construct().model_dump(include={name}).get(name)

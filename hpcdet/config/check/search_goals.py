@@ -1,4 +1,4 @@
-"""What is wrong with the goals of a search, and with what it is to learn from."""
+"""Problems of a search's goals and of the experiments that it learns from."""
 
 from __future__ import annotations
 

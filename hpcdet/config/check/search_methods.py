@@ -1,4 +1,4 @@
-"""Which search method takes which key, and how many trials one makes that says it itself.
+"""Search methods: the keys that each takes, and the number of trials that some determine.
 
 A key that the method would ignore is refused: whoever writes it expects something of it.
 """
@@ -99,7 +99,7 @@ def unlimited(asked: Searcher) -> Iterator[Problem]:
 
 
 def doubts(config: Config, written: Mapping[str, Any]) -> Iterator[Problem]:
-    """What a search decides otherwise than Determined, where its config does not say."""
+    """Defaults of a search that decide otherwise than Determined's."""
     searcher = written.get("searcher")
     said = isinstance(searcher, Mapping) and {"rule", "stop_once"} & searcher.keys()
     if config.searcher.name in _COMPARED and config.searcher.rule == "hybrid" and not said:

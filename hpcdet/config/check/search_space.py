@@ -1,4 +1,4 @@
-"""What is wrong with a search space, and with points that are to be tried first in it."""
+"""Problems of a search space and of the points to try first in it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _steps(space: Space, asked: Searcher) -> Iterator[Problem]:
 
 
 def _of_point(where: str, error: SpaceError, hint: str) -> Problem:
-    """What is wrong with a point: at one of its values, or all of it by a rule of the space."""
+    """Problems of a point: of one value, or of the whole point by a rule of the space."""
     if error.path[:1] == ("forbid",):
         return Problem(where, error.what, hint, by=key(error.path))
     return Problem(f"{where}.{dotted(error.path)}".rstrip("."), error.what, hint)

@@ -21,7 +21,7 @@ def _always(_: Any) -> bool:
 
 @dataclass(frozen=True)
 class Foreign:
-    """What becomes of one key.
+    """The treatment of one key.
 
     Attributes:
         when: looks at the value, for keys that depend on it.
@@ -224,7 +224,7 @@ KEYS: dict[str, tuple[Foreign, ...]] = {
 
 
 def verdict(key: str, value: Any) -> Foreign | None:
-    """What becomes of a key with this value; None: it is none of these."""
+    """Return the treatment of a key with this value; None if it is not a foreign key."""
     return next((entry for entry in KEYS.get(key, ()) if entry.when(value)), None)
 
 

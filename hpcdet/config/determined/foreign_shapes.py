@@ -109,7 +109,7 @@ def _slots(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
 
 
 def _whole(value: Any) -> TypeGuard[int]:
-    """A whole number above zero; what is none is said when its own key is checked."""
+    """A whole number above zero; the check of the key itself reports anything else."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 

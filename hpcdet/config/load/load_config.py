@@ -27,7 +27,7 @@ NULL_SAYS = ("searcher.promotion_share",)
 
 
 class SiteDefaults(Protocol):
-    """What a site says about configs."""
+    """Defaults for configs from a site."""
 
     @property
     def name(self) -> str: ...

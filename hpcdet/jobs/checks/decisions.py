@@ -26,14 +26,14 @@ _FORMER = 20
 
 @dataclass(frozen=True)
 class Decisions:
-    """Seconds from a report until the trial hears what was decided; ``source``: who says so."""
+    """Seconds from a report until its decision reaches the trial; ``source`` names the origin."""
 
     seconds: float
     source: str
 
 
 def former(root: Path, wanted: Resolved) -> Decisions | None:
-    """As they took on average in the newest experiment of the name that shows it, of the last 20.
+    """The mean in the newest experiment of that name with such data, among the last 20.
 
     None: none of them does.
     """
@@ -51,7 +51,7 @@ def former(root: Path, wanted: Resolved) -> Decisions | None:
 
 
 def assumed(site: Site) -> Decisions:
-    """A turn of whoever decides and a look of the trial, where nobody has shown it."""
+    """One turn of the decider plus one poll of the trial, where there is no data."""
     turn_s = 1.0 if site.scheduler == "local" else min(_TURN_S, max(1.0, site.limits.poll_min_s))
     source = f"a turn every {turn_s:g} s, a look of the trial every {LOOK_S:g} s"
     return Decisions(turn_s + LOOK_S, source)
@@ -60,7 +60,7 @@ def assumed(site: Site) -> Decisions:
 def estimate(
     resolved: Resolved, decisions: Decisions, unit_s: float | None, pace: str | None
 ) -> dict[str, Any] | None:
-    """What is trained beyond rungs; None where no trial leaves at one.
+    """Estimate the training beyond rungs; None where no trial leaves at a rung.
 
     Of each bracket, so many trials leave at each rung as ``Bracket.expected`` says; each trains
     ``min(decision_s / unit_s, top - rung)`` more meanwhile, or nothing where it waits for the
@@ -104,7 +104,7 @@ def estimate(
 
 
 def warning(found: dict[str, Any] | None, unit: str | None) -> str:
-    """That rungs come faster than decisions; "" where they do not, or nobody knows."""
+    """A warning that rungs come faster than decisions; "" where they do not, or without data."""
     if found is None or not found["too_fast"]:
         return ""
     first, second = found["too_fast"][0]

@@ -32,7 +32,7 @@ class Waits:
 
 
 def former(root: Path, wanted: Resolved) -> Waits | None:
-    """What jobs of as many slots waited for in the same partition; None if none ever did."""
+    """Queue waits of jobs with as many slots in the same partition; None without any."""
     need = wanted.resources
     found: list[float] = []
     source = ""

@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"\[?(\d+)\]?\*?")
 
 @dataclass(frozen=True)
 class Free:
-    """What is left in a place. ``by``: ``file system`` or ``quota``; None: no limit is known."""
+    """Free space in a place; ``by`` is ``file system`` or ``quota``, None without a known limit."""
 
     place: str
     by: str
@@ -44,7 +44,7 @@ class Quota:
 
 
 def free(site: Site, place: Path) -> tuple[list[Free], list[str]]:
-    """What is left where a folder is or would be, and why that is not known, if so."""
+    """Return the free space for a folder, or the reason that it is unknown."""
     there = next(path for path in (place.resolve(), *place.resolve().parents) if path.exists())
     said = os.statvfs(there)
     inodes = said.f_favail if said.f_files else None  # some file systems have no limit
@@ -99,7 +99,7 @@ def parse(text: str) -> list[Quota]:
 
 
 def _take(words: Sequence[str]) -> tuple[list[int], Sequence[str]]:
-    """The three numbers that come first, and what follows them and a word on grace."""
+    """Return the first three numbers of a line, and the rest after its grace period."""
     matches = [_NUMBER.fullmatch(word) for word in words[:3]]
     numbers = [int(match[1]) for match in matches if match]
     if len(numbers) < 3:
@@ -109,7 +109,7 @@ def _take(words: Sequence[str]) -> tuple[list[int], Sequence[str]]:
 
 
 def _left(numbers: Sequence[int]) -> int | None:
-    """What may be added; a soft limit becomes a hard one within days, and runs take longer."""
+    """Return the space left; a soft limit counts, as it becomes hard within days."""
     limits = [limit for limit in numbers[1:] if limit]
     return max(0, min(limits) - numbers[0]) if limits else None
 
@@ -137,14 +137,14 @@ def former(root: Path, name: str) -> int | None:
 def warnings(
     experiment: Resolved, site: Site, place: Path, checkpoint_bytes: int | None
 ) -> list[str]:
-    """What will not fit, one sentence each."""
+    """Return what does not fit, one sentence each."""
     left, unknown = free(site, place)
     need = plan(experiment, checkpoint_bytes)["storage"]
     return [*unknown, *shortages(left, need)]
 
 
 def shortages(left: Sequence[Free], need: dict[str, Any]) -> list[str]:
-    """What of a plan's ``storage`` will not fit, one sentence each."""
+    """Return what of a plan's ``storage`` does not fit, one sentence each."""
     return [*_too_small(left, need), *_paused(need)]
 
 

@@ -1,4 +1,4 @@
-"""What can be said before anything is submitted: of an experiment at a site, and of a site."""
+"""Checks before a submission: of an experiment at a site, and of the site itself."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def preflight(experiment: Resolved, site: Site, root: Path, *, submits: bool = T
 
 
 def login_node() -> str:
-    """What makes this host look like a login node; empty if nothing does."""
+    """Return the signs that this host is a login node; empty if there are none."""
     name = socket.gethostname()
     if _LOGIN.match(name):
         return f"its name is {name}"
@@ -315,7 +315,7 @@ def _keeps(experiment: Resolved, site: Site, root: Path) -> list[str]:
 
 
 def _crank(site: Site) -> list[str]:
-    """Is there somebody to decide what comes next?"""
+    """Check that some process will be able to decide what comes next."""
     if not site.capabilities.nobody_submits:
         return []
     return [

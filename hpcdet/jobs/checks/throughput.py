@@ -17,7 +17,7 @@ from hpcdet.store.config.resolved_config import Resolved
 
 @dataclass(frozen=True)
 class Throughput:
-    """Seconds for one unit of length, validation and saving included; ``source``: who says so."""
+    """Seconds for one unit of length, validation and saving included; ``source`` is the origin."""
 
     unit_s: float
     source: str

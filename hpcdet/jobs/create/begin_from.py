@@ -19,7 +19,7 @@ _KEY = "searcher.begin_from"
 
 
 def look(resolved: Resolved, root: Path) -> Donation | None:
-    """What ``searcher.begin_from`` names, as it is now; None without it.
+    """Return the checkpoint that ``searcher.begin_from`` names; None without that key.
 
     Args:
         root: the folder of all experiments.
@@ -53,7 +53,7 @@ def look(resolved: Resolved, root: Path) -> Donation | None:
 
 
 def placed(resolved: dict[str, Any], donation: Donation) -> dict[str, Any]:
-    """A resolved config, as plain data, that says how far the checkpoint is."""
+    """Return a resolved config as plain data, with the length of the checkpoint in it."""
     until = resolve(resolved).searcher.max_length
     at = donation.length(until.unit if until is not None else "batches")
     searcher = {**resolved["searcher"], "begin_at": at.encode() if at is not None else None}

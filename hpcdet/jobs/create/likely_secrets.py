@@ -35,7 +35,7 @@ URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def found(data: bytes) -> str:
-    """What secret the data seems to hold; empty if none."""
+    """Return the kind of secret that the data seems to hold; empty if none."""
     return next((what for pattern, what in CONTENTS if pattern.search(data)), "")
 
 

@@ -1,4 +1,4 @@
-"""What a search that begins from former experiments takes from them."""
+"""Results of former experiments, for a search that begins from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MORE = "more than asked for"
 
 
 def collect(resolved: Resolved, root: Path) -> History | None:
-    """What ``searcher.warm_start`` names, as it is now; None without it.
+    """Return the results that ``searcher.warm_start`` names; None without that key.
 
     A trial counts at a rung of the new search with its first report at or after that length.
 
@@ -105,7 +105,7 @@ def _usable(
 
 
 def _trials(paths: ExperimentPaths) -> dict[int, _Trial]:
-    """By the searcher's records, which is all that is told of a search."""
+    """Return the trials of an experiment, read from its searcher's records."""
     found: dict[int, _Trial] = {}
     for line in chain.read(paths):
         if line["kind"] == "action":

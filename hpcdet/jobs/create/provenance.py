@@ -29,7 +29,7 @@ def collect(
     include: Sequence[Path] = (),
     private: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What is recorded of an experiment when it is made.
+    """The provenance of an experiment at its creation.
 
     Args:
         code: path to SHA-256 of each file in the snapshot.
@@ -91,7 +91,7 @@ def git(
 
 
 def _diff(found: Repository, folder: Path, private: Sequence[str]) -> tuple[str, str]:
-    """What is not committed of a folder, or a note on why it is not recorded."""
+    """Return the uncommitted changes of a folder, or the reason that they are not recorded."""
     if found.owner:
         return "", f"not looked at: the repository belongs to {found.owner}"
     # what is left out of the snapshot as a secret stays out of the record, too

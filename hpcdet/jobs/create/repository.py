@@ -51,7 +51,7 @@ class Repository:
     remote: str
 
     def git(self, folder: Path, *arguments: str) -> str | None:
-        """What Git prints about a folder; None where it fails, is missing or takes too long."""
+        """Return Git's output for a folder; None if Git fails, is missing or takes too long."""
         where = {"GIT_DIR": str(self.view), "GIT_WORK_TREE": str(self.top)}
         return _git(self.view, *arguments, cwd=folder, more=where)
 
@@ -111,7 +111,7 @@ def _first_line(path: Path) -> str:
 
 
 def _configuration(view: Path, config: Path) -> dict[str, str]:
-    """What a repository's configuration says, the files that it includes left out."""
+    """Return a repository's configuration without the files that it includes."""
     said = None
     if config.is_file():
         listing = ("config", "--file", str(config), "--no-includes", "--null", "--list")

@@ -44,7 +44,7 @@ class SnapshotEntry:
 def scan(
     folder: Path, skip: Path | None = None, include: Sequence[Path] = ()
 ) -> list[SnapshotEntry]:
-    """What a snapshot of the folder would hold, in order of path.
+    """Return the entries of a snapshot of the folder, ordered by path.
 
     Args:
         skip: a folder inside it that is left out (that of the experiments).
@@ -82,7 +82,7 @@ def scan(
 
 
 def _included(path: Path, folder: Path, skip: Path | None) -> Iterator[SnapshotEntry]:
-    """What ``include`` of a path adds."""
+    """Return the entries that ``include`` of a path adds."""
     source = path.expanduser().resolve()
     name = path.name if path.name not in ("", "..") else source.name
     if not source.exists():

@@ -28,7 +28,7 @@ DEFAULTS = {
 
 
 def carried(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a job may have of the submitting shell."""
+    """Return the variables of the submitting shell that a job may have."""
     environ = os.environ if environ is None else environ
     return {name: environ[name] for name in CARRIED if name in environ}
 

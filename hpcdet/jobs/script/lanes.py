@@ -74,7 +74,7 @@ def _fitting(need: Resources, site: Site, view: PartitionView) -> int:
 
 
 def devices(environ: Mapping[str, str], lane: int, lanes: int) -> dict[str, str]:
-    """What makes the accelerators of one lane the only visible ones; {} where there are none.
+    """Return variables that show one lane its own accelerators only; {} without accelerators.
 
     Each lane gets an equal part of those that this process sees. Where there are fewer than
     lanes, several share one.

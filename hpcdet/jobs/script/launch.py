@@ -32,7 +32,7 @@ _SHARED_MEMORY = ("OMPI_MCA_btl", "^tcp,ofi")
 
 @dataclass(frozen=True)
 class Allocation:
-    """What the scheduler granted this worker.
+    """The allocation of this worker.
 
     Attributes:
         job: the scheduler's id of the task (``812_3``), "" outside a scheduler.
@@ -176,7 +176,7 @@ def _srun(
 def _part_of(
     environ: Mapping[str, str], resources: Resources, gpus: int, lanes: int
 ) -> Iterator[str]:
-    """What a step has to say that would take the whole allocation, and make the others wait.
+    """Yield the options without which a step takes the whole allocation and others wait.
 
     Args:
         gpus: that Slurm has granted on this node, however they were asked for.
@@ -210,7 +210,7 @@ def _mpirun(launcher: Launcher, resources: Resources) -> tuple[str, ...]:
 
 
 def _for_daemons(python: str, allocation: Allocation) -> dict[str, str]:
-    """What Open MPI needs to start its daemons on the other nodes of a Slurm job, by ``srun``."""
+    """Return the variables with which Open MPI starts its daemons on other nodes by ``srun``."""
     if not allocation.slurm:
         return {}
     daemon = f"{python} -Pm hpcdet.worker.remote"

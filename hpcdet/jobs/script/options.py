@@ -35,7 +35,7 @@ HETJOB = (":", "hetjob", "packjob", "--hetjob", "--packjob")
 
 @dataclass(frozen=True)
 class Options:
-    """What a template prints behind ``#SBATCH``.
+    """Return the text that a template prints behind ``#SBATCH``.
 
     ``options("time", "mem")`` are those of the named ones that apply, in this order, quoted;
     ``options.others`` are all that hpcdet has no word of its own for.
@@ -169,7 +169,7 @@ def _size(need: Resources, per_node: int) -> dict[str, Value]:
 
 
 def _waiting(experiment: Resolved, intent: Intent) -> dict[str, Value]:
-    """What keeps a job in the queue. Templates print it among all other options."""
+    """Options that keep a job in the queue; templates print them among the others."""
     if intent.after and "dependency" in parse(experiment.slurm.sbatch_args):
         raise _refuse("--dependency is there already; --after sets it, too")
     after = ":".join(["afterok", *intent.after]) if intent.after else None

@@ -60,7 +60,7 @@ def engine(path: list[Path]) -> ImmutableSandboxedEnvironment:
 
 
 class _Loader(FileSystemLoader):
-    """Reads no template that somebody else could have written.
+    """A template loader that refuses files which another user could have written.
 
     ``shipped/NAME`` is always hpcdet's own, for a template that extends the one it replaces.
     """
@@ -157,7 +157,7 @@ def variables(
     paths: ExperimentPaths,
     environ: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What a worker's template may use; ``templates/README.md`` lists it."""
+    """Return the values for a worker's template; ``templates/README.md`` lists them."""
     need, side_by_side = experiment.resources, experiment.lanes
     size = {
         "nodes": need.nodes,
@@ -213,7 +213,7 @@ def variables(
 
 
 def _recorded(paths: ExperimentPaths) -> dict[str, Any] | None:
-    """What was found when the experiment was made; None for one that is only looked at.
+    """Return the findings of the experiment's creation; None for one that is only previewed.
 
     A script that a worker renders is so the same as one rendered where it was submitted.
     """

@@ -1,4 +1,4 @@
-"""A job script that somebody has, read into a config: what it asks for, sets up, and runs.
+"""Translation of an existing job script into a config: its requests, set-up and command.
 
 Pure: text in, plain data out. What has no translation is listed with its line, never dropped.
 """
@@ -41,7 +41,7 @@ _WHY = {
 
 @dataclass
 class Translation:
-    """What came of a script.
+    """The result of a translation.
 
     Attributes:
         config: an experiment's config, plain.

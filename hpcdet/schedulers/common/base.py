@@ -1,4 +1,4 @@
-"""What every backend does, and the words it answers in. Text in, text out."""
+"""The interface of every scheduler backend, and its types. Text in, text out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WaitKind = Literal["held", "launch", "in_vain", "never", "limit", "outage", "beg
 
 
 class TaskState(enum.Enum):
-    """What the scheduler says of one array task (or of a job without an array)."""
+    """The scheduler's state of one array task, or of a job without an array."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -92,7 +92,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What this scheduler can do, from the site file and from asking it."""
+    """Capabilities of a scheduler, from the site file and from asking it."""
 
     requeue: bool = False
     accounting: bool = False
@@ -201,10 +201,10 @@ class Scheduler(Protocol):
         """
 
     def check(self, submission: Submission) -> str:
-        """What the scheduler says to a trial submission (``sbatch --test-only``); "" if nothing."""
+        """Return the scheduler's answer to a trial submission (``sbatch --test-only``), or ""."""
 
     def capabilities(self) -> Capabilities:
-        """What it can do; asked once per process."""
+        """Return the capabilities; asked once per process."""
 
 
 @runtime_checkable

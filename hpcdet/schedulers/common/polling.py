@@ -52,7 +52,7 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class QueryAnswer:
-    """What the scheduler said.
+    """The scheduler's answer.
 
     Attributes:
         at: when it was asked, epoch seconds of the asker's clock.

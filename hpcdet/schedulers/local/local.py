@@ -58,7 +58,7 @@ _KEEP_ENDED_S = 7 * 24 * 3600
 
 
 class LocalSite(Protocol):
-    """What this backend wants to know of a site."""
+    """The part of a site that this backend reads."""
 
     @property
     def slots(self) -> int | None: ...
@@ -100,7 +100,7 @@ def shared_slots() -> int:
 
 
 def job_environment() -> dict[str, str]:
-    """What a job inherits of the submitter's environment: an allow-list, no tokens by accident."""
+    """Return the environment of a job: an allow-list, so that no token is passed by accident."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -128,7 +128,7 @@ class LocalScheduler:
 
     @functools.cached_property
     def _state(self) -> Path:
-        """Raises Unavailable: somebody else could have written there."""
+        """Raise Unavailable if another user could have written there."""
         refuse_foreign(self._root)
         return self._root
 
@@ -209,7 +209,7 @@ class LocalScheduler:
             files.write_once(folder.hold, b"")
 
     def check(self, submission: Submission) -> str:
-        """What this machine makes of the request."""
+        """Return the request as this machine can serve it."""
         request = JobRequest.parse(submission.script.read_text())
         if request.slots > self._slots:
             return f"wants {request.slots} slots of {self._slots}: runs alone, and slowly"

@@ -1,4 +1,4 @@
-"""What the local backend keeps of its jobs on this machine: one folder per job, plain JSON.
+"""State of the local backend's jobs on this machine: one folder per job, plain JSON.
 
     STATE/lock                     held (flock) while places are counted
     STATE/jobs/ID/job.json         what was submitted; write-once
@@ -52,7 +52,7 @@ def state_folder() -> Path:
 
 
 def refuse_foreign(state: Path) -> None:
-    """Refuse a state folder in which somebody else could have written, or put another in its place.
+    """Refuse a state folder that another user could have written or replaced.
 
     Scripts that it names are run as the user.
 
@@ -69,7 +69,7 @@ def refuse_foreign(state: Path) -> None:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a script asks of the machine, from its lines ``#HPCDET key=value``.
+    """The request of a script, from its lines ``#HPCDET key=value``.
 
     Attributes:
         slots: ranks that run at once in one task.
@@ -119,7 +119,7 @@ class JobRecord(JsonRecord):
     submitted_at: str = ""
 
     def name_of(self, slot: int) -> str:
-        """What all jobs call a slot: its device's name, whichever devices a job knows of.
+        """Return a slot's name for all jobs: that of its device, whichever devices a job sees.
 
         Where ranks share a device, the later ones are told apart.
         """

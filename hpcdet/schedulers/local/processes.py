@@ -1,4 +1,4 @@
-"""Which processes of this machine live, told apart from later ones with the same number.
+"""Live processes of this machine, distinguished from later ones with the same number.
 
 Linux's ``/proc`` is read directly: a process is its number together with its start time, and a
 session is everything a script started that did not leave it on purpose.

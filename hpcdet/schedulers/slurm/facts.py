@@ -1,4 +1,4 @@
-"""What a site file leaves open, asked of the cluster once and kept for a day.
+"""Facts that a site file leaves open, asked of the cluster once and kept for a day.
 
 ``scontrol show config``, ``scontrol show partition`` and ``sacctmgr show assoc`` are run on the
 login node; what they say lies in ``facts-KEY.json`` of the user's cache folder, one file for each
@@ -34,7 +34,7 @@ _ASSOCIATION = ("Account", "Partition", "MaxSubmit")
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """What a cluster has said of itself.
+    """Facts of a cluster.
 
     Attributes:
         at: when, epoch seconds.
@@ -144,7 +144,7 @@ _OF_CONFIG: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def _facts(fresh: bool) -> tuple[ClusterFacts | None, str]:
-    """What is known of the cluster of this host, asked for now if that is old."""
+    """Return the facts of this host's cluster; ask now if they are old."""
     scontrol = shutil.which("scontrol")
     if scontrol is None:
         return None, "there is no scontrol on PATH"

@@ -79,7 +79,7 @@ def run(argv: Sequence[str], times: str = "%s") -> subprocess.CompletedProcess[s
 
 
 class ScriptExecutor(SlurmExecutor):
-    """A submitit executor that submits a finished script: one job, of as many tasks as it says."""
+    """A submitit executor that submits a finished script as one job with its array tasks."""
 
     def __init__(self, folder: Path, script: str) -> None:
         super().__init__(folder)
@@ -111,7 +111,7 @@ class ScriptExecutor(SlurmExecutor):
         ]
 
     def _submit_command(self, command: str) -> Any:
-        """As submitit's, with a time limit, a clean environment, and errors as they came."""
+        """Like submitit's, with a time limit, a clean environment and unchanged errors."""
         file = self.folder / "worker.sbatch"
         file.write_text(self._make_submission_file_text(command, ""))
         done = run(self._make_submission_command(file))
@@ -122,7 +122,7 @@ class ScriptExecutor(SlurmExecutor):
 
 
 def _nothing() -> None:
-    """What submitit is told to run; the script knows what it runs."""
+    """The command for submitit; the script itself holds the real one."""
 
 
 class SlurmScheduler:
@@ -193,7 +193,7 @@ class SlurmScheduler:
         return {job: [row.task for row in rows] for job, rows in found.items()}
 
     def _tell_too_wide(self, found: dict[str, list[SlurmRow]]) -> None:
-        """Of jobs that wait for the size of their partition, mark those that it can never give."""
+        """Mark pending jobs that ask for more nodes than their partition can ever give."""
         wait = slurm_waits.wait(slurm_waits.SIZE)
         waiting = [job for job, rows in found.items() if any(r.task.wait == wait for r in rows)]
         if not waiting:
@@ -344,7 +344,7 @@ class SlurmScheduler:
         return SharedQuery(name, limits.poll_min_s, ask, max_s=limits.poll_max_s, gist=gist)
 
     def _ended(self, jobs: frozenset[str]) -> JobAccounting | None:
-        """What accounting says of jobs that are gone from the queue. None: there is none."""
+        """Return accounting's rows for jobs that left the queue; None without accounting."""
         if not jobs or not self._accounting():
             return None
         answer = self._accounts.get(jobs)

@@ -1,4 +1,4 @@
-"""What becomes of a job's tasks: the rows of the queue and those of accounting, laid together."""
+"""Tasks of jobs: rows of the queue and of accounting, merged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SAME_ID_S = 86400
 
 @dataclass(frozen=True)
 class JobAccounting:
-    """What accounting said.
+    """The answer of accounting.
 
     Attributes:
         rows: by job; those it was not asked about yet are left out.
@@ -75,7 +75,7 @@ def just_submitted(job: Job, lost: frozenset[int]) -> SlurmRow:
 
 
 def ends(job: Job, left: Mapping[int, float], accounts: JobAccounting | None) -> list[SlurmRow]:
-    """What became of tasks that are gone from the queue.
+    """Return the ends of tasks that left the queue.
 
     Args:
         left: each with when the queue was asked that first lacked it. Accounting that was asked

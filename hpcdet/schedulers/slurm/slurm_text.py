@@ -1,4 +1,4 @@
-"""What Slurm's commands print, read into the words of ``base``. Pure: text in, values out."""
+"""Parsers for the output of Slurm's commands. Pure: text in, values of ``base`` out."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def squeue(text: str) -> list[SlurmRow]:
 
 
 def squeue_gist(text: str) -> frozenset[tuple[object, ...]]:
-    """What has to differ between two answers of ``squeue`` for something to have changed.
+    """Return the part of ``squeue``'s answer whose difference means a change.
 
     Estimated starts and the reason for waiting change all the time while nothing does.
     """
@@ -218,7 +218,7 @@ def usage(text: str) -> list[tuple[Usage, float | None]]:
 
 
 def usage_gist(text: str) -> frozenset[Usage]:
-    """What has to differ for something to have changed: the runs that are over."""
+    """Return the part of an answer whose difference means a change: the runs that are over."""
     return frozenset(run for run, _ in usage(text) if run.end is not None)
 
 
@@ -261,13 +261,13 @@ def job_id(text: str) -> str | None:
 
 
 def message(text: str) -> str:
-    """What a command said on standard error, as one line without its own name before it."""
+    """Return a command's standard error as one line, without the command's name."""
     lines = re.sub(r"^(?:s[a-z]+: )?(?:error: |fatal: )?", "", text, flags=re.M).splitlines()
     return "; ".join(line.strip() for line in lines if line.strip())
 
 
 def refusal(said: str) -> Refusal:
-    """What kind of refusal a message of ``sbatch`` is (``base.Refusal``)."""
+    """Return the kind of refusal in a message of ``sbatch`` (``base.Refusal``)."""
     text = message(said)
     named = _OTHER_LIMIT.findall(text)
     if _UNAVAILABLE.search(text):

@@ -1,4 +1,4 @@
-"""What a searcher is told and what it may ask for: events in, actions out.
+"""Events for searchers and actions from them.
 
 A searcher does no I/O, reads no clock and no global random numbers; its state is JSON. The same
 events in the same order give the same actions, on any machine, so its state is the replay of

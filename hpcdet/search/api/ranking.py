@@ -34,7 +34,7 @@ def entry(loss: float | None, trial: int) -> Entry:
 
 
 def loss_of(found: Entry) -> float | None:
-    """What an entry was made of; None also of what is infeasible."""
+    """Return the loss of an entry; None also for an infeasible one."""
     return None if found[0] else found[1]
 
 
@@ -63,7 +63,7 @@ class Ordering(Protocol):
     """How trials rank. ``waiting`` are those of ``scores`` that may be promoted, both sorted."""
 
     def worth(self, metrics: Mapping[str, Any], length: int) -> Worth:
-        """What a report is worth. ``length``: of the training, in the search's unit."""
+        """Return the worth of a report; ``length`` is in the search's unit."""
 
     def entry(self, worth: Worth, trial: int) -> Entry:
         """The entry of a trial whose report is worth so much; of None for what is worst."""

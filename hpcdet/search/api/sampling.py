@@ -11,7 +11,7 @@ from hpcdet.space.space import Space
 
 @dataclass(frozen=True)
 class Observation:
-    """What one trial has shown at one length.
+    """The result of one trial at one length.
 
     Attributes:
         length: of training, in the search's unit.
@@ -33,7 +33,7 @@ class Observation:
 
 
 class View(Protocol):
-    """What a sampler may look at."""
+    """The data that a sampler may read."""
 
     def params(self) -> Mapping[int, Mapping[str, Any]]:
         """Hyperparameters of every trial; empty unless the sampler ``learns``."""
@@ -107,7 +107,7 @@ class Blind:
 
 @dataclass(frozen=True)
 class Around:
-    """What samplers around another one have of it."""
+    """The base of samplers that wrap another one."""
 
     sampler: Sampler
 

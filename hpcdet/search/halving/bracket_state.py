@@ -139,7 +139,7 @@ def in_turn(brackets: list[Books]) -> list[tuple[int, Books]]:
 
 @dataclass(frozen=True)
 class StateView:
-    """What a sampler may look at; see ``sampling.View``."""
+    """The data that a sampler may read; see ``sampling.View``."""
 
     state: State
 
@@ -170,7 +170,7 @@ class StateView:
 
 
 def _observation(entry: Entry, length: int) -> Observation:
-    """What an entry says, those of ``ranking.ByGoals`` with all that they know."""
+    """Return the content of an entry; those of ``ranking.ByGoals`` hold all their values."""
     if len(entry) == 3:
         return Observation(entry[2], length, loss_of(entry))
     worse, _, trial, losses, excess = entry

@@ -1,4 +1,4 @@
-"""What several words to one trial come to."""
+"""Actions on one trial that cancel each other."""
 
 from __future__ import annotations
 

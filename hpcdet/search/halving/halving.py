@@ -170,7 +170,7 @@ class Halving:
             self._climb(state, trial, length, found, actions)
 
     def _length(self, state: State, report: Report) -> float | None:
-        """How far a trial is in the unit of the rungs; None if nobody knows."""
+        """Return a trial's length in the unit of the rungs; None if unknown."""
         if self.time_metric:
             return ranking.loss(report.metrics, self.time_metric, True)
         return report.length.value if report.length.unit in state["until"] else None
@@ -217,7 +217,7 @@ class Halving:
             return
 
     def _above(self, state: State, books: Books, trial: int) -> Above:
-        """What lies above the highest rung, which a trial has just reported."""
+        """Return what lies above the highest rung, which a trial has just reported."""
         return "nothing"
 
     def _leave(self, state: State, trial: int, status: str = LEAVING) -> None:

@@ -1,4 +1,4 @@
-"""Who gets a place that has become free: whom a bracket would promote, and whether it has more.
+"""Promotions: the trial that gets a free place, by bracket.
 
 Nothing is changed here; ``halving`` does what is found.
 """
@@ -44,7 +44,7 @@ def is_open(books: Books) -> bool:
 
 
 def last(books: Books, order: Ordering) -> Promotion | None:
-    """At a rung to which nobody can come any more and from which nobody has gone on: its best."""
+    """The best trial of a rung that no trial can reach any more and none has left."""
     for rung in range(len(books["rungs"]) - 1):
         if books["next"][rung]:
             break

@@ -1,4 +1,4 @@
-"""What becomes of a trial at a rung, and up to which rank trials there go on.
+"""Rules at a rung: a trial's fate, and the rank up to which trials continue.
 
 The rules themselves are ``hybrid``, ``asha_stopping``, ``asha_promotion`` and ``cohorts``.
 """
@@ -20,7 +20,7 @@ Verdict = Literal["on", "pause", "stop"]
 
 @dataclass(frozen=True)
 class Rule:
-    """What becomes of a trial at a rung.
+    """A rule for trials at a rung.
 
     Attributes:
         verdict: from its rank (0 is best) and how many go on, ``floor(n / divisor)`` of n.

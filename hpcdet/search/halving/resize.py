@@ -1,4 +1,4 @@
-"""What users change of a search by halving while it runs: its trials, its places, its length."""
+"""Changes of a running search by halving: its trials, places and length."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def heighten(state: State, books: Books, length: int) -> None:
 
 
 def rest(state: State, books: Books, rung: int, trial: int) -> None:
-    """What was the top when a trial reached it is a rung now, on which it waits."""
+    """Let a trial wait on a rung that was the top when the trial reached it."""
     found = next(entry for entry in books["scores"][rung] if entry[2] == trial)
     ranking.insert(books["waiting"][rung], found)
     state["status"][trial - 1] = PAUSED

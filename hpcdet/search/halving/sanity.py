@@ -1,4 +1,4 @@
-"""What looks so wrong that the user is asked, once, before more is spent on it."""
+"""Sanity checks of a search: the user is asked once before more is spent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANY = 6
 def shown(
     report: Report, metric: str, goals: Goals | None
 ) -> Literal["nothing", "no number", "numbers"]:
-    """What a report has of that by which trials are compared; some of it lacking: nothing."""
+    """Return the compared metrics of a report; nothing if one of them is missing."""
     told = report.metrics
     if goals is None:
         found = [finite(told[metric])] if metric in told else []
@@ -59,12 +59,12 @@ def mute(
 
 
 def unseen(trials: int, metric: str) -> str:
-    """That so many trials have come to where they have to show it."""
+    """Return the sentence that no trial of so many has shown the metric as a finite number."""
     return f"no trial of {trials} has shown a finite number as {metric!r}"
 
 
 def said(told: Mapping[str, Any] | None) -> str:
-    """What is reported instead of a metric that is missed: names, and what is no number."""
+    """Return the names that trials report instead of a missing metric, and non-numbers."""
     if told is None:
         return ""
     words = [name if finite(told[name]) is not None else f"{name} = {told[name]}" for name in told]

@@ -49,7 +49,7 @@ class ProgramError(HpcdetError):
 
 @dataclass(frozen=True)
 class Search:
-    """What the program is told about the search with each line.
+    """The description of the search that each line to the program carries.
 
     Attributes:
         options: ``searcher.options`` of the config, as they are.
@@ -74,7 +74,7 @@ class Search:
 
 
 def command(program: str | Sequence[str]) -> list[str]:
-    """What ``searcher.program`` runs: a class ``module:Class``, the words of a line, an argv."""
+    """Return the argv of ``searcher.program``: a ``module:Class``, a command line or an argv."""
     if not isinstance(program, str):
         return list(program)
     if re.fullmatch(r"[\w.]+:\w+", program):

@@ -103,7 +103,7 @@ class _Move:
 
 
 def perturbed(domain: Domain, value: Any, toss: int, factors: Sequence[float]) -> Any:
-    """A neighbour of a value; ``toss``, uniform in [0, 2**128), says which.
+    """Return a neighbour of a value; ``toss``, uniform in [0, 2**128), selects it.
 
     A number at a bound that would leave it stays there. A whole number changes by one step at
     least, else it never would where it is small.

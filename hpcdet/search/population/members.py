@@ -62,13 +62,13 @@ def ranked(state: State, generation: int, order: ranking.Ordering) -> list[ranki
 
 
 class PopulationView:
-    """What an explorer, or a sampler, may look at."""
+    """The data that an explorer or a sampler may read."""
 
     def __init__(self, state: State) -> None:
         self._state = state
 
     def params(self) -> Mapping[int, Mapping[str, Any]]:
-        """Of all trials where the explorer learns; else of those that live."""
+        """Hyperparameters of all trials if the explorer learns, else of the live ones."""
         return {int(trial): params for trial, params in self._state["params"].items()}
 
     def observations(self, most: int | None = None) -> Iterator[Observation]:

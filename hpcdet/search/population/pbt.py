@@ -110,7 +110,7 @@ class Pbt:
         }
 
     def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
-        """What trials report that have been given up changes nothing."""
+        """Ignore reports of trials that have been given up."""
         if state["over"] and not isinstance(event, Limits):
             return state, []
         actions: list[Action] = []

@@ -125,7 +125,7 @@ class DensitySampler:
         return found[0], found[1]
 
     def _row(self, params: Mapping[str, Any]) -> Array:
-        """Of each axis the place of its number or the index of its choice; NaN where it has none.
+        """Return each axis' place of its number or index of its choice; NaN without a value.
 
         Those of ordered choices have places, too.
         """

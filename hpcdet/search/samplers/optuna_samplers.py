@@ -60,7 +60,7 @@ of one that is open and has shown nothing."""
 
 
 def population(trials: int) -> int:
-    """Parents that NSGA-II has in a search of so many trials, if nobody says it."""
+    """Return the default number of NSGA-II's parents for a number of trials."""
     return min(max(trials // 5, 8), 50)
 
 
@@ -164,7 +164,7 @@ class ModelBased:
         )
 
     def _project(self, view: View) -> list[FrozenTrial]:
-        """What the model is to see; nothing while there is too little."""
+        """Return the observations for the model; none while there are too few."""
         most, at_rung = self._results(view)
         if not at_rung:
             return []
@@ -199,7 +199,7 @@ class ModelBased:
 
     @property
     def most(self) -> int:
-        """Of each length the best and the latest observations that matter; see ``View``."""
+        """Return the best and the latest observations of each length; see ``View``."""
         return max(BEST + RECENT, self._enough)
 
     @property

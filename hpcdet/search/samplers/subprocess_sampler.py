@@ -26,7 +26,7 @@ STEP_S = 1.0
 
 
 def still() -> None:
-    """Nothing is to be kept while somebody waits."""
+    """Do nothing while waiting: the default callback."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A searcher under stopping policies: what they end, it hears of as stopped."""
+"""A searcher under stopping rules; it sees the trials that they end as stopped."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Supervised:
 
     @property
     def version(self) -> int:
-        """Of the searcher and of the rules: states by the first rules are the searcher's own."""
+        """Return the version of searcher and rules; under the first rules it is the searcher's own."""
         return self.method.version + (100 * _DECIDES if self.rules > 1 else 0)
 
     def initial(self) -> State:
@@ -92,7 +92,7 @@ class Supervised:
         return state
 
     def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
-        """Nothing is heard of trials that a policy ended, nor after it ended the search."""
+        """Ignore trials that a rule has ended, and all events after it has ended the search."""
         match event:
             case Report() if state["over"]:
                 self._keep(state, event)
@@ -162,7 +162,7 @@ class Supervised:
         return [Stop(report.trial, ends["trial"]), *others, *ended]
 
     def _keep(self, state: State, event: Report | SegmentEnd) -> None:
-        """What becomes of a trial after a policy has ended the search, which may be taken back."""
+        """Remember an event of a trial after a rule has ended the search, which may be undone."""
         end = state.get("end")
         if end is None or event.trial not in end["gone"]:
             return

@@ -46,7 +46,7 @@ class RuleReport:
 
 
 class TrialRule(Protocol):
-    """A rule. ``scope`` says what ends: the trial that reported, or the search."""
+    """A stopping rule; ``scope`` is what ends: the trial that reported, or the search."""
 
     @property
     def scope(self) -> Scope: ...
