@@ -74,7 +74,7 @@ class Supervised:
 
     @property
     def version(self) -> int:
-        """Return the version of searcher and rules; under the first rules it is the searcher's own."""
+        """Return the version of searcher and rules; for the first rules, the searcher's own."""
         return self.method.version + (100 * _DECIDES if self.rules > 1 else 0)
 
     def initial(self) -> State:
