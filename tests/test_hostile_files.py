@@ -241,7 +241,7 @@ def run(root: Path, calls: list[list[str]]) -> list[tuple[int, str, str, int]]:
         input="".join(json.dumps(call) + "\n" for call in calls),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=540,
         env=env,
         check=False,
     )
