@@ -1,4 +1,4 @@
-"""The door of the command line: the lazy group of verbs, and how errors leave the house."""
+"""Entry point of the command line: the lazy group of verbs, and the output of errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _ReaderGone(Exception):
-    """Whoever reads our output has seen enough."""
+    """The reader of standard output has closed it."""
 
 
 class LazyGroup(click.Group):
@@ -85,7 +85,7 @@ class LazyGroup(click.Group):
 
 
 def add_global_options(command: click.Command) -> None:
-    """Let a verb and its subverbs take the global flags, too."""
+    """Add the global flags to a verb and its subverbs."""
     taken = {name for parameter in command.params for name in parameter.opts}
     if "--root" not in taken:
         fresh = [o for o in global_options(hidden=True) if not taken & set(o.opts)]
@@ -110,7 +110,7 @@ def cli(ctx: click.Context) -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run a command line and return its exit code; nothing is raised but ``SystemExit``."""
+    """Run a command line and return its exit code; raises ``SystemExit`` only."""
     as_json = _wants_json(argv)
     try:
         code = cli.main(args=list(argv), prog_name="hpcdet", standalone_mode=False)
@@ -164,7 +164,7 @@ def _here_is_gone() -> bool:
 
 
 def _print_no_more() -> None:
-    """What standard output does not take python must not try again at exit, and complain."""
+    """Flush standard output or discard it, so that python does not report a failure at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -172,7 +172,7 @@ def _print_no_more() -> None:
 
 
 def _wants_json(argv: Sequence[str]) -> bool:
-    """Known before anything is parsed, so that a usage error is JSON as well."""
+    """True if JSON is asked for; used before parsing, so that usage errors are JSON as well."""
     asked = ("--json", "-o json", "-ojson", "--output json", "--output=json")
     return any(flag in " ".join(argv) for flag in asked)
 
@@ -199,7 +199,7 @@ def _traceback_if_asked(argv: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> Any:
-    """The ``hpcdet`` script."""
+    """Run the ``hpcdet`` script."""
     _mend_streams()
     os.umask(0o077)  # what is made is the user's alone, and so what jobs make
     for number in _ENDING:
@@ -209,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
 
 
 def _leave(number: int, _: FrameType | None) -> None:
-    """What was half done is undone and a lease given back; once is enough, and more is no help."""
+    """End on a signal with an exception, so that cleanup runs; ignore all later signals."""
     for each in _ENDING:
         signal.signal(each, signal.SIG_IGN)
     if number == signal.SIGINT:
@@ -218,8 +218,8 @@ def _leave(number: int, _: FrameType | None) -> None:
 
 
 def _mend_streams() -> None:
-    """A closed stream leads nowhere; what standard output cannot spell becomes ``?``, and names of
-    files that are no text stay as they are."""
+    """Open closed standard streams on ``/dev/null``; print undecodable file names unchanged and
+    characters that standard output cannot encode as ``?``."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))

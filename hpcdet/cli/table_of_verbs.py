@@ -1,4 +1,4 @@
-"""Every verb: where its code lies and its one line in ``hpcdet --help``.
+"""Table of all verbs: the module of each and its line in ``hpcdet --help``.
 
 The list is data so that help and completion need not import the verbs.
 """

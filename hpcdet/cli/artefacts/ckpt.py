@@ -1,4 +1,4 @@
-"""``ckpt``: checkpoints. Their bytes are read by the node tower, in a process of its own."""
+"""``ckpt``: verbs on checkpoints; a process of its own reads the files (the node tower)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _chosen() -> Decorator:
-    """One checkpoint: ``ID[/T]|PATH [STEP]``, ``--best`` or ``--latest`` where no step is named."""
+    """Add the arguments for one checkpoint: ``ID[/T]|PATH [STEP]``, ``--best`` or ``--latest``."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for name, text in (
@@ -266,7 +266,7 @@ def rm(out: Output, what: Sequence[str], dry_run: bool) -> None:
 
 
 def _folders(what: Sequence[str]) -> list[Path]:
-    """The checkpoints meant: folders of checkpoints as they are, of ids all complete ones."""
+    """Return the requested checkpoint folders: paths as given, all complete ones of an id."""
     found: list[Path] = []
     for text in what:
         path = Path(text).expanduser().absolute()
@@ -285,7 +285,7 @@ def _folders(what: Sequence[str]) -> list[Path]:
 
 
 def _one(what: str, step: str | None, which: str) -> Path:
-    """The one checkpoint meant by ``ID[/T] [--best|--latest|STEP]``, or by its path."""
+    """Return the checkpoint named by ``ID[/T] [--best|--latest|STEP]`` or by its path."""
     path = Path(what).expanduser().absolute()
     if (path / MANIFEST).exists():
         return path
@@ -319,7 +319,7 @@ def _refuse_pinned(folder: Path) -> None:
 
 
 def _with_copies(folders: Sequence[Path]) -> list[Path]:
-    """These, and where one is a checkpoint of an experiment, its copy in the other place."""
+    """Return the folders and, for checkpoints of an experiment, their copies in the other place."""
     found = {folder.resolve(): folder for folder in folders}
     for folder in folders:
         with contextlib.suppress(NotFound):
@@ -341,7 +341,7 @@ def _refuse_damaged(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _damage(row: dict[str, Any]) -> str:
-    """What is wrong with a checkpoint and in which of its files, without its path and a hint."""
+    """Return a damaged checkpoint's error and the file in it, without the path and the hint."""
     said = str(row["error"]).partition("\n  hint: ")[0]
     return said.removeprefix(row["path"]).lstrip("/: ")
 
@@ -362,7 +362,7 @@ def _refuse_live(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """The commit goes first: what is left if this is cut off is no checkpoint any more."""
+    """Remove a checkpoint, its commit first, so that an interrupted removal leaves none behind."""
     (folder / MANIFEST).unlink(missing_ok=True)
     files.sync_folder(folder)
     shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""``move``, ``archive`` and ``rm``: whole experiments, which must not be alive."""
+"""``move``, ``archive`` and ``rm``: verbs on whole experiments that have no live processes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ LEAVE_S = 60.0
 
 
 def whole(text: str) -> ExperimentPaths:
-    """The experiment that ``text`` stands for, which must not stand for a part of one.
+    """Return the experiment named by ``text``, which must not name a part of one.
 
     Raises:
         NotFound: there is none.
-        UsageError: it is a file inside one, a trial, or somebody's folder with a config in it.
+        UsageError: it is a file inside one, a trial, or a folder that hpcdet did not make.
     """
     found = find.reference(text, settings().root)
     path = Path(text).expanduser().absolute()
@@ -55,7 +55,7 @@ def whole(text: str) -> ExperimentPaths:
 
 
 def refuse_live(paths: ExperimentPaths) -> None:
-    """Raise UsageError while anything may still write into the folder; nothing does into a copy."""
+    """Raise UsageError if anything may still write into the folder; nothing writes into a copy."""
     if home.original(paths) is not None:
         return
     gathered = gather.gather(paths)
@@ -76,7 +76,7 @@ def refuse_live(paths: ExperimentPaths) -> None:
 
 
 def _let_workers_leave(paths: ExperimentPaths) -> None:
-    """What has just ended is still written to: workers say goodbye, and one sweeps up before."""
+    """Wait until the workers of a just ended experiment have written their last records."""
     if not states.leaving(gather.gather(paths)):
         return
     limit = time.monotonic() + LEAVE_S
@@ -86,7 +86,7 @@ def _let_workers_leave(paths: ExperimentPaths) -> None:
 
 
 def total_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder."""
+    """Return the size in bytes of all files below a folder."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
@@ -145,7 +145,7 @@ def move_command(out: Output, id: str, to: Path | None, here: bool, dry_run: boo
 
 
 def _take_over(paths: ExperimentPaths, dry_run: bool) -> dict[str, object]:
-    """Have an experiment live where its folder is now; returns the row about it."""
+    """Make an experiment's present folder its home; return the output row about it."""
     item = {"id": paths.id, "path": str(paths.root), "dry_run": dry_run}
     if home.is_here(paths):
         return {**item, "what": "lives here already"}
@@ -160,7 +160,7 @@ def _take_over(paths: ExperimentPaths, dry_run: bool) -> dict[str, object]:
 
 
 def _refuse_shared_scratch(paths: ExperimentPaths) -> None:
-    """Refuse to give another name to what lies on scratch, unless it is this experiment's alone.
+    """Refuse to rename a folder on scratch that is not this experiment's alone.
 
     Raises:
         UsageError: it is the original's, of which this one is a copy.
@@ -177,7 +177,7 @@ def _refuse_shared_scratch(paths: ExperimentPaths) -> None:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Rename; to another file system, copy whole, then let the original go."""
+    """Rename a folder; to another file system, copy it completely, then remove the original."""
     try:
         source.rename(target)
         return
@@ -262,7 +262,7 @@ def _pack(paths: ExperimentPaths, file: Path) -> None:
 
 
 def _pack_below(tar: tarfile.TarFile, folder: Path, paths: ExperimentPaths) -> None:
-    """Add what lies on scratch, in place of the link; but no second copy of a checkpoint."""
+    """Add the folder on scratch in place of its link, without second copies of checkpoints."""
     kept = {trial.kept for trial in paths.trials()}
 
     def chosen(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -304,7 +304,7 @@ def rm_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
 
 
 def _remove_both(paths: ExperimentPaths) -> None:
-    """What lies on scratch goes first: nobody would know of it without the experiment."""
+    """Remove the folder on scratch, then the experiment, which has the only reference to it."""
     folder = scratch.refuse_foreign(paths)
     if folder is not None:
         _remove(folder)
@@ -312,7 +312,7 @@ def _remove_both(paths: ExperimentPaths) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """The name goes first: what is left if this is cut off is no experiment any more."""
+    """Rename a folder, then remove it, so that an interrupted removal leaves no experiment."""
     doomed = folder.with_name(f".{folder.name}.removed")
     folder.rename(doomed)
     files.sync_folder(doomed.parent)

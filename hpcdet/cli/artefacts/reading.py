@@ -1,4 +1,4 @@
-"""Checkpoints' bytes, read by the node tower in a process of its own."""
+"""Reading of checkpoint files in a process of its own, ``python -m hpcdet.checkpoint``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 def run(command: str, folders: Sequence[Path], *, first: bool = False) -> list[Row]:
-    """What ``python -m hpcdet.checkpoint COMMAND`` says: ``path, state, error, digest`` of each.
+    """Run ``python -m hpcdet.checkpoint COMMAND``; return each ``path, state, error, digest``.
 
     Args:
         first: of each trial's checkpoints, none after the first one that is sound.
@@ -44,13 +44,13 @@ def run(command: str, folders: Sequence[Path], *, first: bool = False) -> list[R
 
 
 def one(what: str, *arguments: str | Path) -> Row:
-    """What ``python -m hpcdet.checkpoint ARGUMENTS`` says of the one thing that it does.
+    """Run ``python -m hpcdet.checkpoint ARGUMENTS`` for a single task and return its result.
 
     Args:
-        what: it does, for the person who waits.
+        what: description of the task, shown to the user while it runs.
 
     Raises:
-        HpcdetError: it failed; of the kind that it failed with.
+        HpcdetError: it failed; of the same class as in that process.
     """
     rows: list[Row] = []
     with busy(what):
@@ -71,7 +71,7 @@ def _kind(code: int) -> Callable[..., HpcdetError]:
 
 
 def _process(arguments: Sequence[str], heard: Callable[[Row], None]) -> str:
-    """Run it; returns what it printed on stderr."""
+    """Run the process and return its stderr."""
     argv = [sys.executable, "-Pm", "hpcdet.checkpoint", *arguments]
     with (
         tempfile.TemporaryFile("w+") as said,

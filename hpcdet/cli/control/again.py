@@ -1,4 +1,4 @@
-"""``resume`` and ``retry``: going on with what was paused, or has failed."""
+"""``resume`` and ``retry``: continuing paused or failed experiments and trials."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def resume_command(
 
 
 def _may_resume(found: find.Reference, gathered: gather.Gathered, back: bool, further: bool) -> str:
-    """The state, if there is something to go on with.
+    """Return the state, if it can be resumed.
 
     ``back``: from an older checkpoint; ``further``: than the search was to go.
     """
@@ -136,7 +136,7 @@ def _may_resume(found: find.Reference, gathered: gather.Gathered, back: bool, fu
 
 
 def _instead(found: find.Reference, gathered: gather.Gathered, state: str) -> str:
-    """What may be done with what is over."""
+    """Return the hint on what can be done instead of resuming an ended experiment or trial."""
     if state == "STOPPING":
         return "wait until it has stopped"
     if state == "CANCELED":
@@ -146,7 +146,7 @@ def _instead(found: find.Reference, gathered: gather.Gathered, state: str) -> st
 
 
 def _also_paused(found: find.Reference, gathered: gather.Gathered) -> str:
-    """What a trial's being resumed alone means."""
+    """Return the note that one trial of a paused experiment resumes alone; "" if not so."""
     experiment, _ = states.experiment_state(gathered)
     if found.trial and experiment == "PAUSED" and not states.stuck(gathered):
         return f"trial {found.trial} alone, the others stay paused"
@@ -202,7 +202,7 @@ def _verify(
 
 
 def _copies(trial: TrialPaths, names: Sequence[str]) -> list[Path]:
-    """Every copy of these checkpoints, in their order."""
+    """Return every committed copy of these checkpoints, in their order."""
     copies = [place / name for name in names for place in trial.checkpoint_places]
     return [copy for copy in copies if (copy / standing.MANIFEST).is_file()]
 
@@ -282,7 +282,7 @@ def _reasons(ends: Sequence[str]) -> list[Reason]:
 def _failed(
     found: find.Reference, gathered: gather.Gathered, reasons: Sequence[Reason]
 ) -> list[int]:
-    """The trials that a retry is about. Raises UsageError if there is none."""
+    """Return the failed trials that a retry concerns. Raises UsageError if there is none."""
     state = state_of(found, gathered)
     if gathered.closed is not None and gathered.closed.state == "CANCELED":
         hint = "submit it again to run it once more"

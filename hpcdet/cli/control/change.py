@@ -74,7 +74,7 @@ def set_command(
 
 
 def _turn(paths: ExperimentPaths) -> None:
-    """What was asked stands in a file already; trouble here only delays it."""
+    """Make a turn so that a recorded command takes effect; an error only delays it."""
     try:
         with CommandCrank(paths, "command") as crank:
             crank.turn()

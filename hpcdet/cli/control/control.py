@@ -1,4 +1,4 @@
-"""``cancel pause hold release tag``: what a user asks of an experiment."""
+"""``cancel pause hold release tag``: commands of a user to an experiment."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def cancel_command(
 
 
 def _is_in(id: str, wanted: Sequence[str]) -> bool:
-    """Whether an experiment or trial is in one of the states.
+    """True if an experiment or trial is in one of the states.
 
-    What cannot be found passes: its line in the answer says so.
+    An id that cannot be found counts as True: its line in the output has the error.
     """
     try:
         found = find.reference(id, settings().root)
@@ -142,7 +142,7 @@ def release_command(out: Output, ids: Sequence[str], dry_run: bool) -> None:
 
 
 def _whole(verb: str) -> Look:
-    """Nothing but the verb, of a whole experiment."""
+    """Return a look for a verb without arguments, which accepts whole experiments only."""
 
     def look(found: find.Reference, _: gather.Gathered) -> Wish:
         if found.trial:

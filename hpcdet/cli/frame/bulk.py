@@ -1,4 +1,4 @@
-"""One action on each of several experiments: all are tried, each has its line in the answer."""
+"""Bulk actions: one action tried on each of several experiments, with a line for each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def each(
     """Act on each; print items ``id, verb, ok, what, error, dry_run``.
 
     Args:
-        act: does it and says what was done.
+        act: carries out the action and returns what was done.
 
     Raises:
         PartialSuccess: it worked for some only.

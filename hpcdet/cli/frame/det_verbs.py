@@ -1,4 +1,4 @@
-"""What does here what a verb of Determined's ``det`` (0.38) does.
+"""Equivalents of the verbs of Determined's ``det`` (0.38).
 
 A noun may be cut short as there (``e`` for ``experiment``); ``*`` is any verb of a noun.
 """
@@ -129,10 +129,10 @@ _ALIASES = {"ls": "list", "lc": "list-checkpoints", "lt": "list-trials", "u": "u
 
 
 def answer(words: Sequence[str]) -> str:
-    """What is said to whoever types a verb of ``det``; "" where ``det`` has no such noun.
+    """Return the answer to a command line of ``det``; "" if ``det`` has no such noun.
 
     Args:
-        words: of the command line, without options.
+        words: the command line, without options.
     """
     words = words[1:] if words[:1] == ["det"] else words
     noun = _BY_NAME.get(words[0]) if words else None
@@ -148,13 +148,13 @@ def answer(words: Sequence[str]) -> str:
 
 
 def instead_of(words: Sequence[str]) -> str:
-    """What does here what ``det WORDS`` does there; "" where ``det`` has no such verb."""
+    """Return the equivalent of ``det WORDS``; "" if ``det`` has no such verb."""
     noun = _BY_NAME.get(words[0]) if words else None
     return NOUNS[noun][1].get(_verb(noun, words), "") if noun is not None else ""
 
 
 def _verb(noun: str, words: Sequence[str]) -> str:
-    """Which of a noun's verbs is meant; "" where it is none."""
+    """Return the verb of a noun that the words name; "" if it is none of them."""
     verb = _ALIASES.get(words[1], words[1]) if len(words) > 1 else ""
     verbs = NOUNS[noun][1]
     return next((one for one in (" ".join([verb, *words[2:3]]), verb, "*") if one in verbs), "")
@@ -167,7 +167,7 @@ def _row(verb: str, instead: str) -> str:
 
 
 def rows() -> list[tuple[str, str]]:
-    """Every verb, for the documentation: ``det …``, and what does it here."""
+    """Return each verb for the documentation: ``det …`` and its equivalent."""
     return [
         (f"det {noun} {verb}".removesuffix(" *"), instead)
         for noun, (_, verbs) in NOUNS.items()

@@ -1,4 +1,4 @@
-"""Lines for people, folded to the terminal's width; of what is known of one thing, a line each."""
+"""Text for people: lines folded to the terminal's width, and labelled facts, one a line."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _WHAT = 18
 
 
 def folded(line: str, indent: str) -> str:
-    """A line that may be longer than the terminal is wide; ``indent``: of what follows."""
+    """Fold a line to the terminal's width; ``indent`` begins all lines but the first."""
     return _fill(line, "", indent)
 
 
 def lines(facts: Iterable[tuple[str, str]]) -> str:
-    """Facts, pairs of what they are about and a value; paths stay whole, however long."""
+    """Format facts, pairs of a label and a value, one a line; long paths are not broken."""
     return "\n".join(_fill(value, f"{what:<{_WHAT - 1}} ", " " * _WHAT) for what, value in facts)
 
 

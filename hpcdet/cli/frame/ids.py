@@ -14,18 +14,18 @@ from hpcdet.read.lookup import find
 
 
 def complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """Ids of the experiments whose name begins so; neither config nor scheduler is read."""
+    """Return the ids with a prefix, for completion; reads neither configs nor the scheduler."""
     found = (paths.id for paths in find.experiments(find.root()))
     return [name for name in found if name.startswith(incomplete)]
 
 
 def id_argument() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """``ID``, one experiment, trial or attempt."""
+    """Return the argument ``ID``: one experiment, trial or attempt."""
     return click.argument("id", metavar="ID", shell_complete=complete)
 
 
 def ids_argument(required: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """``ID...``; ``-`` reads ids from standard input."""
+    """Return the argument ``ID...``; ``-`` reads ids from standard input."""
     metavar = "ID..." if required else "[ID]..."
     more: dict[str, Any] = {"nargs": -1, "required": required, "metavar": metavar}
     more["callback"] = _from_stdin
@@ -33,7 +33,7 @@ def ids_argument(required: bool = True) -> Callable[[Callable[..., Any]], Callab
 
 
 def _from_stdin(ctx: click.Context, _: click.Parameter, ids: Sequence[str]) -> Sequence[str]:
-    """The ids with the words on standard input in place of ``-``."""
+    """Return the ids with the words on standard input in place of ``-``."""
     if ctx.resilient_parsing:  # somebody has pressed the tabulator
         return ids
     words: list[str] = []
@@ -45,9 +45,9 @@ def _from_stdin(ctx: click.Context, _: click.Parameter, ids: Sequence[str]) -> S
 
 
 def references(ids: Sequence[str]) -> list[find.Reference]:
-    """What the ids stand for.
+    """Return the experiments, trials or attempts named by the ids.
 
     Raises:
-        NotFound: one of them stands for nothing.
+        NotFound: one of them names nothing.
     """
     return [find.reference(each, settings().root) for each in ids]

@@ -56,7 +56,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Output:
-    """How a verb was asked to print its items."""
+    """The requested form of a verb's output: format, fields and order of its items."""
 
     verb: str
     format: str
@@ -106,13 +106,13 @@ class Output:
                     click.echo(self._table(rows, columns), nl=bool(rows) or self.header)
 
     def expect(self, keys: Iterable[str]) -> None:
-        """What changes something calls this first: exit code 2 means that nothing was done.
+        """Check ``--fields`` before a verb changes anything: exit code 2 means nothing was done.
 
         Args:
-            keys: of the items that it will print.
+            keys: those of the items that the verb will print.
 
         Raises:
-            UsageError: one of ``--fields`` is none of them.
+            UsageError: one of ``--fields`` is not among them.
         """
         there = list(keys)
         unknown = [name for name in self.fields if name not in there]
@@ -180,14 +180,14 @@ def table(
 
 
 def _least(column: Column, cells: list[str]) -> int:
-    """The width below which a column is not made."""
+    """Return the minimum width of a column."""
     if not column.fold:
         return _LEAST
     return min(_WORD, max((len(word) for cell in cells for word in cell.split()), default=_LEAST))
 
 
 def _line(columns: Sequence[Column], line: list[str], widths: list[int]) -> str:
-    """A row, in more than one line where a cell is folded."""
+    """Format a row, over several lines if a cell is folded."""
     cells = []
     for column, cell, width in zip(columns, line, widths, strict=True):
         parts = textwrap.wrap(cell, width, break_on_hyphens=False) if column.fold else [cell]
@@ -200,7 +200,7 @@ def _line(columns: Sequence[Column], line: list[str], widths: list[int]) -> str:
 
 
 def text(value: Any) -> str:
-    """A value as a table shows it: one line, ``-`` for nothing, five digits of a number."""
+    """Format a value for a table: one line, ``-`` for nothing, five digits of a number."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -217,7 +217,7 @@ def text(value: Any) -> str:
 
 
 def _json(value: Any, indent: int | None = None) -> str:
-    """JSON as every parser takes it: NaN and infinities are strings, as in the journals."""
+    """Encode strict JSON: NaN and infinities are strings, as in the journals."""
     return escaped(json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False))
 
 
@@ -230,7 +230,7 @@ def _finite(value: Any) -> Any:
 
 
 def _cell(value: Any) -> Any:
-    """A value in CSV; text that a spreadsheet would take for a formula is made inert."""
+    """Format a value for CSV; text that a spreadsheet would take for a formula is made inert."""
     if isinstance(value, dict | list):
         return _json(value)
     if not isinstance(value, str):
@@ -239,7 +239,7 @@ def _cell(value: Any) -> Any:
 
 
 def output(verb: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command ``-o`` and what goes with it; an ``Output`` comes as its first argument."""
+    """Add ``-o`` and related options to a command, which gets an ``Output`` as first argument."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""What moves while somebody waits: a line per trial, redrawn on a terminal, appended elsewhere."""
+"""Progress shown while a verb waits: a line per trial, redrawn on a terminal, else appended."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MANY = 16
 
 
 class Progress(Protocol):
-    """Is told how things stand, again and again, by views of ``views.status``."""
+    """A display of progress, updated repeatedly with the views of ``views.status``."""
 
     def update(self, items: list[Item]) -> None: ...
 
 
 @contextlib.contextmanager
 def progress() -> Iterator[Progress]:
-    """Live lines where a person watches standard error, plain lines elsewhere, none if quiet."""
+    """Return live lines if standard error is a terminal, else plain lines; none if quiet."""
     if not settings().live:
         yield _Lines()
         return
@@ -40,7 +40,7 @@ def progress() -> Iterator[Progress]:
 
 
 class _Lines:
-    """Appends a line when a trial changes its state or finds a better value."""
+    """Progress as a line for each change of a trial's state or best value."""
 
     def __init__(self) -> None:
         self.said: dict[str, Any] = {}
@@ -63,7 +63,7 @@ class _Lines:
 
 
 class _Redrawn:
-    """A table that is drawn anew in place."""
+    """Progress as a table that is redrawn in place."""
 
     def __init__(self, live: Live) -> None:
         self.live = live
@@ -85,7 +85,7 @@ class _Redrawn:
 
 
 def _of_interest(trials: list[Item]) -> list[Item]:
-    """What fits on a screen: all trials, or of many those that have not ended."""
+    """Return the trials to show: all if few, else unfinished ones, pending ones last."""
     if len(trials) <= _MANY:
         return trials
     going = [trial for trial in trials if trial["state"] not in ENDED]
@@ -93,7 +93,7 @@ def _of_interest(trials: list[Item]) -> list[Item]:
 
 
 def _target(trial: Item, item: Item) -> float | None:
-    """Batches the trial is to reach; None (a bar that only moves) where it is not in batches."""
+    """Return the target in batches; None (a bar without end) if it is not in batches."""
     until: dict[str, int] = trial["until"] or item["max_length"] or {}
     if trial["state"] == "COMPLETED":
         return float(trial["steps"] or 1)
@@ -118,7 +118,7 @@ def _trial(trial: Item) -> str:
 
 @contextlib.contextmanager
 def busy(what: str) -> Iterator[None]:
-    """Says on a terminal that something takes a while; elsewhere a plain line."""
+    """Show a spinner on a terminal while the context lasts; elsewhere print a line."""
     if not settings().live:
         settings().note(f"{what} …")
         yield
@@ -132,7 +132,7 @@ def busy(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def working(what: str) -> Iterator[Callable[[float], None]]:
-    """A bar on a terminal, to be told which part of the work is done; elsewhere a plain line."""
+    """Show a progress bar on a terminal, fed with the fraction done; elsewhere print a line."""
     if not settings().live:
         settings().note(f"{what} …")
         yield lambda _: None

@@ -1,4 +1,4 @@
-"""Global flags: given before the verb or after it, they mean the same."""
+"""Global flags, which may stand before or after the verb."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Settings:
-    """What the global flags say.
+    """The values of the global flags.
 
     Attributes:
-        given_root: folder that holds experiments, as ``-C`` says; None if it does not.
+        given_root: folder that holds experiments, from ``-C``; None without it.
         color: ``auto``, ``always`` or ``never``.
-        yes: questions are answered with yes.
-        profile: the site of every verb that needs one and is not told by ``--site``.
+        yes: answer all questions with yes.
+        profile: the site of every verb that needs one and has no ``--site``.
     """
 
     given_root: Path | None = None
@@ -40,7 +40,7 @@ class Settings:
     profile: str | None = None
 
     def site(self, name: str | None = None) -> Site:
-        """The site of that name, else that of ``--profile``, else as ``site.load`` finds it.
+        """Return the site of that name, else that of ``--profile``, else that of ``site.load``.
 
         Raises:
             NotFound, ConfigError: there is none of that name, or its file is wrong.
@@ -59,7 +59,7 @@ class Settings:
         return self.root_at(self.site())
 
     def root_at(self, site: Site) -> Path:
-        """The same for a known site: where that site keeps experiments, if nobody said more."""
+        """Return the folder for experiments at a site: ``-C``, ``$HPCDET_ROOT`` or the site's."""
         if self.given_root or os.environ.get("HPCDET_ROOT"):
             return self.given_root or find.root()
         from hpcdet.site import places
@@ -68,12 +68,12 @@ class Settings:
 
     @property
     def live(self) -> bool:
-        """A person watches standard error: lines may be redrawn."""
+        """True if standard error is a terminal whose lines may be redrawn."""
         dumb = os.environ.get("TERM") == "dumb" or os.environ.get("HPCDET_A11Y") == "1"
         return sys.stderr.isatty() and not dumb and not self.quiet
 
     def colored(self, stream: Any) -> bool:
-        """Whether text for ``stream`` may carry colour (``NO_COLOR`` is honoured)."""
+        """True if text for ``stream`` may carry colour (``NO_COLOR`` is honoured)."""
         if self.color != "auto":
             return self.color == "always"
         if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
@@ -81,22 +81,22 @@ class Settings:
         return bool(stream.isatty())
 
     def note(self, text: str) -> None:
-        """A line for people, on standard error; not with ``--quiet``."""
+        """Print a line for people on standard error, unless ``--quiet``."""
         if not self.quiet:
             click.echo(escaped(text), err=True)
 
     def warn(self, text: str) -> None:
-        """A warning on standard error."""
+        """Print a warning on standard error."""
         click.echo(escaped(f"warning: {text}"), err=True)
 
 
 def settings() -> Settings:
-    """The settings of the command that runs."""
+    """Return the settings of the running command."""
     return click.get_current_context().find_root().ensure_object(_Holder).settings
 
 
 class _Holder:
-    """The root context's object, made when the first flag or command asks for it."""
+    """The root context's object, created when the first flag or command needs it."""
 
     def __init__(self) -> None:
         self.settings = Settings()
@@ -112,7 +112,7 @@ def _store(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
 
 
 def global_options(hidden: bool) -> list[click.Option]:
-    """Fresh options for one command; on verbs they work but are not shown again."""
+    """Return new global options for one command; on verbs they are accepted but hidden."""
 
     def option(*names: str, stores: str, **more: Any) -> click.Option:
         return click.Option(
@@ -143,10 +143,10 @@ def global_options(hidden: bool) -> list[click.Option]:
 
 
 def confirm(question: str) -> None:
-    """Go on only if the user agrees (``-y``, or yes on a terminal).
+    """Continue only if the user agrees (``-y``, or yes on a terminal).
 
     Raises:
-        UsageError: nobody is there to answer, or the answer is no.
+        UsageError: standard input is no terminal, or the answer is no.
     """
     if settings().yes:
         return

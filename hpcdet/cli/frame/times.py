@@ -1,4 +1,4 @@
-"""Times on the command line."""
+"""Types of click for times on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times, durations and sizes as people read them."""
+"""Formatting of times, durations and sizes for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpcdet.cli.frame.settings import settings
 
 
 def when(time: str) -> str:
-    """An ISO time as ``2026-11-21 14:02:11`` in the reader's zone, or UTC; "" stays ""."""
+    """Format an ISO time as ``2026-11-21 14:02:11`` in local time, or UTC; "" stays ""."""
     if not time:
         return ""
     zone = UTC if settings().utc else None
@@ -52,5 +52,5 @@ def length(value: dict[str, int] | None) -> str:
 
 
 def time_of(key: str) -> Callable[[dict[str, Any]], str]:
-    """For a table's column: the time under ``key``, as ``when`` writes it."""
+    """Return a column's function that formats the time under ``key`` as ``when`` does."""
     return lambda item: when(item[key])

@@ -1,4 +1,4 @@
-"""From CONFIG, MODEL_DIR, ``--set`` and ``--site`` to a checked config and its site."""
+"""Loading of a request: CONFIG, MODEL_DIR, ``--set`` and ``--site`` become config and site."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def setting_options() -> Decorator:
 
 @dataclass(frozen=True)
 class SubmitRequest:
-    """What a user wants to run and where.
+    """A config, the code and the site at which a user wants to run them.
 
     Attributes:
-        include: files and folders that belong to the code besides those of ``model_dir``.
+        include: files and folders of the code besides those of ``model_dir``.
     """
 
     loaded: config.LoadedConfig
@@ -126,31 +126,31 @@ class SubmitRequest:
 
     @functools.cached_property
     def history(self) -> History | None:
-        """What those of ``searcher.warm_start`` have shown. Raises as ``past.collect``."""
+        """The results of the experiments in ``searcher.warm_start``. Raises as ``past.collect``."""
         return past_results.collect(self.resolved, self.root)
 
     def warnings(self, submits: bool = True) -> list[str]:
-        """What to say before it is submitted, or with ``submits`` False, looked at or prepared.
+        """Return the warnings before a submission; with ``submits`` False, before a preview.
 
         Raises:
-            ConfigError: it can never run at this site.
-            Unavailable: the scheduler does not answer, and it is to be submitted.
+            ConfigError: the config can never run at this site.
+            Unavailable: the scheduler does not answer, with ``submits``.
         """
         found = site_checks.preflight(self.resolved, self.site, self.root, submits=submits)
         return [*self.loaded.warnings, *found]
 
     def scan(self) -> list[snapshot.SnapshotEntry]:
-        """The code that an experiment would get. Raises ConfigError as ``snapshot.scan``."""
+        """Return the code that an experiment would get. Raises ConfigError as ``snapshot.scan``."""
         return snapshot.scan(self.model_dir, self.root.resolve(), self.include)
 
     def warn(self) -> None:
-        """Say what the config alone gives cause to say."""
+        """Print the warnings of the config alone."""
         for warning in self.loaded.warnings:
             settings().warn(warning)
 
 
 def _named(config_file: Path) -> str | None:
-    """The site that the config itself names."""
+    """Return the name of the site in the config itself."""
     name = yaml12.read(config_file).values.get("site")
     return str(name) if name else None
 

@@ -1,4 +1,4 @@
-"""What ``submit --dry-run`` shows: config with origins, code, script, argv, verdict."""
+"""Output of ``submit --dry-run``: config with origins, code, script, argv, verdict."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hpcdet.store.folder.records import Intent
 def show(
     out: Output, wanted: SubmitRequest, warnings: list[str], waiting: Waiting, *, ask: bool = True
 ) -> None:
-    """Print what would be submitted; nothing is made.
+    """Print what would be submitted; nothing is created.
 
     Args:
         ask: the scheduler, what it says to the script.
@@ -56,7 +56,7 @@ def show(
 
 
 def script(wanted: SubmitRequest) -> str:
-    """The script of the first submission. Raises ConfigError as ``jobs.script.render``."""
+    """Return the script of the first submission. Raises ConfigError as ``jobs.script.render``."""
     paths, intent = _first_submission(wanted, Waiting())
     return render(wanted.resolved, wanted.site, intent, paths)
 
@@ -106,7 +106,7 @@ def _item(wanted: SubmitRequest, waiting: Waiting, ask: bool) -> dict[str, Any]:
 
 
 def origins(wanted: SubmitRequest) -> list[dict[str, Any]]:
-    """Every leaf of the resolved config: ``key, value, origin``."""
+    """Return every leaf of the resolved config: ``key, value, origin``."""
     return [
         {"key": key, "value": value, "origin": origin_of(wanted.loaded.origins, key)}
         for key, value in loading.walk(wanted.loaded.resolved())
@@ -114,7 +114,7 @@ def origins(wanted: SubmitRequest) -> list[dict[str, Any]]:
 
 
 def origin_of(known: Any, key: str) -> str:
-    """Where a value comes from: its own origin or that of the nearest key above it."""
+    """Return the origin of a value: its own or that of the nearest key above it."""
     parts = key.split(".")
     for length in range(len(parts), 0, -1):
         origin = known.get(".".join(parts[:length]))
@@ -124,7 +124,7 @@ def origin_of(known: Any, key: str) -> str:
 
 
 def _verdict(wanted: SubmitRequest, intent: Intent, content: str) -> str:
-    """What the scheduler says to a trial submission of the script."""
+    """Return the scheduler's answer to a trial submission of the script."""
     with tempfile.TemporaryDirectory(prefix="hpcdet-dry-") as folder:
         path = Path(folder) / "script.sh"
         path.write_text(content)

@@ -1,4 +1,4 @@
-"""``submit --hold`` and ``--after``: what a new experiment waits for before it starts."""
+"""``submit --hold`` and ``--after``: conditions for the start of a new experiment."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _SLURM_JOB = re.compile(r"(?:slurm:)?(\d+(?:_\d+)?)")
 
 @dataclass(frozen=True)
 class Waiting:
-    """What is asked of an experiment before its first turn, as commands like any other.
+    """Conditions for the start of an experiment, recorded as commands before its first turn.
 
     Attributes:
-        held: its jobs wait in the queue until they are released.
-        experiments: have to be closed as COMPLETED before anything is submitted.
-        jobs: ids of the scheduler's jobs that have to end well (``afterok``).
+        held: its jobs wait in the queue until the user releases them.
+        experiments: must be closed as COMPLETED before anything is submitted.
+        jobs: ids of the scheduler's jobs that must succeed (``afterok``).
     """
 
     held: bool = False
@@ -35,7 +35,7 @@ class Waiting:
 
     @classmethod
     def parse(cls, held: bool, after: Sequence[str], wanted: SubmitRequest) -> Waiting:
-        """From the flags.
+        """Return the conditions of the flags ``--hold`` and ``--after``.
 
         Raises:
             NotFound: neither an experiment nor a job that the site's scheduler could know.
@@ -67,7 +67,7 @@ class Waiting:
         return cls(held, tuple(experiments), tuple(jobs))
 
     def ask(self, paths: ExperimentPaths) -> None:
-        """Ask it of a new experiment; the ones it follows will wake it."""
+        """Record the conditions in a new experiment; the experiments it follows will wake it."""
         if self.held:
             commands.ask(paths, "hold")
         if self.experiments or self.jobs:

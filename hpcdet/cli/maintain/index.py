@@ -26,7 +26,7 @@ def index_command() -> None:
 
 
 def _each(ids: Sequence[str], make: Callable[[ExperimentPaths], Path]) -> None:
-    """Make the index of these experiments, or of all that can be read, and say where it is."""
+    """Update the index of these experiments, or of all readable ones, and print its path."""
 
     chosen = [one.paths for one in references(ids)] or find.experiments(settings().root)
     failed: list[Exception] = []

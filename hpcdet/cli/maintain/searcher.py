@@ -47,7 +47,7 @@ VERIFIED = (
 
 @click.group("searcher", short_help="Run the process that decides for an experiment.")
 def searcher_command() -> None:
-    """The process that decides: tells the search method what happened, submits what is missing.
+    """Run the process that decides: it passes events to the search method and submits jobs.
 
     Workers do the same while they live, so that it is rarely needed.
 
@@ -133,7 +133,7 @@ def stop(id: str) -> None:
 @id_argument()
 @output("searcher.status")
 def status(out: Output, id: str) -> None:
-    """Who decides now, and which searcher in the background stands by while another decides.
+    """Show the process that decides now, and a background searcher that stands by meanwhile.
 
     \b
     Example: hpcdet searcher status digits-7f3a
@@ -153,10 +153,10 @@ def status(out: Output, id: str) -> None:
 @click.option("--verify", is_flag=True, help="Decide everything again; exit 1 if it differs.")
 @output("searcher.replay")
 def replay(out: Output, id: str, verify: bool) -> None:
-    """What the search method was told and what it decided, in their order.
+    """Show the events that the search method received and its decisions, in order.
 
-    With --verify it is told everything again by itself, and its decisions are compared with the
-    recorded ones, as is each snapshot of its state. Nothing is changed.
+    With --verify the search method receives all events again, and its decisions are compared
+    with the recorded ones, as is each snapshot of its state. Nothing is changed.
 
     \b
     Examples: hpcdet searcher replay digits-7f3a
@@ -182,7 +182,7 @@ def replay(out: Output, id: str, verify: bool) -> None:
 
 
 def _verified(paths: ExperimentPaths, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Decide everything again. Raises HpcdetError with the first difference."""
+    """Replay all decisions and compare. Raises HpcdetError with the first difference."""
     from hpcdet.control.leader.decided_state import program
     from hpcdet.control.requests.replay import Replay
     from hpcdet.search.registry import searcher

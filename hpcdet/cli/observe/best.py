@@ -1,4 +1,4 @@
-"""``best``: the best trial, or the front of several objectives; and how other verbs show it."""
+"""``best``: the best trial or the front of several objectives, also for other verbs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def best_command(out: Output, ids: Sequence[str]) -> None:
 
 
 def lines(status: Item) -> list[str]:
-    """What a headline says of the best trial, the front, or that there is none."""
+    """Return the lines of a headline on the best trial and the front, or that there is none."""
     best, several = status["best"], len(status["objectives"]) > 1
     if best is None:
         return [f"  {_none(status)}"] if status["nearest"] else []
@@ -73,7 +73,7 @@ def lines(status: Item) -> list[str]:
 
 
 def columns(status: Item) -> tuple[Column, ...]:
-    """Columns of the table of trials besides those that every experiment has."""
+    """Return the columns of the table of trials that depend on the search's goals."""
     if not _constrained(status) and len(status["objectives"]) < 2:
         return ()
     feasible = Column("FEASIBLE", lambda row: {True: "yes", False: "no"}.get(row["feasible"]))
@@ -90,7 +90,7 @@ def _constrained(status: Item) -> bool:
 
 
 def _values(status: Item) -> list[Column]:
-    """A column for each objective and each constraint."""
+    """Return a column for each objective and each constraint."""
     bounds: Item = next((t["constraints"] for t in status["trials"] if t.get("constraints")), {})
     found = [Column(n.upper(), _Value("objectives", n), right=True) for n in status["objectives"]]
     return found + [
@@ -102,7 +102,7 @@ def _values(status: Item) -> list[Column]:
 
 @dataclass(frozen=True)
 class _Value:
-    """Looks up a value inside a row."""
+    """A look-up of a value inside a row."""
 
     part: str
     name: str
@@ -112,7 +112,7 @@ class _Value:
 
 
 def _none(status: Item) -> str:
-    """Why there is no best trial."""
+    """Return why there is no best trial."""
     nearest = status["nearest"]
     if nearest is None:
         return f"{status['id']}: no trial has a value of {status['metric']} yet"

@@ -1,4 +1,4 @@
-"""``eff``: requested and used, and what to ask for the next time."""
+"""``eff``: resources requested and used, with suggestions for the next submission."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Item = dict[str, Any]
 
 
 def _of(used: str, asked: str, word: Callable[[Any], str]) -> Callable[[Item], str]:
-    """``10 % of 8``, or what was used where nothing was asked for."""
+    """Format use of a request: ``10 % of 8``; the use alone if nothing was requested."""
 
     def text(item: Item) -> str:
         if item[used] is None:
@@ -85,7 +85,7 @@ WASTE = (
 @click.option("--suggest", is_flag=True, help="Only what to change.")
 @output("eff")
 def eff_command(out: Output, ids: Sequence[str], waste: bool, suggest: bool) -> None:
-    """What trials asked for and used per slot, where their time went, and what to change.
+    """Show resources requested and used per slot, where time went, and what to change.
 
     \b
     Examples: hpcdet eff digits-7f3a
@@ -116,7 +116,7 @@ def _items(ids: Sequence[str]) -> tuple[list[Item], list[str]]:
 
 
 def _beyond(items: list[Item]) -> list[str]:
-    """What the trials of each experiment trained beyond rungs, in all."""
+    """Return for each experiment the total training of its trials beyond rungs."""
     found: dict[str, Counter[str]] = {}
     for item in items:
         whole = found.setdefault(item["id"].partition("/")[0], Counter())
@@ -135,7 +135,7 @@ def _beyond(items: list[Item]) -> list[str]:
 
 
 def _lines(item: Item) -> list[str]:
-    """``ID: why: key: value`` for people."""
+    """Format suggestions as ``ID: why: key: value`` for people."""
     lines = []
     for one in item["suggestions"]:
         what = f"{one['key']}: {one['value']}" if one["key"] else one["value"]

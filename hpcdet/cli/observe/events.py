@@ -33,7 +33,7 @@ COLUMNS = (
 @click.option("--gantt", is_flag=True, help="A chart of the attempts as text.")
 @output("events")
 def events_command(out: Output, id: str, follow_: bool, kind: tuple[str, ...], gantt: bool) -> None:
-    """What happened: submissions, workers, attempts, checkpoints, decisions, commands.
+    """Show events: submissions, workers, attempts, checkpoints, decisions, commands.
 
     \b
     Examples: hpcdet events digits-7f3a/3
@@ -81,7 +81,7 @@ def events_command(out: Output, id: str, follow_: bool, kind: tuple[str, ...], g
 
 
 def _gantt(gathered: gather.Gathered, trial: int, attempt: int, width: int = 80) -> list[str]:
-    """A line per attempt: ``=`` while it ran, ``c`` where it saved, ``.`` where its trial waited.
+    """Draw a line per attempt: ``=`` running, ``c`` a checkpoint, ``.`` its trial waiting.
 
     What still runs goes on to the right edge, which is now or the experiment's end.
     """

@@ -1,4 +1,4 @@
-"""``explain``: why an experiment is as it is, with evidence and the next command."""
+"""``explain``: the causes of an experiment's state, with evidence and the next command."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def explain_command(out: Output, id: str, pending: bool, failure: bool) -> None:
 
 
 def _alike(findings: list[Finding]) -> Iterator[tuple[Finding, int]]:
-    """For people: the first of the slow trials that one advice is for, and how many others."""
+    """Merge findings for people: the first slow trial of each advice and the number of others."""
     slow = Counter(finding["next"] for finding in findings if finding["kind"] == "slow")
     for finding in findings:
         if finding["kind"] != "slow":
@@ -134,7 +134,7 @@ def _explain(gathered: gather.Gathered, trial: int) -> Iterator[Finding]:
 
 
 def _rungs(gathered: gather.Gathered) -> Iterator[Finding]:
-    """Rungs that came faster than decisions."""
+    """Find rungs that trials reached faster than decisions were made."""
     left = beyond.beyond(gathered)
     passed = [one for one in left if one.passed]
     if not passed:
@@ -151,7 +151,7 @@ def _rungs(gathered: gather.Gathered) -> Iterator[Finding]:
 
 
 def _said(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
-    """What its newest attempt complained of while it went on."""
+    """Find warnings in the journal of a trial's newest attempt that did not end it."""
     found = gathered.trial(row["trial"])
     attempt = found.attempts[-1] if found is not None and found.attempts else None
     first = {line["kind"]: line for line in reversed(attempt.lines if attempt is not None else ())}
@@ -165,7 +165,7 @@ def _said(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _slow(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
-    """Where its steps take longer than they need."""
+    """Find causes of steps that take longer than they need."""
     found = gathered.trial(row["trial"])
     for one in timing.findings(found) if found is not None else ():
         yield _finding("slow", row["id"], f"slow: {one.finding}", one.next)
@@ -208,7 +208,7 @@ def _queue(gathered: gather.Gathered, item: dict[str, Any]) -> Iterator[Finding]
 
 
 def _by_hand(gathered: gather.Gathered, script: str) -> str:
-    """The command that submits what was prepared; the script alone where no site can be read."""
+    """Return the command that submits a prepared job; the script alone if no site can be read."""
     from hpcdet.jobs.script import submission
     from hpcdet.site import from_resolved
 
@@ -281,7 +281,7 @@ def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _after_failure(gathered: gather.Gathered, row: dict[str, Any], reason: str) -> str:
-    """The next command; only an end for want of memory names its own cure."""
+    """Return the next command after a failure; only lack of memory has a remedy of its own."""
     canceled = gathered.closed is not None and gathered.closed.state == "CANCELED"
     if row["state"] == "ERROR" and reason == "oom" and not canceled:
         memory = changes.effective(gathered).resources.memory_per_slot

@@ -1,4 +1,4 @@
-"""Watching experiments until something is so: ``wait``, and its part in ``submit --wait``."""
+"""Watching experiments until a condition holds: ``wait``, also used by ``submit --wait``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Done = Callable[[Item], bool]
 
 @contextlib.contextmanager
 def following(ids: Sequence[str] = ()) -> Iterator[None]:
-    """Ctrl-C ends the watching and nothing else, and says so (exit 130); TERM likewise (143)."""
+    """End only the watching on Ctrl-C, with a message (exit 130), and on TERM (exit 143)."""
 
     def terminate(*_: object) -> None:
         raise click.exceptions.Exit(143)
@@ -59,7 +59,7 @@ def until(
     turn: Callable[[], None] | None = None,
     longest_s: float = 10.0,
 ) -> list[Item]:
-    """Look again and again, and show what moves, until ``done`` holds.
+    """Look repeatedly and show progress until ``done`` holds.
 
     Args:
         done: of a view of ``views.status``.
@@ -98,12 +98,12 @@ def _look(
 
 
 def ended(item: Item) -> bool:
-    """It is over, or paused by trouble that waiting will not remove."""
+    """True if the experiment has ended, or is paused by a failure that waiting will not remove."""
     return item["state"] in ENDED or bool(item["stuck"])
 
 
 def judge(items: Sequence[Item]) -> None:
-    """Raise Unsuccessful unless every experiment that ended did so well."""
+    """Raise Unsuccessful if an experiment ended without success."""
     bad = [item for item in items if ended(item) and item["state"] != "COMPLETED"]
     if not bad:
         return
@@ -134,7 +134,7 @@ _GOALS: dict[str, Done] = {
 @click.option("--any", "any_", is_flag=True, help="Until it holds for one of them.")
 @click.option("--timeout", type=Seconds(), metavar="TIME", help="Exit 8 after so long.")
 def wait_command(ids: Sequence[str], goal: str, any_: bool, timeout: float | None) -> None:
-    """Block until experiments end. Exit 6 if one of them ended badly, 8 when time is over.
+    """Block until experiments end. Exit 6 if one of them failed, 8 after ``--timeout``.
 
     \b
     Example: hpcdet wait digits-7f3a --timeout 12h

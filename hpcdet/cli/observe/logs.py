@@ -1,4 +1,4 @@
-"""``logs``: what the ranks printed."""
+"""``logs``: the output of the ranks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def logs_command(
     path: bool,
     exit_status: bool,
 ) -> None:
-    """What the ranks of an experiment, trial (ID/3) or attempt (ID/3.2) printed.
+    """Print the output of an experiment's, trial's (ID/3) or attempt's (ID/3.2) ranks.
 
     \b
     Examples: hpcdet logs digits-7f3a/3 --tail 50
@@ -151,7 +151,7 @@ def _follow(
     read: Callable[[logs.LogSource, bool], Iterator[LogLine]],
     known: list[logs.LogSource],
 ) -> None:
-    """Print what is added, until the experiment (or the trial) has ended and all is printed."""
+    """Print new lines until the experiment or the trial has ended and all is printed."""
     sources = {source.path: source for source in known}
     while True:
         over = _over(found)
@@ -176,7 +176,7 @@ def _over(found: find.Reference) -> bool:
 
 
 def _tail(chosen: list[logs.LogSource], count: int, whole: bool, carried: bool) -> list[LogLine]:
-    """The last lines of all sources together, each read from its end."""
+    """Return the last lines of all sources together, each read from its end."""
     lines: list[LogLine] = []
     for source in reversed(chosen):
         if whole and len(lines) == count:
@@ -186,7 +186,7 @@ def _tail(chosen: list[logs.LogSource], count: int, whole: bool, carried: bool) 
 
 
 def _print_all(out: Output, streams: list[Iterator[LogLine]], timestamps: bool) -> int:
-    """Print lines as they are read; returns how many there were."""
+    """Print lines as they are read and return their number."""
     if out.format in ("json", "csv"):  # which are one thing, from begin to end
         return _print(out, list(itertools.chain.from_iterable(streams)), timestamps)
     speaking: list[LogLine] = []
@@ -207,7 +207,7 @@ def _print_all(out: Output, streams: list[Iterator[LogLine]], timestamps: bool) 
 def _print(
     out: Output, lines: Sequence[LogLine], timestamps: bool, several: bool | None = None
 ) -> int:
-    """Print lines; ``several``: they are of several ranks, None if they tell that themselves."""
+    """Print lines; ``several``: they are of several ranks, None to decide by the lines."""
     if not out.for_people:
         if lines or out.format == "json":
             out.emit([asdict(line) for line in lines], COLUMNS, key="text")

@@ -95,7 +95,7 @@ def metrics_command(
 
 
 def _best(rows: list[series.Row], gathered: gather.Gathered, larger: bool) -> list[series.Row]:
-    """By the searcher's sense for its own metrics; by the flag for the others.
+    """Select best rows by the searcher's direction for its own metrics, by the flag for others.
 
     Values of the searcher's metrics where a trial breaks a constraint are no best ones.
     """

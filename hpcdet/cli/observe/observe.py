@@ -1,4 +1,4 @@
-"""``ls``, ``status`` and ``show``: how experiments stand."""
+"""``ls``, ``status`` and ``show``: the state of experiments."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ LS = (
 
 
 def _sorted(rows: list[Item], by: str) -> list[Item]:
-    """Rows by one of their keys, downwards if it begins with ``-``; those without it come last.
+    """Sort rows by a key, descending if it begins with ``-``; rows without it come last.
 
     Raises:
         UsageError: rows have no such key.
@@ -108,7 +108,7 @@ def _sorted(rows: list[Item], by: str) -> list[Item]:
 
 
 def moment(since: str) -> str:
-    """``7d``, ``12h``, ``30m``, ``45s`` ago, or a date or time, as ISO in UTC.
+    """Convert ``7d``, ``12h``, ``30m``, ``45s`` (ago), a date or a time to ISO in UTC.
 
     Raises:
         UsageError: it is none of these.
@@ -138,7 +138,7 @@ def moment(since: str) -> str:
 @click.option("--exit-status", is_flag=True, help="Exit 6 if one of them ended badly.")
 @output("status")
 def status_command(out: Output, ids: Sequence[str], watch: str | None, exit_status: bool) -> None:
-    """How experiments stand, from their files alone: the scheduler is not asked.
+    """Show the state of experiments, from their files alone: the scheduler is not asked.
 
     \b
     Examples: hpcdet status digits-7f3a
@@ -162,7 +162,7 @@ def status_command(out: Output, ids: Sequence[str], watch: str | None, exit_stat
 
 
 def _watched(watch: str, ids: Sequence[str]) -> tuple[float, Sequence[str]]:
-    """Seconds between two looks, and what to look at; of ``-w ID`` click takes ID for the seconds.
+    """Return the seconds between two looks and the ids; click reads ID in ``-w ID`` as seconds.
 
     Raises:
         UsageError: less than a second.
@@ -177,7 +177,7 @@ def _watched(watch: str, ids: Sequence[str]) -> tuple[float, Sequence[str]]:
 
 
 def _said(items: list[Item]) -> list[str]:
-    """Jobs that wait too long for a node, and paused trials that hold more than is wanted."""
+    """Return warnings: jobs that wait too long for a node, paused trials over their size limit."""
     waits = [
         f"{item['id']} waits for the cluster since {wait['since']}: {wait['reason']}; "
         "sinfo -R says which nodes are down and why"
@@ -195,7 +195,7 @@ def _said(items: list[Item]) -> list[str]:
 
 
 def _drift(ids: Sequence[str], items: list[dict[str, Any]]) -> list[str]:
-    """Code that was changed since a live experiment took its snapshot, if one is asked for."""
+    """Return warnings on code changed since a live experiment's snapshot, if asked for."""
     live = [item for item in items if ids and item["state"] not in follow.ENDED]
     if not live:
         return []
@@ -291,7 +291,7 @@ SECTIONS = ("status", "attempts", "jobs", "allocations", "changes", "config", "p
 
 
 def settle(paths: ExperimentPaths) -> None:
-    """Ask accounting for what its last workers have cost, if it is closed and nobody has asked."""
+    """Record the accounting of a closed experiment's last workers, if that is missing."""
     from hpcdet.control.upkeep import accounting  # with its scheduler: not for verbs that only read
 
     accounting.settle(paths)
@@ -302,7 +302,7 @@ def settle(paths: ExperimentPaths) -> None:
 @click.option("--section", multiple=True, type=click.Choice(SECTIONS), help="Only this part.")
 @output("show")
 def show_command(out: Output, id: str, section: Sequence[str]) -> None:
-    """Everything known of an experiment, a trial (ID/3) or an attempt (ID/3.2).
+    """Show everything known of an experiment, a trial (ID/3) or an attempt (ID/3.2).
 
     \b
     Example: hpcdet show digits-7f3a --section attempts

@@ -1,4 +1,4 @@
-"""``schedule``: which hyperparameters a model was trained with, from which length to which."""
+"""``schedule``: the hyperparameters of a model over the length of its training."""
 
 from __future__ import annotations
 

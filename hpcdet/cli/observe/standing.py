@@ -1,4 +1,4 @@
-"""How an experiment stands, in words: what is said above the table of its trials, and the table."""
+"""The state of an experiment in words: the headline, and the table of its trials."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LS_TRIALS = (Column("ID", "id", cut=False), *_TRIAL)
 
 
 def trials(item: Item) -> tuple[Column, ...]:
-    """The table's columns: hyperparameters that are the same for all are left out of it.
+    """Return the table's columns, without hyperparameters that are the same for all trials.
 
     How often a trial was promoted stands there where any was. Constraints and several objectives
     stand before them, in the place of what is left to the wide table then.
@@ -57,7 +57,7 @@ def trials(item: Item) -> tuple[Column, ...]:
 
 
 def _same(trials: Sequence[Item]) -> Item:
-    """Hyperparameters that do not tell several trials apart."""
+    """Return the hyperparameters that have the same value in all of several trials."""
     first, *others = [trial["hyperparameters"] for trial in trials] or [{}]
     if not others:
         return {}
@@ -69,7 +69,7 @@ def _same(trials: Sequence[Item]) -> Item:
 
 
 def headline(item: dict[str, Any]) -> str:
-    """The lines above the table of trials: state, health, best value."""
+    """Return the lines above the table of trials: state, health, best value."""
     done = sum(trial["state"] in follow.ENDED for trial in item["trials"])
     lines = [f"{item['id']}  {item['state']}  {done}/{len(item['trials'])} trials ended"]
     if item["why"]:
@@ -91,7 +91,7 @@ def headline(item: dict[str, Any]) -> str:
 
 
 def failures(item: Item) -> list[str]:
-    """Why trials failed, but for what the headline says."""
+    """Return the causes of failed trials that are not in the headline already."""
     failed = [one for one in item["trials"] if one["state"] == "ERROR" and one["why"]]
     return [
         f"trial {one['trial']}: {shortened(one['why'])}"
@@ -101,13 +101,13 @@ def failures(item: Item) -> list[str]:
 
 
 def shortened(why: str) -> str:
-    """The beginning of a message that may be long; ``explain`` and JSON have all of it."""
+    """Shorten a message that may be long; ``explain`` and JSON have all of it."""
     said = text(why)
     return said if len(said) <= _WHY else f"{said[: _WHY - 2].rstrip()} …"
 
 
 def _not_finite(item: Item) -> list[str]:
-    """Which of the shown trials have computed NaN or infinity, which ends none of them."""
+    """Return the shown trials that computed NaN or infinity and were not ended by it."""
     shown = {trial["trial"] for trial in item["trials"]}
     found = [one for one in item["not_finite"] if one["trial"] in shown]
     if len(found) > 1:
@@ -122,7 +122,7 @@ def _not_finite(item: Item) -> list[str]:
 
 
 def _spent(spent: Item) -> str:
-    """What of the budget is used, where there is one."""
+    """Return the spent part of the budget; "" without a budget."""
     budget = spent["budget"]
     parts = []
     if budget["slot_hours"] is not None:

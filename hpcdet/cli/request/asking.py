@@ -1,4 +1,4 @@
-"""Asking something of experiments: refused at once where it cannot be, else until it is heard."""
+"""Delivery of commands to experiments: impossible ones are refused, others take effect."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _SEE_OFF_S = 10.0
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked of one experiment or trial.
+    """A command to one experiment or trial.
 
     Attributes:
-        arguments: kept in the command, plain JSON.
-        says: what it means, for people.
-        done: it is so already, says this; nothing is asked.
-        reopens: an experiment that is over goes on with it.
-        counts: it says what follows from all that was asked before; if something was asked
-            meanwhile, it is looked at again.
+        arguments: those of the command, plain JSON.
+        says: its effect, for people.
+        done: the message if it is so already; then no command is recorded.
+        reopens: True if the command reopens an experiment that has ended.
+        counts: True if the command depends on all earlier commands; if another one was recorded
+            meanwhile, it is computed again.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -49,7 +49,7 @@ Look = Callable[[find.Reference, gather.Gathered], Wish]
 
 
 def state_of(found: find.Reference, gathered: gather.Gathered) -> str:
-    """The state of the experiment or of the trial that is meant; "" if there is no such trial."""
+    """Return the state of the experiment or of the named trial; "" if there is no such trial."""
     state, _ = states.experiment_state(gathered)
     if not found.trial:
         return state
@@ -59,12 +59,12 @@ def state_of(found: find.Reference, gathered: gather.Gathered) -> str:
 
 
 def wrong_state(verb: str, found: find.Reference, state: str, hint: str = "") -> UsageError:
-    """It cannot be asked of what is in this state."""
+    """Return the error for a verb that is impossible in this state."""
     return UsageError(f"cannot {verb}: it is {state}", where=str(found), hint=hint)
 
 
 def can_run(gathered: gather.Gathered, wanted: Mapping[str, Any]) -> None:
-    """Look whether the experiment can run at its site with these changes.
+    """Check that the experiment can run at its site with these changes.
 
     Raises:
         ConfigError: it never can.
@@ -90,10 +90,10 @@ def ask_each(
     goal: frozenset[str] = frozenset(),
     wait: bool = False,
 ) -> None:
-    """Ask, then turn the crank so that it happens even where nobody else is alive.
+    """Record a command for each, then turn the crank so that it takes effect without workers.
 
     Args:
-        look: what to ask of each; raises where it cannot be.
+        look: returns the command to each; raises if it is impossible.
         goal: states of the experiments or trials to wait for.
     """
     asked: dict[ExperimentPaths, list[int]] = {}
@@ -143,9 +143,9 @@ def ask_each(
 
 
 def _see_off(experiments: list[ExperimentPaths]) -> None:
-    """Turn for those whose jobs never began: nobody else would close them.
+    """Turn the crank for experiments without workers until they are closed.
 
-    Where the scheduler is asked seldom, the rest is left to who is told so.
+    After a time limit print which experiments are still open and the command that closes them.
     """
     alone = [paths for paths in experiments if _left_alone(paths)]
     limit = time.monotonic() + _SEE_OFF_S
@@ -165,7 +165,7 @@ def _see_off(experiments: list[ExperimentPaths]) -> None:
 
 
 def _left_alone(paths: ExperimentPaths) -> bool:
-    """Whether it is about to end and no worker lives that would close it."""
+    """True if the experiment is stopping and no worker lives that would close it."""
     gathered = gather.gather(paths)
     stopping = states.experiment_state(gathered)[0] == "STOPPING"
     return stopping and not any(map(states.lives, gathered.workers))
@@ -177,7 +177,7 @@ def _turn_all(all_of_them: list[CommandCrank]) -> None:
 
 
 def _turn_once(paths: ExperimentPaths) -> None:
-    """What was asked stands in a file already; trouble here only delays it."""
+    """Make a turn so that a recorded command takes effect; an error only delays it."""
     try:
         with CommandCrank(paths, "command") as crank:
             turn = crank.turn()
@@ -190,10 +190,10 @@ def _turn_once(paths: ExperimentPaths) -> None:
 
 
 def turn_until_somebody_works(paths: ExperimentPaths) -> None:
-    """Turn until a worker lives or a job waits: until then nobody else would turn the crank.
+    """Turn the crank until a worker lives or a job waits that will do so from then on.
 
-    A job that was just cancelled, or a worker that was killed, is believed to be gone only after a
-    second look at the queue; and the lease of one that was killed has to expire before.
+    A job that was just cancelled, or a worker that was killed, counts as gone only after a
+    second look at the queue, and the lease of a killed worker must expire first.
     """
     try:
         with CommandCrank(paths, "command") as crank:
@@ -231,7 +231,7 @@ def _somebody_works(crank: CommandCrank) -> bool:
 
 
 def _lives(worker: gather.GatheredWorker, holder: Holder) -> bool:
-    """Whether a worker has not left: by the scheduler, or by its beats while others ask that."""
+    """True if a worker has not left, by the queue if this crank holds the lease, else by beats."""
     if not holder.lease.term:
         return states.lives(worker)
     return worker.end is None and worker.paths.name not in holder.watch.suspected

@@ -1,4 +1,4 @@
-"""A turn of the crank by the command line, where nobody else is there to turn it."""
+"""Turns of the crank by the command line, for experiments without another holder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOCAL_S = 0.5
 
 
 class CommandCrank:
-    """Turns when a turn is due, and gives the lease back at the end."""
+    """A crank of the command line: makes turns when due and releases the lease at the end."""
 
     def __init__(self, paths: ExperimentPaths, kind: str, *, hold: bool = False) -> None:
         self.paths = paths
@@ -28,7 +28,7 @@ class CommandCrank:
         self._next = 0.0
 
     def turn(self) -> Turn:
-        """One turn now."""
+        """Make a turn now."""
         turn = controller.advance(self.paths, self.holder)
         if settings().verbose:
             for action in turn.actions:
@@ -36,7 +36,7 @@ class CommandCrank:
         return turn
 
     def turn_if_due(self) -> None:
-        """A turn, unless the last one was a moment ago; trouble is said and tried again later."""
+        """Make a turn if one is due; print an error as a warning and try again when next due."""
         if time.monotonic() < self._next:
             return
         try:
@@ -59,6 +59,6 @@ class CommandCrank:
 
 @contextlib.contextmanager
 def cranks(experiments: list[ExperimentPaths], kind: str) -> Iterator[list[CommandCrank]]:
-    """A crank for each experiment; all leases are given back."""
+    """Open a crank for each experiment; release all leases at the end."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(CommandCrank(paths, kind)) for paths in experiments]

@@ -1,4 +1,4 @@
-"""``--more-trials`` and ``--longer``: a search that goes on further than its config says."""
+"""``--more-trials`` and ``--longer``: extensions of a search beyond its config."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ALL_BEGUN = ("single", "pbt", "pb2")
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The two options, as ``more_trials`` and ``longer``."""
+    """Add the two options, as ``more_trials`` and ``longer``."""
     longer = click.option(
         "--longer",
         metavar="LENGTH",
@@ -48,7 +48,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 def wanted(
     gathered: Gathered, more_trials: int | None, longer: str | None, trials: int | None = None
 ) -> dict[str, Any]:
-    """The changes of the config that they mean for one experiment; ``trials`` as ``possible``.
+    """Return their changes to the config of one experiment; ``trials`` as ``possible``.
 
     Raises:
         UsageError: its search cannot go on further in this way.
@@ -85,7 +85,7 @@ def wanted(
 
 
 def further(gathered: Gathered, changed: Mapping[str, Any]) -> bool:
-    """Whether changes (dotted key to value) ask for more trials, or longer ones, than until now."""
+    """True if changes (dotted key to value) ask for more or longer trials than until now."""
     config = changes.effective(gathered, pending=False)  # the rest may be asked for once more
     now, then = config.searcher, overrides.lay(config, changed).searcher
     if now.max_length is None or then.max_length is None:
@@ -94,7 +94,7 @@ def further(gathered: Gathered, changed: Mapping[str, Any]) -> bool:
 
 
 def possible(gathered: Gathered, changed: Collection[str], trials: int | None = None) -> None:
-    """Check that the search can go on further by the keys (dotted) that are to change.
+    """Check that the search can be extended by changes of these keys (dotted).
 
     Args:
         trials: as the search was before it made more than these; None: as it is now.
@@ -132,7 +132,7 @@ def possible(gathered: Gathered, changed: Collection[str], trials: int | None = 
 
 
 def _last_words(gathered: Gathered, trials: int | None) -> str:
-    """Why the search is over; "" if it is not, or nobody said so. ``trials`` as ``possible``."""
+    """Return why the search ended; "" if open or without reason. ``trials`` as ``possible``."""
     why, made = "", 0
     for line in gathered.decisions:
         kind = line["action"]["kind"] if line["kind"] == "action" else ""
@@ -145,7 +145,7 @@ def _last_words(gathered: Gathered, trials: int | None) -> str:
 
 
 def _some_trained_in_full(gathered: Gathered) -> bool:
-    """Whether a trial's last end was that it had reached the length asked of it."""
+    """True if a trial's last attempt ended because it had reached its target length."""
     events = (line["event"] for line in gathered.decisions if line["kind"] == "event")
     ends = {event["trial"]: event["reason"] for event in events if event["kind"] == "segment_end"}
     return "target" in ends.values()

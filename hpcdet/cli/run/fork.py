@@ -1,4 +1,4 @@
-"""``fork``: a new experiment that goes on with the search of another one."""
+"""``fork``: a new experiment that continues the search of another one."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def fork_command(
 
 
 def _item(made: fork.Forked, of: str, dry: bool) -> dict[str, Any]:
-    """``id`` and ``path`` are empty where nothing was made."""
+    """Return the output item; ``id`` and ``path`` are empty if nothing was created."""
     return {
         "id": "" if dry else made.paths.id,
         "of": of,

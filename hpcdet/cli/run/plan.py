@@ -1,4 +1,4 @@
-"""``plan``: what a config would do."""
+"""``plan``: the trials, lengths and cost of a config."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def plan_command(
     queue_wait: str | None,
     decision_time: str | None,
 ) -> None:
-    """How many trials a config makes, how long they train, what that costs; nothing is made.
+    """Show the trials of a config, their lengths and their cost; nothing is created.
 
     Files and bytes are compared with what is left on the file system, and with the quota where
     the site file says how to ask for it.
@@ -105,7 +105,7 @@ def plan_command(
 def _pace(
     root: Path, resolved: Resolved, trial_time: str | None
 ) -> tuple[str | None, float | None]:
-    """Where the estimate of time comes from, and seconds for one unit of length if known."""
+    """Return the source of the estimate of time, and the seconds per unit of length if known."""
     length = resolved.searcher.max_length
     if trial_time is not None:
         if length is None:
@@ -121,7 +121,7 @@ def _pace(
 def _queue(
     root: Path, resolved: Resolved, site: Site, queue_wait: str | None
 ) -> tuple[str | None, float | None]:
-    """Where the estimate of the wait comes from, and the seconds that a job waits if known."""
+    """Return the source of the estimate of the wait, and the seconds a job waits if known."""
     if queue_wait is not None:
         return "--queue-wait", _seconds(queue_wait, "--queue-wait")
     if site.scheduler == "local":
@@ -140,7 +140,7 @@ def _decisions(
 
 
 def _in(seconds: float) -> str:
-    """The time in so many seconds, ISO 8601 in UTC."""
+    """Return the time ``seconds`` from now, ISO 8601 in UTC."""
     at = datetime.now(UTC) + timedelta(seconds=seconds)
     return at.isoformat(timespec="seconds").replace("+00:00", "Z")
 

@@ -1,4 +1,4 @@
-"""How ``plan`` says what a config would do."""
+"""Output of ``plan`` for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Facts = Iterator[tuple[str, str]]
 
 
 def facts(item: Item) -> Facts:
-    """Of ``plan``'s item, what it is about and what there is to say."""
+    """Yield labels and values of ``plan``'s item."""
     unit = item["unit"]
     rule = f", rule {item['rule']}" if item["rule"] else ""
     yield "id", text(item["id"])
@@ -59,7 +59,7 @@ def facts(item: Item) -> Facts:
 
 
 def bracket(one: dict[str, Any], unit: str | None) -> str:
-    """``7 trials; to 100 batches: 5, 300: 1, 900: 1``."""
+    """Format a bracket: ``7 trials; to 100 batches: 5, 300: 1, 900: 1``."""
     said = f"{one['trials']} trials"
     ends = list(zip(one["rungs"], one["ends"], strict=True))
     if not ends:
@@ -70,7 +70,7 @@ def bracket(one: dict[str, Any], unit: str | None) -> str:
 
 
 def _beyond(found: dict[str, Any], unit: str | None) -> str:
-    """What is trained while decisions travel, and by which rates."""
+    """Format the estimated training beyond rungs during decisions, with the rates used."""
     rates = f"decisions take {found['decision_s']:.3g} s ({found['decision_by']})"
     if found["units"] is None:
         return f"not known; {rates}, --trial-time says how fast trials train"
@@ -91,7 +91,7 @@ def _cost(cost: dict[str, Any]) -> str:
 
 
 def _end(cost: dict[str, Any]) -> str:
-    """When it would be over, if it were submitted now; what is missing where nobody knows."""
+    """Format the estimated end of a submission made now, or which input is missing for it."""
     if cost["run_s"] is None:
         return "not known"
     runs = f"{words.duration(cost['run_s'])} of training"

@@ -1,4 +1,4 @@
-"""``test``: the code tried on one batch, in a copy, before anything is queued."""
+"""``test``: a run of the code on one batch, in a copy, before anything is queued."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_command(
 
 
 def rehearse(wanted: SubmitRequest, timeout: float | None = None) -> None:
-    """Try the code with the hyperparameters of the first trial.
+    """Run the code with the hyperparameters of the first trial.
 
     Args:
         timeout: seconds after which it is given up; None: never.
@@ -98,7 +98,7 @@ def rehearse(wanted: SubmitRequest, timeout: float | None = None) -> None:
 def _ended(
     argv: Sequence[str], variables: Mapping[str, str], timeout: float | None
 ) -> tuple[int, str]:
-    """Exit code and output of a command, which leaves no process behind however this one ends."""
+    """Run a command and return exit code and output; none of its processes outlives this one."""
     with subprocess.Popen(
         argv,
         env=variables,
@@ -118,7 +118,7 @@ def _ended(
 
 
 def _rehearse_on_a_node(wanted: SubmitRequest, timeout: float) -> None:
-    """The same in a job of one rank. Raises as ``rehearse``, and as ``errand.run``."""
+    """Rehearse in a job of one rank. Raises as ``rehearse``, and as ``errand.run``."""
     resolved = wanted.resolved
     need = resolved.resources
     walltime = min(need.walltime_s or _WALLTIME_S, _WALLTIME_S)
@@ -136,7 +136,7 @@ def _rehearse_on_a_node(wanted: SubmitRequest, timeout: float) -> None:
 
 
 def _rehearsal(wanted: SubmitRequest, folder: Path) -> list[str]:
-    """Make the experiment of a rehearsal; what Python is to run."""
+    """Create the experiment of a rehearsal and return the arguments for Python."""
     # as in the submission, experiments inside the code are no part of it
     paths = create.create(
         wanted.loaded,

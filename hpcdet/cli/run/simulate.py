@@ -1,4 +1,4 @@
-"""``simulate``: the course of a search on an assumed cluster, before it costs anything."""
+"""``simulate``: a simulation of the course of a search on an assumed cluster."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def simulate_command(
 
 
 def _beyond(budget: Budget, item: Item) -> list[str]:
-    """Warnings where courses take more than the config's budget, which nothing here knows."""
+    """Return warnings for courses that exceed the config's budget, which is not simulated."""
     bounds: tuple[tuple[str, float | None, Callable[[float], str]], ...] = (
         ("slot_hours", budget.slot_hours, lambda hours: f"{hours:.4g} slot hours"),
         ("end_s", budget.wall_s, words.duration),
@@ -242,7 +242,7 @@ def _beyond(budget: Budget, item: Item) -> list[str]:
 
 
 def _cluster(resolved: Resolved, expected: dict[str, Any], assumed: dict[str, Any]) -> Cluster:
-    """What is assumed, where the config does not say it."""
+    """Return the assumed cluster, from the options and otherwise from the config."""
     need, worker = resolved.resources, resolved.worker
     try:
         return Cluster(

@@ -1,4 +1,4 @@
-"""``submit`` and what it prints; ``plan`` is the same without consequences."""
+"""``submit`` and its output."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def submit_command(
     wait: bool,
     parsable: bool,
 ) -> None:
-    """Make an experiment of CONFIG and the code in MODEL_DIR (the config's folder), and queue it.
+    """Create and queue an experiment of CONFIG and the code in MODEL_DIR (the config's folder).
 
     With --wait, exit 6 if it ends badly. Ctrl-C ends the waiting, never the jobs.
 
@@ -195,7 +195,7 @@ def submit_command(
 
 
 def _too_fast(wanted: SubmitRequest) -> list[str]:
-    """That rungs come faster than decisions, as a former experiment of the name trained."""
+    """Warn if rungs come faster than decisions, by the pace of a former experiment of the name."""
     resolved = wanted.resolved
     if (
         len(resolved.searcher.rungs) < 2
@@ -210,7 +210,7 @@ def _too_fast(wanted: SubmitRequest) -> list[str]:
 
 
 def _uncommitted(wanted: SubmitRequest) -> str:
-    """What of the code git could not give back; "" if there is nothing to say."""
+    """Return a warning on code files that are in no commit as they are; "" if there are none."""
     entries = wanted.scan()
     found = provenance.uncommitted(wanted.model_dir, {entry.path for entry in entries})
     if not found:
@@ -220,7 +220,7 @@ def _uncommitted(wanted: SubmitRequest) -> str:
 
 
 def _first_turn(crank: CommandCrank) -> Turn:
-    """The turn that submits; where it fails the experiment stays, and its user is told."""
+    """Make the turn that submits; on failure the experiment stays, with a warning to the user."""
     try:
         return crank.turn()
     except (HpcdetError, OSError):
@@ -264,7 +264,7 @@ def _say_how(item: dict[str, Any]) -> None:
 
 
 def _where_to_look(paths: ExperimentPaths, wanted: SubmitRequest) -> list[str]:
-    """A hint where ``hpcdet status`` alone would look elsewhere."""
+    """Return a hint if ``hpcdet status`` without options would look elsewhere; else nothing."""
     from hpcdet.cli.frame.settings import Settings
 
     if settings().given_root is None and Settings().root != wanted.root:

@@ -1,4 +1,4 @@
-"""``config``: experiment configs, checked, explained, and where their values come from."""
+"""``config``: checks and explanations of experiment configs, and the origins of values."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def show(
     site_name: str | None,
     origin: bool,
 ) -> None:
-    """A config with every default filled in, as an experiment would keep it.
+    """Show a config with every default filled in, as an experiment would keep it.
 
     In place of CONFIG, the id of an experiment: its config with what was changed since.
 
@@ -78,7 +78,7 @@ def show(
 
 
 def _experiment(name: str) -> gather.Gathered | None:
-    """The experiment of that id; None if there is none."""
+    """Return the experiment of that id; None if there is none."""
     try:
         return gather.gather(find.experiment(name, settings().root))
     except NotFound:
@@ -86,7 +86,7 @@ def _experiment(name: str) -> gather.Gathered | None:
 
 
 def _changed(gathered: gather.Gathered, resolved: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every leaf of an experiment's config: ``key, value, origin``."""
+    """Return every leaf of an experiment's config: ``key, value, origin``."""
     found = {change["key"]: change for change in changes.changes(gathered)}
     for key, value in walk(resolved):
         origin = "experiment.yaml"
@@ -101,7 +101,7 @@ def _changed(gathered: gather.Gathered, resolved: dict[str, Any]) -> Iterator[di
 @click.argument("key")
 @setting_options()
 def get(config_file: Path, key: str, sets: Sequence[str], site_name: str | None) -> None:
-    """The value that KEY has with every default filled in; JSON, but text as it is.
+    """Show the value of KEY with every default filled in; JSON, but text as it is.
 
     \b
     Example: hpcdet config get random.yaml searcher.max_trials
@@ -166,7 +166,7 @@ def validate(
 @config_command.command("explain")
 @click.argument("key", required=False, default="")
 def explain_key(key: str) -> None:
-    """What a key means and its default; without KEY, the names of all keys.
+    """Show the meaning and default of a key; without KEY, the names of all keys.
 
     \b
     Example: hpcdet config explain searcher.max_trials

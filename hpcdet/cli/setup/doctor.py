@@ -1,4 +1,4 @@
-"""``doctor``: whether this machine, its file system, its scheduler and a node of it will do."""
+"""``doctor``: checks of this machine, its file system, its scheduler and a node."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def doctor_command(
     timeout: float,
     strict: bool,
 ) -> None:
-    """Check interpreter, packages, file system and scheduler. Exit 1 if something will not do.
+    """Check interpreter, packages, file system and scheduler. Exit 1 if a check fails.
 
     With --node a short job looks at the same things on a node. Ctrl-C cancels it.
 
@@ -104,7 +104,7 @@ def _site(name: str | None) -> Iterator[SiteFinding]:
 
 
 def _both(name: str | None, partition: str | None, timeout: float) -> Iterator[SiteFinding]:
-    """What the ranks need, imported here and on a node."""
+    """Check what ranks need: imports on this machine, then a node."""
     site = fold_defaults(settings().site(name))
     with errand.folder(settings().root_at(site)) as place, busy("checking a node"):
         yield from machine.guarded("torch", lambda: machine.imports(place))
@@ -135,7 +135,7 @@ def _node(site: Site, partition: str | None, place: Path, timeout: float) -> Ite
 
 
 def _side_by_side(found: list[SiteFinding]) -> list[dict[str, str]]:
-    """A row for each check, with what it is here and on the node."""
+    """Return a row for each check, with the results here and on the node."""
     rows: list[dict[str, str]] = []
     for finding in found:
         said = finding.what if finding.level == "ok" else f"{finding.level.upper()} {finding.what}"

@@ -1,4 +1,4 @@
-"""``init``: a folder to start from."""
+"""``init``: a folder with a config and a model to start from."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hpcdet.errors import UsageError
 def init_command(
     folder: Path, minimal: bool, profile: str | None, script: Path | None, dry_run: bool
 ) -> None:
-    """Make FOLDER (default: this one) with a config and a model that run as they are.
+    """Create FOLDER (default: this one) with a config and a model that run as they are.
 
     With --from the config is what a job script asks for and runs; its module and setup lines
     become a site of the folder. What has no translation is listed, also in the config.
@@ -113,7 +113,7 @@ def _from_script(folder: Path, script: Path, profile: str | None, dry_run: bool)
 
 
 def _site_line(profile: str) -> str:
-    """The line of a config that names a site, which must be there.
+    """Return the line of a config that names an existing site.
 
     Raises:
         NotFound, ConfigError: it is not, or its file is wrong.
@@ -128,5 +128,5 @@ def _site_line(profile: str) -> str:
 
 
 def _target(name: str) -> str:
-    """Packaging tools drop names that begin with a dot, so the shipped ones have none."""
+    """Return the target name of a shipped file; leading dots are absent there (packaging)."""
     return name.replace("dot-", ".", 1) if name.startswith("dot-") else name

@@ -1,4 +1,4 @@
-"""``site``: what is known of a cluster, and where from."""
+"""``site``: the facts known of a cluster, and their origins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FINDINGS = (
 
 
 def _resolved(site: Site, *, ask: bool = True, fresh: bool = False) -> Site:
-    """The site with what its cluster says; what has to be assumed is noted."""
+    """Return the site completed with facts from its cluster; print a note on assumed ones."""
     found, assumed = facts.resolved(site, ask=ask, fresh=fresh)
     if assumed:
         settings().note(f"site {site.name}: {assumed}")
@@ -32,7 +32,7 @@ def _resolved(site: Site, *, ask: bool = True, fresh: bool = False) -> Site:
 
 @click.group("site", short_help="Show, detect and check sites (what is known of a cluster).")
 def site_command() -> None:
-    """Sites: the files that say what is particular to a cluster.
+    """Sites: the files that describe a cluster.
 
     \b
     Example: hpcdet site detect
@@ -42,7 +42,7 @@ def site_command() -> None:
 @site_command.command("ls")
 @output("site.ls")
 def ls(out: Output) -> None:
-    """Every site file, nearest first.
+    """List every site file, nearest first.
 
     \b
     Example: hpcdet site ls
@@ -60,7 +60,7 @@ def ls(out: Output) -> None:
 )
 @output("site.show")
 def show(out: Output, name: str | None, origin: bool, offline: bool) -> None:
-    """A site with all it extends; without NAME the one that would be used here.
+    """Show a site with all it extends; without NAME the one that would be used here.
 
     What the file leaves open (null) is what the cluster said, at most a day ago.
 
@@ -86,7 +86,7 @@ def show(out: Output, name: str | None, origin: bool, offline: bool) -> None:
 @site_command.command("detect")
 @output("site.detect")
 def detect(out: Output) -> None:
-    """Which site fits this host, and why; and ask its cluster again for what the file leaves open.
+    """Show which site fits this host, and why; query its cluster again for missing facts.
 
     \b
     Example: hpcdet site detect

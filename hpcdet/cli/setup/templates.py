@@ -1,4 +1,4 @@
-"""``templates``: the text of job scripts before it is filled in."""
+"""``templates``: the templates of job scripts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def templates_command() -> None:
 @click.option("--site", "site_name", metavar="NAME", help="As this site finds them.")
 @output("templates.ls")
 def ls(out: Output, site_name: str | None) -> None:
-    """Every template in the search path; those in force first come first.
+    """List every template in the search path; those in force come first.
 
     \b
     Example: hpcdet templates ls
@@ -66,7 +66,7 @@ def _find(name: str, site_name: str | None) -> Path:
 @click.argument("name")
 @click.option("--site", "site_name", metavar="NAME", help="As this site finds it.")
 def show(name: str, site_name: str | None) -> None:
-    """The text of a template that is in force.
+    """Show the text of a template that is in force.
 
     \b
     Example: hpcdet templates show slurm/worker.sbatch.j2
@@ -101,7 +101,7 @@ def copy(name: str, user: bool, site_name: str | None) -> None:
 def render(
     config_file: Path, model_dir: Path | None, sets: Sequence[str], site_name: str | None
 ) -> None:
-    """The script that a submission of CONFIG would use.
+    """Show the script that a submission of CONFIG would use.
 
     \b
     Example: hpcdet templates render random.yaml --site generic-slurm
