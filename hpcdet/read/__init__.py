@@ -1,1 +1,1 @@
-"""What people and scripts see of an experiment, computed from its files alone."""
+"""The readers' side: views of an experiment for people and scripts, from its files alone."""

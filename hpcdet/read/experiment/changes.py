@@ -1,4 +1,4 @@
-"""What users have changed of an experiment's config since it was submitted, and who did."""
+"""Users' changes of an experiment's config since its submission, and their authors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Change = dict[str, Any]
 
 
 def changes(gathered: Gathered, *, pending: bool = True) -> list[Change]:
-    """The changes in force, by key.
+    """Return the changes in force, by key.
 
     Args:
-        pending: also those that nobody has obeyed yet.
+        pending: also those that no holder of the lease has obeyed yet.
 
     Returns:
         ``key, value, was`` (in ``experiment.yaml``), ``origin`` (``command 3``), ``user, at``,
-        ``pending``: asked for, but nobody has obeyed yet.
+        ``pending``: recorded, but not obeyed by a holder yet.
     """
     heard = {line["seq"]: line for line in gathered.decisions if line["kind"] == "command"}
     found: dict[str, Change] = {}
@@ -45,13 +45,13 @@ def changes(gathered: Gathered, *, pending: bool = True) -> list[Change]:
 
 
 def effective(gathered: Gathered, *, pending: bool = True) -> Resolved:
-    """The config with these changes laid over it."""
+    """Return the config with these changes merged."""
     found = changes(gathered, pending=pending)
     return overrides.lay(gathered.config, {c["key"]: c["value"] for c in found})
 
 
 def assigned(changed: Mapping[str, Any]) -> list[str]:
-    """``key=value`` of each, the value as a config would have it: ``{batches: 32}``, ``null``."""
+    """Format each as ``key=value``, the value as in a config: ``{batches: 32}``, ``null``."""
     return [
         f"{key}={value if isinstance(value, str) else json.dumps(value).replace(chr(34), '')}"
         for key, value in changed.items()
@@ -59,7 +59,7 @@ def assigned(changed: Mapping[str, Any]) -> list[str]:
 
 
 def refusals(gathered: Gathered) -> dict[int, str]:
-    """Why commands were refused, by their number; "" of those that were obeyed."""
+    """Return why commands were refused, by their number; "" for those that were obeyed."""
     lines = (line for line in gathered.decisions if line["kind"] == "command")
     return {line["seq"]: str(line.get("refused") or "") for line in lines}
 

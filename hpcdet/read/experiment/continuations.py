@@ -1,4 +1,4 @@
-"""Why a trial had more than one attempt: it was cut short, or the search let it go on."""
+"""Causes of a trial's further attempts: restarts after interruptions, and promotions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WANTED = ("completed", "paused", "stopped")
 
 
 def restarts(trial: GatheredTrial) -> int:
-    """How many attempts followed one that had not come to the end that was asked for.
+    """Return how many attempts followed one that had not reached its target.
 
     Claims that were given back before anything ran are no attempts.
     """
@@ -20,7 +20,7 @@ def restarts(trial: GatheredTrial) -> int:
 
 
 def promotions(trial: GatheredTrial) -> int:
-    """How many times the search let it go on: after a pause, or when it had come to its target."""
+    """Return how often the search continued a trial, after a pause or at its target."""
     paused, found = False, 0
     for control in trial.controls:
         if control.action == "run":
@@ -32,6 +32,6 @@ def promotions(trial: GatheredTrial) -> int:
 
 
 def _ends(trial: GatheredTrial) -> list[str]:
-    """Reasons of the attempts' ends; "" of one that has none yet."""
+    """Return the reasons of the attempts' ends; "" for one that has not ended."""
     reasons = (attempt.end.reason if attempt.end is not None else "" for attempt in trial.attempts)
     return [reason for reason in reasons if reason != "released"]

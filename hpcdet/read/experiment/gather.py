@@ -1,7 +1,7 @@
-"""Everything that an experiment's folder says, read once, for the views to be computed from.
+"""The contents of an experiment's folder, read once, as the input of all views.
 
-A reader meets files in any state: absent, half-way, of another version. What is not there yet
-is empty here; nothing raises but a config that cannot be read.
+Files may be in any state: absent, incomplete, of another version. Whatever does not exist yet
+is empty here; only an unreadable config raises.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class GatheredAttempt:
 
     @cached_property
     def profiles(self) -> list[Line]:
-        """Where the time of all its ranks went (``profile``), as far as they told."""
+        """The ``profile`` lines of all ranks that wrote any: where their time went."""
         world = max((line["world"] for line in self.of_kind("start")), default=1)
         places = (self.paths.profile(rank) for rank in range(1, world))
         others = (sound(journal.read(path), ATTEMPT, path) for path in places)
@@ -76,23 +76,23 @@ class GatheredAttempt:
 
     @cached_property
     def heard(self) -> str:
-        """When its journal told something last; "" if never."""
+        """The time of the journal's last line; "" if it has none."""
         return str(self.lines[-1]["t"]) if self.lines else ""
 
     @cached_property
     def reached(self) -> int | None:
-        """Batches the trial had trained as far as the journal tells."""
+        """Batches the trial had trained according to the journal; None if it has no such line."""
         return max((at for line in self.lines if (at := batches(line)) is not None), default=None)
 
     @property
     def position(self) -> int | None:
-        """Batches the trial had trained when last heard of; None if it never began."""
+        """Batches the trial had trained by journal and verdict; None if it never began."""
         said = [self.reached, self.verdict.batches if self.verdict is not None else None]
         return max((at for at in said if at is not None), default=None)
 
 
 def batches(line: Line) -> int | None:
-    """How far a trial had come at a line of its journal, where the line says it."""
+    """Return the batches that a trial had trained at a line of its journal; None if not given."""
     for key in ("batches", "step"):
         value = line.get(key)
         if isinstance(value, int):
@@ -128,12 +128,12 @@ class GatheredTrial:
 
     @cached_property
     def attempts(self) -> list[GatheredAttempt]:
-        """Those that somebody claimed; a folder without a claim belongs to nobody yet."""
+        """The attempts that workers have claimed; folders without a claim are left out."""
         return [GatheredAttempt(paths) for paths in trials.claimed(self.paths)]
 
     @property
     def steps(self) -> int:
-        """Batches trained, as the newest attempt that began says, or its parent's checkpoint."""
+        """Batches trained, by the newest attempt that began, else by its parent's checkpoint."""
         positions = (attempt.position for attempt in reversed(self.attempts))
         known = next((at for at in positions if at is not None), None)
         if known is None:
@@ -144,7 +144,7 @@ class GatheredTrial:
 
 @dataclass(frozen=True)
 class GatheredJob:
-    """One submission: what was wanted and what the scheduler made of it."""
+    """One submission: its intent and the scheduler's answer."""
 
     number: int
     intent: Intent
@@ -153,7 +153,7 @@ class GatheredJob:
 
 @dataclass(frozen=True)
 class GatheredWorker:
-    """One incarnation of a worker."""
+    """One run of a worker."""
 
     paths: WorkerPaths
     claim: WorkerClaim | None
@@ -163,7 +163,7 @@ class GatheredWorker:
 
 @dataclass(frozen=True)
 class Gathered:
-    """An experiment; each part is read when it is first asked for, and then kept."""
+    """An experiment; each part is read at its first use, and then kept."""
 
     paths: ExperimentPaths
 
@@ -185,7 +185,7 @@ class Gathered:
 
     @cached_property
     def reopened(self) -> bool:
-        """A user has reopened it and nobody has decided anything since."""
+        """True if a user has reopened the experiment and no holder has obeyed that command yet."""
         heard = max((d["seq"] for d in self.decisions if d["kind"] == "command"), default=0)
         last = Reopened.read(self.paths.reopened(self.paths.times_reopened))
         return last is not None and last.command > heard
@@ -225,7 +225,7 @@ class Gathered:
 
     @cached_property
     def sentinel(self) -> Stuck | None:
-        """What the sentinel of the newest submission found, if nobody was left to go on."""
+        """The finding of the newest submission's sentinel, if no process was left to go on."""
         submitted = [job.number for job in self.jobs if job.submitted and job.submitted.job]
         return Stuck.read(self.paths.stuck(submitted[-1])) if submitted else None
 
@@ -243,7 +243,7 @@ class Gathered:
 
 
 def gather(source: ExperimentPaths | Gathered) -> Gathered:
-    """The contents of a folder; what was gathered already is handed through."""
+    """Return the contents of a folder; a ``Gathered`` is returned as it is."""
     return source if isinstance(source, Gathered) else Gathered(source)
 
 

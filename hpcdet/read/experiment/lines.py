@@ -1,4 +1,4 @@
-"""What the views rely on in the lines of journals, looked at once, where the lines are read."""
+"""Checks of the lines of journals, once when read, for the keys that views rely on."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ DECISION: Shapes = {
 
 
 def sound(lines: list[Line], shapes: Shapes, path: Path) -> list[Line]:
-    """The lines, as they are.
+    """Check the lines and return them unchanged.
 
     Raises:
-        IntegrityError: one lacks what a line of its kind has; names it.
+        IntegrityError: a line lacks a valid key of its kind; the message names it.
     """
     for line in lines:
         named = line["kind"]
@@ -79,7 +79,7 @@ def sound(lines: list[Line], shapes: Shapes, path: Path) -> list[Line]:
 
 
 def _is_one(value: Any, kind: Kind) -> bool:
-    """Of a generic map its values are looked at, too."""
+    """True if a value is of this kind; for ``dict[str, T]`` its values are checked as well."""
     if isinstance(kind, GenericAlias):
         _, each = get_args(kind)
         return isinstance(value, dict) and all(isinstance(item, each) for item in value.values())

@@ -1,4 +1,4 @@
-"""Metrics of all attempts as one series, in which the highest attempt has the last word."""
+"""Metrics of all attempts as one series, in which the highest attempt takes precedence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def metrics(
     group: str = "*",
     superseded: bool = False,
 ) -> list[Row]:
-    """Rows ``trial, group, step, name, value, time, attempt, superseded``, as they were written.
+    """Return rows ``trial, group, step, name, value, time, attempt, superseded``, in written order.
 
     A row is known by (trial, group, step, name). Where attempts trained the same stretch twice,
     the highest attempt's row counts; the others are superseded and come only when asked for, as
@@ -74,7 +74,7 @@ def _written(trial: GatheredTrial, measured: bool) -> Iterator[Row]:
 
 
 def told(trial: int, attempt: int, line: Line) -> Iterator[Row]:
-    """The rows in one line of metrics, without ``superseded``."""
+    """Return the rows in one line of metrics, without ``superseded``."""
     for name, value in line["metrics"].items():
         yield {
             "trial": trial,
@@ -89,7 +89,7 @@ def told(trial: int, attempt: int, line: Line) -> Iterator[Row]:
 
 
 def along(source: Source, rows: Iterable[Row], axis: Axis) -> list[Row]:
-    """The rows with ``x``: batches, completed epochs, or seconds since the trial's first start.
+    """Return the rows with ``x``: batches, completed epochs, or seconds since the first start.
 
     ``x`` is None where a row's epoch is not known.
     """
@@ -113,7 +113,7 @@ def along(source: Source, rows: Iterable[Row], axis: Axis) -> list[Row]:
 
 
 def number(value: Any) -> float | None:
-    """A metric's value as a float; None where it is structured or not a number at all."""
+    """Return a metric's value as a float; None if it is structured or not a number."""
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     if not plain and value not in ("Infinity", "-Infinity"):
         return None  # nor for the searcher, and NaN is no best and no last
@@ -125,12 +125,12 @@ def number(value: Any) -> float | None:
 
 
 def last(rows: Iterable[Row]) -> list[Row]:
-    """Of each (trial, group, name), the row of the highest step."""
+    """Return for each (trial, group, name) the row of the highest step."""
     return _choose(rows, lambda new, old: new["step"] >= old["step"])
 
 
 def best(rows: Iterable[Row], smaller_is_better: bool) -> list[Row]:
-    """Of each (trial, group, name), the row with the best value, if its values have an order."""
+    """Return for each (trial, group, name) the row with the best value, if values are ordered."""
     sign = 1 if smaller_is_better else -1
     ordered = (row for row in rows if number(row["value"]) is not None)
     return _choose(ordered, lambda new, old: sign * _float(new) < sign * _float(old))

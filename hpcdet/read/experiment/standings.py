@@ -1,4 +1,4 @@
-"""How trials stand where a search has constraints or several objectives.
+"""Comparison of the trials of a search with constraints or several objectives.
 
 Trials are compared at the greatest length at which a feasible one has reported, among the rungs of
 the search; without rungs, by what each has reported last. So a trial that was ended early is not
@@ -34,7 +34,7 @@ class ValidationReport:
 
 @dataclass(frozen=True)
 class Standings:
-    """Of an experiment: for each trial its report that counts, and who is on the front.
+    """The reports of an experiment by which trials are compared, and the front.
 
     Attributes:
         feasible_steps: (trial, step) of the reports that keep all constraints.
@@ -52,9 +52,9 @@ class Standings:
     front: list[int]
 
     def row(self, trial: int) -> View:
-        """``feasible, violation, objectives, constraints, on_front`` of a trial; None is unknown.
+        """A trial's ``feasible, violation, objectives, constraints, on_front``; None is unknown.
 
-        The first two and the values are those at which it is compared.
+        The first two and the values are those of the report by which it is compared.
         """
         report = self.at.get(trial)
         objectives, constraints = self.goals.objectives, self.goals.constraints
@@ -68,7 +68,7 @@ class Standings:
         }
 
     def view(self) -> View:
-        """``compared_at`` (a length), ``front`` (rows with ``trial`` and ``step``), ``nearest``.
+        """A dict of ``compared_at`` (a length), ``front`` (rows: ``trial``, ``step``), ``nearest``.
 
         The last is the trial that violates least, where none is feasible; else None.
         """
@@ -91,7 +91,7 @@ class Standings:
 
 
 def standings(gathered: Gathered) -> Standings | None:
-    """Who stands where; None where one metric says it all."""
+    """Return the standings; None if a single metric without constraints decides."""
     searcher = gathered.config.searcher
     goals = searcher.goals
     if goals.plain:
@@ -136,7 +136,7 @@ def _best(reports: Mapping[int, list[ValidationReport]]) -> dict[int, Validation
 def _reports(
     gathered: Gathered, searcher: Searcher, goals: Goals
 ) -> dict[int, list[ValidationReport]]:
-    """The validations of each trial that has any, by their length."""
+    """Return the validations of each trial that has any, by their length."""
     wanted = set(goals.lacking({}, the_goals.EVER))
     unit = searcher.max_length.unit if searcher.max_length else "batches"
     seen: dict[int, dict[int, View]] = defaultdict(dict)

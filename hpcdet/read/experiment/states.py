@@ -1,4 +1,4 @@
-"""One word for how an experiment, a trial and its keepers stand, from the files alone."""
+"""States of experiments and trials, and the health of their control, from files alone."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _BY_STANDING: dict[str, ExperimentState] = {
 
 
 def trial_state(trial: GatheredTrial, over: str = "") -> ExperimentState:
-    """The state of one trial.
+    """Return the state of one trial.
 
     Args:
-        over: state of the experiment once it is closed: what has not ended then never will.
+        over: state of the closed experiment, in which no unfinished trial will ever end; or "".
     """
     control = trial.control
     action = control.action if control else "run"
@@ -48,13 +48,13 @@ def trial_state(trial: GatheredTrial, over: str = "") -> ExperimentState:
 
 
 def stuck(gathered: Gathered) -> bool:
-    """It is paused because something failed, not because somebody asked for it."""
+    """True if the experiment is paused because of a failure, not by its user."""
     said = _said(gathered)
     return bool(said.get("by")) and experiment_state(gathered)[0] == "PAUSED"
 
 
 def resuming(gathered: Gathered) -> str:
-    """The command that resumes the experiment, with what its holder asked to be changed."""
+    """Return the command that resumes the experiment, with the change that its holder suggested."""
     change = _said(gathered).get("change")
     return f"hpcdet resume {gathered.id}" + (f" --set {change}" if change else "")
 
@@ -64,7 +64,7 @@ def _said(gathered: Gathered) -> dict[str, Any]:
 
 
 def experiment_state(gathered: Gathered) -> tuple[ExperimentState, str]:
-    """The state of an experiment, and why if somebody said so."""
+    """Return the state of an experiment and its reason, "" if none is recorded."""
     if gathered.closed is not None:
         return gathered.closed.state, gathered.closed.why
     said = _said(gathered)
@@ -90,7 +90,7 @@ def experiment_state(gathered: Gathered) -> tuple[ExperimentState, str]:
 
 
 def _unheard(gathered: Gathered) -> str:
-    """The last word on the whole experiment that no holder has obeyed yet, or ""."""
+    """Return the latest command to the whole experiment that no holder has obeyed yet; or ""."""
     heard = max((d["seq"] for d in gathered.decisions if d["kind"] == "command"), default=0)
     words = [c.verb for seq, c in gathered.commands if seq > heard and not c.trial]
     if "cancel" in words:
@@ -99,13 +99,13 @@ def _unheard(gathered: Gathered) -> str:
 
 
 def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
-    """Whether somebody looks after the experiment: ``health``, ``last_turn_s`` and ``why``.
+    """Return how well the experiment is looked after: ``health``, ``last_turn_s`` and ``why``.
 
-    ``ok``: workers live, or nothing is left to do. ``queued``: jobs wait for their turn, new or
-    requeued, as far as files know: the last holder says what the scheduler told it.
-    ``blind``: who decides cannot ask the scheduler just now.
-    ``stalled``: nobody is there who could go on. ``last_turn_s`` is the age in seconds of the last
-    sign of a holder of the lease, None if there never was one.
+    ``ok``: workers live, or nothing is left to do. ``queued``: jobs wait in the queue, new or
+    requeued, by the files: the last holder records the scheduler's answers.
+    ``blind``: the holder cannot reach the scheduler at present.
+    ``stalled``: no process is left that could go on. ``last_turn_s`` is the age in seconds of the
+    last sign of a holder of the lease, None if there never was one.
     """
     now = time.time() if now is None else now
     turn = _last_turn(gathered)
@@ -146,7 +146,7 @@ def health(gathered: Gathered, now: float | None = None) -> dict[str, Any]:
 
 
 def _newest(gathered: Gathered) -> dict[tuple[int, int], GatheredWorker]:
-    """The newest worker of each task, by submission and index."""
+    """Return the newest worker of each task, by submission and index."""
     newest: dict[tuple[int, int], GatheredWorker] = {}
     for worker in gathered.workers:
         key = (worker.paths.submission, worker.paths.index)
@@ -156,7 +156,7 @@ def _newest(gathered: Gathered) -> dict[tuple[int, int], GatheredWorker]:
 
 
 def _waiting(gathered: Gathered) -> int:
-    """Tasks that wait in the queue, by the files.
+    """Return the tasks that wait in the queue, by the files.
 
     The last holder told how many it saw there; who started since waits no more. A worker whose
     task was to be requeued said so in its end, which may be later.
@@ -171,7 +171,7 @@ def _waiting(gathered: Gathered) -> int:
 
 
 def waiting_jobs(gathered: Gathered) -> list[str]:
-    """Ids of the jobs of which tasks may wait in the queue, by the files.
+    """Return the ids of the jobs whose tasks may wait in the queue, by the files.
 
     A task waits no more if its launch failed, or its worker has ended and does not come back. One
     whose worker was lost may have been requeued, until another job was sent in its place.
@@ -196,7 +196,7 @@ def waiting_jobs(gathered: Gathered) -> list[str]:
 
 
 def waits(gathered: Gathered) -> list[dict[str, Any]]:
-    """Why tasks wait in the queue, from the last holder (``store.decisions.lease.Lease.waits``)."""
+    """Return why tasks wait, by the last holder (``store.decisions.lease.Lease.waits``)."""
     told = lease.last(gathered.paths)
     return told[1].reasons() if told is not None and told[1] is not None else []
 
@@ -210,15 +210,15 @@ def _reasons(gathered: Gathered) -> str:
 
 
 def held(gathered: Gathered) -> bool:
-    """Whether its user keeps what waits in the queue from starting."""
+    """True if the user holds the experiment's jobs in the queue."""
     words = [c.verb for _, c in gathered.commands if c.verb in ("hold", "release")]
     return words[-1:] == ["hold"]
 
 
 def _waits_for(gathered: Gathered) -> str:
-    """An experiment that has to end before this one begins, and that has not; "" if there is none.
+    """Return the unfinished experiment that must end before this one begins; "" if there is none.
 
-    Whoever closes that one turns the crank of this one.
+    The process that closes that one turns the crank of this one.
     """
     root = gathered.paths.root
     for _, command in gathered.commands:
@@ -232,12 +232,12 @@ def _waits_for(gathered: Gathered) -> str:
 
 
 def leaving(gathered: Gathered) -> bool:
-    """Whether a worker that was heard of lately has not written its end yet."""
+    """True if a worker with a recent beat has not written its end yet."""
     return any(map(lives, gathered.workers))
 
 
 def lives(worker: GatheredWorker) -> bool:
-    """Whether a worker was heard of lately and has not written its end, as far as files know."""
+    """True if a worker has a recent beat and has not written its end, by the files."""
     return worker.end is None and _is_fresh(worker.paths.beat, time.time())
 
 

@@ -1,7 +1,7 @@
-"""Where the time of the steps went and what was used, as the ranks told it (``profile``).
+"""Time of steps by phase and use of resources, from the ranks' ``profile`` records.
 
-Records are sums over some seconds. Here they are added up by attempt and rank, or made into
-metrics of two groups: ``timing`` (seconds of a step by phase) and ``system`` (what was used).
+Records are sums over some seconds. Here they are added up by attempt and rank, or converted to
+metrics of two groups: ``timing`` (seconds of a step by phase) and ``system`` (resource use).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Times:
     """The sum of some records.
 
     Attributes:
-        seconds: wall time of training and of all that is done between steps, after the first step.
+        seconds: wall time of training and of all work between steps, after the first step.
         phases: seconds of each phase; together they are ``seconds``.
-        samples: trained on, over all ranks; 0 where nobody counted.
-        means: of what was used, weighed by time; ``peaks``: of memory.
+        samples: trained on, over all ranks; 0 if not counted.
+        means: of resource use, weighted by time; ``peaks``: of memory.
     """
 
     seconds: float = 0.0
@@ -62,7 +62,7 @@ class Times:
 
     @property
     def training_s(self) -> float:
-        """Without validation, checkpoints and the profiler's files."""
+        """Seconds without validation, checkpoints and the profiler's files."""
         return max(0.0, self.seconds - sum(self.phases.get(name, 0.0) for name in _APART))
 
     @property
@@ -72,22 +72,22 @@ class Times:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Over all ranks, without validation and checkpoints; None where nobody counted."""
+        """Samples per second, all ranks, without validation and checkpoints; None if uncounted."""
         return self.samples / self.training_s if self.samples and self.training_s else None
 
     @property
     def work_s(self) -> float:
-        """Seconds of work of a step that other ranks may have to wait for."""
+        """Seconds of a step's work that other ranks may have to wait for."""
         waits = sum(self.phases.get(name, 0.0) for name in _NO_WORK)
         return max(0.0, self.seconds - waits) / self.steps if self.steps else 0.0
 
     def share(self, phase: str) -> float:
-        """Of all seconds, 0 to 1."""
+        """Return a phase's share of all seconds, 0 to 1."""
         return self.phases.get(phase, 0.0) / self.seconds if self.seconds else 0.0
 
 
 def total(parts: Iterable[Times]) -> Times:
-    """All of it together. Steps and samples add up: of ranks, divide by their number."""
+    """Return the sum of records. Steps and samples add up: for ranks, divide by their number."""
     whole = Times()
     weights: defaultdict[str, float] = defaultdict(float)
     for part in parts:
@@ -109,7 +109,7 @@ def total(parts: Iterable[Times]) -> Times:
 
 @dataclass(frozen=True)
 class RankTimes:
-    """What one rank of one attempt told."""
+    """The times of one rank of one attempt."""
 
     trial: int
     attempt: int
@@ -120,7 +120,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank, or all ranks of a node (``rank`` None), that the others waited for.
+    """A rank, or all ranks of a node (``rank`` None), for which the others waited.
 
     Attributes:
         over: how much longer than half of the others, 0.3 for 30 %.
@@ -144,7 +144,7 @@ class Straggler:
 
 
 def ranks(trial: GatheredTrial) -> list[RankTimes]:
-    """Of each attempt and rank that told anything, by these."""
+    """Return the times of each attempt and rank with records, in this order."""
     found = []
     for attempt in trial.attempts:
         by_rank: dict[int, list[Line]] = defaultdict(list)
@@ -157,8 +157,8 @@ def ranks(trial: GatheredTrial) -> list[RankTimes]:
 
 
 def of_trial(trial: GatheredTrial) -> Times:
-    """All its attempts and ranks; ``seconds`` are those of slots, ``steps`` and ``samples`` those
-    of the trial, trained again ones included."""
+    """Return the sum of all attempts and ranks: ``seconds`` of slots, ``steps`` and ``samples`` of
+    the trial, repeated ones included."""
     rows = ranks(trial)
     whole = total(row.times for row in rows)
     chiefs = [row.times for row in rows if row.rank == 0]
@@ -168,7 +168,7 @@ def of_trial(trial: GatheredTrial) -> Times:
 
 
 def wall(trial: GatheredTrial) -> Times:
-    """As rank 0 saw it: wall time, for what a step takes and how many samples that are."""
+    """Return the times of rank 0: wall time, with the time of a step and its samples."""
     return total(row.times for row in ranks(trial) if row.rank == 0)
 
 
@@ -189,9 +189,9 @@ def _times(line: Line) -> Times:
 
 
 def stragglers(rows: Sequence[RankTimes]) -> list[Straggler]:
-    """Who made the others wait, in each attempt; a node where all its ranks did.
+    """Find the ranks that made others wait, in each attempt; a node if all its ranks did.
 
-    Ranks that train together take equally long for a step; who works longest of it waits least.
+    Ranks that train together take equally long for a step; the one that works longest waits least.
     """
     found: list[Straggler] = []
     for key in sorted({(row.trial, row.attempt) for row in rows}):
@@ -240,12 +240,12 @@ def _by_node(peers: Sequence[RankTimes], slow: Sequence[Straggler]) -> Iterator[
 
 
 def wanted(group: str) -> bool:
-    """Whether a pattern of groups asks for these; ``*`` asks for what the code reported."""
+    """True if a pattern matches ``timing`` or ``system``; ``*`` means the code's own groups."""
     return group != "*" and any(fnmatchcase(name, group) for name in GROUPS)
 
 
 def rows(trial: int, attempt: GatheredAttempt) -> Iterator[Row]:
-    """Rows of metrics of an attempt, without ``superseded``; ``rank1.`` before another rank's."""
+    """Yield an attempt's rows of metrics, without ``superseded``; ``rank1.`` marks other ranks."""
     for line in attempt.profiles:
         before = f"rank{line['rank']}." if line["rank"] else ""
         for group, values in (("timing", _timing(line)), ("system", line.get("use", {}))):
@@ -277,14 +277,14 @@ def _timing(line: Line) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class TimingFinding:
-    """Why steps are slower than they need be, and what to do."""
+    """One cause of slow steps, and its remedy."""
 
     finding: str
     next: str
 
 
 def findings(trial: GatheredTrial) -> list[TimingFinding]:
-    """What slows this trial down, the worst first; nothing where too little is known."""
+    """Return the causes of a trial's slow steps, the worst first; none if too little is known."""
     times = wall(trial)
     if times.steps < _FEWEST_STEPS:
         return []
@@ -313,12 +313,12 @@ def findings(trial: GatheredTrial) -> list[TimingFinding]:
 
 
 def latest(found: Sequence[Straggler]) -> list[Straggler]:
-    """Those of the newest attempt that has any: nodes change from one to the next."""
+    """Return the stragglers of the newest attempt that has any: nodes change between attempts."""
     last = max((one.attempt for one in found), default=0)
     return [one for one in found if one.attempt == last]
 
 
 def trials(gathered: Gathered) -> list[tuple[GatheredTrial, Times]]:
-    """The trials that told anything, with their times."""
+    """Return the trials with records of their times, and these times."""
     pairs = ((trial, of_trial(trial)) for trial in gathered.trials)
     return [(trial, times) for trial, times in pairs if times.seconds]

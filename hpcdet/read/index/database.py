@@ -1,4 +1,4 @@
-"""``index.sqlite``: an experiment as tables, for SQL and Datasette; derived, never the truth.
+"""``index.sqlite``: an experiment as tables, for SQL and Datasette, derived from its files.
 
     experiments  trials  hyperparameters  attempts  metrics  checkpoints  events  jobs
     v_leaderboard  v_attempts  v_waste
@@ -54,7 +54,7 @@ def update(paths: ExperimentPaths) -> Path:
 
 
 def rebuild(paths: ExperimentPaths) -> Path:
-    """Build the index of an experiment from nothing but its files; returns where it is."""
+    """Build the index of an experiment from its files alone; returns where it is."""
     with _working_copy(paths) as file:
         _remove(file)
         bring_up_to_date(file, paths)
@@ -63,7 +63,7 @@ def rebuild(paths: ExperimentPaths) -> Path:
 
 
 def place(paths: ExperimentPaths) -> Path:
-    """Where the index is, or would be: in the experiment, or where that cannot be written, here."""
+    """Return the path of the index: in the experiment, or on this host if that is read-only."""
     if os.access(paths.root, os.W_OK):
         return paths.index
     here = _local(paths)
@@ -77,7 +77,7 @@ def snapshot(paths: ExperimentPaths, to: Path) -> None:
 
 
 def differences(paths: ExperimentPaths) -> list[str]:
-    """Tables and views of the index that are not what the experiment's files say.
+    """Return the tables and views of the index that differ from the experiment's files.
 
     Raises:
         NotFound: there is no index.
@@ -92,7 +92,7 @@ def differences(paths: ExperimentPaths) -> list[str]:
 
 
 def query(paths: ExperimentPaths, sql: str) -> list[Row]:
-    """Rows of a query on the index, which is opened read-only and as unchanging.
+    """Return the rows of a query on the index, opened as read-only and immutable.
 
     Raises:
         sqlite3.Error: the index is not there, or the query is wrong.
@@ -101,7 +101,7 @@ def query(paths: ExperimentPaths, sql: str) -> list[Row]:
 
 
 def _all(file: Path, name: str) -> list[Row] | None:
-    """Every row of a table or view; None if it is not there or cannot be read."""
+    """Return every row of a table or view; None if it does not exist or cannot be read."""
     order = ", ".join(f'"{key}"' for key in tables.TABLES[name].keys) if name[:2] != "v_" else "1"
     try:
         return _query(file, f"select * from {name} order by {order}")
@@ -127,7 +127,7 @@ def _query(file: Path, sql: str) -> list[Row]:
 
 @contextlib.contextmanager
 def _built(paths: ExperimentPaths) -> Iterator[Path]:
-    """The index made anew, for as long as the context lasts."""
+    """Provide a newly built index while the context lasts."""
     with tempfile.TemporaryDirectory(prefix="index-", dir=local_disk.folder("index")) as folder:
         file = Path(folder) / "index.sqlite"
         bring_up_to_date(file, paths)
@@ -144,7 +144,7 @@ def _local(paths: ExperimentPaths) -> Path:
 
 @contextlib.contextmanager
 def _working_copy(paths: ExperimentPaths) -> Iterator[Path]:
-    """The copy on this host, ours alone; where another host knows more, its copy."""
+    """Provide this host's own copy of the index; a newer one of another host is copied first."""
     file = _local(paths)
     _forget_old(file.parent)
     fd = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, files.FILE_MODE)
@@ -159,7 +159,7 @@ def _working_copy(paths: ExperimentPaths) -> Iterator[Path]:
 
 
 def _forget_old(folder: Path) -> None:
-    """Remove copies that nobody has changed for long, of experiments that may be gone."""
+    """Remove copies without recent changes, whose experiments may be gone."""
     for file in folder.glob("*.sqlite"):
         with contextlib.suppress(OSError):  # somebody else removes it, or is at work on it
             if time.time() - file.stat().st_mtime < _KEEP_S:
@@ -177,13 +177,13 @@ def _newer(one: Path, other: Path) -> bool:
 
 
 def _remove(file: Path) -> None:
-    """Remove a database and what SQLite may have left of a transaction that was killed."""
+    """Remove a database and the files that a killed transaction of SQLite may have left."""
     file.unlink(missing_ok=True)
     file.with_name(f"{file.name}-journal").unlink(missing_ok=True)
 
 
 def _version(file: Path) -> str:
-    """A word that every change replaces; "" if there is no index that can be read."""
+    """Return the version, which every change replaces; "" if there is no readable index."""
     try:
         rows = _query(file, "select value_json from remembered where key = 'version'")
     except sqlite3.Error:

@@ -1,4 +1,4 @@
-"""A folder of the user's on a disk of this host, for files that no network may come between."""
+"""A folder of the user's on a local disk, for files that must not lie on a network."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _HINT = "remove it, or let XDG_CACHE_HOME name a folder on a disk of this host"
 
 
 def folder(name: str) -> Path:
-    """``NAME`` under ``$XDG_CACHE_HOME`` where that is a disk of this host, else under TMPDIR.
+    """Return ``NAME`` under ``$XDG_CACHE_HOME`` if that is a local disk, else under TMPDIR.
 
     Raises:
-        Unavailable: the folder belongs to somebody else or others may write it.
+        Unavailable: the folder belongs to another user or others may write it.
         OSError: it cannot be made.
     """
     cache = os.environ.get("XDG_CACHE_HOME")

@@ -1,9 +1,9 @@
-"""What an index remembers of an experiment, so that only what is new has to be read.
+"""The memory of an index of what it has read, so that updates read new lines only.
 
-Of each journal: how far it was read, and the checksum of the line there. If another line is
-found in its place, or none, the journal is another one and is read from its beginning. Of each
-trial: its records and the few lines of its journals that tell more than a measured value, and
-how its files looked. As long as they look so, nothing of them is opened.
+For each journal: how far it was read, and the checksum of the last line read. If another line
+is found in its place, or none, the journal was replaced and is read from its beginning. For
+each trial: its records, the few lines of its journals that hold more than measured values, and
+a signature of its files. While the signature stays the same, none of them is opened.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PASSING = frozenset({"metrics", "progress", "fraction", "status", "profile"})
 
 @dataclass(frozen=True)
 class JournalPosition:
-    """How far a journal was read: where the last line begins, its number and its checksum."""
+    """The position up to which a journal was read: the last line's offset, number, checksum."""
 
     offset: int = 0
     n: int = 0
@@ -43,7 +43,7 @@ class JournalPosition:
 
 
 def read_on(path: Path, mark: JournalPosition) -> tuple[list[Line], JournalPosition, bool]:
-    """Lines behind the mark, the mark behind these, and whether it is the marked journal still.
+    """Return the lines after a mark, the mark after these, and True if the journal is the same.
 
     If it is not, the lines are all there are.
     """
@@ -62,7 +62,7 @@ def read_on(path: Path, mark: JournalPosition) -> tuple[list[Line], JournalPosit
 
 @dataclass
 class AttemptMemory:
-    """One attempt: its records, plain, and what its journal tells beside the metrics.
+    """One attempt: its records as plain data, and its journal's lines other than metrics.
 
     Attributes:
         rows: how many rows of metrics it has.
@@ -77,7 +77,7 @@ class AttemptMemory:
     records: dict[str, Plain | None] = field(default_factory=dict)
 
     def take(self, line: Line, wanted: frozenset[str]) -> None:
-        """Remember of a line what views will ask for."""
+        """Remember the parts of a line that views use."""
         self.heard = str(line["t"])
         at = batches(line)
         if at is not None:
@@ -92,7 +92,7 @@ class AttemptMemory:
 
 @dataclass
 class TrialMemory:
-    """One trial, with how its files looked when it was read."""
+    """One trial, with the signature of its files when it was read."""
 
     number: int
     signature: str
@@ -115,7 +115,7 @@ class TrialMemory:
 
 @dataclass(frozen=True)
 class RecalledAttempt(GatheredAttempt):
-    """An attempt whose files are not looked at."""
+    """An attempt from memory, without access to its files."""
 
     memory: AttemptMemory
 
@@ -146,7 +146,7 @@ class RecalledAttempt(GatheredAttempt):
 
 @dataclass(frozen=True)
 class RecalledTrial(GatheredTrial):
-    """A trial whose files are not looked at, its checkpoints excepted."""
+    """A trial from memory, without access to its files other than checkpoints."""
 
     memory: TrialMemory
 
@@ -172,7 +172,7 @@ class RecalledTrial(GatheredTrial):
 
 @dataclass(frozen=True)
 class Recalled(Gathered):
-    """An experiment of which trials and decisions are remembered, and the rest is read."""
+    """An experiment with trials and decisions from memory, the rest from files."""
 
     remembered: list[GatheredTrial]
     decided: list[Line]
@@ -188,11 +188,11 @@ class Recalled(Gathered):
 
 @dataclass(frozen=True)
 class News:
-    """What is new of one attempt.
+    """The new lines of one attempt.
 
     Attributes:
-        same: its journal goes on from where it was left; else all rows of it are void.
-        before: rows of metrics it had before.
+        same: True if its journal continues the one read before; else all its rows are void.
+        before: the number of rows of metrics it had before.
     """
 
     attempt: int
@@ -204,7 +204,7 @@ class News:
 def read_trial(
     trial: TrialPaths, before: TrialMemory | None, signature: str, wanted: frozenset[str]
 ) -> tuple[TrialMemory, list[News]]:
-    """Read what is new of a trial.
+    """Read the new contents of a trial.
 
     Args:
         signature: of its files, taken before this call.
@@ -237,7 +237,7 @@ def read_trial(
 
 
 def signature(trial: TrialPaths) -> str:
-    """How the files of a trial look from outside: it changes whenever one of them does."""
+    """Return the signature of a trial's files, which changes whenever one of them does."""
     looks = [
         _looks(trial.root),
         _names(trial.controls),
@@ -251,7 +251,7 @@ def signature(trial: TrialPaths) -> str:
 
 
 def _looks(folder: Path) -> list[Any]:
-    """The files in a folder; its folders by their names, since these have looks of their own."""
+    """Return the signature of a folder's files; of subfolders only their names."""
     return [[name, *_look(folder / name)] for name in _names(folder)]
 
 
@@ -272,14 +272,14 @@ def _names(folder: Path) -> list[str]:
 
 
 def _checkpoint(folder: Path) -> list[int]:
-    """A checkpoint that is committed does not change; one that is not may still grow."""
+    """Return a checkpoint's signature; a committed one never changes, others may still grow."""
     committed = _look(folder / MANIFEST)
     return committed or [size for name in _names(folder) for size in _look(folder / name)[:1]]
 
 
 @dataclass
 class TermMemory:
-    """The journal of one term: what of its lines the views ask for."""
+    """The journal of one term: those parts of its lines that views use."""
 
     mark: JournalPosition = JournalPosition()
     lines: list[Line] = field(default_factory=list)
@@ -293,7 +293,7 @@ class TermMemory:
         return cls(JournalPosition(**value["mark"]), value["lines"])
 
     def read(self, path: Path) -> bool:
-        """Read on; returns whether anything is new."""
+        """Read new lines; return True if there are any."""
         lines, self.mark, same = read_on(path, self.mark)
         sound(lines, DECISION, path)
         if not same:
@@ -308,13 +308,13 @@ def _bare(line: Line) -> Line:
 
 
 def decision_paths(paths: ExperimentPaths) -> Iterator[Path]:
-    """The journals of all terms there are."""
+    """Return the journals of all existing terms."""
     folder = paths.decisions(0).parent
     return (folder / name for name in _names(folder) if name.endswith(".jsonl"))
 
 
 def _json(memory: TrialMemory | TermMemory) -> str:
-    """Its fields, and those of what is in it, as JSON."""
+    """Encode a record, nested ones included, as JSON."""
     return json.dumps(memory, default=vars, separators=(",", ":"))
 
 

@@ -1,4 +1,4 @@
-"""The tables of an experiment's index: their columns, and their rows as the views give them.
+"""The tables of an experiment's index: their columns, and their rows from the views.
 
 Equal files give equal rows: what is true of a moment only (how long something has been running,
 who was alive) is in no table.
@@ -21,13 +21,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """``columns``: names and types. A name in ``_json`` holds the view's value as JSON."""
+    """A table. ``columns``: names and types; one in ``_json`` holds the view's value as JSON."""
 
     keys: tuple[str, ...]
     columns: dict[str, type]
 
     def row(self, view: Row) -> tuple[Any, ...]:
-        """A row as SQLite takes it."""
+        """Return a row as values for SQLite."""
         return tuple(_cell(view, name) for name in self.columns)
 
 
@@ -128,7 +128,7 @@ VIEWS = {
 
 
 def of_experiment(gathered: Gathered) -> dict[str, list[tuple[Any, ...]]]:
-    """The rows of the tables that say something of the experiment as a whole."""
+    """Return the rows of the tables about the experiment as a whole."""
     own = {"experiment": gathered.id}
     searcher = gathered.config.searcher
     about = {
@@ -150,7 +150,7 @@ def of_experiment(gathered: Gathered) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def of_trials(gathered: Gathered, chosen: Sequence[int]) -> dict[str, list[tuple[Any, ...]]]:
-    """The rows of ``OF_A_TRIAL`` of some trials."""
+    """Return the rows of the tables ``OF_A_TRIAL`` for some trials."""
     if not chosen:
         return {}
     own, wanted = {"experiment": gathered.id}, frozenset(chosen)
@@ -180,7 +180,7 @@ def of_trials(gathered: Gathered, chosen: Sequence[int]) -> dict[str, list[tuple
 def of_line(
     experiment: str, trial: int, attempt: int, line: Line, n: int
 ) -> Iterator[tuple[Any, ...]]:
-    """The rows of ``metrics`` in a line of an attempt's journal, ``n`` of which came before.
+    """Return the rows of ``metrics`` in a line of an attempt's journal, after ``n`` earlier ones.
 
     ``value`` is null for what is no number; ``value_json`` always holds what was reported.
     """
@@ -198,13 +198,13 @@ _KEY = itemgetter(*(_METRIC.index(name) for name in ("grp", "step", "name")))
 
 
 def key_of_metric(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What two rows of a trial's ``metrics`` have in common, of which one supersedes the other."""
+    """Return the key that a row of a trial's ``metrics`` shares with the rows it supersedes."""
     key: tuple[Any, ...] = _KEY(row)
     return key
 
 
 def superseding(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """All rows of one trial, by attempt: of equal keys the last row counts."""
+    """Return a trial's rows, by attempt, marked superseded unless they are the last of a key."""
     last = {_KEY(row): place for place, row in enumerate(rows)}
     return [(*row[:-1], int(last[_KEY(row)] != place)) for place, row in enumerate(rows)]
 

@@ -1,7 +1,7 @@
-"""What an update of the index does to its database: opens only the files that have changed.
+"""Incremental updates of the index's database, which open only changed files.
 
-It remembers how far each journal was read, and how each trial's files looked, and gives the same
-tables as making it anew.
+An update remembers how far each journal was read, and the signature of each trial's files, and
+results in the same tables as a rebuild.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCHEMA = 4
 
 
 def bring_up_to_date(file: Path, paths: ExperimentPaths) -> None:
-    """Take what is new in the experiment's files into a database; made anew where it is another's.
+    """Update a database from the experiment's files; rebuild it if it is another experiment's.
 
     Raises:
         sqlite3.DatabaseError: it is damaged.
@@ -52,7 +52,7 @@ def _identity(db: sqlite3.Connection) -> str:
 
 
 def _empty(db: sqlite3.Connection, paths: ExperimentPaths) -> None:
-    """Make all tables, without a row, instead of whatever is there."""
+    """Replace the contents of a database by empty tables."""
     import sqlite_utils
 
     kinds = ("view", "table")
@@ -108,7 +108,7 @@ class _Update:
             self._remember("version", "", secrets.token_hex(8))
 
     def _trial(self, paths: TrialPaths) -> tuple[recall.TrialMemory, bool]:
-        """What is known of a trial now, and whether something of it is new."""
+        """Return a trial's present memory, and True if anything in it is new."""
         key = f"trials/{paths.number}"
         looks = recall.signature(paths)
         row = self._recalled(key)
@@ -129,7 +129,7 @@ class _Update:
         return memory, True
 
     def _metrics(self, trial: int, news: list[recall.News], gone: set[int]) -> None:
-        """Add the rows of new lines; the highest attempt's newest row of a value counts."""
+        """Add the rows of new lines; for each value the highest attempt's newest row counts."""
         void = gone | {one.attempt for one in news if not one.same}
         for attempt in sorted(void):
             where = "trial = ? and attempt = ?"
@@ -166,7 +166,7 @@ class _Update:
         )
 
     def _leave_behind(self, trial: int, line: Lineage) -> None:
-        """A user let the trial begin again from before: what came after that does not count."""
+        """Mark a trial's superseded rows again after a user rewound it: later rows do not count."""
         columns = "rowid, grp, step, name, attempt"
         sql = f"select {columns} from metrics where trial = ? order by attempt, n"
         rows = self.db.execute(sql, (trial,)).fetchall()
@@ -193,7 +193,7 @@ class _Update:
         return chain.read(self.paths, lambda path: read.get(path, []))
 
     def _forget_all_but(self, trials: list[int]) -> None:
-        """Trials whose folder is gone, and journals of terms that are."""
+        """Forget trials and journals of terms whose files are gone."""
         keys = {f"trials/{number}" for number in trials}
         keys |= {f"decisions/{path.name}" for path in recall.decision_paths(self.paths)}
         like = "key like 'trials/%' or key like 'decisions/%'"
@@ -212,7 +212,7 @@ class _Update:
                     self.db.execute(f"delete from {name} where trial = ?", (number,))
 
     def _differs(self, key: str, rows: list[tuple[Any, ...]]) -> bool:
-        """Whether rows are not those of the last update."""
+        """True if rows differ from those of the last update."""
         digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
         row = self._recalled(f"rows/{key}")
         if row is not None and row[0] == digest:

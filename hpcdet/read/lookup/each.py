@@ -1,4 +1,4 @@
-"""Something of every experiment below a root, where one that cannot be read hides no other."""
+"""Views of every experiment below a root; unreadable ones are reported and skipped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNREADABLE = (
 def of_each(
     experiments: Iterable[ExperimentPaths], view: Callable[[ExperimentPaths], T]
 ) -> tuple[list[T], list[str]]:
-    """A view of each experiment, and a line about each that cannot be read."""
+    """Return a view of each experiment, and a line about each unreadable one."""
     items: list[T] = []
     warnings: list[str] = []
     for paths in experiments:
@@ -38,7 +38,7 @@ def of_each(
 
 
 def left_out(paths: ExperimentPaths, error: Exception) -> str:
-    """What is wrong with an experiment, in one line, with the file in it that it is about."""
+    """Return a line on why an experiment is left out, with the file at fault."""
     if isinstance(error, HpcdetError):
         what, where = error.what, error.where
     elif isinstance(error, OSError):

@@ -1,4 +1,4 @@
-"""Control characters in text that others chose: shown, never obeyed by whatever shows it."""
+"""Escaping of control characters in untrusted text, so that terminals show but not obey them."""
 
 from __future__ import annotations
 

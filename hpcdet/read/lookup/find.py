@@ -1,4 +1,4 @@
-"""From what a person types to a folder: ids, prefixes, ``ID/3``, ``@last``, ``@best``, job ids.
+"""Lookup of folders by references: ids, prefixes, ``ID/3``, ``@last``, ``@best``, job ids.
 
 Paths of experiments and of what is inside one are understood, too.
 """
@@ -45,12 +45,12 @@ class Reference:
 
 
 def root() -> Path:
-    """The folder that holds experiments: ``$HPCDET_ROOT``, else ``./hpcdet-experiments``."""
+    """Return the folder that holds experiments: ``$HPCDET_ROOT``, or ``./hpcdet-experiments``."""
     return Path(os.environ.get("HPCDET_ROOT") or DEFAULT_ROOT).expanduser().absolute()
 
 
 def experiments(root: Path) -> list[ExperimentPaths]:
-    """Every experiment below ``root``, oldest first. An absent root holds none.
+    """Return every experiment below ``root``, oldest first. An absent root holds none.
 
     What is called ``experiment.yaml`` makes a folder one, whatever it is. Folders that cannot be
     looked into (in a project's folder, those of others) and those that
@@ -72,7 +72,7 @@ def experiments(root: Path) -> list[ExperimentPaths]:
 
 
 def reference(text: str, root: Path) -> Reference:
-    """What ``text`` stands for.
+    """Return the experiment, trial or attempt that ``text`` names.
 
     Accepted: an id or an unambiguous prefix of one; ``ID/3``; ``ID/3.2``; ``@last`` (with
     ``/3`` as well); ``ID/@best``, the trial with the best value so far, and ``@best``, that of
@@ -80,8 +80,8 @@ def reference(text: str, root: Path) -> Reference:
     experiment or of anything inside one.
 
     Raises:
-        NotFound: nothing fits, or more than one experiment does.
-        Unavailable: what fits is a folder of somebody else, who lets nobody look into it.
+        NotFound: nothing matches, or more than one experiment does.
+        Unavailable: the match is another user's folder without permission to read it.
     """
     inside = _enclosing(text)
     if inside is not None:
@@ -103,12 +103,12 @@ def reference(text: str, root: Path) -> Reference:
 
 
 def experiment(text: str, root: Path) -> ExperimentPaths:
-    """The experiment that ``text`` names or lies in. Raises NotFound."""
+    """Return the experiment that ``text`` names or lies in. Raises NotFound."""
     return reference(text, root).paths
 
 
 def trial(text: str, root: Path) -> TrialPaths:
-    """The trial ``ID/3``; of an experiment with a single trial, ``ID`` is enough.
+    """Return the trial ``ID/3``; for an experiment with a single trial, ``ID`` is enough.
 
     Raises:
         NotFound: no such trial, or the experiment has several and none is named.
@@ -125,7 +125,7 @@ def trial(text: str, root: Path) -> TrialPaths:
 
 
 def attempt(text: str, root: Path) -> AttemptPaths:
-    """The attempt ``ID/3.2``; without its number, the newest one. Raises NotFound."""
+    """Return the attempt ``ID/3.2``; without its number, the newest one. Raises NotFound."""
     found = reference(text, root)
     of = trial(text, root)
     if found.attempt:
@@ -160,7 +160,7 @@ def _experiment(name: str, root: Path) -> ExperimentPaths:
 
 
 def _is_one(paths: ExperimentPaths) -> bool:
-    """Whether a folder is an experiment. Raises Unavailable if its owner lets nobody see."""
+    """True if a folder is an experiment. Raises Unavailable without permission to look into it."""
     try:
         paths.config.lstat()
     except PermissionError as error:
@@ -176,7 +176,7 @@ def _is_one(paths: ExperimentPaths) -> bool:
 
 
 def _best(paths: ExperimentPaths) -> int:
-    """The trial that is best by the searcher's metric. Raises NotFound if none has a value."""
+    """Return the best trial by the searcher's metric. Raises NotFound if none has a value."""
     from hpcdet.read.views import views  # completion finds ids without reading experiments
 
     item = views.status(paths)
@@ -196,7 +196,7 @@ def _jobs(paths: ExperimentPaths) -> set[str]:
 
 
 def _enclosing(text: str) -> Reference | None:
-    """The experiment, trial or attempt that a path lies in, if it is such a path."""
+    """Return the experiment, trial or attempt that a path lies in; None for other texts."""
     if not text.startswith((".", "~", "/")) and not text.count("/"):
         return None
     try:

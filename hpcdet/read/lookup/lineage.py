@@ -1,4 +1,4 @@
-"""What a trial has become from: its parents, and the schedule of hyperparameters that they make."""
+"""The lineage of a trial: its parents, and the resulting schedule of hyperparameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ View = dict[str, Any]
 
 
 def chain(gathered: Gathered, trial: int) -> list[View]:
-    """A trial and those that it comes from, the first one first.
+    """Return a trial and its ancestors, the first one first.
 
     Returns:
         Of each ``trial, from, to`` (lengths, in ``unit``), ``hyperparameters, seed, checkpoint``
@@ -61,7 +61,7 @@ def chain(gathered: Gathered, trial: int) -> list[View]:
 
 
 def best_trial(gathered: Gathered) -> int:
-    """The trial with the best value of the searcher's metric; of several goals, as ``status``.
+    """Return the best trial by the searcher's metric; with several goals, as ``status`` does.
 
     Raises:
         NotFound: none has a number yet, or keeps the constraints.
@@ -85,7 +85,7 @@ def best_trial(gathered: Gathered) -> int:
 
 
 def config(rows: list[View], gathered: Gathered) -> View:
-    """Keys of a config that trains one model through what ``chain`` has found.
+    """Return config keys that train one model by the schedule of a ``chain``.
 
     With the code and the other keys of the experiment it ends with the bits of the last trial.
 
@@ -116,7 +116,7 @@ def config(rows: list[View], gathered: Gathered) -> View:
 
 
 def _beginning(first: View, gathered: Gathered) -> str:
-    """The checkpoint of another experiment that a trial began from, for ``searcher.begin_from``."""
+    """Return the checkpoint of another experiment that a trial began from (``begin_from``)."""
     parent = Parent.parse(first["parent"])
     root, length = first["root"], Length(first["unit"], first["from"])
     named, donor = "", None
@@ -141,7 +141,7 @@ def _beginning(first: View, gathered: Gathered) -> str:
 
 
 def _reached(trial: GatheredTrial, unit: Unit) -> int:
-    """How far it has come, by what it has reported."""
+    """Return the length that a trial has reached, by its reports."""
     units = (
         line.get("units") or {} for attempt in trial.attempts for line in attempt.of_kind("metrics")
     )

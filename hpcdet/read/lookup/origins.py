@@ -1,4 +1,4 @@
-"""From which checkpoint a trial is to go on, as a person names it."""
+"""Lookup of the checkpoint from which a user wants a trial to go on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ THERE = ("complete", "superseded")
 
 
 def checkpoint(gathered: Gathered, trial: int, text: str) -> str:
-    """Name of the checkpoint of a trial that is meant.
+    """Return the name of the trial's checkpoint that the user's text denotes.
 
     Args:
         text: its name (``00000300.g2``) or path, a step (``300``), or ``@best``.
@@ -48,7 +48,7 @@ def checkpoint(gathered: Gathered, trial: int, text: str) -> str:
 
 
 def best(rows: list[dict[str, Any]], gathered: Gathered, where: str) -> dict[str, Any]:
-    """Of rows of ``views.checkpoints`` the one with the best value of the searcher's metric.
+    """Return the row of ``views.checkpoints`` with the best value of the searcher's metric.
 
     Raises:
         NotFound: none was validated.

@@ -41,7 +41,7 @@ def write(paths: ExperimentPaths, out: Path | None = None) -> Path:
 
 
 def render(gathered: Gathered, now: float) -> str:
-    """The page of an experiment as it stands at ``now``, in epoch seconds.
+    """Render the page of an experiment as of ``now``, in epoch seconds.
 
     The same folder and the same ``now`` give the same text.
     """

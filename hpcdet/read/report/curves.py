@@ -59,7 +59,7 @@ class Chart:
 
 
 def charts(gathered: Gathered) -> list[Chart]:
-    """The charts of an experiment: the searcher's metric first, then validation, then the rest."""
+    """Return the charts: the searcher's metric first, then validation, then the rest."""
     searcher = gathered.config.searcher
     rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in series.metrics(gathered):
@@ -71,7 +71,7 @@ def charts(gathered: Gathered) -> list[Chart]:
         return (name != searcher.metric, group != "validation", group, name)
 
     def whose(name: str) -> str | None:
-        """What is to be said of who has the best value; None of a metric that none is best of."""
+        """Return the suffix for the best trial; None for metrics other than the searcher's."""
         anybody = ", feasible or not" if searcher.goals.constraints else ""
         return anybody if name == searcher.metric else None
 

@@ -1,4 +1,4 @@
-"""Several objectives: a chart of the first two with their front, and what the front is."""
+"""Fronts of several objectives: a chart of the first two, and a table of the front."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Dot:
 
 @dataclass(frozen=True)
 class Front:
-    """What the template draws and says.
+    """The template's data on the front.
 
     Attributes:
-        path: the front of two objectives as stairs: what lies beyond them is dominated.
+        path: the front of two objectives as stairs; points beyond them are dominated.
         hypervolume: of two objectives, the area that the front dominates, up to the worst
             feasible value of each; "" of more, or of one trial.
         rows: trial, step, values; ``names`` are those of the values.
@@ -51,7 +51,7 @@ class Front:
 
 
 def front(gathered: Gathered) -> Front | None:
-    """None where there is one objective, or nothing yet that could be compared."""
+    """Return the front; None with a single objective, or without trials to compare yet."""
     searcher = gathered.config.searcher
     stand = standings.standings(gathered)
     if stand is None or not stand.goals.several:
@@ -116,7 +116,7 @@ def _compared(searcher: Searcher, length: int | None) -> str:
 
 
 def _stairs(places: Sequence[tuple[float, float]], first: Objective) -> str:
-    """From one point of the front to the next, left to right, by the corner that both dominate.
+    """Return the path from each point of the front to the next by the corner that both dominate.
 
     It has the worse value of each: of the first objective the right one's, if smaller is better,
     and so the left one's of the second.

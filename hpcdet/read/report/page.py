@@ -1,4 +1,4 @@
-"""What the report says, as plain values for its template. Reads the experiment's folder only."""
+"""The report's contents as plain values for its template, from the experiment's folder only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EXPECTED = WELL | {"preempted", "walltime", "canceled", "released"}
 
 @dataclass(frozen=True)
 class Share:
-    """A part of the bar of where the time went; ``x`` and ``width`` in percent."""
+    """A part of the bar of time by kind; ``x`` and ``width`` in percent."""
 
     kind: str
     word: str
@@ -42,7 +42,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Failure:
-    """Attempts that ended badly and alike."""
+    """Attempts that failed in the same way."""
 
     reason: str
     error: str
@@ -52,7 +52,7 @@ class Failure:
 
 
 def content(gathered: Gathered, now: float) -> dict[str, Any]:
-    """The template's variables.
+    """Return the template's variables.
 
     Args:
         now: epoch seconds at which the report is made; what still goes on ends here.
@@ -100,7 +100,7 @@ def content(gathered: Gathered, now: float) -> dict[str, Any]:
 
 
 def _notes(status: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What a reader must know before trusting the rest."""
+    """Yield notes that a reader must know before relying on the report."""
     if status["state"] not in ("COMPLETED", "CANCELED", "ERROR"):
         yield "The experiment is not over: this is how it stood when the report was made."
     if not attempts:
@@ -120,7 +120,7 @@ def _numbers(
     checkpoints: Sequence[Mapping[str, Any]],
     sums: Mapping[str, float],
 ) -> list[tuple[str, str, str]]:
-    """(what, value, explanation)"""
+    """Return the figures at the top: (label, value, explanation)."""
     best = status["best"]
     constrained = any(row.get("constraints") for row in status["trials"])
     states = Counter(row["state"] for row in status["trials"])
@@ -153,7 +153,7 @@ def _numbers(
 
 
 def _budget(spent: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What its allocations have cost, with what workers held without a trial."""
+    """Return the figure of slot time spent, with the overhead of workers without a trial."""
     overhead = f"{slot_time(spent['overhead_slot_hours'] * 3600)} of it overhead"
     if spent["charged_slot_hours"]:
         overhead += f", {slot_time(spent['charged_slot_hours'] * 3600)} charged by accounting"
@@ -211,7 +211,7 @@ def _trials(
 
 
 def _verdicts(status: Mapping[str, Any], decided: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Trials that began from another one, or of which something was decided since."""
+    """Return trials that began from another one, or with decisions since."""
     return [
         {
             "trial": row["trial"],
@@ -230,7 +230,7 @@ def _nearest(status: Mapping[str, Any]) -> str:
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested hyperparameters under dotted names."""
+    """Return nested hyperparameters under dotted names."""
     if not isinstance(value, dict) or (not value and prefix):
         return {prefix: value}
     found: dict[str, Any] = {}
@@ -266,12 +266,12 @@ def _checkpoint_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _short(time: str) -> str:
-    """``2026-03-01 12:00:05``, UTC."""
+    """Format a time as ``2026-03-01 12:00:05``, UTC."""
     return time[:19].replace("T", " ")
 
 
 def _failures(gathered: Gathered, attempts: Sequence[Mapping[str, Any]]) -> Iterator[Failure]:
-    """Bad ends, alike but for numbers together, the most frequent first."""
+    """Group failures that differ in numbers only, the most frequent first."""
     alike: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for row in attempts:
         if row["reason"] and row["reason"] not in _EXPECTED:
@@ -290,7 +290,7 @@ def _failures(gathered: Gathered, attempts: Sequence[Mapping[str, Any]]) -> Iter
 
 
 def _provenance(value: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Short facts on where the experiment came from; long ones stay in the file."""
+    """Return short facts on the experiment's provenance; long ones stay in the file."""
     flat = _flat(dict(value))
     return [
         (name, str(item))

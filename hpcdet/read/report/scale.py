@@ -1,4 +1,4 @@
-"""Numbers to places on paper, and to words."""
+"""Scales of charts, and formatting of numbers, times and sizes for the report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DAY = 86400
 
 @dataclass(frozen=True)
 class Scale:
-    """A straight or logarithmic way from values ``low…high`` to places ``start…end``."""
+    """A linear or logarithmic scale from values ``low…high`` to places ``start…end``."""
 
     low: float
     high: float
@@ -28,7 +28,7 @@ class Scale:
         return round(self.start + share * (self.end - self.start), 2)
 
     def ticks(self) -> list[float]:
-        """Round values in the range, about five of them."""
+        """Return round values in the range, about five of them."""
         if self.log:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             step = max(1, (last - first) // 5)
@@ -40,7 +40,7 @@ class Scale:
 def scale(
     values: Sequence[float], start: float, end: float, *, log: bool = False, air: float = 0.0
 ) -> Scale:
-    """The scale of these values; a single value lies in the middle.
+    """Return the scale of these values; a single value lies in the middle.
 
     Args:
         air: room beyond the least and the greatest value, as a share of the range; not for ``log``.
@@ -69,7 +69,7 @@ class Axes:
 
 
 def even(low: float, high: float, count: int = 5) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten in a range."""
+    """Return the multiples of 1, 2 or 5 times a power of ten in a range."""
     rough = (high - low) / count
     if rough <= 0 or not math.isfinite(rough):
         return [low]
@@ -80,7 +80,7 @@ def even(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def times(length_s: float) -> list[float]:
-    """Round times from 0 to a length, at most seven, in seconds."""
+    """Return round times from 0 to a length, at most seven, in seconds."""
     for step in _STEPS_S:
         if length_s / step <= 6:
             return [n * float(step) for n in range(int(length_s / step) + 1)]
@@ -89,7 +89,7 @@ def times(length_s: float) -> list[float]:
 
 
 def duration(seconds: float) -> str:
-    """``1 d 2 h``, ``3 h 5 min``, ``4 min 10 s``, ``5 s``; the two largest units that count."""
+    """Format ``1 d 2 h``, ``3 h 5 min``, ``4 min 10 s``, ``5 s``: the two largest units."""
     whole = round(seconds)
     parts: list[str] = []
     for name, size in (("d", _DAY), ("h", 3600), ("min", 60), ("s", 1)):
@@ -100,7 +100,7 @@ def duration(seconds: float) -> str:
 
 
 def slot_time(slot_s: float) -> str:
-    """Slot-seconds as ``1.25 slot-h``, or in slot-minutes or -seconds where that is little."""
+    """Format slot-seconds as ``1.25 slot-h``, small ones in slot-minutes or slot-seconds."""
     for name, size in (("h", 3600), ("min", 60)):
         if slot_s >= size:
             return f"{slot_s / size:.3g} slot-{name}"
@@ -108,7 +108,7 @@ def slot_time(slot_s: float) -> str:
 
 
 def bytes_text(size: float) -> str:
-    """``1.5 GiB``"""
+    """Format bytes as ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024 or unit == "TiB":
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -117,14 +117,14 @@ def bytes_text(size: float) -> str:
 
 
 def number(value: float | str | None) -> str:
-    """A number with four digits that matter; other words as they are."""
+    """Format a number with four significant digits; other values as they are."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def reduce(points: Sequence[tuple[float, float]], limit: int) -> list[tuple[float, float]]:
-    """At most about ``limit`` points: first, last, and the extremes of equal stretches between."""
+    """Reduce to about ``limit`` points: first, last, and the extremes of equal parts between."""
     if len(points) <= limit:
         return list(points)
     width = len(points) / (limit // 2)

@@ -1,4 +1,4 @@
-"""Where the time of training went: one stacked bar per trial, and who made the others wait."""
+"""Time of training by phase: one stacked bar per trial, and the ranks that delay others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Steps:
-    """Everything a template needs.
+    """The template's data on the bars.
 
     Attributes:
         phases: (colour, words) of each, in order.
@@ -54,7 +54,7 @@ class Steps:
 
 
 def steps(gathered: Gathered) -> Steps | None:
-    """The bars of all trials that told where their time went; None if none did."""
+    """Return the bars of all trials with records of their times; None if there are none."""
     trials = timing.trials(gathered)
     if not trials:
         return None

@@ -54,7 +54,7 @@ class ChartLane:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Everything a template needs to draw the lanes."""
+    """The template's data on the lanes."""
 
     lanes: list[ChartLane]
     left_out: int
@@ -69,7 +69,7 @@ class Timeline:
 
 
 def timeline(gathered: Gathered, found: Sequence[Span]) -> Timeline | None:
-    """The timeline of an experiment; None if nothing has happened yet."""
+    """Return the timeline of an experiment; None if nothing has happened yet."""
     if not found:
         return None
     begin = min(span.start for span in found)

@@ -1,4 +1,4 @@
-"""What each rank used of its machine, in the newest attempt of each trial that told of it."""
+"""Resource use of each rank, in the newest attempt of each trial with records of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROWS = 200
 
 @dataclass(frozen=True)
 class UsageColumn:
-    """One thing that is used.
+    """One resource.
 
     Attributes:
         name: in the records; of what is measured in bytes the peak is shown, else the mean.
@@ -35,7 +35,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Uses:
-    """Everything a template needs: rows of attempt, rank, node, and a text for each column."""
+    """The template's data: rows of attempt, rank, node, and a text for each column."""
 
     words: list[str]
     rows: list[tuple[str, int, str, list[str]]]
@@ -43,7 +43,7 @@ class Uses:
 
 
 def uses(gathered: Gathered) -> Uses | None:
-    """The rows of all trials; None if none told anything."""
+    """Return the rows of all trials; None if no trial has records of its use."""
     found = []
     for trial in gathered.trials:
         ranks = [row for row in timing.ranks(trial) if row.times.means]

@@ -1,4 +1,4 @@
-"""What trials trained beyond a rung while the decision on it was on its way to them."""
+"""Training of trials beyond a rung before the decision on it reached them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hpcdet.read.experiment.gather import Gathered, GatheredAttempt, Line
 
 @dataclass(frozen=True)
 class Beyond:
-    """One decision that a trial leaves, counted from the report that it was made on.
+    """One decision that a trial leaves, measured from the report on which it was made.
 
     Attributes:
         rung: length at which the trial reported, in the search's unit.
         batches: that it trained after that, until it left or ended by itself, or until now.
         seconds: likewise, from the report.
-        heard: the trial was told, and did not come to its end before; ``seconds`` is then the
-            time that decisions take.
-        passed: rungs that it reported at meanwhile.
+        heard: True if the decision reached the trial before its end; ``seconds`` is then the time
+            that decisions take.
+        passed: number of rungs at which it reported meanwhile.
     """
 
     trial: int
@@ -31,7 +31,7 @@ class Beyond:
 
 
 def beyond(gathered: Gathered) -> list[Beyond]:
-    """Of each pause and stop that the search decided on a report of the trial's own."""
+    """Return a row for each pause and stop that the search decided on the trial's own report."""
     attempts = {trial.number: trial.attempts for trial in gathered.trials}
     rungs = [rung.value for rung in gathered.config.searcher.rungs]
     found = []
@@ -47,19 +47,19 @@ def beyond(gathered: Gathered) -> list[Beyond]:
 
 
 def trained(attempts: list[GatheredAttempt]) -> int:
-    """Batches of all attempts together, those that were trained again included."""
+    """Return the batches of all attempts together, repeated ones included."""
     begun = (next(attempt.of_kind("start"), {}).get("batches", 0) for attempt in attempts)
     pairs = zip(attempts, begun, strict=True)
     return sum(max(0, (attempt.position or begin) - begin) for attempt, begin in pairs)
 
 
 def wait_s(decision_s: float) -> int:
-    """A bound of waits at rungs that is enough for most decisions, in whole seconds."""
+    """Return a limit for waits at rungs that suffices for most decisions, in whole seconds."""
     return max(5, round(3 * decision_s))
 
 
 def _leaving(gathered: Gathered) -> Iterator[tuple[int, str, int]]:
-    """Trial, unit and length of each report on which the search let that very trial leave."""
+    """Yield trial, unit and length of each report on which the search let that trial leave."""
     last: dict[str, object] = {}
     for line in gathered.decisions:
         if line["kind"] == "event":

@@ -1,4 +1,4 @@
-"""Every checkpoint of an experiment: where its copies are, and which of them count."""
+"""Checkpoints of an experiment: the places of their copies, and those that count."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STATES = ("complete", "superseded", "partial", "damaged")
 def checkpoints(
     source: ExperimentPaths | Gathered, trial: int = 0, deleted: bool = False
 ) -> list[View]:
-    """Checkpoints, by trial and step.
+    """Return the checkpoints, by trial and step.
 
     Returns:
         ``trial, step, attempt, name, path, copies, on, bytes, digest, state, metric, kept, time``;
@@ -51,7 +51,7 @@ def _checkpoints(trial: GatheredTrial) -> list[View]:
 
 
 def _on_a_node(trial: GatheredTrial, names: Sequence[str]) -> list[View]:
-    """The newest checkpoint, if as far as anybody has heard only a node has it."""
+    """Return the newest checkpoint as a list if, by the journals, only a node has it; else []."""
     told = [
         line
         for attempt in trial.attempts
@@ -67,7 +67,7 @@ def _on_a_node(trial: GatheredTrial, names: Sequence[str]) -> list[View]:
 
 
 def _folders(trial: TrialPaths) -> dict[str, list[tuple[str, Path]]]:
-    """State and folder of each checkpoint's copies, by its name."""
+    """Return state and folder of each checkpoint's copies, by its name."""
     found: dict[str, list[tuple[str, Path]]] = {}
     line = lineage(trial)
     for place in trial.checkpoint_places:

@@ -1,4 +1,4 @@
-"""What an experiment has cost, and what of its budget is left."""
+"""The cost of an experiment, and the rest of its budget."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ View = dict[str, Any]
 
 
 def spent(source: ExperimentPaths | Gathered) -> View:
-    """What it has cost so far.
+    """Return the cost so far.
 
     Returns:
-        ``slot_hours`` in all, of these ``training_slot_hours`` in attempts and
-        ``overhead_slot_hours`` that workers held without a trial; ``charged_slot_hours``: how
-        much of it the scheduler's accounting has charged, while the rest is counted by ourselves;
-        ``counted_slot_hours``: what we have counted of everything; ``reserved_slot_hours`` that
-        those that run may still cost; ``left_slot_hours`` of the budget after all that;
+        ``slot_hours`` in total, of which ``training_slot_hours`` in attempts and
+        ``overhead_slot_hours`` that workers held without a trial; ``charged_slot_hours``: the
+        part charged by the scheduler's accounting, while hpcdet counts the rest;
+        ``counted_slot_hours``: hpcdet's own count of everything; ``reserved_slot_hours`` that
+        running allocations may still cost; ``left_slot_hours`` of the budget after all that;
         ``wall_s`` since the first allocation, None before it; ``budget {slot_hours, wall_s}`` in
-        force, None where there is no bound.
+        force, None without a bound.
     """
     gathered = gather(source)
     budget, found = _budget(gathered), _account(gathered)
@@ -47,7 +47,7 @@ def spent(source: ExperimentPaths | Gathered) -> View:
 
 
 def allocations(source: ExperimentPaths | Gathered) -> list[View]:
-    """What each allocation has cost, by its start.
+    """Return the cost of each allocation, by its start.
 
     Returns:
         ``worker`` ("" if none ever took the place), ``job, slots, start, end`` ("" while it
@@ -76,7 +76,7 @@ def allocations(source: ExperimentPaths | Gathered) -> list[View]:
 
 
 def exhausted(source: ExperimentPaths | Gathered) -> str:
-    """The key of the config that lets nothing begin any more; "" if something may."""
+    """Return the config key of the exhausted budget that lets nothing begin; "" if none is."""
     gathered = gather(source)
     reader = spending.Spending(gathered.paths, gathered.config)
     terms = reader.terms(limits.in_force(gathered.paths, gathered.config))
@@ -106,7 +106,7 @@ def _account(gathered: Gathered) -> Account:
 
 
 def _until(gathered: Gathered) -> float:
-    """Now, or the experiment's end: what was never closed does not go on costing."""
+    """Return the end of costs: the experiment's end, else now."""
     closed = gathered.closed
     return spending.epoch(closed.at) if closed is not None and closed.at else time.time()
 

@@ -1,4 +1,4 @@
-"""What trials asked for, what they used of it, and what to ask for instead."""
+"""Resources that trials requested and used, and suggestions for the next request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GIVEN = 0.7
 
 
 def efficiency(source: ExperimentPaths | Gathered, trial: int = 0) -> list[View]:
-    """Requested and used, of one trial or all.
+    """Return requested and used resources of one trial or all.
 
     Returns:
         ``id, trial, state, slots``; per slot ``cpus, cpu_cores, memory_bytes`` (asked for),
@@ -102,7 +102,7 @@ def _beyond(trial: GatheredTrial, left: list[beyond.Beyond]) -> View:
 
 
 def _memory(times: timing.Times, config: Resolved) -> int | None:
-    """The most of one slot: the job's, where its cgroup is known, else its processes'."""
+    """Return the peak of one slot: the job's if its cgroup is known, else its processes'."""
     if "job_memory_bytes" in times.peaks:
         slots = config.resources.slots_per_node * config.lanes
         return int(times.peaks["job_memory_bytes"] / max(1, slots))

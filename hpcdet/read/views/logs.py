@@ -1,4 +1,4 @@
-"""What the ranks of all attempts printed, as one stream of lines.
+"""The output of the ranks of all attempts, as one stream of lines.
 
 Logs grow to gigabytes: they are read in blocks as lines are asked for, and the last lines from
 the end.
@@ -54,7 +54,7 @@ class LogLine:
 
 @dataclass
 class LogSource:
-    """A log file, read on from where it was left; ``claim`` tells when its attempt began."""
+    """A log file, read from the last position; ``claim`` has the time when its attempt began."""
 
     trial: int
     attempt: int
@@ -66,7 +66,7 @@ class LogSource:
     _level: str = field(default="", init=False)
 
     def lines(self, whole: bool) -> Iterator[LogLine]:
-        """Complete lines that are new; with ``whole``, the unfinished last one as well.
+        """Yield new complete lines; with ``whole``, the unfinished last one as well.
 
         They are read as they are taken: where the iteration is left, the next one goes on.
         """
@@ -92,7 +92,7 @@ class LogSource:
                 yield self._line(rest)
 
     def tail(self, count: int, *, whole: bool, carried: bool) -> list[LogLine]:
-        """The last lines; nothing before them is new any more.
+        """Return the last lines; earlier ones no longer count as new.
 
         Args:
             carried: also read back to what tells their time and level, within reason. Without it
@@ -106,7 +106,7 @@ class LogSource:
         return list(deque(self.lines(whole), maxlen=count))
 
     def _line(self, raw: bytes) -> LogLine:
-        """A line without time or level (as in a traceback) belongs to the one before it."""
+        """Parse a line; without its own time or level (as in a traceback) it has the last one's."""
         text = _shown(raw)
         match = _STAMP.match(text)
         stamp = _utc(match[1]) if match else ""
@@ -124,13 +124,13 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _shown(raw: bytes) -> str:
-    """What a terminal would show of a line: the last of what was written over each other."""
+    """Return a line as a terminal would show it: the text after the last carriage return."""
     text = raw.decode(errors="replace")
     return text[:-1] if text.endswith("\r") else text.rpartition("\r")[2]
 
 
 def _start_of_last(file: IO[bytes], count: int, carried: bool) -> int:
-    """A place from which at least ``count`` lines follow, complete or not.
+    """Return an offset from which at least ``count`` lines follow, complete or not.
 
     ``carried``: a line with a time begins there, which decides for all that follow.
     """
@@ -159,7 +159,7 @@ def _start_of_last(file: IO[bytes], count: int, carried: bool) -> int:
 
 
 def _utc(stamp: str) -> str:
-    """A time as records have it; empty for digits that only look like one."""
+    """Return a time as in records; "" for digits that only look like one."""
     try:
         at = datetime.fromisoformat(stamp.replace(",", ".")).astimezone(UTC)
     except (ValueError, OverflowError):
@@ -176,7 +176,7 @@ def sources(
     launcher: bool = False,
     previous: bool = False,
 ) -> list[LogSource]:
-    """The log files there are now, by trial, attempt and rank; 0 and () stand for all.
+    """Return the present log files, by trial, attempt and rank; 0 and () stand for all.
 
     Args:
         launcher: what the launcher said itself, too.
@@ -214,7 +214,7 @@ def _sources(attempt: AttemptPaths, ranks: Collection[int], launcher: bool) -> l
 def read(
     source: LogSource, *, since: str = "", until: str = "", level: str = "", whole: bool = True
 ) -> Iterator[LogLine]:
-    """All of a source's new lines between two ISO times and of at least one level.
+    """Yield a source's new lines between two ISO times and of at least one level.
 
     A line without a time of its own counts with the one before it, and where there is none,
     with the time its attempt began. Without ``whole`` an unfinished last line is left for later.
@@ -235,7 +235,7 @@ def _began(source: LogSource) -> str:
 
 
 def of_jobs(paths: ExperimentPaths, lines: int = 10) -> list[str]:
-    """The last lines of what the newest submission's batch scripts and workers printed."""
+    """Return the last lines printed by the newest submission's batch scripts and workers."""
     for number in reversed(paths.submissions()):
         try:
             files = sorted(paths.job_log(number).iterdir())
@@ -249,7 +249,7 @@ def of_jobs(paths: ExperimentPaths, lines: int = 10) -> list[str]:
 
 
 def first_traceback(source: LogSource) -> list[LogLine]:
-    """The first traceback in a log, whole, with those that it led to; empty if there is none."""
+    """Return the first traceback in a log with those chained to it; empty if there is none."""
     lines = source.lines(whole=True)
     chain = list(itertools.islice(filter(_begins, lines), 1))
     while chain:
@@ -266,7 +266,7 @@ def _begins(line: LogLine) -> bool:
 
 
 def _to_its_error(lines: Iterator[LogLine]) -> Iterator[LogLine]:
-    """The frames of a traceback, and the line that names the error."""
+    """Return the frames of a traceback, and the line that names the error."""
     for line in lines:
         yield line
         if line.text and not line.text.startswith((" ", "\t")) and not _begins(line):
@@ -274,7 +274,7 @@ def _to_its_error(lines: Iterator[LogLine]) -> Iterator[LogLine]:
 
 
 def _after_error(lines: Iterator[LogLine]) -> list[LogLine]:
-    """What else an error says, up to where a chain goes on; where it does not, its hints."""
+    """Return the rest of an error's message up to a chained error; else its indented lines."""
     after: list[LogLine] = []
     for line in itertools.islice(lines, _LONGEST_MESSAGE):
         if _begins(line):
@@ -288,7 +288,7 @@ def _after_error(lines: Iterator[LogLine]) -> list[LogLine]:
 def errors(
     paths: ExperimentPaths, trial: int = 0, attempt: int = 0, previous: bool = False
 ) -> list[list[LogLine]]:
-    """The first traceback of each rank of each attempt; the launcher's log where ranks have none.
+    """Return each rank's first traceback of each attempt; the launcher's if ranks have none.
 
     Of attempts that were followed by others of the trial, all are looked at; with ``previous``,
     only the last but one.

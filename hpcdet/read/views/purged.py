@@ -1,4 +1,4 @@
-"""What a purge of scratch has taken from an experiment that has a part there."""
+"""Losses by a purge of scratch, for experiments with a part there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpcdet.store.trials import standing
 
 
 def lines(gathered: Gathered) -> list[str]:
-    """A sentence for each loss that matters to who reads or resumes the experiment."""
+    """Return a sentence for each loss that matters for reading or resuming the experiment."""
     paths = gathered.paths
     if not paths.split:
         return []
@@ -24,7 +24,7 @@ def lines(gathered: Gathered) -> list[str]:
 
 
 def _behind(trial: GatheredTrial) -> str:
-    """Whether a trial that waits would go on from less than it had reached."""
+    """Describe a waiting trial that would go on from less than it had reached; "" if not so."""
     if trial.standing.state in ("running", "done", "stopped", "failed"):
         return ""
     saved = [line["name"] for a in trial.attempts for line in a.of_kind("checkpoint")]

@@ -1,4 +1,4 @@
-"""Hyperparameters that are trees (choices, repeats), in one line for people."""
+"""Formatting of nested hyperparameters (choices, repeats) in one line for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def shape(value: Any, leaf: Callable[[Any], str]) -> str:
-    """``convolution(channels=16 kernel=3), pooling(kind=max)``; ``leaf`` says what is no tree."""
+    """Format ``convolution(channels=16 kernel=3), pooling(kind=max)``; ``leaf`` formats leaves."""
     if isinstance(value, dict) and value:
         name = shape(value["name"], leaf) if "name" in value else ""
         parts = [f"{leaf(key)}={shape(each, leaf)}" for key, each in value.items() if key != "name"]

@@ -1,4 +1,4 @@
-"""Where the time went: the life of every trial cut into spans, from claims, journals and ends."""
+"""Time of trials by kind: their lives divided into spans, by claims, journals and ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of a trial's life; ``start`` and ``end`` in epoch seconds.
+    """A period of a trial's life; ``start`` and ``end`` in epoch seconds.
 
     Attributes:
         attempt: number of the attempt, or of the one that was waited for.
@@ -45,12 +45,12 @@ class Span:
 
 
 def epoch(time: str) -> float:
-    """Epoch seconds of an ISO time."""
+    """Return the epoch seconds of an ISO time."""
     return datetime.fromisoformat(time).timestamp()
 
 
 def spans(gathered: Gathered, now: float) -> list[Span]:
-    """The spans of all trials, by trial and time. What still goes on ends ``now``."""
+    """Return the spans of all trials, by trial and time. Open ones end ``now``."""
     slots = gathered.config.resources.slots_per_trial
     return [span for trial in gathered.trials for span in _trial(trial, slots, now)]
 
@@ -95,14 +95,14 @@ def _last_time(lines: Iterable[dict[str, str]], default: float) -> float:
 
 
 def _cut(kind: str, trial: int, attempt: int, ends: list[float], slots: int) -> Iterator[Span]:
-    """A span, if it has a length; clocks of different nodes may disagree a little."""
+    """Yield a span if its length is positive; clocks of different nodes may differ slightly."""
     start, end = ends
     if end > start:
         yield Span(kind, trial, attempt, start, end, slots)
 
 
 def totals(found: Iterable[Span]) -> dict[str, float]:
-    """Slot-seconds by kind, in the order of ``KINDS``."""
+    """Return slot-seconds by kind, in the order of ``KINDS``."""
     sums = dict.fromkeys(KINDS, 0.0)
     for span in found:
         sums[span.kind] += span.slot_s

@@ -1,4 +1,4 @@
-"""What happened, in order: submissions, workers, attempts, checkpoints, decisions, commands."""
+"""The timeline of events: submissions, workers, attempts, checkpoints, decisions, commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ASKED = 20
 
 
 def events(source: Source, trial: int = 0) -> list[Event]:
-    """Every event, by time.
+    """Return every event, by time.
 
     Args:
         trial: only what concerns this trial; 0 means everything.
@@ -71,7 +71,7 @@ def _workers(gathered: Gathered) -> Iterator[Event]:
 
 
 def passed_over(gathered: Gathered, trial: int) -> Line | None:
-    """The newest note of a worker that a trial does not fit into the time it had left.
+    """Return the newest note of a worker that a trial did not fit into its remaining time.
 
     With the worker's name as ``worker``. Of the workers only the newest are asked.
     """
@@ -103,7 +103,7 @@ def _attempt(attempt: GatheredAttempt) -> Iterator[Event]:
 
 
 def _journal_text(line: Line) -> str:
-    """What a line of an attempt's journal tells in the timeline; "" if nothing."""
+    """Return the text in the timeline for a line of an attempt's journal; "" if none."""
     match line["kind"]:
         case "start" if line.get("checkpoint"):
             ranks = "1 rank goes" if line["world"] == 1 else f"{line['world']} ranks go"
@@ -167,7 +167,7 @@ def _decisions(gathered: Gathered) -> Iterator[Event]:
 
 
 def decided(gathered: Gathered) -> dict[int, str]:
-    """Where the searcher gave a reason: what it decided last of a trial, or why it is an heir."""
+    """Return by trial the searcher's last decision with a reason, or why the trial is a copy."""
     found: dict[int, str] = {}
     made: dict[int, str] = {}
     ended = {one.number: one.standing for one in gathered.trials if one.standing.state == "done"}
@@ -212,7 +212,7 @@ def _commands(gathered: Gathered) -> Iterator[Event]:
 
 
 def _said(command: Command) -> Iterator[str]:
-    """What a command asks for beside its verb."""
+    """Yield a command's arguments as text."""
     given = command.arguments
     if given.get("reason"):
         yield str(given["reason"])

@@ -1,7 +1,7 @@
-"""What the verbs print, as plain data: the items of ``-o json``, and what the report is made of.
+"""Views of experiments as plain data: the items of ``-o json``, and the report's input.
 
-Every view takes the experiment's paths, or a ``Gathered`` where several views are wanted of
-one reading. Times are ISO 8601 UTC or "", lengths are batches, sizes bytes, durations seconds.
+Every view takes the experiment's paths, or a ``Gathered`` for several views of one reading.
+Times are ISO 8601 UTC or "", lengths are batches, sizes bytes, durations seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Source = ExperimentPaths | Gathered
 
 
 def brief(source: Source) -> View:
-    """One line of ``hpcdet ls``: ``id, name, state, trials, done, created, user, labels, path``."""
+    """Return a row of ``hpcdet ls``: id, name, state, trials, done, created, user, labels, path."""
     gathered = gather(source)
     config = gathered.config
     state, why = states.experiment_state(gathered)
@@ -60,17 +60,17 @@ def brief(source: Source) -> View:
 
 
 def next_command(gathered: Gathered) -> str:
-    """The command with which a paused experiment goes on."""
+    """Return the command that resumes a paused experiment."""
     key = costs.exhausted(gathered)
     return f"hpcdet set {gathered.id} {key}=MORE" if key else states.resuming(gathered)
 
 
 def status(source: Source) -> View:
-    """An experiment at a glance.
+    """Return the overview of an experiment.
 
     Returns:
-        ``id, name, state, why, stuck`` (paused by trouble), ``next`` (the command with which it
-        goes on then, else ""), ``health, health_why, last_turn_s``, ``waits`` (``states.waits``),
+        ``id, name, state, why, stuck`` (paused by a failure), ``next`` (the command that resumes
+        it then, else ""), ``health, health_why, last_turn_s``, ``waits`` (``states.waits``),
         ``searcher, metric, best {trial, value, step} or None (with
         constraints, a feasible one), objectives, compared_at, front, nearest`` (``standings``),
         ``max_length, max_trials, created, workers, labels, path, spent`` (``costs.spent``),
@@ -129,7 +129,7 @@ def _not_finite(gathered: Gathered) -> list[View]:
 
 
 def trials(source: Source) -> list[View]:
-    """Every trial.
+    """Return every trial.
 
     Returns:
         ``id, trial, state, steps, best, best_step`` (the best feasible value of the first
@@ -197,7 +197,7 @@ def _last_checkpoint(trial: GatheredTrial) -> View | None:
 
 
 def _paused_bytes(gathered: Gathered, rows: list[View]) -> int | None:
-    """What the checkpoints of paused trials hold, where somebody wants to know; else None."""
+    """Return the bytes of paused trials' checkpoints; None without ``max_paused_bytes``."""
     if gathered.config.checkpoint_storage.max_paused_bytes is None:
         return None
     paused = [row["trial"] for row in rows if row["state"] == "PAUSED"]
@@ -216,7 +216,7 @@ def _best_trial(rows: list[View], smaller_is_better: bool) -> View | None:
 
 
 def _leader(stand: Standings) -> View | None:
-    """The best feasible trial, of several objectives by the first, where they are compared."""
+    """Return the best feasible trial, by the first objective, at the compared length."""
     if not stand.front:
         return None
     trial = stand.front[0]
@@ -225,7 +225,7 @@ def _leader(stand: Standings) -> View | None:
 
 
 def attempts(source: Source, trial: int = 0) -> list[View]:
-    """Every attempt of one trial, or of all of them.
+    """Return every attempt of one trial, or of all of them.
 
     Returns:
         ``id, trial, attempt, job, worker, host, nodes, start, end, reason`` ("" while it runs),
@@ -276,7 +276,7 @@ def _traces(gathered: Gathered, attempt: GatheredAttempt) -> list[str]:
 
 
 def show(source: Source) -> View:
-    """All of ``status``, and ``config, changes, attempts, jobs, allocations`` (``costs``),
+    """Return ``status``, and ``config, changes, attempts, jobs, allocations`` (``costs``),
     ``checkpoints, provenance, files``.
 
     ``config`` is what holds now: what was submitted, with ``changes`` laid over it.
@@ -310,7 +310,7 @@ def _files(gathered: Gathered) -> dict[str, Any]:
 
 
 def jobs(source: Source) -> list[View]:
-    """Every submission: ``number, name, job, tasks, throttle, spares, hold, script, at, error``."""
+    """All submissions: ``number, name, job, tasks, throttle, spares, hold, script, at, error``."""
     gathered = gather(source)
     changed = {d["job"]: d["running"] for d in gathered.decisions if d["kind"] == "throttle"}
     return [
@@ -334,7 +334,7 @@ def jobs(source: Source) -> list[View]:
 
 
 def labels(source: Source) -> list[str]:
-    """The config's labels and those that ``hpcdet tag`` added since, without those it removed."""
+    """Return the config's labels with the later changes of ``hpcdet tag``."""
     gathered = gather(source)
     found = dict.fromkeys(str(label) for label in gathered.config.labels)
     for _, command in gathered.commands:
@@ -347,7 +347,7 @@ def labels(source: Source) -> list[str]:
 
 
 def seconds(start: str, end: str) -> float | None:
-    """Seconds between two ISO times; to now if ``end`` is ""; None if ``start`` is."""
+    """Return the seconds between two ISO times; to now if ``end`` is ""; None if ``start`` is."""
     if not start:
         return None
     finish = datetime.fromisoformat(end).timestamp() if end else time.time()
