@@ -1,4 +1,4 @@
-"""The keys of the config for machines (JSON Schema) and for people (``config explain``)."""
+"""The keys of the config as JSON Schema, and as text for people (``config explain``)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _DOMAINS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of an experiment config, for editors."""
+    """Return the JSON Schema (2020-12) of an experiment config, for editors."""
     made = Config.model_json_schema()
     made["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     made["title"] = "hpcdet experiment config"

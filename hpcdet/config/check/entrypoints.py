@@ -2,8 +2,8 @@
 
 hpcdet starts one process on each slot. Determined runs the entrypoint once on each node, and its
 launchers start the rest. A launcher of Determined's alone is left out; in the middle of a shell
-command it stays, and its stand-in (``hpcdet.determined.launch``) hands what it launches to all
-ranks of the node. Launchers of others would start processes on top of those that are there.
+command it stays, and its stand-in (``hpcdet.determined.launch``) hands its command to all ranks
+of the node. Other launchers would start processes on top of the existing ranks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FRAMEWORKS = "leave the launcher out: hpcdet starts the ranks (docs/frameworks.
 
 
 def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
-    """Leave out a launcher of Determined's that is all there is around a command.
+    """Leave out a launcher of Determined's that alone surrounds a command.
 
     Yields:
         What was found, and whether it is an error (else a warning).
@@ -85,7 +85,7 @@ def _slots(values: Mapping[str, Any]) -> int:
 
 
 def errors(config: Config) -> Iterator[Problem]:
-    """Launchers that would start processes in each of several ranks, or that are not there."""
+    """Yield launchers that would start processes in each of several ranks, or that are absent."""
     if config.compat.determined == "off" and launchers.named(config.entrypoint):
         what = "determined.launch is not there with compat.determined: off"
         yield Problem("entrypoint", what, _FRAMEWORKS)
@@ -113,7 +113,7 @@ def doubts(config: Config, written: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _own_launchers(entrypoint: str | list[str]) -> Iterator[str]:
-    """Launchers of others that are run as a command, not those that are only mentioned."""
+    """Yield other launchers that run as a command, not those that are only mentioned."""
     for words in _commands(entrypoint):
         name = words[0].rpartition("/")[2]
         if name in _OWN and (name != "accelerate" or words[1:2] == ["launch"]):
@@ -127,7 +127,7 @@ def _own_launchers(entrypoint: str | list[str]) -> Iterator[str]:
 
 
 def _by_python(words: list[str]) -> Iterator[str]:
-    """The launcher that a Python runs, as a module or by its file."""
+    """Yield the launcher that a Python interpreter runs, as a module or by its file."""
     values = iter(words[1:])
     for word in values:
         if runs := _RUNS.fullmatch(word):
@@ -143,7 +143,7 @@ def _by_python(words: list[str]) -> Iterator[str]:
 
 
 def _commands(entrypoint: str | list[str]) -> Iterator[list[str]]:
-    """The simple commands of a shell's line, without assignments and wrappers before them."""
+    """Split a shell line into simple commands, without leading assignments and wrappers."""
     words = entrypoint if isinstance(entrypoint, list) else _tokens(entrypoint)
     command: list[str] = []
     wrapped = False
@@ -165,7 +165,7 @@ def _is_before(word: str) -> bool:
 
 
 def _tokens(text: str) -> list[str]:
-    """Words and operators; none of a text that is no shell's."""
+    """Split a text into words and operators; none if it is not valid shell."""
     line = text.replace("\\\n", " ").replace("\n", ";")
     line = _ASKED.sub("which", _FOUND.sub(lambda found: found[2], line))
     reader = shlex.shlex(line, posix=True, punctuation_chars=";&|()")

@@ -21,7 +21,7 @@ _DYNAMIC = "bits depend on which shapes an attempt has seen: another one after a
 
 
 def errors(config: Config) -> Iterator[Problem]:
-    """Everything that makes the config impossible."""
+    """Yield every problem that makes the config impossible."""
     yield from _resources(config)
     yield from _lanes(config)
     yield from _strategy(config)
@@ -36,7 +36,7 @@ def errors(config: Config) -> Iterator[Problem]:
 
 
 def warnings(config: Config) -> Iterator[Problem]:
-    """Everything that looks like a mistake."""
+    """Yield everything that looks like a mistake."""
     try:
         doubts = Space(config.hyperparameters).warnings
     except SpaceError:
@@ -97,7 +97,7 @@ def _resources(config: Config) -> Iterator[Problem]:
 
 
 def _range(config: Config) -> Iterator[Problem]:
-    """A trial that takes fewer slots than it would like."""
+    """Yield problems of ``min_slots_per_trial``, the fewest slots that a trial accepts."""
     need, key = config.resources, "resources.min_slots_per_trial"
     least, most = need.min_slots_per_trial, need.slots_per_trial
     if least is None:
@@ -189,7 +189,7 @@ def _trace(config: Config) -> Iterator[Problem]:
 
 
 def _least(spec: Any) -> float | None:
-    """The smallest value that a hyperparameter of numbers can have, where that is plain."""
+    """Return the smallest value of a numeric hyperparameter, if it is evident."""
     if isinstance(spec, dict):
         vals = spec.get("vals")
         listed = vals if isinstance(vals, list) else []  # if it is not, others say so
@@ -203,7 +203,7 @@ def _least(spec: Any) -> float | None:
 
 
 def _data(value: Any, key: str) -> Iterator[Problem]:
-    """``data`` is kept as YAML and shown as JSON: what either cannot say is refused."""
+    """Refuse ``data`` that YAML (as kept) or JSON (as shown) cannot represent."""
     if isinstance(value, dict | list):
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
             if not isinstance(name, str | int):
@@ -356,7 +356,7 @@ def _halving(asked: Searcher) -> Iterator[Problem]:
 
 
 def _ladders(config: Config) -> Iterator[Problem]:
-    """Rungs that fall on one another, and brackets that get no trial."""
+    """Yield rungs that coincide, and brackets that get no trial."""
     asked = resolve(config.model_dump()).searcher
     if asked.name not in HALVING or asked.top is None or not asked.brackets:
         return
@@ -372,7 +372,7 @@ def _ladders(config: Config) -> Iterator[Problem]:
 
 
 def is_class(entrypoint: str | list[str]) -> bool:
-    """``module:Class``, which has no loop of its own to decide the length of training."""
+    """True for ``module:Class``, which has no training loop of its own that decides the length."""
     if not isinstance(entrypoint, str):
         return False
     module, colon, name = entrypoint.partition(":")

@@ -106,7 +106,10 @@ def plan(
 
 
 def _population(resolved: Resolved) -> dict[str, Any] | None:
-    """Its trials are as many trainings in full; each copy goes on where another one was."""
+    """Return a population's size, interval and comparisons; None for other search methods.
+
+    Its trials cost as many full trainings; a copy goes on where another trial was.
+    """
     searcher = resolved.searcher
     if not searcher.interval:
         return None
@@ -150,7 +153,7 @@ def _storage(
 
 
 def _paused(resolved: Resolved, running: int) -> int:
-    """Trials that may be paused at one time: by their user, or at rungs by the searcher."""
+    """Return how many trials may be paused at a time, by their user or by the searcher at rungs."""
     searcher = resolved.searcher
     if searcher.rule == "stopping":
         return running

@@ -28,7 +28,7 @@ _EXPECTED = {
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem of a config.
 
     Attributes:
         key: dotted key path; empty for the file as a whole.
@@ -72,7 +72,7 @@ def _line(origin: str) -> int:
 
 
 def locate(key: str, origins: Mapping[str, str]) -> str:
-    """The origin of a key; for a map that of its first value, for a missing key of one beside."""
+    """Return a key's origin; for a map that of its first value, for a missing key a sibling's."""
     if found := locate_below(key, origins):
         return found
     above = key.rpartition(".")[0]
@@ -80,7 +80,7 @@ def locate(key: str, origins: Mapping[str, str]) -> str:
 
 
 def locate_below(key: str, origins: Mapping[str, str]) -> str:
-    """The origin of a key or of the first value inside it; empty if it has none."""
+    """Return the origin of a key or of the first value inside it; "" if it has none."""
     if key in origins:
         return origins[key]
     inside = (origin for name, origin in origins.items() if name.startswith(f"{key}."))
@@ -88,7 +88,7 @@ def locate_below(key: str, origins: Mapping[str, str]) -> str:
 
 
 def of_validation(error: ValidationError, values: Mapping[str, Any]) -> list[Problem]:
-    """The problems that pydantic found, one for each key."""
+    """Return the problems that pydantic found, one for each key."""
     unions: dict[str, set[str]] = {}
     problems: dict[str, Problem] = {}
     for item in error.errors(include_url=False):
@@ -123,7 +123,7 @@ def _short(value: Any) -> str:
 
 
 def _key(loc: tuple[int | str, ...], values: Any, kind: str) -> str:
-    """The dotted key of an error; pydantic adds names of types that no file has."""
+    """Return the dotted key of an error, without the names of types that pydantic adds."""
     parts = []
     for part in loc:
         inside = isinstance(values, Mapping) and part in values
@@ -138,7 +138,7 @@ def _key(loc: tuple[int | str, ...], values: Any, kind: str) -> str:
 
 
 def nearest(key: str) -> str:
-    """``did you mean …`` for an unknown key, from the keys beside it and then from all."""
+    """Return ``did you mean …`` for an unknown key, from its siblings, then from all keys."""
     above, _, name = key.rpartition(".")
     model = model_at(above)
     beside = list(model.model_fields) if model else []
@@ -151,7 +151,7 @@ def nearest(key: str) -> str:
 
 
 def model_at(key: str) -> type[BaseModel] | None:
-    """The model of a section, as ``searcher``; the whole config for the empty key."""
+    """Return the model of a section such as ``searcher``; the whole config for the empty key."""
     model: type[BaseModel] = Config
     for part in key.split(".") if key else []:
         if part not in model.model_fields:
@@ -164,7 +164,7 @@ def model_at(key: str) -> type[BaseModel] | None:
 
 
 def section(annotation: Any) -> type[BaseModel] | None:
-    """The model that an annotation stands for, if it is one (or one or None)."""
+    """Return the model in an annotation ``Model`` or ``Model | None``; else None."""
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         found = [section(option) for option in typing.get_args(annotation)]
         return next((model for model in found if model), None)
@@ -174,7 +174,7 @@ def section(annotation: Any) -> type[BaseModel] | None:
 
 
 def all_keys(model: type[BaseModel] = Config, above: str = "") -> list[str]:
-    """Every key there is, dotted, in the order of the models."""
+    """Return every key, dotted, in the order of the models."""
     found = []
     for name, field in model.model_fields.items():
         found.append(above + name)
@@ -191,7 +191,7 @@ def default(key: str) -> Any:
 
 
 def explain_field(key: str) -> str:
-    """The description of a key; empty for a section or an unknown key."""
+    """Return the description of a key; "" for a section or an unknown key."""
     above, _, name = key.rpartition(".")
     model = model_at(above)
     field = model.model_fields.get(name) if model else None

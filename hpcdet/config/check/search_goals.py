@@ -11,7 +11,7 @@ from hpcdet.store.config.resolved_config import COPYING, MODELLED
 
 
 def problems(asked: Searcher) -> Iterator[Problem]:
-    """Objectives and constraints that cannot be, or that the method knows nothing of."""
+    """Yield objectives and constraints that are impossible, or that the method does not support."""
     yield from _past(asked)
     key = "searcher.objectives"
     for metric in _twice(one.metric for one in asked.objectives):

@@ -1,6 +1,6 @@
 """Search methods: the keys that each takes, and the number of trials that some determine.
 
-A key that the method would ignore is refused: whoever writes it expects something of it.
+A key that the method would ignore is refused, since its author expects an effect.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ TAKE: dict[str, tuple[str, ...]] = {
 
 
 def problems(asked: Searcher) -> Iterator[Problem]:
-    """Keys that say something which this method does not do."""
+    """Yield keys that this method would ignore."""
     for option, names in TAKE.items():
         if asked.name not in names and _said(asked, option):
             what = f"a search of name: {asked.name} has no {option}"
@@ -81,9 +81,9 @@ def problems(asked: Searcher) -> Iterator[Problem]:
 
 
 def unlimited(asked: Searcher) -> Iterator[Problem]:
-    """A limit without effect where a model's pace is kept (``search.halving.promotion_rule``).
+    """Yield a limit that a model's pace makes ineffective (``search.halving.promotion_rule``).
 
-    Of configs that are written anew only: searches that have begun go on as they are.
+    Only new configs are checked: searches that have begun go on as they are.
     """
     sampler = asked.sampler.name or MODELLED.get(asked.name, "random")
     compared = asked.name in _COMPARED and asked.rule == "hybrid"
@@ -108,17 +108,17 @@ def doubts(config: Config, written: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _said(asked: Searcher, option: str) -> bool:
-    """Whether a key says anything but its default, which resolved configs have, too."""
+    """True if a key has another value than its default, which resolved configs hold as well."""
     value = getattr(asked, option)
     plain = value.model_dump() if hasattr(value, "model_dump") else value
     return bool(plain != default(f"searcher.{option}"))
 
 
 def trials(config: Config) -> int:
-    """How many trials there are where ``max_trials`` is absent.
+    """Return the number of trials of a search without ``max_trials``.
 
     Raises:
-        SpaceError: of a grid whose space is wrong.
+        SpaceError: the space of a grid is wrong.
     """
     match config.searcher.name:
         case "grid":

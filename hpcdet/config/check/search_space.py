@@ -13,12 +13,12 @@ from hpcdet.store.config.resolved_config import COPYING
 
 
 def key(path: tuple[str | int, ...]) -> str:
-    """The key of the config at which a place in the space stands."""
+    """Return the key in the config of a place in the space."""
     return f"hyperparameters.{dotted(path)}".rstrip(".")
 
 
 def problems(config: Config) -> Iterator[Problem]:
-    """Everything that makes the space, or ``searcher.initial``, mean nothing."""
+    """Yield everything that makes the space or ``searcher.initial`` meaningless."""
     try:
         space = Space(config.hyperparameters)
         if config.searcher.name == "grid":

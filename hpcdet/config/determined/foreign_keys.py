@@ -1,9 +1,9 @@
-"""Keys of Determined (0.38) that are not ours, and what becomes of each.
+"""Keys of Determined (0.38) that hpcdet does not have, and how each is treated.
 
 ``harmless``: has no effect here and the result is the same without; a warning names it.
 ``refused``: leaving it out would change the result, so nothing is submitted.
 ``later``: belongs to work that this version does not have; refused by name.
-Keys in none of the three are unknown, whoever's they are.
+Keys in none of the three are unknown keys.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Foreign:
     """The treatment of one key.
 
     Attributes:
-        when: looks at the value, for keys that depend on it.
-        hint: what to write instead, from the value.
-        ignorable: ``--ignore KEY`` makes it a warning: it is about where code runs, and the user
-            says that it runs here as well.
+        when: true for the values that the entry concerns.
+        hint: returns what to write instead of a value.
+        ignorable: ``--ignore KEY`` makes it a warning: the key is about where code runs, and the
+            user states that it runs here as well.
     """
 
     kind: Class
@@ -38,7 +38,7 @@ class Foreign:
 
     @property
     def always(self) -> bool:
-        """Its value does not matter."""
+        """True if the entry concerns every value."""
         return self.when is _always
 
 

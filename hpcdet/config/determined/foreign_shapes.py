@@ -1,4 +1,4 @@
-"""Ways in which Determined's files say what ours say otherwise."""
+"""Shapes of values in Determined's configs that hpcdet's configs express in another way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS = ("batches", "records", "epochs")
 
 
 def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
-    """Turn foreign shapes in ``values`` into ours.
+    """Convert foreign shapes in ``values`` to hpcdet's.
 
     Yields:
         What was found, and whether it is an error (else a warning).
@@ -26,13 +26,13 @@ def rewrite(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
 
 
 def is_determineds(written: Mapping[str, Any]) -> bool:
-    """Whether a search is written with words that only Determined has for it."""
+    """True if a search is written with keys that only Determined has."""
     searcher = written.get("searcher")
     return isinstance(searcher, Mapping) and not {"max_time", "stop_once"}.isdisjoint(searcher)
 
 
 def _time(searcher: Any) -> Iterator[tuple[Problem, bool]]:
-    """``max_time: 900, time_metric: batches`` is ``max_length: {batches: 900}``.
+    """Convert ``max_time: 900, time_metric: batches`` to ``max_length: {batches: 900}``.
 
     Where trials are compared the metric may be any that the code reports.
     """
@@ -65,7 +65,7 @@ def _time(searcher: Any) -> Iterator[tuple[Problem, bool]]:
 
 
 def _stop_once(searcher: Any) -> Iterator[tuple[Problem, bool]]:
-    """``stop_once`` is the rule; Determined's default, before it knew no other, was promotion."""
+    """Convert ``stop_once`` to ``rule``: stopping if true, else promotion, as in old Determined."""
     if not isinstance(searcher, dict) or not isinstance(searcher.get("stop_once"), bool):
         return
     rule = "stopping" if searcher.pop("stop_once") else "promotion"
@@ -75,7 +75,7 @@ def _stop_once(searcher: Any) -> Iterator[tuple[Problem, bool]]:
 
 
 def _objectives(searcher: Any) -> Iterator[tuple[Problem, bool]]:
-    """The first of several objectives is the metric; one alone is nothing but the metric."""
+    """Make the first of several objectives the metric; a single one becomes the metric alone."""
     listed = searcher.get("objectives") if isinstance(searcher, dict) else None
     if not isinstance(listed, list) or not listed or not isinstance(listed[0], dict):
         return
@@ -89,7 +89,7 @@ def _objectives(searcher: Any) -> Iterator[tuple[Problem, bool]]:
 
 
 def _slots(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
-    """No slots is one process; ``slurm.slots_per_node`` is ``resources.slots_per_node``."""
+    """Convert 0 slots to one process, and ``slurm.slots_per_node`` to hpcdet's key."""
     resources = values.get("resources") or {}
     if not isinstance(resources, dict):
         return
@@ -114,7 +114,7 @@ def _whole(value: Any) -> TypeGuard[int]:
 
 
 def _walltime(values: dict[str, Any]) -> Iterator[tuple[Problem, bool]]:
-    """``--time`` among the options of sbatch is the walltime, which others must know."""
+    """Convert ``--time`` among the options of sbatch to the walltime, which hpcdet must know."""
     slurm = values.get("slurm")
     arguments = slurm.get("sbatch_args") if isinstance(slurm, dict) else None
     if not isinstance(arguments, list) or not all(isinstance(a, str) for a in arguments):

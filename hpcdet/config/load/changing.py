@@ -1,4 +1,4 @@
-"""Checking values that are to change in an experiment that exists already."""
+"""Checks of changed values for an existing experiment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _USERS = ("hyperparameters", "data", "environment")  # whose own keys no model l
 
 
 def changes(assignments: Sequence[str]) -> dict[str, Any]:
-    """``["resources.walltime_s=2h"]`` as ``{"resources.walltime_s": 7200}``.
+    """Parse ``["resources.walltime_s=2h"]`` to ``{"resources.walltime_s": 7200}``.
 
     Raises:
         UsageError: an assignment is not of the form ``key=value``.
@@ -42,7 +42,7 @@ def changes(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def of_command(verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a user's command with its changes of the config checked.
+    """Return the arguments of a user's command with its changes of the config checked.
 
     ``set`` names them plainly, other verbs in their argument ``set``. Raises as ``checked``.
     """
@@ -69,7 +69,7 @@ def only_longer(resolved: Resolved, changed: Mapping[str, Any]) -> None:
 
 
 def fits(resolved: Resolved) -> None:
-    """Check that what was changed goes together with what was not.
+    """Check that changed keys are consistent with the rest of the config.
 
     Raises:
         ConfigError: one trial for each worker where it has several lanes, and the like.
@@ -92,7 +92,7 @@ def fits(resolved: Resolved) -> None:
 
 
 def checked(key: str, value: Any) -> Any:
-    """The value as ``experiment.yaml`` would hold it (times in seconds, memory in bytes).
+    """Return the value as ``experiment.yaml`` would hold it (times in seconds, memory in bytes).
 
     Raises:
         ConfigError: the key does not exist or cannot be changed any more, or the value is wrong.

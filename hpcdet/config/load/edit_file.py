@@ -1,4 +1,4 @@
-"""One value changed in a file that a person wrote: every other character stays as it was.
+"""Edits of one value in a user's config file; every other character stays unchanged.
 
 The place of a value comes from YAML's own parser; what comes out is read again, and has to say
 what was meant and nothing else.
@@ -16,7 +16,7 @@ from hpcdet.store.fs import yaml12
 
 
 def assign(text: str, key: str, value: str, source: str) -> str:
-    """The text of a config with a key changed or added.
+    """Return the text of a config with a key changed or added.
 
     Args:
         key: dotted; whole numbers are places in a list.
@@ -50,7 +50,7 @@ def assign(text: str, key: str, value: str, source: str) -> str:
 
 
 def _unshared(value: Any) -> Any:
-    """A copy in which what an alias repeats is a value of its own."""
+    """Return a copy in which each YAML alias is a value of its own."""
     if isinstance(value, Mapping):
         return {name: _unshared(item) for name, item in value.items()}
     return [_unshared(item) for item in value] if isinstance(value, list) else value
@@ -115,7 +115,7 @@ def _replace(text: str, node: yaml.Node, key_end: int, value: str) -> str:
 
 
 def _add(text: str, node: yaml.MappingNode, parts: list[str], value: str) -> str:
-    """One more key at the end of a mapping."""
+    """Add a key at the end of a mapping."""
     end = _end(text, node)
     if node.flow_style:
         comma = ", " if node.value else ""
@@ -127,7 +127,7 @@ def _add(text: str, node: yaml.MappingNode, parts: list[str], value: str) -> str
 
 
 def _end(text: str, node: yaml.Node) -> int:
-    """Where a node ends; a block's own end mark is that of what comes after it."""
+    """Return the end of a node; the end mark of a block is that of the node after it."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style:
         return max((_end(text, inner) for inner in _inside(node)), default=node.end_mark.index)
     start = int(node.start_mark.index)
@@ -140,7 +140,7 @@ def _inside(node: yaml.CollectionNode) -> Iterator[yaml.Node]:
 
 
 def _lines(parts: list[str], value: str, indent: str) -> str:
-    """``a:``, below it ``b: value``."""
+    """Format a nested key: ``a:``, below it ``b: value``."""
     *above, last = (_name(part) for part in parts)
     lines = [f"{indent}{'  ' * depth}{part}:\n" for depth, part in enumerate(above)]
     return "".join([*lines, f"{indent}{'  ' * len(above)}{last}: {value}\n"])
@@ -155,7 +155,7 @@ def _flow_pair(parts: list[str], value: str) -> str:
 
 
 def _name(part: str) -> str:
-    """A key as YAML; always text, also where it looks like a number."""
+    """Format a key as YAML; always text, even if it looks like a number."""
     return yaml.safe_dump(part, width=1 << 20).removesuffix("...\n").strip()
 
 

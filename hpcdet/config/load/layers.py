@@ -1,4 +1,4 @@
-"""Layers of a config, laid over each other, with the origin of every value.
+"""Layers of a config, merged, with the origin of every value.
 
 Maps merge, lists and scalars replace, labels and environment variables add up. A length and a
 hyperparameter replace as a whole: half of one and half of the other would be neither.
@@ -30,7 +30,7 @@ class Layered:
     origins: dict[str, str] = field(default_factory=dict)
 
     def lay(self, document: Document) -> None:
-        """Put a document on top."""
+        """Merge a document on top."""
         values = _copy(document.values)
         environment = values.get("environment")
         if isinstance(environment, Mapping):
@@ -39,7 +39,7 @@ class Layered:
         self._lay(self.values, values, (), document.origin)
 
     def set(self, assignment: str) -> None:
-        """Put ``key.path=value`` on top; the value is YAML.
+        """Merge ``key.path=value`` on top; the value is YAML.
 
         Raises:
             UsageError: it is not of that form, or leads through something that is no map.
@@ -118,7 +118,7 @@ class Layered:
 
 
 def _copy(value: Any) -> Any:
-    """A copy in which nothing is shared, not even what a YAML alias repeats."""
+    """Return a copy in which nothing is shared, not even values repeated by a YAML alias."""
     if isinstance(value, Mapping):
         return {name: _copy(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -133,14 +133,14 @@ def _whole(key: KeyPath, value: Mapping[str, Any]) -> bool:
 
 
 def variables(given: Any) -> Any:
-    """Environment variables as one map; Determined writes a list of ``NAME=value``."""
+    """Return environment variables as one map; Determined writes a list of ``NAME=value``."""
     if isinstance(given, list) and all(isinstance(item, str) for item in given):
         return {name: value for name, _, value in (item.partition("=") for item in given)}
     return given
 
 
 def _by_device(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Determined's ``environment_variables: {cpu: [...], cuda: [...]}`` as ours, a key for each."""
+    """Convert Determined's ``environment_variables: {cpu: [...], cuda: [...]}`` to maps."""
     given = environment.get(_ADDED[0])
     if not isinstance(given, dict) or not given or not given.keys() <= _DEVICES.keys():
         return {}

@@ -1,4 +1,4 @@
-"""From files and flags to one checked config."""
+"""Loading of one checked config from files and flags."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class LoadedConfig:
     secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def resolved(self) -> dict[str, Any]:
-        """``experiment.yaml`` as plain data."""
+        """Return ``experiment.yaml`` as plain data."""
         return {"schema": 1, **self.config.model_dump()}
 
     def typed(self) -> Resolved:
-        """The config as everybody after ``submit`` reads it."""
+        """Return the typed config that all code after ``submit`` uses."""
         return resolve(self.resolved())
 
 
@@ -141,7 +141,7 @@ def _check(
 
 
 def _without_null(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """A copy without keys that are null: as in Determined, they take their default."""
+    """Return a copy without keys that are null: as in Determined, they take their default."""
     return {
         name: _without_null(value, f"{above}{name}.")
         if isinstance(value, dict) and name not in _FREE
@@ -152,7 +152,7 @@ def _without_null(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def _foreign(values: dict[str, Any], ignored: Container[str]) -> list[tuple[Problem, bool]]:
-    """Judge keys of Determined that are not ours; the harmless ones are taken out."""
+    """Remove keys that only Determined has; return a problem for each, True for an error."""
     found = []
     for key in foreign_keys.KEYS:
         *above, name = key.split(".")
@@ -178,7 +178,7 @@ def _foreign(values: dict[str, Any], ignored: Container[str]) -> list[tuple[Prob
 
 
 def _fill(config: Config, origins: dict[str, str], name: str, site: str | None) -> Config:
-    """Everything that follows from the rest."""
+    """Fill in the values that follow from others."""
     searcher, need = config.searcher, config.resources
     filled: dict[str, Any] = {}
     if not config.name:

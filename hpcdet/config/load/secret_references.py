@@ -1,4 +1,4 @@
-"""``data.secrets``: references stay in the config, literals leave it.
+"""``data.secrets``: references stay in the config, literals are removed from it.
 
 The node resolves ``{env: NAME}`` and ``{file: PATH}`` (``config.data_secrets``). Anything else
 is taken out and goes to a file of its own, mode 0600; ``{stored: NAME}`` takes its place, in copies
@@ -58,7 +58,7 @@ def separate(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list
 
 
 def redacted(contents: bytes) -> bytes:
-    """The contents of a config file with references for its literals; any other file as it is."""
+    """Return a config file's contents with references for its literals; other files unchanged."""
     spans = {
         (node.start_mark.index, node.end_mark.index): name
         for name, node in _secrets(contents)
@@ -84,12 +84,12 @@ def redacted(contents: bytes) -> bytes:
 
 
 def holds(contents: bytes) -> bool:
-    """Whether it is a config file with secrets, or with references to some."""
+    """True for a config file with secrets or with references to them."""
     return next(_secrets(contents), None) is not None
 
 
 def _secrets(contents: bytes) -> Iterator[tuple[str, yaml.Node]]:
-    """Name and value of each of ``data.secrets`` in what may be a config."""
+    """Yield name and value of each of ``data.secrets`` in data that may be a config."""
     named = (b"secrets" in contents and b"data" in contents) or _ESCAPE.search(contents)
     if len(contents) > yaml12.LARGEST or not named:
         return
@@ -104,7 +104,7 @@ def _secrets(contents: bytes) -> Iterator[tuple[str, yaml.Node]]:
 
 
 def _pairs(node: yaml.Node, above: tuple[yaml.Node, ...] = ()) -> Iterator[tuple[str, yaml.Node]]:
-    """The keys and values of a mapping, with those that it merges (``<<``)."""
+    """Yield the keys and values of a mapping, with those that it merges (``<<``)."""
     if not isinstance(node, yaml.MappingNode) or node in above:
         return
     for name, value in node.value:

@@ -1,4 +1,4 @@
-"""The experiment config as people write it: every key, its type, default and meaning.
+"""The experiment config as users write it: every key, its type, default and meaning.
 
 Names and meanings are Determined's where it has them. ``schema.py`` and ``docs/config.md`` are
 made from the descriptions here; ``store.config.resolved_config`` is the same tree for readers.

@@ -1,4 +1,4 @@
-"""Types of values in the config, as people write them."""
+"""Types of values in the config, as users write them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _bytes(value: Any) -> Any:
 
 
 def _variables(value: Any) -> Any:
-    """A map of text; numbers and truth values become the text that a shell would see."""
+    """Return a map of text; numbers and booleans become the text that a shell would see."""
     if not isinstance(value, dict):
         return value
     for name in value:

@@ -1,4 +1,4 @@
-"""``searcher.stopping``: when a trial, or the whole search, has gone on for long enough."""
+"""``searcher.stopping``: conditions for the early end of a trial or of the whole search."""
 
 from __future__ import annotations
 
