@@ -1,8 +1,8 @@
-"""What a search is after: objectives, and constraints that trials have to keep.
+"""Goals of a search: objectives, and constraints that trials must meet.
 
-Pure, and read by those who search as by those who look at what was found. A metric that is
-missing, no number or not finite is worse than any number: no objective is reached with it, no
-constraint is known to be kept.
+Pure functions, used by the search and by the views of its results. A metric that is missing, no
+number or not finite is worse than any number: it reaches no objective, and no constraint is
+known to be met.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST = 1e300
 
 
 def finite(value: Any) -> float | None:
-    """A metric as a number; None if it is missing, no number or not finite."""
+    """Return a metric as a number; None if it is missing, no number or not finite."""
     if type(value) is float:
         return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -34,7 +34,7 @@ def finite(value: Any) -> float | None:
 
 
 def loss(metrics: Mapping[str, Any], metric: str, smaller_is_better: bool) -> float | None:
-    """A metric with its sign, so that smaller is better; None as of ``finite``."""
+    """Return a metric, negated if needed so that smaller is better; None as of ``finite``."""
     number = finite(metrics.get(metric))
     return number if number is None or smaller_is_better else -number
 
@@ -53,10 +53,10 @@ class Constraint:
     """Bounds of a metric.
 
     Attributes:
-        tolerance: beyond a bound by no more than this still counts as kept, and it is the unit of
-            what goes further; where it is 0 the unit is the bound's magnitude, or 1.
+        tolerance: an excess over a bound up to this counts as met, and it is the unit of larger
+            excesses; if it is 0 the unit is the bound's magnitude, or 1.
         warmup: shorter lengths, in the search's unit, are not judged.
-        hard: a trial that breaks it ends; else it only ranks behind those that do not.
+        hard: a trial that breaks it ends; otherwise it only ranks behind those that do not.
     """
 
     metric: str
@@ -67,7 +67,7 @@ class Constraint:
     hard: bool = False
 
     def excess(self, metrics: Mapping[str, Any]) -> float | None:
-        """By how many units it is broken, 0 or less if it is kept; None as of ``finite``."""
+        """Return by how many units it is broken, 0 or less if it is met; None as of ``finite``."""
         value = finite(metrics.get(self.metric))
         if value is None:
             return None
@@ -87,11 +87,11 @@ class Constraint:
 
 @dataclass(frozen=True)
 class GoalStanding:
-    """What one report is worth.
+    """The value of one report by the goals.
 
     Attributes:
         losses: of each objective, smaller is better; None if any of them is no finite number.
-        excess: of each constraint; 0 where it is not judged yet, None if nobody knows.
+        excess: of each constraint; 0 if it is not judged yet, None if unknown.
     """
 
     losses: tuple[float, ...] | None
@@ -99,7 +99,7 @@ class GoalStanding:
 
     @functools.cached_property
     def violation(self) -> float | None:
-        """Sum of what goes beyond the bounds, 0 if all is kept; None if nobody knows."""
+        """Sum of the excesses over the bounds, 0 if all constraints are met; None if unknown."""
         total = 0.0
         for one in self.excess:
             if one is None:
@@ -121,28 +121,28 @@ class Goals:
 
     @property
     def plain(self) -> bool:
-        """One objective and nothing besides."""
+        """True if there is one objective and no constraint."""
         return len(self.objectives) == 1 and not self.constraints
 
     @property
     def several(self) -> bool:
-        """Whether there is more than one objective, so that trials have no order of their own."""
+        """True if there is more than one objective, so that trials have no total order."""
         return len(self.objectives) > 1
 
     @property
     def hard(self) -> bool:
-        """Whether breaking a constraint may end a trial."""
+        """True if breaking a constraint may end a trial."""
         return any(one.hard for one in self.constraints)
 
     def standing(self, metrics: Mapping[str, Any], length: int) -> GoalStanding:
-        """What a report is worth. ``length``: of the training, in the search's unit."""
+        """Return the value of a report. ``length``: of the training, in the search's unit."""
         losses = [one.loss(metrics) for one in self.objectives]
         known = [one for one in losses if one is not None]
         excess = [0.0 if length < c.warmup else c.excess(metrics) for c in self.constraints]
         return GoalStanding(tuple(known) if len(known) == len(losses) else None, tuple(excess))
 
     def lacking(self, metrics: Mapping[str, Any], length: int) -> list[str]:
-        """The metrics that a report should have and has not."""
+        """Return the metrics that a report lacks."""
         found = [one.metric for one in self.objectives if one.metric not in metrics]
         if self.constraints:
             due = [one.metric for one in self.constraints if length >= one.warmup]
@@ -150,7 +150,7 @@ class Goals:
         return list(dict.fromkeys(found)) if found else found
 
     def broken(self, metrics: Mapping[str, Any], length: int) -> str:
-        """Which hard constraint a report breaks, and by what; "" if none.
+        """Describe the hard constraint that a report breaks, and by how much; "" if none.
 
         A metric that is NaN or infinite breaks it, one that is not there does not.
         """
@@ -165,7 +165,7 @@ class Goals:
 def goals(
     objectives: Sequence[Mapping[str, Any]], constraints: Sequence[Mapping[str, Any]]
 ) -> Goals:
-    """From plain data, as the resolved config has it."""
+    """Return the goals of plain data, as in the resolved config."""
     return Goals(
         tuple(Objective(one["metric"], one.get("smaller_is_better", True)) for one in objectives),
         tuple(map(_constraint, constraints)),

@@ -1,4 +1,4 @@
-"""Rungs and brackets of a search, in exact numbers.
+"""Rungs and brackets of a search, in exact arithmetic.
 
 A *rung* is a length of training at which trials are compared; a *bracket* is a ladder of rungs and
 the trials that climb it. Both towers need them: the searcher to decide there, a trial to validate
@@ -18,12 +18,12 @@ Mode = Literal["aggressive", "standard", "conservative"]
 
 @dataclass(frozen=True)
 class Bracket:
-    """A ladder and who climbs it.
+    """A ladder of rungs and its trials.
 
     Attributes:
         rungs: ascending lengths; the last one is the whole training.
-        trials: how many begin.
-        concurrent: its part of the trials that are open at once.
+        trials: the number of trials that begin.
+        concurrent: its share of the trials that are open at once.
     """
 
     rungs: tuple[int, ...]
@@ -31,7 +31,7 @@ class Bracket:
     concurrent: int
 
     def expected(self, divisor: float) -> tuple[int, ...]:
-        """Trials that train up to each rung and no further, if ``1/divisor`` goes on each time."""
+        """Return the trials that end at each rung, if ``1/divisor`` of them go on each time."""
         left, found = self.trials, []
         for _ in self.rungs[:-1]:
             on = max(left // exact(divisor), 1)
@@ -40,11 +40,11 @@ class Bracket:
         return (*found, left)
 
     def units(self, divisor: float, begun: int = 0) -> int:
-        """What these trials train in all.
+        """Return the total length that these trials train.
 
         Args:
-            begun: length at which all of them begin. Who would end at a rung before that is
-                compared there at the next one, with its first report.
+            begun: length at which all of them begin. A trial that would end at a rung before
+                that is compared at the next one, with its first report.
         """
         first = next((rung for rung in self.rungs if rung > begun), begun)
         ends = zip(self.rungs, self.expected(divisor), strict=True)
@@ -52,12 +52,12 @@ class Bracket:
 
 
 def exact(divisor: float) -> Fraction:
-    """The number as it is written: 2.7 is 27/10."""
+    """Return the number as it is written: 2.7 is 27/10."""
     return Fraction(str(divisor))
 
 
 def depth(length: int, divisor: float, most: int) -> int:
-    """How many rungs fit below a length: ``1 + max{k: divisor**k <= length}``, but ``most``."""
+    """Return the number of rungs: ``1 + max{k: divisor**k <= length}``, at most ``most``."""
     found, power, eta = 1, exact(divisor), exact(divisor)
     while found < most and power <= length:
         found, power = found + 1, power * eta
@@ -65,13 +65,13 @@ def depth(length: int, divisor: float, most: int) -> int:
 
 
 def ladder(top: int, divisor: float, count: int) -> tuple[int, ...]:
-    """``floor(top / divisor**k)``, at least 1, ascending; equal ones are one rung."""
+    """Return the rungs ``floor(top / divisor**k)``, at least 1, ascending, without duplicates."""
     eta = exact(divisor)
     return tuple(sorted({max(top // eta**k, 1) for k in range(count)}))
 
 
 def one(top: int, divisor: float, num_rungs: int, max_trials: int, max_concurrent: int) -> Bracket:
-    """The bracket of ``async_halving``."""
+    """Return the bracket of ``async_halving``."""
     rungs = ladder(top, divisor, num_rungs)
     enough = max(int(exact(divisor) ** (len(rungs) - 1)), 1)
     return Bracket(rungs, max_trials, min(max_concurrent or enough, max_trials))
@@ -86,7 +86,7 @@ def adaptive(
     max_trials: int,
     max_concurrent: int,
 ) -> list[Bracket]:
-    """The brackets of ``adaptive_asha``, most rungs first, as Determined's.
+    """Return the brackets of ``adaptive_asha``, most rungs first, as Determined does.
 
     A bracket of ``k`` rungs weighs ``divisor**(k-1) / k``. With fewer trials than brackets the
     ones with fewest rungs are left out.
@@ -106,7 +106,7 @@ def adaptive(
 def hyperband(
     top: int, divisor: float, max_rungs: int, max_trials: int | None, max_concurrent: int
 ) -> list[Bracket]:
-    """Hyperband's brackets: the same budget for each, from most trials and rungs to fewest.
+    """Return Hyperband's brackets: an equal budget for each, from most trials and rungs to fewest.
 
     Args:
         max_trials: spread in the same proportions; None: as many as the method says.
@@ -122,7 +122,7 @@ def hyperband(
 
 
 def share(trials: int, weights: Sequence[Fraction]) -> list[int]:
-    """So many trials over brackets by weight: whole, at least one each, the rest to the first.
+    """Distribute trials over brackets by weight: at least one each, the rest to the first.
 
     The last brackets are left out as long as there are more brackets than trials for them.
     """
@@ -135,7 +135,7 @@ def share(trials: int, weights: Sequence[Fraction]) -> list[int]:
 
 
 def spread(max_concurrent: int, divisor: float, trials: Sequence[int]) -> list[int]:
-    """Each bracket's part of the open trials; 0: as many as the smallest bracket has trials."""
+    """Return each bracket's share of the open trials; 0: as many as the smallest bracket has."""
     if max_concurrent == 0:
         return [max(trials[-1], int(exact(divisor)))] * len(trials)
     each, more = divmod(max(max_concurrent, len(trials)), len(trials))

@@ -1,1 +1,1 @@
-"""The language of hyperparameters: what a search may choose from (docs/config.md)."""
+"""Search spaces: the language of ``hyperparameters`` and its samples (docs/config.md)."""

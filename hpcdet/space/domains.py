@@ -1,7 +1,7 @@
-"""What one hyperparameter may be. A domain turns 128 random bits into a value.
+"""Domains of single hyperparameters. A domain turns 128 random bits into a value.
 
-Where a value comes out of a power, it is rounded to 12 significant digits: the mathematical
-libraries of two machines may differ in the last bits, a sample must not.
+A value computed as a power is rounded to 12 significant digits: the mathematical libraries of
+two machines may differ in the last bits, a sample must not.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ class Domain(Protocol):
     """A set of values with a distribution."""
 
     def draw(self, bits: int) -> Any:
-        """The value that ``bits``, uniform in [0, 2**128), stand for."""
+        """Return the value for ``bits``, uniform in [0, 2**128)."""
 
     def points(self) -> list[Any] | None:
-        """The values of a grid, first to last; None if the spec does not say how many."""
+        """Return the values of a grid, first to last; None if their count is not specified."""
 
     def holds(self, value: Any) -> bool:
-        """Whether it is one of the values, of a sample or of a grid."""
+        """True if it is one of the values, of a sample or of a grid."""
 
 
 def uniform(bits: int) -> float:
-    """A float in [0, 1), of 53 bits."""
+    """Return a float in [0, 1), of 53 bits."""
     return (bits >> (BITS - 53)) / 2**53
 
 
 def below(bits: int, n: int) -> int:
-    """An integer in [0, n)."""
+    """Return an integer in [0, n)."""
     return (bits * n) >> BITS
 
 
 def nearest(value: Fraction) -> int:
-    """The nearest integer; halves go away from zero."""
+    """Return the nearest integer; halves are rounded away from zero."""
     sign = -1 if value < 0 else 1
     return sign * math.floor(abs(value) + Fraction(1, 2))
 
 
 def spread(low: Fraction, high: Fraction, count: int) -> list[Fraction]:
-    """``count`` equally spaced numbers, both ends included; the midpoint for one."""
+    """Return ``count`` equally spaced numbers, both ends included; the midpoint for one."""
     if count == 1:
         return [(low + high) / 2]
     return [low + (high - low) * i / (count - 1) for i in range(count)]
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal and of one kind: True == 1 == 1.0, but they are different choices."""
+    """True if values are equal and of one type: True == 1 == 1.0, but the choices differ."""
     return type(one) is type(other) and bool(one == other)
 
 
 def between(value: Any, low: float, high: float) -> bool:
-    """A number within bounds, but for the rounding of powers."""
+    """True for a number within bounds, up to the rounding of powers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     slack = 1e-11 * max(abs(low), abs(high))
@@ -83,7 +83,7 @@ class Const:
 
 @dataclass(frozen=True)
 class Int:
-    """Whole numbers from ``minval`` to ``maxval``, both included, in steps of ``step``."""
+    """Integers from ``minval`` to ``maxval``, both included, in steps of ``step``."""
 
     minval: int
     maxval: int
@@ -157,7 +157,7 @@ class Log:
 
 @dataclass(frozen=True)
 class LogUniform:
-    """Real numbers between two values, every factor of ten as likely as the next."""
+    """Real numbers between two values, uniform on a log scale."""
 
     low: float
     high: float
@@ -181,7 +181,7 @@ class LogUniform:
 
 @dataclass(frozen=True)
 class LogInt:
-    """Whole numbers between two values, both included, small ones more likely."""
+    """Integers between two values, both included, uniform on a log scale."""
 
     low: int
     high: int

@@ -1,4 +1,4 @@
-"""What is wrong with a search space, and at which of its keys."""
+"""Errors of a search space, with the path of the key."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ Path = tuple[str | int, ...]
 
 
 def dotted(path: Path) -> str:
-    """``layers.0.units``."""
+    """Join a path to a dotted name: ``layers.0.units``."""
     return ".".join(map(str, path))
 
 
 class SpaceError(ValueError):
-    """The space cannot mean what is written.
+    """The search space, or a sample of it, is invalid.
 
     Args:
         path: keys from ``hyperparameters`` down to the wrong one.

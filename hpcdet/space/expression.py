@@ -1,4 +1,4 @@
-"""Arithmetic over hyperparameters: what ``derived`` and ``forbid`` are written in.
+"""Arithmetic over hyperparameters: the expressions of ``derived`` and ``forbid``.
 
 The text is parsed as Python and walked; nothing is executed. Allowed: numbers, strings,
 ``+ - * / // % **``, comparisons, ``in``, ``and or not``, ``a if c else b``, names of
@@ -64,7 +64,7 @@ _COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 
 
 class Inactive(Exception):
-    """The expression speaks of a hyperparameter that this sample does not have."""
+    """The expression names a hyperparameter that this sample does not have."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Expression:
 
     @staticmethod
     def parse(text: Any, at: Path) -> Expression:
-        """Read an expression. Raises SpaceError for anything that is not arithmetic."""
+        """Parse an expression. Raises SpaceError for anything that is not arithmetic."""
         if not isinstance(text, str):
             raise SpaceError(at, f"{text!r} is not an expression", 'write it as text: "hidden * 2"')
         try:
@@ -100,7 +100,7 @@ class Expression:
         return Expression(text, at, tree, names)
 
     def value(self, params: Mapping[str, Any]) -> Any:
-        """The value for one sample.
+        """Return the value for one sample.
 
         Raises:
             Inactive: a hyperparameter it speaks of is not in ``params``.
@@ -119,7 +119,7 @@ class Expression:
 
 
 def _plain(value: Any) -> bool:
-    """Whether a trial's record can hold it: no NaN, no complex number, no group."""
+    """True if a trial's record can hold it: no NaN, no complex number, no group."""
     if isinstance(value, list):
         return all(map(_plain, value))
     if isinstance(value, float):
@@ -128,7 +128,7 @@ def _plain(value: Any) -> bool:
 
 
 def _path(node: ast.expr) -> Path | None:
-    """The hyperparameter that a name, attribute or subscript stands for."""
+    """Return the path of the hyperparameter in a name, attribute or subscript."""
     match node:
         case ast.Name(id=name):
             return (name,)
@@ -151,7 +151,7 @@ def _names(node: ast.expr) -> Iterator[Path]:
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:
-    """The operands of an allowed node. Raises ValueError for one that is not allowed."""
+    """Return the operands of an allowed node. Raises ValueError for one that is not allowed."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str() | None):
             return []
@@ -212,7 +212,7 @@ def _number(node: ast.expr, params: Mapping[str, Any]) -> Any:
 
 
 def look_up(params: Any, path: Path) -> Any:
-    """The value at a path of a sample. Raises Inactive if it has none."""
+    """Return the value at a path of a sample. Raises Inactive if it has none."""
     for key in path:
         try:
             params = params[key]

@@ -1,4 +1,4 @@
-"""From ``hyperparameters`` as written to a tree of domains, checked.
+"""Parsing of ``hyperparameters`` to a checked tree of domains.
 
 A map with ``type`` is a domain; one with ``choice``, ``derived`` or ``repeat`` and ``of`` is that;
 any other map is a group, a list with maps in it a list of nodes; everything else stands for itself.
@@ -63,7 +63,7 @@ class Derived:
 
 @dataclass(frozen=True)
 class Repeat:
-    """A list of alike nodes: ``times`` of them, or as many as the hyperparameter of that path says.
+    """A list of ``times`` like nodes: a number, or the path of the hyperparameter with the number.
 
     ``space.repeats`` turns it into ``Items``, once the other hyperparameter is known.
     """
@@ -85,7 +85,7 @@ Node = SpaceLeaf | Group | Items | Choice | Derived | Repeat | Given
 
 
 def parse_node(spec: Any, path: Path) -> Node:
-    """The node that a piece of the config describes. Raises SpaceError."""
+    """Parse the node described by a part of the config. Raises SpaceError."""
     if isinstance(spec, list) and any(isinstance(item, dict) for item in spec):
         return Items(tuple(parse_node(item, (*path, i)) for i, item in enumerate(spec)))
     if not isinstance(spec, Mapping):
@@ -111,7 +111,7 @@ def parse_node(spec: Any, path: Path) -> Node:
 
 
 def parse_group(spec: Mapping[str, Any], path: Path) -> Group:
-    """The named nodes of a map without ``type``. Raises SpaceError."""
+    """Parse the named nodes of a map without ``type``. Raises SpaceError."""
     if "when" in spec:
         hint = "put it on hyperparameters with a 'type', or make the map an option of a choice"
         raise SpaceError((*path, "when"), "a group of hyperparameters has no condition", hint)
@@ -163,7 +163,7 @@ def _repeat(spec: Mapping[str, Any], path: Path) -> Repeat:
 
 
 def parts(name: str) -> Path:
-    """The path that a dotted name stands for: ``layers.0.units``."""
+    """Split a dotted name, ``layers.0.units``, to its path."""
     return tuple(int(part) if part.isdigit() else part for part in name.split("."))
 
 
@@ -191,7 +191,7 @@ def _only(spec: Mapping[str, Any], path: Path, known: Iterable[str]) -> None:
 
 
 def _plain(value: Any, path: Path) -> Any:
-    """``value``, if a trial's record can hold it."""
+    """Return ``value``, if a trial's record can hold it."""
     match value:
         case list():
             return [_plain(item, (*path, i)) for i, item in enumerate(value)]
@@ -206,7 +206,7 @@ def _plain(value: Any, path: Path) -> Any:
 
 @dataclass(frozen=True)
 class _Fields:
-    """The keys of one domain, taken out with their types checked."""
+    """The keys of one domain, read with their types checked."""
 
     spec: Mapping[str, Any]
     path: Path

@@ -1,4 +1,4 @@
-"""Lists that are as long as another hyperparameter says, as lists of items that may be absent.
+"""Lists with another hyperparameter as length, expanded to lists of optional items.
 
 Item ``i`` exists where the count is more than ``i``. Its hyperparameters draw from the streams of
 their own paths (``layers.2.width``), so a deeper network begins with the layers of a shallower one.
@@ -25,7 +25,7 @@ Known = dict[Path, list[Domain | Expression]]
 
 
 def written_out(root: Group) -> Group:
-    """The tree without any ``Repeat``.
+    """Return the tree with every ``Repeat`` expanded.
 
     Raises:
         SpaceError: a count is no hyperparameter of whole numbers, or allows too many items.
@@ -51,7 +51,7 @@ def written_out(root: Group) -> Group:
 
 @dataclass
 class _Turn:
-    """Writes out what counts by something that is known; lists in lists take another turn."""
+    """One pass that expands the lists whose count is known; lists in lists take another pass."""
 
     known: Known
     written: int = 0
@@ -98,7 +98,7 @@ def _bounded(items: int, at: Path) -> int:
 
 
 def _counts(what: Domain | Expression, path: Path, at: Path) -> list[int]:
-    """The numbers that a hyperparameter may be."""
+    """Return the counts that a hyperparameter can take."""
     found: Any = None
     match what:
         case Int(minval, maxval, step):

@@ -1,4 +1,4 @@
-"""A search space: samples that a seed gives for ever, and the grid.
+"""A search space: its samples, reproducible from a seed, and its grid.
 
 Every hyperparameter draws from a stream of its own: 128 bits of BLAKE2 over (seed, number of
 the trial, its path). No draw depends on another or on an order, so adding a hyperparameter
@@ -29,19 +29,19 @@ _text = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def bits(seed: int, trial: int, path: Path, redraw: int = 0) -> int:
-    """128 random bits that belong to one hyperparameter of one trial."""
+    """Return the 128 random bits of one hyperparameter of one trial."""
     name = f"{_BEGIN}{seed}, {trial}, {redraw}{_rest(path)}"
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=16).digest(), "big")
 
 
 @functools.lru_cache(maxsize=4096)
 def _rest(path: Path) -> str:
-    """What a path adds to the JSON list ``["hpcdet/1", seed, trial, redraw, …]``."""
+    """Return the end of the JSON list ``["hpcdet/1", seed, trial, redraw, …]`` for a path."""
     return "".join(f", {_text(part)}" for part in path) + "]"
 
 
 def trial_seed(seed: int, trial: int) -> int:
-    """The seed of a trial's own randomness, in [0, 2**31)."""
+    """Return the seed of a trial's own randomness, in [0, 2**31)."""
     return bits(seed, trial, ("", "trial_seed")) >> 97
 
 
@@ -78,16 +78,16 @@ class Space:
 
     @functools.cached_property
     def selectors(self) -> frozenset[Path]:
-        """Paths of the values that decide which others exist."""
+        """Paths of the values that determine which others exist."""
         return frozenset(path for axis, _ in self._drawn for path, _ in axis.requires)
 
     @property
     def constant(self) -> bool:
-        """Every sample is the same."""
+        """True if every sample is the same."""
         return all(len(domain.points() or [0, 1]) == 1 for _, domain in self._drawn)
 
     def sample(self, seed: int, trial: int) -> dict[str, Any]:
-        """The hyperparameters of a trial.
+        """Return the hyperparameters of a trial.
 
         Raises:
             SpaceError: ``forbid`` refused a hundred draws in a row.
@@ -105,10 +105,10 @@ class Space:
         raise _forbidden(refused, what, "the rules leave next to nothing of the space")
 
     def completed(self, point: Mapping[str, Any], seed: int, trial: int) -> dict[str, Any]:
-        """The hyperparameters of a trial of which ``point`` says some; the others are drawn.
+        """Return a trial's hyperparameters: those of ``point``, the others drawn.
 
         Raises:
-            SpaceError: it says what cannot be, or ``forbid`` refused a hundred draws in a row.
+            SpaceError: ``point`` is invalid, or ``forbid`` refused a hundred draws in a row.
         """
         refused: list[Expression] = []
         for redraw in range(MAX_REDRAWS):
@@ -128,7 +128,7 @@ class Space:
         raise _forbidden(refused, "whatever else is drawn, it is forbidden")
 
     def check(self, params: Mapping[str, Any]) -> None:
-        """Whether these are a sample of this space, no more and no less.
+        """Check that these are exactly a sample of this space.
 
         Raises:
             SpaceError: they are not; where and why.
@@ -146,15 +146,15 @@ class Space:
         _covers(found, params, ())
 
     def build(self, choose: Callable[[Axis, Domain], Any]) -> dict[str, Any] | None:
-        """The sample of which ``choose`` gives each value that exists; None if forbidden.
+        """Return the sample with each existing value from ``choose``; None if forbidden.
 
-        It is asked in sorted order of the paths, but behind what a value's existence depends on.
+        It is called in sorted order of the paths, but after the values that existence depends on.
         """
         params = self._chosen(choose)
         return None if self._forbidding(params) else params
 
     def _chosen(self, choose: Callable[[Axis, Domain], Any]) -> dict[str, Any]:
-        """As ``build``, be it forbidden or not."""
+        """Return the sample as ``build`` does, even a forbidden one."""
         values: Values = {}
         for axis, domain in self._drawn:
             if axis.exists(values):
@@ -162,7 +162,7 @@ class Space:
         return self._assemble(values)
 
     def drawn(self, params: Mapping[str, Any]) -> list[tuple[Axis, Domain, Any]]:
-        """What ``build`` was given for a sample, in its order."""
+        """Return the axes, domains and values from which ``build`` makes a sample, in its order."""
         values: Values = {}
         found = []
         for axis, domain in self._drawn:
@@ -173,21 +173,21 @@ class Space:
 
     @functools.cached_property
     def axes(self) -> list[tuple[Axis, Domain]]:
-        """The values that may be drawn and are no constants, in the order of ``drawn``."""
+        """The drawn values that are not constant, in the order of ``drawn``."""
         return [(axis, domain) for axis, domain in self._drawn if not isinstance(domain, Const)]
 
     @property
     def dimensions(self) -> int:
-        """How many values may be drawn that are no constants."""
+        """The number of drawn values that are not constant."""
         return len(self.axes)
 
     @property
     def conditional(self) -> bool:
-        """Some values exist only where others have certain values."""
+        """True if some values exist only for certain values of others."""
         return any(axis.requires for axis, _ in self._drawn)
 
     def grid(self) -> list[dict[str, Any]]:
-        """Every point, without duplicates; the last axis in sorted order turns fastest.
+        """Return every point, without duplicates; the last axis in sorted order varies fastest.
 
         Raises:
             SpaceError: an axis has no ``count``, nothing is left, or there are too many points.
@@ -225,7 +225,7 @@ class Space:
         return params
 
     def _forbidding(self, params: Mapping[str, Any]) -> Expression | None:
-        """The first expression of ``forbid`` that is true of a sample."""
+        """Return the first expression of ``forbid`` that is true for a sample; None if none is."""
         for rule in self._forbid:
             try:
                 if rule.value(params):
@@ -243,7 +243,7 @@ class Space:
 
 
 def _forbidden(refused: Sequence[Expression], what: str, hint: str = "") -> SpaceError:
-    """The error of samples that these expressions refused, at the one that refused most."""
+    """Return the error for samples refused by these expressions, at the most frequent one."""
     rule, count = Counter(refused).most_common(1)[0]
     by = "by" if count == len(refused) else "mostly by"
     return SpaceError(rule.at, f"{what} {by} {rule.text!r}", hint)
@@ -261,7 +261,7 @@ def _few(domain: Domain) -> bool:
 
 
 def _covers(sample: Any, point: Any, path: Path) -> None:
-    """Raises SpaceError for what ``point`` has and the sample has not, or has otherwise."""
+    """Raise SpaceError if ``point`` has a value that the sample lacks or has differently."""
     if isinstance(point, Mapping) and isinstance(sample, Mapping):
         pairs = [(key, sample.get(key, _covers), value) for key, value in point.items()]
     elif isinstance(point, list) and isinstance(sample, list):

@@ -1,4 +1,4 @@
-"""From the tree of a search space to its axes in the order they are decided, and back."""
+"""Conversion of a search space's tree to its axes in the order of decision, and back."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Requires = tuple[tuple[Path, tuple[Any, ...]], ...]
 
 @dataclass(frozen=True)
 class Axis:
-    """One thing that is drawn (``what`` is a domain) or computed (an expression).
+    """One value of a sample, drawn (``what`` is a domain) or computed (an expression).
 
     Attributes:
-        path: where its value stands in a sample.
-        at: where it stands in ``hyperparameters``; differs below a choice.
-        mutable: whether a search may change it while a model trains.
+        path: of its value in a sample.
+        at: its path in ``hyperparameters``; differs below a choice.
+        mutable: True if a search may change it while a model trains.
     """
 
     path: Path
@@ -39,7 +39,7 @@ class Axis:
 
 
 def axes(node: Node, path: Path = (), at: Path = (), requires: Requires = ()) -> Iterator[Axis]:
-    """Everything that is drawn or computed, in the order written; nothing below a ``Repeat``."""
+    """Yield all drawn and computed values, in the order written; nothing below a ``Repeat``."""
     match node:
         case SpaceLeaf(domain, when, mutable):
             yield Axis(path, at, domain, (*requires, *_conditions(when)), mutable)
@@ -66,10 +66,10 @@ def _conditions(when: Mapping[str, tuple[Any, ...]]) -> Requires:
 
 
 def ordered(found: list[Axis]) -> list[Axis]:
-    """Sorted by path, but each behind those that its existence depends on.
+    """Sort axes by path, but each after those that its existence depends on.
 
     Raises:
-        SpaceError: a condition speaks of nothing that is drawn, or they go round in a circle.
+        SpaceError: a condition names nothing that is drawn, or conditions form a cycle.
     """
     drawn = {axis.path for axis in found if not isinstance(axis.what, Expression)}
     waiting = [_bind(axis, drawn) for axis in sorted(found, key=lambda axis: sort_key(axis.path))]
@@ -88,7 +88,7 @@ def ordered(found: list[Axis]) -> list[Axis]:
 
 
 def _bind(axis: Axis, drawn: set[Path]) -> Axis:
-    """``axis`` with conditions on a choice turned into conditions on its tag, and checked."""
+    """Return ``axis`` with conditions on a choice converted to conditions on its tag, checked."""
     requires = []
     for path, allowed in axis.requires:
         found = resolve(path, axis.path, drawn)
@@ -100,7 +100,7 @@ def _bind(axis: Axis, drawn: set[Path]) -> Axis:
 
 
 def resolve(name: Path, at: Path, drawn: Container[Path]) -> Path | None:
-    """What a name means at a place: a path from the top, else from the nearest group around it."""
+    """Resolve a name at a place to a path: from the top, else from the nearest enclosing group."""
     for around in (0, *range(len(at) - 1, 0, -1)):
         for path in ((*at[:around], *name), (*at[:around], *name, TAG)):
             if path in drawn:
@@ -109,7 +109,7 @@ def resolve(name: Path, at: Path, drawn: Container[Path]) -> Path | None:
 
 
 def computed_in_order(derived: list[Axis]) -> list[Axis]:
-    """Derived values, each behind those that it is computed from."""
+    """Sort derived values, each after those that it is computed from."""
     result: list[Axis] = []
     waiting = list(derived)
     while waiting:
@@ -123,13 +123,13 @@ def computed_in_order(derived: list[Axis]) -> list[Axis]:
 
 
 def expression(axis: Axis) -> Expression:
-    """What a derived axis is computed by."""
+    """Return the expression of a derived axis."""
     assert isinstance(axis.what, Expression)
     return axis.what
 
 
 def build(node: Node, path: Path, values: Values) -> Any:
-    """The sample that the drawn ``values`` make up, without what does not exist."""
+    """Build the sample of the drawn ``values``, without parts that do not exist."""
     match node:
         case Group(children):
             inner = {name: (*path, name) for name in children}
@@ -164,12 +164,12 @@ def _present(node: Node, path: Path, values: Values) -> bool:
 
 
 def names(found: list[Axis]) -> set[str]:
-    """Dotted paths of everything an expression may speak of, the maps above values included."""
+    """Return dotted paths of everything an expression may name, the maps above values included."""
     return {dotted(axis.path[:n]) for axis in found for n in range(1, len(axis.path) + 1)}
 
 
 def sort_key(path: Path) -> tuple[tuple[int, int, str], ...]:
-    """Sorts paths by name, places in a list by number."""
+    """Return the key that sorts paths by name, and places in a list by number."""
     return tuple((0, p, "") if isinstance(p, int) else (1, 0, p) for p in path)
 
 

@@ -1,4 +1,4 @@
-"""Numbers as places in [0, 1], on the scale on which they are drawn, and back; choices by index."""
+"""Conversion of values to places in [0, 1], on the scale of drawing, and back."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hpcdet.space.domains import (
 
 
 def place_of(domain: Domain, value: Any) -> float:
-    """Where a number lies between its bounds, or an ordered choice among the others."""
+    """Return the place of a number between its bounds, or of an ordered choice among all."""
     low, high, number = _scaled(domain, value)
     return min(max((number - low) / (high - low), 0.0), 1.0)
 
 
 def at(domain: Domain, place: float) -> Any:
-    """The number at a place; whole ones are rounded, and come on their steps."""
+    """Return the number at a place; integers are rounded to their steps."""
     match domain:
         case Double(low, high):
             return min(low + place * (high - low), math.nextafter(high, low))
@@ -54,5 +54,5 @@ def _scaled(domain: Domain, value: Any) -> tuple[float, float, float]:
 
 
 def index_of(domain: Categorical, value: Any) -> int:
-    """Which of the choices a value is. True == 1 == 1.0, but they are different choices."""
+    """Return the index of a value among the choices. True == 1 == 1.0, but the choices differ."""
     return next(n for n, other in enumerate(domain.vals) if same(other, value))
