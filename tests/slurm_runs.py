@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import random
 import subprocess
@@ -233,6 +234,7 @@ class Lab:
         self.folder = folder
         self.root = folder / "experiments"
         self.runs: list[Run] = []
+        self._numbers = itertools.count()
         self.root.mkdir(mode=0o700)
         self.model = folder / "model"
         self.model.mkdir(mode=0o700)
@@ -264,13 +266,14 @@ class Lab:
             pace: seconds that a batch takes at first.
             site: what differs in the site file.
         """
-        file = self.folder / f"pace-{len(self.runs)}"
+        file = self.folder / f"pace-{next(self._numbers)}"  # of its own, from any thread
         experiments.set_pace(file, pace)
         given = dict(values or config())
         given["environment"] = {"environment_variables": {"PACE": str(file)}}
         made = experiments.submit(given, self.root, self.site(**(site or {})), self.model)
-        self.runs.append(Run(self.cluster, made, file))
-        return self.runs[-1]
+        run = Run(self.cluster, made, file)
+        self.runs.append(run)
+        return run
 
     def submit_fakes(self, values: Mapping[str, Any], **site: Any) -> Run:
         """The same with ranks that train nothing: see ``tests/fake_rank.py``."""

@@ -5,9 +5,10 @@ lost, nothing is there twice, the bits are the same. On the local backend; see `
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,10 @@ class Arena:
     folder: Path
     state: Path
     disks: bool
-    submitted: int = 0
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def submit(self, lane: int, draw: random.Random, pace_s: float = chaos.PACE_S) -> chaos.Victim:
-        self.submitted += 1
-        pace = self.folder / f"pace-{self.submitted}"
+        pace = self.folder / f"pace-{next(self.numbers)}"  # of its own, from any thread
         x.set_pace(pace, pace_s)
         values = x.config(
             chaos.BATCHES,
