@@ -1,4 +1,4 @@
-"""Who takes part in a simulated search, and what each of them is up to."""
+"""Actors of a simulated search, trials and workers, and their state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is assumed of the cluster: its queue, its nodes, its file system and who turns the crank."""
+"""The assumed cluster: its queue, nodes, file system and the pace of the controller."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Cluster:
 
     @property
     def lost_s(self) -> float:
-        """What an attempt that goes on and is saved again takes without training."""
+        """Seconds that an attempt spends on start, restore and save, besides training."""
         return self.start_s + self.restore_s + self.save_s
 
     @property

@@ -1,4 +1,4 @@
-"""What happened in a simulated search."""
+"""Course of one simulated search: its counts, times and costs."""
 
 from __future__ import annotations
 

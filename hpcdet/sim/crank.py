@@ -1,4 +1,4 @@
-"""Who turns the crank: when the searcher hears what a trial wrote, and what it answers."""
+"""Simulated controller turns: when reports reach the searcher, and its answers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hpcdet.sim.cluster import Cluster
 
 
 class SimulatedCrank:
-    """A searcher and what it is still to be told.
+    """A searcher and the events that have not reached it yet.
 
     Attributes:
-        told: events that it has heard.
+        told: the number of events that reached it.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class SimulatedCrank:
         self._lengths: dict[int, int] = {}  # up to which each trial's reports were told
 
     def write(self, trial: SimulatedTrial, event: events.Event, now: float) -> float | None:
-        """What a trial wrote comes to the searcher in the order in which it wrote it.
+        """Record an event of a trial; events reach the searcher in the order of writing.
 
         Returns:
             When ``bring`` has to be called with it; None where it is in sight at once.
@@ -49,7 +49,7 @@ class SimulatedCrank:
         return self._facts.popleft() if self._facts else None
 
     def tell(self, event: events.Event) -> list[events.Action]:
-        """As the controller does: each length of a trial is told once, in order."""
+        """Deliver an event as the controller does: each length of a trial once, in order."""
         if isinstance(event, events.Report):
             if event.length.value <= self._lengths.get(event.trial, 0):
                 return []
@@ -57,7 +57,7 @@ class SimulatedCrank:
         return self.ask(event)
 
     def ask(self, event: events.Event) -> list[events.Action]:
-        """What the searcher wants now; raises what it raises."""
+        """Return the searcher's actions for an event. Raises what the searcher raises."""
         self._state, actions = self.searcher.on_event(self._state, event)
         self.told += 1
         return actions

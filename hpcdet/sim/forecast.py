@@ -32,7 +32,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What courses of one search have in common. Each ``Spread`` is over the courses.
+    """Summary of several courses of one search. Each ``Spread`` is over the courses.
 
     Attributes:
         rungs: per length, how many trials reported there.

@@ -28,22 +28,22 @@ Array = NDArray[np.float64]
 
 
 class Workload(Protocol):
-    """What training gives and costs. Metrics are losses: smaller is better."""
+    """Model of training: its metrics and times. Metrics are losses: smaller is better."""
 
     def begin(self, trial: int, params: Mapping[str, Any]) -> None:
-        """A trial was made; told once, before anything is asked of it."""
+        """Register a trial; called once, before any other method is called for it."""
 
     def inherit(self, trial: int, parent: int) -> None:
-        """It will begin from a checkpoint of another one; told before ``begin``."""
+        """Let a trial begin from a checkpoint of ``parent``; called before ``begin``."""
 
     def seconds(self, trial: int, begin: int, until: int) -> float:
         """How long it trains from one length to another on a node of normal speed."""
 
     def metric(self, trial: int, length: int) -> float:
-        """What it reports at a length."""
+        """Metric that a trial reports at a length."""
 
     def final(self, trial: int) -> float:
-        """What it is worth trained in full, without noise."""
+        """Metric of a trial trained in full, without noise."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Curves:
         """The hyperparameters say nothing here: a curve is drawn by the trial's number."""
 
     def inherit(self, trial: int, parent: int) -> None:
-        """It goes on along its parent's curve: what new hyperparameters do, nobody can say here."""
+        """Continue along the parent's curve: the effect of new hyperparameters is unknown here."""
         self._parents[trial] = self._parents.get(parent, parent)
 
     def seconds(self, trial: int, begin: int, until: int) -> float:
@@ -110,7 +110,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Besides:
-    """What a trial reports besides the first objective: further ones, each with curves of its own.
+    """Metrics besides the first objective, each with curves of its own.
 
     They are independent of each other, so fronts are large.
     """

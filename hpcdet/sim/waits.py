@@ -38,7 +38,7 @@ class QueueWait:
 
     @property
     def never(self) -> bool:
-        """Nobody ever waits."""
+        """True if every wait is 0 s."""
         return self.typical_s == 0 and not any(self.values_s)
 
     def draw(self, rng: Generator) -> float:

@@ -1,4 +1,4 @@
-"""What is particular to a cluster: site files, their inheritance, and which one fits this host."""
+"""Facts of one cluster: site files, their inheritance, and detection of the site."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def parse_config(text: str) -> dict[str, str]:
 
 @functools.cache
 def _ask_slurm(scontrol: str) -> tuple[Mapping[str, str], str]:
-    """What ``scontrol show config`` says within 10 s, and its complaint if it says nothing."""
+    """Return the output of ``scontrol show config`` (10 s at most), or its error message."""
     try:
         done = subprocess.run(
             [scontrol, "show", "config"], capture_output=True, text=True, timeout=10, check=False
@@ -38,7 +38,7 @@ def _ask_slurm(scontrol: str) -> tuple[Mapping[str, str], str]:
 
 @dataclass(frozen=True)
 class Host:
-    """What detection looks at."""
+    """The host's name, variables and commands, by which detection recognises a site."""
 
     hostname: str = field(default_factory=socket.getfqdn)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)

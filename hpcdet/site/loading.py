@@ -256,7 +256,7 @@ def _build(layers: list[Layer], reason: str) -> Site:
 
 
 def _said(values: Mapping[str, Any], key: str) -> Any:
-    """The value of ``a.b``; None where nothing is said."""
+    """Return the value of ``a.b``; None if it is absent."""
     part, _, name = key.partition(".")
     return (values.get(part) or {}).get(name)
 

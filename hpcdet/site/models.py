@@ -44,7 +44,7 @@ class Model(BaseModel):
 
 
 class Contact(Model):
-    """Who answers questions about this site file."""
+    """Person or page for questions about this site file."""
 
     name: str = ""
     url: str = ""
@@ -72,7 +72,7 @@ class Detection(Model):
 
 
 class SiteCapabilities(Model):
-    """What the scheduler lets a user do here."""
+    """Capabilities of the scheduler that a user has at this site."""
 
     accounting: bool | None = Field(
         default=None, description="sacct works; null: ask the scheduler"
@@ -158,14 +158,14 @@ class Paths(Model):
 
 
 class Launcher(Model):
-    """What starts the ranks of a step."""
+    """Launcher that starts the ranks of a step."""
 
     kind: Literal["srun", "mpirun", "local"] = "srun"
     args: list[Text] = Field(default_factory=list, description="arguments added to it")
 
 
 class SearcherJob(Model):
-    """What ``hpcdet searcher run --as-job`` asks of the scheduler, for each job of its chain."""
+    """Resources of each job in the chain of ``hpcdet searcher run --as-job``."""
 
     partition: str | None = Field(
         default=None, description="null: that of the experiment; one for small, long jobs is best"
@@ -179,7 +179,7 @@ class SearcherJob(Model):
 
 
 class Partition(Model):
-    """What differs in one partition from the rest of the site."""
+    """Values of one partition that differ from the site's."""
 
     directives: Directives = Field(default_factory=dict)
     skip: list[str] = Field(default_factory=list)
@@ -193,7 +193,7 @@ class Partition(Model):
 
 @dataclass(frozen=True)
 class PartitionView:
-    """The site as it is in one partition: what the partition says, over what the site says."""
+    """The site as seen from one partition: the partition's values over the site's."""
 
     name: str | None
     directives: Directives
@@ -270,7 +270,7 @@ class Site(Model):
 
     @property
     def open(self) -> frozenset[str]:
-        """Those of ``ASKED`` that no site file says; a resolved site has none."""
+        """The keys of ``ASKED`` that no site file sets; a resolved site has none."""
         return self._open
 
     @property

@@ -15,7 +15,7 @@ def folder(text: str | None) -> Path | None:
 
 
 def experiments(site: Site) -> Path | None:
-    """The folder that holds experiments, if the site says anything of it."""
+    """The folder of experiments that the site names; None if it names none."""
     root = folder(site.paths.root)
     place = folder(site.paths.project) or folder(site.paths.scratch)
     return root or (place / EXPERIMENTS if place else None)

@@ -29,7 +29,7 @@ class Layer:
 
 
 def read(path: Path) -> Layer:
-    """Read a YAML mapping: as ``yaml12.read``, ``time: 12:00:00`` is text and ``on`` a word."""
+    """Read a YAML 1.2 mapping: ``time: 12:00:00`` is text and ``on`` is a word."""
     document = yaml12.read(path)
     if not document.values:
         raise ConfigError("the site file is empty", where=str(path))
