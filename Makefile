@@ -17,7 +17,7 @@ test: packages setup check  ## set up (Slurm included) and run all tests
 	$(PYTEST) $(TESTS)
 
 test-frameworks:  ## every adapter on its framework, all of them installed in an environment of their own (gigabytes)
-	venv=$$(scripts/setup.sh frameworks) && HPCDET_FRAMEWORKS=1 $$venv/bin/python -m pytest --durations=8 tests/test_frameworks.py tests/test_determined_frameworks.py
+	venv=$$(scripts/setup.sh frameworks) && HPCDET_FRAMEWORKS=1 $$venv/bin/python -m pytest --durations=8 tests/integrations/test_frameworks.py tests/determined/test_frameworks.py
 
 test-determined: setup  ## Determined's own examples, unmodified: make test-determined DETERMINED=/path/to/its/repository
 	$(PY) -m tests.determined_corpus $(or $(DETERMINED),$(error DETERMINED names a clone of Determined's repository, as of 0.38)) $(NAMES)
@@ -42,20 +42,20 @@ wheel: setup
 
 chaos: packages setup  ## a campaign of random blows: make chaos KILLS=200 SEED=1 [KINDS="kill_in_save full_disk"]
 	HPCDET_CHAOS=$(or $(KILLS),200) HPCDET_CHAOS_SEED=$(or $(SEED),1) HPCDET_CHAOS_KINDS="$(KINDS)" \
-		$(PY) -m pytest -m chaos -s tests/test_chaos.py tests/test_chaos_slurm.py
+		$(PY) -m pytest -m chaos -s tests/local/test_chaos.py tests/slurm/test_chaos.py
 
 searches: setup  ## every rule of halving against its definition: make searches SEARCHES=2000
-	HPCDET_SEARCHES=$(or $(SEARCHES),2000) $(PY) -m pytest tests/test_search_by_definition.py
+	HPCDET_SEARCHES=$(or $(SEARCHES),2000) $(PY) -m pytest tests/search/test_by_definition.py
 
 stranded: packages setup  ## the death of workers and nodes with nobody following: real ranks, the shipped site (an hour)
-	HPCDET_STRANDED=full $(PY) -m pytest -rP tests/test_slurm_stranded.py
+	HPCDET_STRANDED=full $(PY) -m pytest -rP tests/slurm/test_stranded.py
 
 fuzz: setup  ## forged checkpoints with right digests: make fuzz N=10000 SEED=1
 	HPCDET_FUZZ=$(or $(N),10000) HPCDET_FUZZ_SEED=$(or $(SEED),1) \
-		$(PY) -m pytest --timeout 7200 tests/test_checkpoint_forged.py
+		$(PY) -m pytest --timeout 7200 tests/checkpoint/test_forged.py
 
 attack: packages setup  ## another user attacks the ranks of trials, for a minute on one host and on two (needs root)
-	HPCDET_ATTACK_S=60 $(PY) -m pytest -rP tests/test_attack_ranks.py tests/test_train_meeting.py
+	HPCDET_ATTACK_S=60 $(PY) -m pytest -rP tests/security/test_attack_ranks.py tests/train/test_meeting.py
 
 bench-cli: setup  ## start-up times of the command line
 	$(PY) benchmarks/bench_cli.py

@@ -2,7 +2,8 @@
 
 One small and one large experiment of records alone. The floor under a rebuild is to read and
 check every line of every journal; the peer of an update is the rebuild that it spares. And what
-one bad experiment costs a listing, for each way of being bad (``tests/test_hostile_files.py``).
+one bad experiment costs a listing, for each way of being bad
+(``tests/security/test_hostile_files.py``).
 """
 
 from __future__ import annotations

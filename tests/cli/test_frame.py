@@ -1,0 +1,626 @@
+"""What all verbs share: exit codes, output formats, errors, help, and what they import."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from hpcdet.cli import main, table_of_verbs
+from hpcdet.cli.frame import output
+from hpcdet.cli.observe import follow
+from hpcdet.errors import (
+    ConfigError,
+    HpcdetError,
+    IntegrityError,
+    NotFound,
+    PartialSuccess,
+    StillPending,
+    Unavailable,
+    Unsuccessful,
+    UsageError,
+)
+from hpcdet.read.experiment import changes
+from hpcdet.store.cost.budget import Charge
+from hpcdet.store.cost.charges import Book
+from hpcdet.store.folder.records import Claim, End, WorkerEnd
+from hpcdet.store.trials.standing import MANIFEST
+from tests import TOP
+from tests.builders import Builder, put, sweep
+from tests.commands import Cli
+
+
+@pytest.fixture
+def swept(cli: Cli) -> Builder:
+    return sweep(cli.root / "digits-7f3a")
+
+
+def hpcdet(*argv: str, **more: Any) -> subprocess.Popen[bytes]:
+    """The command in a process of its own."""
+    return subprocess.Popen([sys.executable, "-m", "hpcdet", *argv], **more)
+
+
+# -- exit codes --------------------------------------------------------------------------
+
+
+def test_0_success_and_an_empty_list(cli: Cli) -> None:
+    assert json.loads(cli("ls", "-o", "json").out)["items"] == []
+    assert "no experiments" in cli("ls").err
+
+
+def test_1_something_unexpected(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr("hpcdet.read.lookup.find.experiments", fail)
+    ran = cli("ls", code=1)
+    assert "error: RuntimeError: boom" in ran.err and "Traceback" not in ran.err
+    assert "Traceback" in cli("ls", "--debug", code=1).err
+
+
+def test_2_usage_and_nobody_there_to_confirm(cli: Cli, swept: Builder) -> None:
+    assert "Did you mean 'status'" in cli("stats", code=2).err
+    cli("status", "--no-such-flag", code=2)
+    assert cli("ckpt", code=2).err.startswith("Usage: hpcdet ckpt")
+    ran = cli("rm", "digits", code=2)
+    assert "add -y" in ran.err and swept.paths.root.exists()
+
+
+def test_3_not_found_or_ambiguous(cli: Cli, swept: Builder) -> None:
+    Builder(cli.root / "digits-9c00")
+    assert "2 experiments fit" in cli("show", "digits", code=3).err
+    assert "no such experiment" in cli("show", "mnist", code=3).err
+
+
+def test_4_a_wrong_config(cli: Cli, tmp_path: Path) -> None:
+    config = tmp_path / "bad.yaml"
+    config.write_text("entrypoint: model_def:X\nsercher: {name: single}\n")
+    ran = cli("config", "validate", config, "--site", "local", code=4)
+    assert "sercher" in ran.err and "bad.yaml:2" in ran.err and "searcher" in ran.err
+
+
+def test_5_the_file_system_refuses(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    work = tmp_path / "work"
+    cli("init", work)
+    ran = cli(
+        "submit", work / "random.yaml", "--site", "local", "--no-test", "-C",
+        tmp_path / "file" / "root", code=5,
+    )  # fmt: skip
+    assert "cannot make the experiment's folder" in ran.err
+
+
+def test_5_a_full_disk_says_of_what_and_what_to_do(
+    cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> int:  # as by a write into an open file: it names none
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("hpcdet.control.requests.commands.ask", full)
+    said = cli("tag", "digits", "--add", "paper", code=5).err
+    assert "digits: No space left" in said and "make room" in said
+
+
+def test_6_it_ended_badly(cli: Cli) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    built.close("ERROR", "ValueError: bad batch")
+    ran = cli("wait", "digits", code=6)
+    assert "ValueError: bad batch" in ran.err and "hpcdet explain digits-7f3a" in ran.err
+    cli("status", "--exit-status", code=6)
+
+
+def test_7_a_bulk_action_worked_for_some(cli: Cli, swept: Builder) -> None:
+    ran = cli("tag", "digits", "mnist", "--add", "paper", "-o", "json", code=7)
+    assert [(item["id"], item["ok"]) for item in ran.items] == [
+        ("digits-7f3a", True),
+        ("mnist", False),
+    ]
+    assert json.loads(ran.err)["error"]["code"] == "PARTIAL"
+
+
+def test_8_the_time_is_over(cli: Cli) -> None:
+    Builder(cli.root / "digits-7f3a")
+    assert "time to wait is over" in cli("wait", "@last", "--timeout", "0", code=8).err
+    assert "is no time; write" in cli("wait", "@last", "--timeout", "5x", code=2).err
+
+
+def test_9_a_file_is_not_what_was_written(cli: Cli, swept: Builder) -> None:
+    folder = swept.paths.trial(1).checkpoint(100, 1)
+    ran = cli("ckpt", "verify", folder, "-o", "json", code=9)
+    assert ran.items[0]["state"] == "damaged"
+    shown = cli("ckpt", "verify", folder, code=9)
+    assert shown.out.splitlines()[-1] == f"damaged  {folder}"
+    assert f"{folder}: {MANIFEST}: it is not" in shown.err and shown.err.count(str(folder)) == 1
+
+
+@pytest.mark.parametrize("minimal", [True, False])
+def test_init_makes_what_is_valid_and_names_a_site(
+    cli: Cli, tmp_path: Path, minimal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("extends: local\n")
+    flags = ["--minimal"] if minimal else []
+    for site, kept in (("local", "local"), ("mine.yaml", str(tmp_path / "mine.yaml"))):
+        ran = cli("init", f"for-{site}", "--profile", site, *flags)
+        made = [tmp_path / line for line in ran.out.splitlines()]
+        [config] = [path for path in made if path.suffix == ".yaml"]
+        assert (len(made) == 2) == minimal and f"submit {config.name}" in ran.err
+        [shown] = cli("config", "show", config, "-o", "json").items
+        assert shown["site"] == kept
+    cli("init", "other", "--profile", "nowhere", *flags, code=3)
+    assert not (tmp_path / "other").exists()
+
+
+def test_one_value_of_a_config(cli: Cli, tmp_path: Path) -> None:
+    cli("init", tmp_path / "work")
+    get = ["config", "get", tmp_path / "work" / "random.yaml"]
+    site = ["--site", "local"]
+    assert cli(*get, "searcher.metric", *site).out == "validation_loss\n"
+    assert cli(*get, "max_restarts", *site, "--set", "max_restarts=2").out == "2\n"
+    assert json.loads(cli(*get, "searcher.max_length", *site).out) == {"batches": 300}
+    assert "max_trails" in cli(*get, "searcher.max_trails", *site, code=3).err
+
+
+def test_an_index_is_checked_and_copied(cli: Cli, swept: Builder, tmp_path: Path) -> None:
+    cli("index", "check", "digits", code=3)
+    file = Path(cli("index", "snapshot", "digits", tmp_path / "copy.sqlite").out.strip())
+    assert not swept.paths.index.exists()
+    swept.paths.index.write_bytes(file.read_bytes())
+    cli("index", "check", "digits")
+    swept.command("tag", add=["late"])
+    ran = cli("index", "check", "digits", code=9)
+    assert "events" in ran.err and "metrics" not in ran.err and "index update" in ran.err
+    swept.paths.index.write_bytes(b"no database")
+    assert "metrics" in cli("index", "check", "digits", code=9).err
+
+
+def test_only_those_in_a_state_are_canceled_and_the_reason_is_kept(cli: Cli) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    Builder(cli.root / "mnist-1a2b").close()
+    ids = ["digits-7f3a", "mnist-1a2b"]
+    ran = cli("cancel", *ids, "--state", "running", "-o", "json")
+    assert ran.items == [] and not built.paths.commands.exists()
+    argv = ["--state", "pending", "--state", "RUNNING", "--reason", "wrong data"]
+    [item] = cli("cancel", *ids, *argv, "-o", "json").items
+    assert (item["id"], item["ok"]) == ("digits-7f3a", True)
+    events = cli("events", "digits", "--kind", "command", "-o", "json").items
+    assert [event["text"].endswith(": wrong data") for event in events] == [True]
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_130_and_143_ending_a_follower_leaves_the_job_alone(
+    cli: Cli, sent: signal.Signals, code: int
+) -> None:
+    Builder(cli.root / "digits-7f3a").trial().attempt()
+    process = hpcdet("wait", "digits-7f3a", stderr=subprocess.PIPE)
+    try:
+        assert process.stderr is not None
+        first = process.stderr.readline()  # it follows now
+        process.send_signal(sent)
+        _, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert b"RUNNING" in first
+    assert process.returncode == code, err
+    assert sent == signal.SIGTERM or b"the jobs go on" in err
+    assert not (cli.root / "digits-7f3a" / "commands").exists()
+
+
+def test_143_what_is_half_done_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    undone: list[str] = []
+
+    def half(_: list[str]) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return 0
+        finally:
+            undone.append("all")
+
+    monkeypatch.setattr(main, "run", half)
+    former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main.main([])
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    assert ended.value.code == 143 and undone == ["all"]
+
+
+def test_the_table_of_exit_codes_is_the_errors(cli: Cli) -> None:
+    out = cli("help", "exit-codes").out
+    codes = [int(line.split()[0]) for line in out.splitlines()]
+    assert codes == [*range(10), 130, 143]
+    for kind in (
+        UsageError,
+        NotFound,
+        ConfigError,
+        Unavailable,
+        Unsuccessful,
+        PartialSuccess,
+        StillPending,
+        IntegrityError,
+    ):
+        assert (kind.__doc__ or "").splitlines()[0].rstrip(".") in out
+
+
+@pytest.mark.parametrize("form", [["-o", "json"], ["--json"], ["-ojson"], ["--output=json"]])
+def test_errors_are_one_line_of_json_where_json_is_asked_for(cli: Cli, form: list[str]) -> None:
+    ran = cli("show", "mnist", *form, code=3)
+    assert ran.out == ""
+    assert json.loads(ran.err)["error"]["code"] == "NOT_FOUND"
+    usage = cli("show", "mnist", "--bad", *form, code=2)
+    assert json.loads(usage.err)["error"]["code"] == "USAGE"
+
+
+# -- output ------------------------------------------------------------------------------
+
+
+def test_json_is_an_envelope_and_all_there_is_on_stdout(cli: Cli, swept: Builder) -> None:
+    value = json.loads(cli("status", "digits", "-o", "json").out)
+    assert value.keys() == {"schema", "generated_at", "items", "warnings"}
+    assert value["schema"] == "hpcdet.status/1" and value["warnings"] == []
+    [item] = value["items"]
+    assert {"id", "state", "trials"} <= item.keys()
+    assert {"id", "state", "steps", "best", "restarts"} <= item["trials"][0].keys()
+    [shown] = cli("show", "digits", "--json").items
+    assert {"config", "attempts"} <= shown.keys()
+    assert {"trial", "attempt", "job", "start", "end", "reason", "steps"} <= (
+        shown["attempts"][0].keys()
+    )
+    [ckpt] = cli("ckpt", "ls", "digits/2", "-o", "json").items
+    assert {"trial", "step", "path", "bytes", "digest", "state"} <= ckpt.keys()
+    metric = cli("metrics", "digits", "-o", "json").items[0]
+    assert {"trial", "group", "step", "name", "value", "time"} <= metric.keys()
+
+
+def test_the_other_formats(cli: Cli, swept: Builder) -> None:
+    assert cli("ls", "-o", "id").out == "digits-7f3a\n" == cli("-q", "ls").out
+    lines = cli("metrics", "digits", "-o", "jsonl").out.splitlines()
+    assert len(lines) > 5 and all(json.loads(line)["name"] for line in lines)
+    out = cli("metrics", "digits", "--fields", "trial,name", "-o", "csv", "--no-header").out
+    assert next(csv.reader(io.StringIO(out))) == ["1", "loss"]
+    assert "SUPERSEDED" in cli("metrics", "digits", "-o", "wide").out
+    assert "no such field: nothing" in cli("ls", "--fields", "nothing", "-o", "json", code=2).err
+
+
+def test_a_field_that_is_not_there_is_refused_before_anything_is_done(
+    cli: Cli, swept: Builder
+) -> None:
+    for argv in (["tag", "--add", "draft"], ["archive"], ["rm", "-y"], ["ckpt", "rm", "-y"]):
+        said = cli(*argv, "digits", "--fields", "nothing", code=2).err
+        assert "no such field: nothing" in said
+    assert cli("ls", "-o", "json").items[0]["labels"] == ["example"]
+    assert cli("ckpt", "ls", "digits").out and not list(cli.root.glob("*.gz"))
+
+
+def test_streams_that_are_closed_full_or_cannot_spell_it(
+    cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Builder(cli.root / "a-1a2b", name="日本")
+    written = io.BytesIO()
+    for stream in (None, io.TextIOWrapper(written, "latin-1")):
+        monkeypatch.setattr(sys, "stdout", stream)
+        main._mend_streams()
+        assert main.run(["ls", "-o", "json"]) == 0
+        if stream is None:
+            sys.stdout.close()
+    assert b'"??"' in written.getvalue()
+    with open("/dev/full", "wb") as full:
+        process = hpcdet("ls", "-o", "json", stdout=full, stderr=subprocess.PIPE)
+        said = process.communicate(timeout=120)[1].decode()
+    assert process.returncode == 5 and said.count("\n") == 1, said
+
+
+def test_a_folder_that_is_gone_or_nobodys_home(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli("status", "~nobody-of-that-name/x", code=3)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert "the folder you are in is gone" in cli("status", "./x", code=5).err
+    monkeypatch.setenv("HPCDET_ROOT", "~nobody-of-that-name/x")
+    assert "set HOME" in cli("ls", code=4).err
+
+
+def test_csv_is_no_formula_and_tables_move_no_cursor(cli: Cli) -> None:
+    Builder(cli.root / "digits-7f3a", name="=cmd()", labels=["a\x1b[2Jb"])
+    out = cli("ls", "-o", "csv", "--fields", "name").out
+    assert out.splitlines()[1] == "'=cmd()"
+    assert "\x1b" not in cli("ls").out
+
+
+@pytest.mark.parametrize(
+    "argv", [["ls"], ["status"], ["ckpt", "ls", "@last"], ["events", "@last"], ["metrics", "@last"]]
+)
+def test_tables_fit_into_80_columns(cli: Cli, swept: Builder, argv: list[str]) -> None:
+    built = Builder(cli.root / ("a-name-that-is-as-long-as-a-slug-ever-is-7f3a"))
+    attempt = built.trial(**{f"hyperparameter_{n}": 0.123456789 for n in range(9)}).attempt()
+    attempt.metrics("validation", 100, **{"a_metric_with_a_very_long_name_" * 3: 1.0})
+    attempt.checkpoint(100)
+    out = cli(*argv).out
+    assert out and max(len(line) for line in out.splitlines()) <= 80
+
+
+def test_global_flags_mean_the_same_before_and_after_the_verb(cli: Cli, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    Builder(other / "mnist-1a2b")
+    assert cli("-C", other, "ls", "-o", "id").out == cli("ls", "-C", other, "-o", "id").out
+    assert cli("ckpt", "ls", "mnist", "-C", other).code == 0
+    assert cli("ls", "-o", "id").out == ""
+
+
+def test_times_are_local_unless_utc_is_asked_for(
+    cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import time
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setenv("TZ", "Etc/GMT-5")
+            time.tzset()
+            assert "17:00:00" in cli("ls").out
+            assert "12:00:00" in cli("ls", "--utc").out
+    finally:
+        time.tzset()
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(cli: Cli, swept: Builder) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    process = hpcdet("metrics", "digits", stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, b"")
+
+
+# -- help --------------------------------------------------------------------------------
+
+
+def all_commands() -> list[tuple[str, click.Command]]:
+    found: list[tuple[str, click.Command]] = []
+    context = click.Context(main.cli)
+    for verb in table_of_verbs.VERBS.values():
+        command = main.cli.get_command(context, verb.name)
+        assert command is not None
+        found.append((verb.name, command))
+        if isinstance(command, click.Group):
+            found += [(f"{verb.name} {name}", each) for name, each in command.commands.items()]
+    return found
+
+
+def test_every_verb_has_an_example_and_fits_into_80_columns(cli: Cli) -> None:
+    out = cli("--help").out
+    assert out.count("  hpcdet ") == 3 and cli().out == out
+    for name, command in all_commands():
+        text = cli(*name.split(), "--help").out
+        assert max(len(line) for line in text.splitlines()) <= 80, name
+        if not command.hidden:
+            assert f"hpcdet {name}" in text.partition("\n")[2] or "Example" in text, name
+            assert "Example" in text or " show" in name or "hpcdet " in text, name
+
+
+def test_the_list_of_verbs_says_what_the_verbs_say() -> None:
+    for name, command in all_commands():
+        verb = table_of_verbs.VERBS.get(name)
+        if verb is not None and not verb.hidden:
+            assert command.short_help == verb.help, name
+
+
+def test_completion_knows_verbs_and_ids(
+    cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_HPCDET_COMPLETE" in cli("completion", shell).out
+    from click.shell_completion import ShellComplete
+
+    complete = ShellComplete(main.cli, {}, "hpcdet", "_HPCDET_COMPLETE")
+    assert [c.value for c in complete.get_completions(["show"], "dig")] == ["digits-7f3a"]
+    assert "status" in [c.value for c in complete.get_completions([], "st")]
+
+
+# -- imports -----------------------------------------------------------------------------
+
+HEAVY = {"torch", "h5py", "numpy", "sqlite_utils", "pydantic", "jinja2", "submitit", "rich"}
+
+
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["ls"], ["status"], ["logs", "@last"], ["metrics", "@last"]]
+)
+def test_reading_imports_nothing_heavy(cli: Cli, swept: Builder, argv: list[str]) -> None:
+    code = (
+        "import sys; from hpcdet.cli.main import run; code = run(sys.argv[1:]);"
+        "print('LOADED', *sorted({m.partition('.')[0] for m in sys.modules})); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.splitlines()[-1].split()[1:])
+    assert "click" in loaded
+    assert loaded & HEAVY == set()
+
+
+def test_all_of_the_login_side_does_without_torch() -> None:
+    modules = sorted({f"hpcdet.cli.{verb.module}" for verb in table_of_verbs.VERBS.values()})
+    code = f"import sys, {', '.join(modules)}; print({{'torch', 'h5py'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "set()\n", done.stderr
+
+
+# -- waiting -----------------------------------------------------------------------------
+
+
+def test_waiting_ends_when_it_ends_and_says_what_moved(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    attempt = built.trial().attempt()
+
+    def step(_: float) -> None:
+        if not attempt.batches:
+            attempt.metrics("validation", 100, validation_loss=0.5)
+        elif not built.paths.closed.exists():
+            attempt.end("completed")
+            built.close("COMPLETED")
+
+    monkeypatch.setattr(follow, "pause", step)
+    err = cli("wait", "digits").err.splitlines()
+    assert err[0] == "digits-7f3a  PENDING" or err[0] == "digits-7f3a  RUNNING"
+    assert "digits-7f3a/1  RUNNING  step 100  best 0.5" in err
+    assert err[-1] == "digits-7f3a  COMPLETED"
+
+
+def test_on_a_terminal_the_lines_are_redrawn(
+    cli: Cli, swept: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hpcdet.cli.frame.settings import Settings
+
+    swept.paths.closed.unlink()
+    monkeypatch.setattr(Settings, "live", property(lambda _: True))
+    monkeypatch.setattr(follow, "pause", lambda _: swept.close())
+    err = cli("wait", "digits", "--color", "never").err
+    assert "trial 1" in err and "best 0.25" in err and "COMPLETED" in err
+    cli("index", "rebuild", "digits")
+
+
+def test_trouble_ends_the_waiting_and_a_pause_does_not(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    built.decide("state", state="PAUSED", why="paused by its user", by="")
+    cli("wait", "digits", "--timeout", "0", code=8)
+    built.decide("state", state="PAUSED", why="no such partition", by="scheduler")
+    assert "no such partition" in cli("wait", "digits", code=6).err
+
+
+def test_waiting_for_any_of_several(cli: Cli) -> None:
+    Builder(cli.root / "digits-7f3a")
+    Builder(cli.root / "mnist-1a2b").close()
+    cli("wait", "digits", "mnist", "--timeout", "0", code=8)
+    cli("wait", "digits", "mnist", "--any", "--timeout", "0")
+
+
+def test_an_error_of_ours_has_where_and_hint(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> None:
+        raise HpcdetError("it broke\nin two lines", where="here", hint="repair it")
+
+    monkeypatch.setattr("hpcdet.read.lookup.find.experiments", fail)
+    assert cli("ls", code=1).err == "error: here: it broke\n  in two lines\nhint: repair it\n"
+
+
+def test_the_manual_names_every_verb() -> None:
+    text = (TOP / "docs" / "cli.md").read_text()
+    for name, command in all_commands():
+        if not command.hidden:
+            assert f"`{name.split()[-1]}" in text or f"`{name}" in text, name
+
+
+def test_numbers_that_json_has_not_are_strings(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = output.Output("show", "json", (), True)
+    shown.emit([{"id": "a", "x": [float("nan"), {"y": -math.inf}]}], [])
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["items"][0]["x"] == ["NaN", {"y": "-Infinity"}]
+
+
+def test_set_asks_for_what_may_change_and_refuses_the_rest(cli: Cli) -> None:
+    built = Builder(cli.root / "digits-7f3a")
+    built.trial()
+    ran = cli("set", "digits", "max_concurrent=3", "-n", "-o", "json")
+    assert ran.items[0]["what"] == "would set searcher.max_concurrent_trials=3"
+    assert not built.paths.commands.exists()
+    cli("set", "digits", "max_concurrent=many", code=4)
+    cli("set", "digits", "entrypoint=rm", code=4)
+    cli("set", "digits", code=2)
+    cli("set", "max_concurrent=3", code=2)
+    cli("set", "digits/1", "max_concurrent=3", code=2)
+    cli("set", "digits", "max_concurrent=3")
+    assert "searcher.max_concurrent_trials=3" in cli("events", "digits", "-o", "json").out
+
+
+def test_what_of_a_budget_is_spent_is_said_wherever_one_looks(cli: Cli, tmp_path: Path) -> None:
+    built = Builder(
+        cli.root / "digits-7f3a", resources={"slots_per_trial": 2}, budget={"slot_hours": 1.0}
+    )
+    trial = built.trial()
+    worker = built.worker()
+    attempt = trial.attempt()
+    built.clock += 1740
+    attempt.end("walltime")
+    again = trial.paths.attempt(2)
+    put(again.claim, Claim(worker, "n1", at=built.tick(), reserved_slot_s=900.0))
+    put(again.end, End("released", at=built.tick()))
+    built.clock += 20
+    put(built.paths.worker(1, 0, 0).end, WorkerEnd("idle", worker, built.tick()))
+    built.decide("state", state="PAUSED", why="budget of 1 slot hours is used up", by="budget")
+    [item] = cli("show", "digits", "-o", "json").items
+    spent, [row] = item["spent"], item["allocations"]
+    assert spent["training_slot_hours"] == pytest.approx(2 * 1745 / 3600, rel=0.01)
+    assert spent["overhead_slot_hours"] == pytest.approx(2 * 24 / 3600, rel=0.2)
+    assert row["slot_hours"] == spent["slot_hours"] and row["worker"] == worker
+    assert spent["budget"] == {"slot_hours": 1.0, "wall_s": None}
+    assert (item["trials"][0]["restarts"], item["attempts"][1]["reason"]) == (0, "released")
+    assert spent["left_slot_hours"] == pytest.approx(1 - spent["slot_hours"], abs=1e-5)
+    # accounting has seen it begin before its worker did
+    book = Book(built.paths)
+    book.write([Charge(worker, "123_0", 2, 0.0, 1782.0, 3564.0)], [1])
+    [item] = cli("show", "digits", "-o", "json").items
+    charged, [row] = item["spent"], item["allocations"]
+    assert charged["slot_hours"] == charged["charged_slot_hours"] == 0.99
+    assert charged["counted_slot_hours"] == spent["slot_hours"] == row["counted_slot_hours"]
+    assert "0.99 of 1 slot hours" in cli("status", "digits").out
+    said = " ".join(cli("status", "digits").out.split())
+    assert "0.99 charged by accounting, 0.01 left" in said
+    assert "OVERHEAD" in cli("show", "digits", "--section", "allocations").out
+    assert "budget.slot_hours=3" in cli("set", "digits", "budget=3", "-n", "-o", "json").out
+    assert "next: hpcdet set digits-7f3a budget.slot_hours=MORE" in cli("explain", "digits").out
+    page = tmp_path / "report.html"
+    cli("report", "digits", "-o", page)
+    assert "charged by accounting" in page.read_text()
+    assert "left of a budget of 1 slot hours" in page.read_text()
+    work = tmp_path / "work"
+    cli("init", work)
+    [plan] = cli("plan", work / "random.yaml", "--set", "budget.wall_s=2h", "-o", "json").items
+    assert plan["budget"] == {"slot_hours": None, "wall_s": 7200}
+
+
+def test_the_spare_tasks_of_a_site_are_in_the_script_that_is_shown(
+    cli: Cli, tmp_path: Path
+) -> None:
+    site = tmp_path / "strict.yaml"
+    nobody = "{submit_from_compute: false, login_daemon: forbidden}"
+    spares = "config: {worker: {spares: 3}}"
+    site.write_text(
+        f"schema: 1\nname: strict\nextends: generic-slurm\ncapabilities: {nobody}\n{spares}\n"
+    )
+    work = tmp_path / "work"
+    cli("init", work)
+    shown = ("submit", work / "random.yaml", "--site", site, "-n", "--offline")
+    assert "#SBATCH --array=0-4%2\n" in cli(*shown).out
+    assert "#SBATCH --array=0-7%2\n" in cli(*shown, "--set", "worker.spares=6").out
+
+
+def test_a_tree_of_hyperparameters_in_one_line() -> None:
+    blocks = [{"name": "residual", "expansion": 2}, {"name": "pooling", "kind": "max"}]
+    tree = {"blocks": blocks, "head": {"name": "linear"}, "sizes": [1, 2], "lr": 0.123456789}
+    said = "blocks=residual(expansion=2), pooling(kind=max) head=linear sizes=1,2 lr=0.12346"
+    assert output.text(tree) == said
+    assert output.text({"block": {"name": "a\x1b[2J", "size": 1}}) == "block=a?[2J(size=1)"
+    assert changes.assigned({"searcher.max_length": {"batches": 32}, "budget.wall_s": None}) == [
+        "searcher.max_length={batches: 32}",
+        "budget.wall_s=null",
+    ]
