@@ -27,6 +27,8 @@ from hpcdet.sim.surrogate import Workload
 from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length, Unit
 
+_Handler = Callable[[Any, int], None]
+
 
 @dataclass
 class Simulation:
@@ -70,7 +72,7 @@ class Simulation:
             raise ValueError("a trial reports at one length at least, and no length is below 1")
         self._full = self.lengths[-1]
         self._named = {length: Length(self.unit, length) for length in self.lengths}
-        self._heap: list[tuple[float, int, str, Any, int]] = []
+        self._heap: list[tuple[float, int, _Handler, Any, int]] = []
         self._seq = itertools.count(1)
         self._trials: dict[int, SimulatedTrial] = {}
         self._runnable: list[int] = []  # a heap: workers take the lowest number first
@@ -93,8 +95,8 @@ class Simulation:
         while self._heap and not self._finished and self._quiet < self.patience:
             if self._heap[0][0] > self.horizon_s:
                 return self._close(self.horizon_s)
-            self.now, _, kind, whom, version = heapq.heappop(self._heap)
-            getattr(self, f"_on_{kind}")(whom, version)
+            self.now, _, handle, whom, version = heapq.heappop(self._heap)
+            handle(whom, version)
             self._quiet += 1
             self._settle()
         self.course.stalled = not self._finished
@@ -126,12 +128,12 @@ class Simulation:
         while self._runnable and (worker := self._array.first_idle()):
             self._serve(worker)
         for worker, until in self._array.submit(len(self._runnable), self.now):
-            self._push(until, "grant", worker.number, worker.life)
+            self._push(until, self._on_grant, worker.number, worker.life)
         while self.course.over and (worker := self._array.first_idle()):
             self._leave(worker)
 
-    def _push(self, at: float, kind: str, whom: Any, version: int = 0) -> None:
-        heapq.heappush(self._heap, (at, next(self._seq), kind, whom, version))
+    def _push(self, at: float, handle: _Handler, whom: Any, version: int = 0) -> None:
+        heapq.heappush(self._heap, (at, next(self._seq), handle, whom, version))
 
     def _note(
         self, what: str, trial: int = 0, worker: int = -1, length: int = -1, why: str = ""
@@ -147,7 +149,7 @@ class Simulation:
         self._note("grant", worker=number)
         ends, why = self._array.end(worker)
         if ends < math.inf:
-            self._push(ends, "end", (number, why), worker.life)
+            self._push(ends, self._on_end, (number, why), worker.life)
         self._serve(worker)
 
     def _serve(self, worker: SimulatedWorker) -> None:
@@ -159,7 +161,7 @@ class Simulation:
         else:
             until = self._array.rest(worker, self.now)
             if until < math.inf:
-                self._push(until, "idle", worker.number, worker.life)
+                self._push(until, self._on_idle, worker.number, worker.life)
 
     def _on_idle(self, number: int, life: int) -> None:
         worker = self._array[number]
@@ -204,7 +206,7 @@ class Simulation:
         self._leave(worker)
         if self.cluster.on_failure == "lost":
             trial.wanted = "lost"
-        self._push(self.now + self.cluster.detect_s, "left", trial.number, trial.version)
+        self._push(self.now + self.cluster.detect_s, self._on_left, trial.number, trial.version)
 
     def _start(self, trial: SimulatedTrial, worker: SimulatedWorker) -> None:
         """An attempt begins."""
@@ -225,7 +227,7 @@ class Simulation:
         seconds = self.workload.seconds(trial.number, trial.at, trial.goal) * slow
         trial.rate = seconds / max(1, trial.goal - trial.at)
         trial.version += 1
-        self._push(trial.since + seconds, "reach", trial.number, trial.version)
+        self._push(trial.since + seconds, self._on_reach, trial.number, trial.version)
 
     def _train(self, trial: SimulatedTrial) -> None:
         """Bring a running trial's books up to now."""
@@ -278,7 +280,7 @@ class Simulation:
         self.course.learn(self.now, number, length, loss, whole)
         if self.cluster.repeats and self._rng.random() < self.cluster.repeats:
             later = float(self._rng.exponential(60.0 + self.cluster.poll_s))
-            self._push(self.now + later, "repeat", report)
+            self._push(self.now + later, self._on_repeat, report)
 
     def _depart(self, trial: SimulatedTrial, why: str) -> None:
         """A running trial saves its state and leaves its worker; one at a rung reports first."""
@@ -291,7 +293,7 @@ class Simulation:
         trial.leave(trial.at)
         self._note(trial.wanted if trial.wanted != "run" else "wait", trial.number, why=why)
         if self.cluster.save_s:
-            self._push(self.now + self.cluster.save_s, "left", trial.number, trial.version)
+            self._push(self.now + self.cluster.save_s, self._on_left, trial.number, trial.version)
         else:
             self._on_left(trial.number, trial.version)
 
@@ -332,7 +334,7 @@ class Simulation:
     def _hear(self, trial: SimulatedTrial, event: events.Event) -> None:
         heard = self._crank.write(trial, event, self.now)
         if heard is not None:
-            self._push(heard, "hear", event)
+            self._push(heard, self._on_hear, event)
 
     def _on_hear(self, event: events.Event, version: int) -> None:
         self._crank.bring(event)
@@ -384,7 +386,7 @@ class Simulation:
         trial.wanted, trial.why = wanted, why
         if trial.state == "running":
             if self.cluster.directive_s:
-                self._push(self.now + self.cluster.directive_s, "obey", trial.number)
+                self._push(self.now + self.cluster.directive_s, self._on_obey, trial.number)
             else:
                 self._on_obey(trial.number, 0)
         elif trial.state in ("runnable", "paused"):

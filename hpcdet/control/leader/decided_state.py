@@ -7,7 +7,7 @@ recorded event to the searcher.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,9 +127,9 @@ class Decided:
 
     def take(self, line: Line) -> None:
         """Add the next record. Kinds that this version does not know change nothing."""
-        handler = getattr(self, f"_take_{line['kind']}", None)
+        handler = _HANDLERS.get(line["kind"])
         if handler is not None:
-            handler(line)
+            handler(self, line)
 
     def hear(self, event: events.Event) -> None:
         """Add the record of an event to the state and pass the event to the searcher."""
@@ -250,14 +250,14 @@ class Decided:
         the same trial, or else the next action. Only a question stays owed, and replaces nothing:
         it changes no trial, and the user has not been asked yet.
         """
-        one = _subject(recorded)
-        place = next((n for n, owed in enumerate(self.owed) if _subject(owed) == one), None)
+        one = codec.subject(recorded)
+        place = next((n for n, owed in enumerate(self.owed) if codec.subject(owed) == one), None)
         if place is not None:
             asks = [owed for owed in self.owed[:place] if isinstance(owed, events.Ask)]
             self.owed[: place + 1] = asks
         elif not isinstance(recorded, events.Ask):
             others = [owed for owed in self.owed if not isinstance(owed, events.Ask)]
-            replaced = [owed for owed in others if _moves(owed, one[1])] or others[:1]
+            replaced = [owed for owed in others if codec.concerns(owed, one[1])] or others[:1]
             self.owed = [owed for owed in self.owed if owed not in replaced]
 
     def _take_clone(self, line: Line) -> None:
@@ -375,18 +375,22 @@ class Decided:
         self.throttles[line["job"]] = line["running"]
 
 
-def _subject(action: events.Action) -> tuple[type[events.Action], int]:
-    """Return an action's type and the number of its trial."""
-    return type(action), getattr(action, "trial", 0)
-
-
-def _moves(action: events.Action, trial: int) -> bool:
-    """True if an action lets an existing trial go on, or leave."""
-    return (
-        isinstance(action, events.Continue | events.Pause | events.Stop) and action.trial == trial
-    )
-
-
 _OTHERWISE = {"method", "owed", "broken", "plans", "shutdown", "notified", "state"}
 _OTHERWISE |= {"open", "touched"}
 _PLAIN = {each.name for each in dataclasses.fields(Decided)} - _OTHERWISE
+
+_HANDLERS: dict[str, Callable[[Decided, Line], None]] = {
+    "event": Decided._take_event,
+    "action": Decided._take_action,
+    "clone": Decided._take_clone,
+    "forked": Decided._take_forked,
+    "adopt": Decided._take_adopt,
+    "retry": Decided._take_retry,
+    "fail": Decided._take_fail,
+    "command": Decided._take_command,
+    "held": Decided._take_held,
+    "unlaunched": Decided._take_unlaunched,
+    "state": Decided._take_state,
+    "notify": Decided._take_notify,
+    "throttle": Decided._take_throttle,
+}

@@ -91,3 +91,15 @@ def _fields(kind: type, value: dict[str, Any]) -> dict[str, Any]:
 def _number(stored: Any) -> Any:
     special = isinstance(stored, str) and stored in ("NaN", "Infinity", "-Infinity")
     return records.value(stored) if special else stored
+
+
+def subject(action: events.Action) -> tuple[type[events.Action], int]:
+    """Return an action's type and the number of its trial; 0 for those of the whole search."""
+    return type(action), getattr(action, "trial", 0)
+
+
+def concerns(action: events.Action, trial: int) -> bool:
+    """True if an action lets this existing trial continue, pause or end."""
+    return (
+        isinstance(action, events.Continue | events.Pause | events.Stop) and action.trial == trial
+    )

@@ -16,7 +16,6 @@ from hpcdet.search.api.events import (
     Create,
     Event,
     Limits,
-    Pause,
     Report,
     Searcher,
     SegmentEnd,
@@ -157,7 +156,7 @@ class Supervised:
         actions = [*self._tell(state, report), *asks]
         if not ends["trial"]:
             return actions
-        others = [a for a in actions if not _concerns(a, report.trial)]
+        others = [a for a in actions if not codec.concerns(a, report.trial)]
         ended = self._end(state, report.trial, "stopped")
         return [Stop(report.trial, ends["trial"]), *others, *ended]
 
@@ -194,10 +193,10 @@ class Supervised:
         meanwhile = list[Action]()
         for event in told:
             if isinstance(event, SegmentEnd):  # what was wanted of it before came to nothing
-                meanwhile = [a for a in meanwhile if not _concerns(a, event.trial)]
+                meanwhile = [a for a in meanwhile if not codec.concerns(a, event.trial)]
                 state["open"].pop(str(event.trial), None)
             meanwhile += self._tell(state, event)
-        meanwhile = [a for a in meanwhile if not any(_concerns(a, t) for t in stopped)]
+        meanwhile = [a for a in meanwhile if not any(codec.concerns(a, t) for t in stopped)]
         for trial in stopped:
             state["open"].pop(str(trial), None)
         state["ended"] |= leaving
@@ -246,7 +245,3 @@ def _extent(limits: Limits) -> list[int | None]:
 def _further(now: list[int | None], before: list[int | None]) -> bool:
     """More trials, or longer ones, than before."""
     return any(a is not None and b is not None and a > b for a, b in zip(now, before, strict=True))
-
-
-def _concerns(action: Action, trial: int) -> bool:
-    return isinstance(action, Continue | Pause | Stop) and action.trial == trial
