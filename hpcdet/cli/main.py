@@ -173,8 +173,12 @@ def _print_no_more() -> None:
 
 def _wants_json(argv: Sequence[str]) -> bool:
     """True if JSON is asked for; used before parsing, so that usage errors are JSON as well."""
-    asked = ("--json", "-o json", "-ojson", "--output json", "--output=json")
-    return any(flag in " ".join(argv) for flag in asked)
+    return any(
+        word == "--json"
+        or word.startswith(("-ojson", "--output=json"))
+        or (word in ("-o", "--output") and value in ("json", "jsonl"))
+        for word, value in zip(argv, [*argv[1:], ""], strict=True)
+    )
 
 
 def _say(code: str, what: str, where: str, hint: str, as_json: bool) -> None:

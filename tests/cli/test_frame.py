@@ -265,6 +265,11 @@ def test_errors_are_one_line_of_json_where_json_is_asked_for(cli: Cli, form: lis
     assert json.loads(usage.err)["error"]["code"] == "USAGE"
 
 
+def test_words_of_an_options_value_do_not_ask_for_json(cli: Cli) -> None:
+    ran = cli("submit", "absent.yaml", "--note", "see -o json or --json", code=4)
+    assert ran.err.startswith("error: ")
+
+
 # -- output ------------------------------------------------------------------------------
 
 
