@@ -246,7 +246,7 @@ class Search:
     def _promote(self, trial: Trial) -> None:
         trial.state, trial.passed = "open", len(trial.results)
         self._climb(trial)
-        if trial.trained and trial.state != "paused":  # it needs no place for what it has shown
+        if trial.trained and trial.state != "paused":  # type: ignore[comparison-overlap] # it needs no place for what it has shown
             trial.state, trial.good = "out", True
 
     # -- what is known -----------------------------------------------------------------------

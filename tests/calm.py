@@ -51,7 +51,7 @@ class Calm:
             at = min(rung for rung in rungs if rung > self.reached[trial])
             self.reached[trial] = at
             shown = fake_rank.loss(trial, at, self.resolved.data.get("losses", ""))
-            return events.Report(trial, Length(unit, at), {"validation_loss": shown})
+            return events.Report(trial, Length(unit, at), {"validation_loss": shown})  # type: ignore[arg-type]
         assert kind == "segment_end", kind
         there = self.reached.pop(trial) == self.until[trial]  # nothing comes of it from now on
         assert there or self.over or trial in self.stopped, f"trial {trial} has no cause to end"

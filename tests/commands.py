@@ -34,7 +34,7 @@ class Cli:
         self.root = root
         self.capture = capture
 
-    def __call__(self, *argv: str | Path, code: int = 0) -> Ran:
+    def __call__(self, *argv: object, code: int = 0) -> Ran:
         """Run ``hpcdet ARGV``, which must end with ``code``."""
         self.capture.readouterr()
         ended = main.run([str(word) for word in argv])

@@ -132,7 +132,7 @@ def _archive(data: bytes, draw: random.Random) -> tuple[bytes, str]:
         for name in old.namelist():
             content = old.read(name)
             if name == chosen:
-                content, what = kind(name)(content, draw)  # type: ignore[misc]
+                content, what = kind(name)(content, draw)
             new.writestr(name, content)
     return made.getvalue(), f"{chosen}: {what}"
 

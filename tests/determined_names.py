@@ -90,7 +90,7 @@ def _is_clients(module: str, name: str) -> bool:
     """Whether a name is one of the client's: a Reference is what it refers to."""
     client = NAMES[_client.PACKAGES[0]]
     other = module in _client.PACKAGES[1:] and name.removesuffix("Reference")
-    return bool(other) and bool(client.get(other)) and client.get(other) == NAMES[module][name]
+    return bool(other) and bool(client.get(other)) and client.get(other) == NAMES[module][name]  # type: ignore[arg-type]
 
 
 def table(module: str, names: Mapping[str, list[str]]) -> Iterator[str]:

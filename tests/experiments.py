@@ -206,7 +206,7 @@ def local_site(**changes: Any) -> Site:
     for key, value in [*hurried.items(), *changes.items()]:
         known = plain.get(key)
         merged = isinstance(known, dict) and isinstance(value, dict) and value
-        plain[key] = {**known, **value} if merged else value
+        plain[key] = {**known, **value} if merged else value  # type: ignore[dict-item]
     return Site.model_validate(plain)
 
 

@@ -37,6 +37,7 @@ from hpcdet.store.folder.records import Verdict
 from hpcdet.store.fs import files, journal, sealed_json
 from hpcdet.store.trials.controls import in_force
 from hpcdet.store.trials.standing import latest_checkpoint
+from hpcdet.units import Length
 
 heard: list[int] = []
 
@@ -102,14 +103,14 @@ def main() -> int:
         name = save()
         log.append("end", verdict=verdict, cause=cause, sync=True)
         until = target() if cause == "completed" else None
-        Verdict(verdict, cause, step, until, name, state, at=files.now()).write_once(
+        Verdict(verdict, cause, step, until, name, state, at=files.now()).write_once(  # type: ignore[arg-type]
             attempt.verdict
         )
         return 0
 
-    def target():
+    def target() -> Length:
         control = in_force(trial)
-        return (control and control.until) or experiment.searcher.max_length
+        return (control and control.until) or experiment.searcher.max_length  # type: ignore[return-value]
 
     def validate() -> None:
         log.append(

@@ -40,7 +40,7 @@ def nested(depth: int) -> Any:
     return value
 
 
-ODD = (
+ODD: tuple[Any, ...] = (
     *(-1, 0, 1, 7, 1 << 20, 1 << 31, 1 << 53, 1 << 62, 1 << 63, 10**30, -(1 << 63), 10**400),
     *(True, False, None, 1.0, 1.5, 1e300, "", "x", "1", "-1", "a\0b", "é", "\ud7ff", "x" * 5000),
     *([], {}, [1], [-1], [1 << 40], [0, 1 << 62], [1 << 62, 0], {"a": 1}, [[]], nested(90)),
@@ -290,8 +290,8 @@ def skeleton(forgery: Forgery, dice: random.Random) -> str:
     said = dice.choice((odd_value, removed, doubled, swapped))(value, dice)
     text = json.dumps(value, separators=(",", ":")).encode()
     if dice.random() < 0.3:
-        text = bytearray(text)
-        text[dice.randrange(len(text))] = dice.randrange(32, 127)
+        text = bytearray(text)  # type: ignore[assignment]
+        text[dice.randrange(len(text))] = dice.randrange(32, 127)  # type: ignore[index]
     if len(text) <= end - start:
         forgery.data[name][start:end] = text.ljust(end - start)
     _rehash(forgery, name)
@@ -349,7 +349,7 @@ class Bounds:
         for act in (self.read, checkpoint.verify, load.look):
             try:
                 found = act(folder)
-                equal = act != self.read or all(map(same, found, self.loaded))
+                equal = act != self.read or all(map(same, found, self.loaded))  # type: ignore[arg-type]
                 said = said or ("" if equal else "it was loaded as something else")
             except IntegrityError as error:
                 if not error.what or (not error.hint and act == self.read):

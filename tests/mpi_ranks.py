@@ -70,9 +70,9 @@ def collectives(rank: int, world: int) -> None:
         sent = torch.cat([numbers(rank, kind, 4) + r for r in range(world)])
         got = torch.empty(4, dtype=kind)
         dist.reduce_scatter_tensor(got, sent.clone())
-        assert torch.equal(got, sum(numbers(r, kind, 4) + rank for r in range(world)))
+        assert torch.equal(got, sum(numbers(r, kind, 4) + rank for r in range(world)))  # type: ignore[arg-type]
         dist.reduce_scatter(got, [one.clone() for one in sent.chunk(world)])
-        assert torch.equal(got, sum(numbers(r, kind, 4) + rank for r in range(world)))
+        assert torch.equal(got, sum(numbers(r, kind, 4) + rank for r in range(world)))  # type: ignore[arg-type]
         swapped = torch.empty_like(sent)
         dist.all_to_all_single(swapped, sent)
         assert torch.equal(swapped, torch.cat([numbers(r, kind, 4) + rank for r in range(world)]))
@@ -82,7 +82,7 @@ def collectives(rank: int, world: int) -> None:
             assert torch.equal(value, numbers(root, kind, 4))
             dist.reduce(total := mine.clone(), root)
             if rank == root:
-                assert torch.equal(total, sum(numbers(r, kind, 4) for r in range(world)))
+                assert torch.equal(total, sum(numbers(r, kind, 4) for r in range(world)))  # type: ignore[arg-type]
             gathered = [torch.empty(4, dtype=kind) for _ in range(world)]
             dist.gather(mine, gathered if rank == root else None, root)
             if rank == root:
@@ -106,7 +106,7 @@ def collectives(rank: int, world: int) -> None:
     came = torch.empty_like(token)
     dist.recv(came, (rank - 1) % world)
     assert came.item() == (rank - 1) % world
-    send.wait()
+    send.wait()  # type: ignore[union-attr]
     if rank == 0:
         senders = [(dist.recv(came), came.item()) for _ in range(1, world)]
         assert sorted(senders) == [(r, r) for r in range(1, world)]

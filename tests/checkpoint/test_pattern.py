@@ -23,7 +23,7 @@ def pattern_of(value: Any) -> Pattern:
 
 def ordered(version: int = 1) -> OrderedDict[str, Any]:
     made = OrderedDict(a=torch.ones(2), b=torch.zeros(3))
-    made._metadata = OrderedDict({"": {"version": version}})  # type: ignore[attr-defined]
+    made._metadata = OrderedDict({"": {"version": version}})
     return made
 
 
@@ -186,7 +186,7 @@ def test_a_state_that_grows_at_each_save_is_encoded_once(
         once = work.encoded_by(lambda: tree.encode(value, "shared"))
         assert work.encoded_by(lambda: leaf_plan._apart(value, "shared")) == once
     assert work.patterns == 1
-    history.append({"now": torch.ones(1)})  # nor for what is plain in the pattern
+    history.append({"now": torch.ones(1)})  # type: ignore[dict-item] # nor for what is plain in the pattern
     for _ in range(2):
         once = work.encoded_by(lambda: tree.encode(value, "shared"))
         assert work.encoded_by(lambda: leaf_plan._apart(value, "shared")) == once

@@ -198,7 +198,7 @@ def test_any_hdf5_reader_reads_the_file(tmp_path: Path) -> None:
     checkpoint.save(folder, state)
     with h5py.File(folder / "rank-00000-of-00001.h5", "r", locking=False) as file:
         assert file.attrs["schema_version"] == 1
-        assert np.array_equal(file["shared/model/w"][...], state["model"]["w"].numpy())
+        assert np.array_equal(file["shared/model/w"][...], state["model"]["w"].numpy())  # type: ignore[index]
         half = file["shared/model/half"]
         assert (half.attrs["dtype"], half.dtype) == ("bfloat16", np.dtype("<u2"))
         assert half[...].tobytes() == b"\x80\x3f" * 2

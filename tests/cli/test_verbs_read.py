@@ -96,7 +96,7 @@ def test_followed_logs_and_events_end_with_the_experiment(
     assert cli("logs", "digits", "-f").out == "begin\nmiddle\n"
     built.paths.closed.unlink()
     followed = iter([lambda: attempt.checkpoint(100), built.close])
-    monkeypatch.setattr(follow, "pause", lambda _: next(followed)())
+    monkeypatch.setattr(follow, "pause", lambda _: next(followed)())  # type: ignore[operator]
     assert (
         "no events of kind nonsense; there are: "
         in cli("events", "digits", "--kind", "nonsense").err
@@ -515,11 +515,11 @@ def test_removed_is_removed_and_asked_for(cli: Cli, swept: Builder) -> None:
 def read_only(cli: Cli, swept: Builder) -> Iterator[Builder]:
     """The folder of experiments cannot be written, not even by root."""
     commands = (["--bind", cli.root, cli.root], ["-o", "remount,ro,bind", cli.root])
-    mounted = subprocess.run(["mount", *commands[0]], capture_output=True, text=True, check=False)
+    mounted = subprocess.run(["mount", *commands[0]], capture_output=True, text=True, check=False)  # type: ignore[list-item]
     if mounted.returncode:
         pytest.skip(f"nothing can be mounted here: {mounted.stderr.strip()}")
     try:
-        subprocess.run(["mount", *commands[1]], check=True)
+        subprocess.run(["mount", *commands[1]], check=True)  # type: ignore[list-item]
         yield swept
     finally:
         subprocess.run(["umount", "--lazy", str(cli.root)], check=True)

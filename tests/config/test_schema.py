@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -28,14 +28,14 @@ def test_the_schema_describes_every_key() -> None:
     made = config.schema()
     definitions = made["$defs"]
 
-    def properties(node: dict[str, object]) -> dict[str, dict[str, object]]:
-        options = cast("list[dict[str, object]]", node.get("anyOf", [node]))
+    def properties(node: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        options = cast("list[dict[str, Any]]", node.get("anyOf", [node]))
         reference = next((str(option["$ref"]) for option in options if "$ref" in option), "")
         target = definitions[reference.rpartition("/")[2]] if reference else node
-        return target.get("properties", {})  # type: ignore[no-any-return]
+        return target.get("properties", {})
 
     for key in problems.all_keys():
-        node: dict[str, object] = made
+        node: dict[str, Any] = made
         for part in key.split("."):
             node = properties(node)[part]
         is_section = problems.model_at(key) is not None

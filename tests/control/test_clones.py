@@ -355,7 +355,7 @@ def test_a_child_is_to_come_farther_than_it_begins_and_from_the_end_of_an_epoch(
 
     found = held(("00000004.g1", 1), ("00000008.g1", 2), ("00000008.g2", 2), ("00000011.g2", 2))
     asked_for = ((2, 3, "00000008.g2"), (2, 2, "00000004.g1"), (None, 3, "00000011.g2"))
-    asked_for += ((3, 4, "00000011.g2"),)  # no end of epoch 3: the nearest, though within epoch 2
+    asked_for += ((3, 4, "00000011.g2"),)  # type: ignore[assignment] # no end of epoch 3: the nearest, though within epoch 2
     for length, goal, name in asked_for:
         asked = None if length is None else Length("epochs", length)
         chosen = parents.choose(found, asked, Length("epochs", goal))

@@ -203,7 +203,7 @@ class Promoted(Life):
         play.end(four, "paused", progressed=True)
         play.finish(one)
         self.turn()
-        commands.ask(world.paths, "set", **{"searcher.max_concurrent_trials": 1})
+        commands.ask(world.paths, "set", **{"searcher.max_concurrent_trials": 1})  # type: ignore[arg-type]
         self.turn()
         four = play.claim(here, 4)
         play.vanish(here, TaskState.NODE_FAIL)

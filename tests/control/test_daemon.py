@@ -149,7 +149,7 @@ def test_the_loop_ends_with_the_experiment_and_survives_trouble_of_the_disk(
     def advance(*args: object, **options: object) -> object:
         if troubles:
             raise troubles.pop()
-        return real(*args, **options)  # type: ignore[arg-type]
+        return real(*args, **options)
 
     monkeypatch.setattr(daemon.controller, "advance", advance)
     commands.ask(paths, "cancel")

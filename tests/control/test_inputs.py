@@ -30,10 +30,10 @@ HALVING = {"name": "async_halving", "max_length": {"batches": 9}, "divisor": 3, 
 
 def search(root: Path, told: Path | None = None, **searcher: Any) -> World:
     """A search of the registry's; ``told``: where its hook notes what it is told."""
-    asked = {**HALVING, "max_trials": 4, "max_concurrent_trials": 4, **searcher}
+    asked: dict[str, Any] = {**HALVING, "max_trials": 4, "max_concurrent_trials": 4, **searcher}
     hook = {"notify": {"command": f'echo "$HPCDET_EVENT" >> {told}', "on": ["stuck", "end"]}}
     settings = hook if told else {}
-    world = World.make(root, searcher=asked, hyperparameters={"rate": {"vals": [1, 2]}}, **settings)
+    world = World.make(root, searcher=asked, hyperparameters={"rate": {"vals": [1, 2]}}, **settings)  # type: ignore[arg-type]
     files.write_once(world.paths.config, resolved_config.dump(world.resolved.raw))
     world.method = registry.searcher(world.resolved, world.paths.root)
     return world
@@ -48,7 +48,12 @@ def later(world: World, holder: Holder, times: int = 2) -> None:
 def report(attempt: AttemptPaths, step: int, metrics: dict[str, Any]) -> None:
     with journal.Writer(attempt.journal) as writer:
         units = {"batches": step}
-        said = {"group": "validation", "step": step, "metrics": metrics, "units": units}
+        said: dict[str, Any] = {
+            "group": "validation",
+            "step": step,
+            "metrics": metrics,
+            "units": units,
+        }
         writer.append("metrics", **said)
 
 
@@ -193,7 +198,7 @@ def trained(world: World, holder: Holder) -> None:
 def test_a_searcher_that_fails_is_repaired_and_decides_as_if_nothing_had_been(
     tmp_path: Path, at_an_end: str, why: str
 ) -> None:
-    asked = {"name": "custom", "program": ["./search.sh"], "max_trials": 2}
+    asked: dict[str, Any] = {"name": "custom", "program": ["./search.sh"], "max_trials": 2}
     calm, world = search(tmp_path / "calm", **asked), search(tmp_path, tmp_path / "told", **asked)
     program(calm)
     program(world, at_an_end)

@@ -138,7 +138,7 @@ def test_a_snapshot_that_is_damaged_or_another_versions_is_passed_over(
         found = Chain.open(world.paths, 90 + len(known), "test", [s.point for s in known])
         assert found.since == known[0].point
         found.close()
-    world.method.version = 2  # type: ignore[misc]
+    world.method.version = 2
     assert _snapshots(world) == []
     holder = world.holder()
     world.paths.closed.unlink()
@@ -284,7 +284,7 @@ def test_a_searcher_that_fails_now_is_told_too(tmp_path: Path) -> None:
     searched(world)
 
     class Forgetful(Promotion):
-        def initial(self) -> dict[str, object]:
+        def initial(self) -> dict[str, Any]:
             return {}
 
     broken = Replay(Forgetful(), {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ class Remembering(PaperScheduler):
 
 
 def make(tmp_path: Path, **settings: object) -> World:
-    world = World.make(tmp_path, Waves(count=1, width=1), **settings)
+    world = World.make(tmp_path, Waves(count=1, width=1), **settings)  # type: ignore[arg-type]
     world.scheduler = Remembering()
     return world
 
@@ -113,7 +114,7 @@ def test_of_a_job_on_several_nodes_those_go_that_fail_again(tmp_path: Path) -> N
     advance(world.paths, holder)
     excluded = []
     for job, nodes in enumerate((("n1", "n2"), ("n2", "n3")), 1):
-        world.scheduler.nodes = nodes  # type: ignore[attr-defined]
+        world.scheduler.nodes = nodes
         fail_to_launch(world, str(job))
         turns(world, holder, 4)
         intent = Intent.read(world.paths.intent(job + 1))
@@ -304,7 +305,7 @@ def test_why_tasks_wait_and_since_when_is_told_by_one_holder_to_the_next(tmp_pat
 @pytest.mark.parametrize(
     "wrong", [{}, {"since": "soon"}, {"since": "2026-01-01"}, {"tasks": "3"}, {"reason": ["x"]}]
 )
-def test_reasons_that_are_none_are_passed_over(tmp_path: Path, wrong: dict[str, object]) -> None:
+def test_reasons_that_are_none_are_passed_over(tmp_path: Path, wrong: dict[str, Any]) -> None:
     good = {"reason": "Priority", "kind": "other", "tasks": 1, "since": "2026-01-01T00:00:00Z"}
     beat = lease.Beat("x", waits=[{**good, "long": False}, {**good, **wrong}])
     if wrong:

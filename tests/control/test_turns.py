@@ -286,7 +286,12 @@ def test_a_search_that_hears_nothing_it_can_compare_pauses(
         with journal.Writer(attempt.journal) as writer:
             for step in (50, 60):
                 units = {"batches": step}
-                said = {"group": "validation", "step": step, "metrics": metrics, "units": units}
+                said: dict[str, Any] = {
+                    "group": "validation",
+                    "step": step,
+                    "metrics": metrics,
+                    "units": units,
+                }
                 writer.append("metrics", **said)
     turn = later(world, holder, 1)
     state, why = holder.decided.state
@@ -301,7 +306,7 @@ def test_the_best_of_all_trials_is_known_to_all(tmp_path: Path) -> None:
     one, two = (play.claim(worker) for worker in play.start_all())
     known = []
     for attempt, step, loss in [(one, 10, "NaN"), (one, 20, 0.5), (two, 10, 0.7), (two, 20, 0.3)]:
-        play.report(attempt, step, loss)
+        play.report(attempt, step, loss)  # type: ignore[arg-type]
         holder.close()
         holder = world.holder()  # whoever decides
         advance(world.paths, holder)
@@ -312,7 +317,8 @@ def test_the_best_of_all_trials_is_known_to_all(tmp_path: Path) -> None:
 
 def test_journals_are_read_near_the_times_at_which_reports_are_expected(tmp_path: Path) -> None:
     attempt = Builder(tmp_path / "digits-7f3a").trial().attempt()
-    trial, now, read = attempt.trial, 0.0, []
+    trial, now = attempt.trial, 0.0
+    read: list[float] = []
     facts = JournalFacts(attempt.experiment.paths, resolved_config.resolve({}), lambda: now)
 
     def heard(running: int = 1) -> list[int]:

@@ -210,7 +210,7 @@ def test_only_trials_that_failed_so_are_tried_again_where_nobody_minds(tmp_path:
     busy = play.claim(third, 3)
     advance(world.paths, holder)
     play.leave(second)
-    more = {"resources.memory_per_slot": 2**33, "resources.exclude_nodes": ["n7"]}
+    more: dict[str, Any] = {"resources.memory_per_slot": 2**33, "resources.exclude_nodes": ["n7"]}
     commands.ask(world.paths, "retry", reasons=["walltime"])
     commands.ask(world.paths, "retry", reasons=["oom"], set=more)
     record = holder.record
@@ -262,13 +262,13 @@ def test_a_trial_begins_again_from_an_older_checkpoint(tmp_path: Path) -> None:
     [worker] = play.start_all()
     attempt = play.claim(worker)
     saved(trial, "00000030.g1", "00000060.g1")
-    commands.ask(world.paths, "resume", 1, **{"from": "00000030.g1"})
+    commands.ask(world.paths, "resume", 1, **{"from": "00000030.g1"})  # type: ignore[arg-type]
     advance(world.paths, holder)
     commands.ask(world.paths, "pause")
     advance(world.paths, holder)
     play.end(attempt, "paused", progressed=True)
     for name in ("00000040.g1", "00000030.g1"):
-        commands.ask(world.paths, "resume", **{"from": name, "from_trial": 1})
+        commands.ask(world.paths, "resume", **{"from": name, "from_trial": 1})  # type: ignore[arg-type]
     later(world, holder)
     said = [line["refused"] for line in chain.read(world.paths) if line["kind"] == "command"]
     assert said == ["trial 1 is running, not paused", "", *said[2:]]
@@ -281,7 +281,7 @@ def test_a_trial_begins_again_from_an_older_checkpoint(tmp_path: Path) -> None:
     commands.ask(world.paths, "pause")
     advance(world.paths, holder)
     play.end(attempt, "paused", progressed=True)
-    commands.ask(world.paths, "resume", 1, **{"from": "00000060.g1"})
+    commands.ask(world.paths, "resume", 1, **{"from": "00000060.g1"})  # type: ignore[arg-type]
     holder.close()
     later(world, world.holder())
     assert manifests.current(trial.checkpoints) == ["00000030.g1", "00000060.g1"]
@@ -297,7 +297,7 @@ def test_a_trial_that_failed_may_begin_again_from_before_it_went_wrong(tmp_path:
     play.fail(play.claim(one, 1), error="ValueError: the loss is NaN")
     play.claim(two, 2)
     advance(world.paths, holder)
-    commands.ask(world.paths, "resume", 1, **{"from": "00000030.g1"})
+    commands.ask(world.paths, "resume", 1, **{"from": "00000030.g1"})  # type: ignore[arg-type]
     advance(world.paths, holder)
     assert standing(world.paths.trial(1)).state == "runnable"
     assert latest_checkpoint(world.paths.trial(1)) == "00000030.g1"
@@ -332,7 +332,7 @@ def test_what_failed_is_tried_again_though_the_experiment_was_over(tmp_path: Pat
     play.leave(two, "closed")
     with pytest.raises(UsageError, match="COMPLETED already"):
         commands.ask(world.paths, "resume")
-    more = {"resources.memory_per_slot": 2**33}
+    more: dict[str, Any] = {"resources.memory_per_slot": 2**33}
     commands.ask(world.paths, "retry", reopen=True, reasons=["oom"], set=more)
     later(world, holder)
     assert holder.decided.state[0] == "RUNNING" and not world.paths.closed.exists()
@@ -397,7 +397,7 @@ def test_a_search_that_reached_its_target_says_so_and_goes_on_when_more_is_asked
     holder.close()
     later(world, holder := world.holder(), 1)
     assert holder.decided.state[0] != "COMPLETED" and sorted(holder.decided.open) == [2]
-    commands.ask(world.paths, "set", **{"searcher.max_length": {"batches": 200}})
+    commands.ask(world.paths, "set", **{"searcher.max_length": {"batches": 200}})  # type: ignore[arg-type]
     later(world, holder, 1)  # the first trial had come to its end with the report that ended it
     assert sorted(holder.decided.open) == [1, 2]
     assert standing(world.paths.trial(1)).state == "runnable"
@@ -418,7 +418,7 @@ def test_a_search_made_longer_again_and_again_is_compared_at_each_of_its_lengths
     files.write_once(world.paths.config, resolved_config.dump(world.resolved.raw))
     advance(world.paths, holder := world.holder())
     for length in (27, 18, 81):
-        commands.ask(world.paths, "set", **{"searcher.max_length": {"batches": length}})
+        commands.ask(world.paths, "set", **{"searcher.max_length": {"batches": length}})  # type: ignore[arg-type]
         later(world, holder, 1)
         holder.close()
         holder = world.holder()
@@ -446,7 +446,7 @@ def test_a_search_made_longer_again_and_again_is_compared_at_each_of_its_lengths
 def test_a_search_is_extended_from_where_it_is_now(tmp_path: Path) -> None:
     built = Builder(tmp_path / "digits-7f3a")
     gathered = gather.gather(built.paths)
-    more = {"searcher.max_trials": 6, "searcher.max_length": {"batches": 400}}
+    more: dict[str, Any] = {"searcher.max_trials": 6, "searcher.max_length": {"batches": 400}}
     assert extending.wanted(gathered, 2, "400batches") == more
     built.command("set", **more)
     again = gather.gather(built.paths)

@@ -166,7 +166,7 @@ def test_small_things(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_strategy_of_tensorflow_is_that_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for TensorFlow, which the development set-up leaves out."""
     module = types.ModuleType("tensorflow")
-    module.distribute = types.SimpleNamespace(get_strategy=lambda: "strategy")  # type: ignore[attr-defined]
+    module.distribute = types.SimpleNamespace(get_strategy=lambda: "strategy")
     monkeypatch.setitem(sys.modules, "tensorflow", module)
     assert det.core.DistributedContext.from_tf_config() == (None, "strategy")
     monkeypatch.setitem(sys.modules, "tensorflow", None)

@@ -13,7 +13,7 @@ from tests import TOP
 BENCHMARKS = TOP / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-import bench_gpu  # noqa: E402
+import bench_gpu  # type: ignore[import-not-found] # noqa: E402
 
 
 def test_without_a_gpu_nothing_is_measured(

@@ -12,7 +12,7 @@ from tests import TOP
 
 sys.path.insert(0, str(TOP / "benchmarks"))
 
-import processes
+import processes  # type: ignore[import-not-found]
 
 ROUNDS = 12
 

@@ -12,7 +12,7 @@ from tests import TOP
 
 sys.path.insert(0, str(TOP / "benchmarks"))
 
-import bench_search
+import bench_search  # type: ignore[import-not-found]
 
 from benchmarks.search import tabled, tables
 from benchmarks.search.rules import Ladder

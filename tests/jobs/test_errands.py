@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,10 @@ def test_a_command_runs_in_a_job_and_leaves_nothing_behind(state: Path, tmp_path
 def test_a_command_has_the_variables_of_its_device(
     state: Path, cli: Cli, tmp_path: Path, seen: str, kept: str
 ) -> None:
-    variables = {"cpu_variables": {"DEVICE": "cpu"}, "cuda_variables": {"DEVICE": "cuda"}}
+    variables: dict[str, Any] = {
+        "cpu_variables": {"DEVICE": "cpu"},
+        "cuda_variables": {"DEVICE": "cuda"},
+    }
     wanted = Environment({"CUDA_VISIBLE_DEVICES": seen}, **variables)
     script = "import os; print('it is', os.environ['DEVICE'])"
     with errand.folder(tmp_path / "root") as place:

@@ -37,7 +37,7 @@ class Arena:
             chaos.BATCHES,
             ranks=chaos.RANKS,
             environment={"environment_variables": {"PACE": str(pace)}},
-            **chaos.CONFIG,
+            **chaos.CONFIG,  # type: ignore[arg-type]
         )
         disk = self.folder / f"disk-{lane}"
         paths = x.submit(values, disk / "root", x.local_site(), self.folder / "model")

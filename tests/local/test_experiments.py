@@ -441,7 +441,7 @@ def test_a_budget_stops_trials_at_a_checkpoint_and_more_of_it_goes_on(lab: Lab) 
     assert all(trial["steps"] > 0 for trial in found["trials"]), x.story(paths)
     spent = found["spent"]
     assert 3600 * spent["training_slot_hours"] > 2 and spent["reserved_slot_hours"] == 0
-    commands.ask(paths, "set", **{"budget.slot_hours": 1})
+    commands.ask(paths, "set", **{"budget.slot_hours": 1})  # type: ignore[arg-type]
     end = x.crank_to_end(paths)
     assert end.state == "COMPLETED", x.story(paths)
     assert [x.final_digest(paths, n) for n in (1, 2)] == [lab.undisturbed(100, n) for n in (1, 2)]

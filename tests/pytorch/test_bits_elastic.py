@@ -27,7 +27,7 @@ pytestmark = pytest.mark.xdist_group("bits")
 
 
 def make(root: Path, world: int = 4, **changes: Any) -> TrialPaths:
-    settings = {
+    settings: dict[str, Any] = {
         "entrypoint": "model_def:BitsTrial",
         "hparams": {"global_batch_size": 16},
         "until": UNTIL,
@@ -275,7 +275,7 @@ def test_what_is_not_finite_is_said_and_saved(tmp_path: Path) -> None:
     code = code.replace("context, optimizer, loss", "context, o, loss").replace(
         "# METRICS", "return {'loss': loss * float('nan')}"
     )
-    settings = {"entrypoint": "model_def:Trial", "scheduling_unit": 2, "until": 6}
+    settings: dict[str, Any] = {"entrypoint": "model_def:Trial", "scheduling_unit": 2, "until": 6}
     trial = ranks.experiment(tmp_path / "EXP", code=code, **settings)
     attempt = ranks.run(trial)
     said = [line for line in attempt.lines() if line["kind"] == "not_finite"]
@@ -289,7 +289,7 @@ def test_what_is_not_finite_is_said_and_saved(tmp_path: Path) -> None:
 def test_what_is_of_another_trial_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     step = "context.backward(loss); context.step_optimizer(optimizer)"
     code = TRIAL.replace("DO", step)
-    settings = {"entrypoint": "model_def:Trial", "until": 4}
+    settings: dict[str, Any] = {"entrypoint": "model_def:Trial", "until": 4}
     trial = ranks.experiment(tmp_path / "EXP", code=code, **settings)
     ranks.run(trial)
     before = ranks.result(trial)

@@ -92,7 +92,10 @@ def test_any_interruption_leaves_the_bits(undisturbed: Result, tmp_path: Path) -
     trial = make(tmp_path / "EXP", checkpoint_every_s=0.1)
     # between two steps of the optimizer: gradients of one batch wait for those of the next
     notice = signals(signal.SIGUSR2, 2)
-    slow = {"WORKERS": "1", "PACE": "0.03"}  # so that ranks hear of it after the next step
+    slow: dict[str, Any] = {
+        "WORKERS": "1",
+        "PACE": "0.03",
+    }  # so that ranks hear of it after the next step
     first = interrupt(trial, tmp_path / "1", "train:5", notice, **slow)
     verdict = first.verdict()
     assert verdict is not None, first.log()
@@ -118,7 +121,11 @@ def test_any_interruption_leaves_the_bits(undisturbed: Result, tmp_path: Path) -
 
 def test_gradients_that_the_code_itself_sums_up_are_state(tmp_path: Path) -> None:
     """Told to leave between two steps of an optimizer that only the code knows of."""
-    settings = {"hparams": {**HPARAMS, "own_accumulation": 4}, "until": 8, "optimizations": {}}
+    settings: dict[str, Any] = {
+        "hparams": {**HPARAMS, "own_accumulation": 4},
+        "until": 8,
+        "optimizations": {},
+    }
     once, twice = (make(tmp_path / name, **settings) for name in ("once", "twice"))
     ranks.run(once, RANKS)
     left = ranks.run(twice, RANKS, LEAVE="train:4").verdict()
@@ -152,7 +159,10 @@ def _left_out(path: str) -> Callable[[dict[str, Any]], None]:
 def test_each_part_that_a_rank_has_for_itself_is_needed(tmp_path: Path) -> None:
     """Rank 1 alone goes on without it, and both without what PowerSGD remembers."""
     powersgd = {"gradient_compression": "powersgd", "powersgd": {"start_step": 2}}
-    settings = {"hparams": {**HPARAMS, "own_accumulation": 4}, "optimizations": powersgd}
+    settings: dict[str, Any] = {
+        "hparams": {**HPARAMS, "own_accumulation": 4},
+        "optimizations": powersgd,
+    }
     trial = make(tmp_path / "EXP", world=2, until=16, **settings)
     # two steps were not compressed, the third was; the gradients of the fourth wait
     left = ranks.run(trial, 2, LEAVE="train:12").verdict()
@@ -183,7 +193,7 @@ def _saved_again(
         if rank in whose:
             change(loaded.private)
         folder = trial.checkpoint(newest.step, 50)
-        both = {"rank": rank, "world": 2, "exchange": exchange}
+        both: dict[str, Any] = {"rank": rank, "world": 2, "exchange": exchange}
         checkpoint.save(folder, loaded.shared, loaded.private, meta=newest.meta, **both)
 
     trees.ranks(2, save)
@@ -193,7 +203,11 @@ def test_a_trial_that_begins_again_from_an_older_checkpoint_ends_with_the_same_b
     tmp_path: Path,
 ) -> None:
     keep = {"save_trial_latest": 9}
-    settings = {"min_checkpoint_period": {"batches": 3}, "checkpoint_storage": keep, "until": 8}
+    settings: dict[str, Any] = {
+        "min_checkpoint_period": {"batches": 3},
+        "checkpoint_storage": keep,
+        "until": 8,
+    }
     trial = make(tmp_path / "EXP", world=1, **settings)
     ranks.run(trial)
     once = ranks.result(trial)
@@ -208,7 +222,11 @@ def test_a_trial_that_begins_again_from_an_older_checkpoint_ends_with_the_same_b
 def test_without_settled_buckets_the_bits_change(tmp_path: Path) -> None:
     """The cure for DDP's second order of summation is needed, and this model shows it."""
     hparams = {**HPARAMS, "width": 700}
-    settings = {"hparams": hparams, "until": 8, "min_validation_period": {"batches": 0}}
+    settings: dict[str, Any] = {
+        "hparams": hparams,
+        "until": 8,
+        "min_validation_period": {"batches": 0},
+    }
     results = []
     for cured in ("2", "0"):
         trials = [make(tmp_path / f"{cured}{n}", **settings) for n in range(2)]

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.xdist_group("bits")
 
 RANKS = 3  # the order in which two ranks add is always the same
 UNTIL = 16
-FSDP = {"strategy": "fsdp2"}
+FSDP: dict[str, Any] = {"strategy": "fsdp2"}
 POWERSGD = {"gradient_compression": "powersgd", "powersgd": {"start_step": 2}}
 SHARDED = (
     MODEL
@@ -117,7 +117,7 @@ def test_a_sharded_trial_that_is_interrupted_leaves_the_bits(
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine")
 def test_over_mpi_a_sharded_trial_has_the_bits_of_one_over_gloo(tmp_path: Path) -> None:
     """Two ranks, whose sums have one order only; interrupted over MPI."""
-    short = {"world": 2, "until": 8, "min_validation_period": {"batches": 4}}
+    short: dict[str, Any] = {"world": 2, "until": 8, "min_validation_period": {"batches": 4}}
     gloo = sharded(tmp_path / "GLOO", **short)
     assert ranks.run(gloo, 2).verdict() is not None
     trial = sharded(tmp_path / "MPI", distributed={**FSDP, "backend": "mpi"}, **short)

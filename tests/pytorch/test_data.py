@@ -230,7 +230,7 @@ class Plain(Streaming):
 def both_ways(trial: type[Plain], tmp_path: Path) -> tuple[list[float], list[list[int]]]:
     """What was seen with and without an interruption, which are checked to be equal."""
 
-    class Left(trial):  # type: ignore[misc, valid-type]
+    class Left(trial):  # type: ignore[valid-type]
         leave_at = LEAVE
 
     whole = alone.train(trial, tmp_path / "1", UNTIL).seen
@@ -336,7 +336,7 @@ def test_a_sampler_with_a_generator_of_its_own_is_resumed(tmp_path: Path, kind: 
         @staticmethod
         def data(_: Any) -> Any:
             asked = OWN[kind]()
-            sizes = {"batch_size": 4} if "sampler" in asked else {}
+            sizes: dict[str, Any] = {"batch_size": 4} if "sampler" in asked else {}
             return pytorch.DataLoader(list(range(22)), **sizes, **asked)
 
     seen, _ = both_ways(Sampled, tmp_path)
@@ -381,7 +381,7 @@ def test_a_loader_that_does_all_by_itself_may_be_used_if_that_is_said(tmp_path: 
 
         @staticmethod
         def data(trial: Any) -> Any:
-            sampler = pytorch.samplers.RepeatSampler(range(22))  # type: ignore[arg-type]
+            sampler = pytorch.samplers.RepeatSampler(range(22))
             batches = BatchSampler(sampler, 4, drop_last=False)
             skipping = pytorch.samplers.SkipBatchSampler(batches, trial.context.get_initial_batch())
             return torch.utils.data.DataLoader(range(22), batch_sampler=skipping)  # type: ignore[arg-type]

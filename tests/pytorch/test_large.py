@@ -45,7 +45,7 @@ class Model(nn.Module):
 
 def test_units_are_found_by_place_class_and_size() -> None:
     model = Model()
-    outer = [model.blocks[0][0], model.blocks[0][1], model.blocks[1]]
+    outer = [model.blocks[0][0], model.blocks[0][1], model.blocks[1]]  # type: ignore[index]
     assert blocks.layers(model) == outer
     assert set(sharding.find_units(model, Fsdp2(["Block"]))) == set(outer)
     by_size = sharding.find_units(model, Fsdp2(80))
@@ -60,7 +60,7 @@ def test_units_are_found_by_place_class_and_size() -> None:
 
 def test_a_parameter_of_two_units_is_refused() -> None:
     model = Model()
-    model.blocks[1].linear.weight = model.blocks[0][0].linear.weight
+    model.blocks[1].linear.weight = model.blocks[0][0].linear.weight  # type: ignore[index, union-attr]
     with pytest.raises(ConfigError, match=r"blocks\.0\.0\.linear\.weight and blocks\.1\.linear"):
         sharding._refuse_ties(model, blocks.layers(model))
 
@@ -101,8 +101,8 @@ class Caching(nn.Module):
         if self.table.shape != x.shape:
             self.register_buffer("table", torch.arange(float(len(x))), persistent=False)
             self.register_buffer("first", torch.ones(1), persistent=False)
-        self.seen += 1
-        return self.scale * self.table * x
+        self.seen += 1  # type: ignore[assignment, operator]
+        return self.scale * self.table * x  # type: ignore[operator]
 
 
 def test_a_model_may_make_its_buffers_anew() -> None:
@@ -121,7 +121,7 @@ def test_a_model_may_make_its_buffers_anew() -> None:
         model(torch.ones(3 + v))
         buffers.end(v)
     buffers._put(buffers._after)
-    assert model.seen == 1 and len(model.table) == 4
+    assert model.seen == 1 and len(model.table) == 4  # type: ignore[arg-type]
 
 
 def test_caches_that_ranks_have_of_different_shapes_stay_their_own(
@@ -139,12 +139,12 @@ def test_caches_that_ranks_have_of_different_shapes_stay_their_own(
         sent.clear()
         for [model], length in zip((first, second), lengths, strict=True):
             model.table = torch.full((length,), 7.0)
-            model.seen.fill_(length)
+            model.seen.fill_(length)  # type: ignore[operator]
         _buffers.from_first(first, kinds, first=True)
         with monkeypatch.context() as patch:
             patch.setattr(dist, "broadcast", lambda message, src: message.copy_(sent.pop(0)))
             _buffers.from_first(second, kinds, first=False)
-        assert second[0].seen == lengths[0] and second[0].table.tolist() == [7.0] * lengths[1]
+        assert second[0].seen == lengths[0] and second[0].table.tolist() == [7.0] * lengths[1]  # type: ignore[operator]
     second[0](torch.ones(2))
     assert _buffers.alike(second, peers).keys() == {"0.seen"}  # type: ignore[arg-type]
 

@@ -70,7 +70,8 @@ def run(storage: Path, metrics: Metrics, precision: str | None = None) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Metrics]:
-    storage, metrics = tmp_path_factory.mktemp("undisturbed"), {}
+    storage = tmp_path_factory.mktemp("undisturbed")
+    metrics: Metrics = {}
     before = rng.capture_cpu()
     run(storage, metrics)
     rng.restore_cpu(before)
@@ -80,7 +81,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Metrics]
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Metrics]:
     """A run that was told to leave after seven batches, in the middle of everything."""
-    storage, metrics = tmp_path_factory.mktemp("interrupted"), {}
+    storage = tmp_path_factory.mktemp("interrupted")
+    metrics: Metrics = {}
     before = rng.capture_cpu()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LEAVE", "train:6")
@@ -234,7 +236,10 @@ def test_gradients_outlive_a_validation_that_was_owed(
     """Seven batches, aggregated by two; the checkpoint after the validation has them, too."""
 
     def until_seven(storage: Path) -> Metrics:
-        periods = {"validation_period": pytorch.Batch(7), "checkpoint_policy": "all"}
+        periods: dict[str, Any] = {
+            "validation_period": pytorch.Batch(7),
+            "checkpoint_policy": "all",
+        }
         metrics: Metrics = {}
         alone.train(recording(metrics), storage, 12, aggregation=2, **periods)
         return metrics
@@ -292,7 +297,7 @@ def test_a_device_that_fails_while_a_state_is_put_back_is_tried_again(
             with pytest.raises(IntegrityError, match="CUDA out of memory") as caught:
                 trial_state.load_shared(context, state)
             assert not isinstance(caught.value, Unrecoverable)
-    for models in ([], [{}], [torch.nn.Linear(3, 2).state_dict()]):
+    for models in ([], [{}], [torch.nn.Linear(3, 2).state_dict()]):  # type: ignore[var-annotated]
         with pytest.raises(Unrecoverable):
             trial_state.load_shared(context, {**state, "models": models})
     context.scaler = torch.amp.GradScaler("cpu")
@@ -307,7 +312,7 @@ def test_a_state_that_cannot_be_saved_is_refused_before_the_first_batch(tmp_path
     class Trial(BitsTrial):
         def __init__(self, context: pytorch.PyTorchTrialContext) -> None:
             super().__init__(context)
-            self.counter.epochs = object()
+            self.counter.epochs = object()  # type: ignore[assignment]
 
         def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
             next(trained)

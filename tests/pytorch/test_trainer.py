@@ -264,7 +264,7 @@ def test_checkpoints_are_made_when_asked_for(
 
 def test_only_better_ones_are_kept_as_best(tmp_path: Path) -> None:
     class Worse(Line):
-        def evaluate_batch(self, batch: Any) -> Any:  # Determined lets the index be left out
+        def evaluate_batch(self, batch: Any) -> Any:  # type: ignore[override] # Determined lets the index be left out
             return {"validation_loss": [0.0, 3.0, 2.0, float("nan"), 1.0][self.turn()]}
 
         def turn(self) -> int:
@@ -442,7 +442,7 @@ def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
         alone.train(Foreign, tmp_path / "b", 1)
     with pytest.raises(ConfigError, match="batch_sampler excludes"):
         pytorch.DataLoader([1], 2, batch_sampler=[[0]])
-    twice = torch.utils.data.DistributedSampler([1, 2], num_replicas=2, rank=0)  # type: ignore[arg-type]
+    twice = torch.utils.data.DistributedSampler([1, 2], num_replicas=2, rank=0)  # type: ignore[arg-type, var-annotated]
     with pytest.raises(ConfigError, match="cut the data twice"):
         pytorch.DataLoader([1, 2], sampler=twice)
     with (

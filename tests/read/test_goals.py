@@ -32,7 +32,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 def made(root: Path, **searcher: Any) -> Builder:
     """Four trials: the best loss is infeasible, one has NaN, one ended early with a good loss."""
     asked = {"name": "async_halving", "metric": "loss", "max_length": {"batches": 300}}
-    asked |= {"divisor": 3, "num_rungs": 2, "max_trials": 4, **searcher}
+    asked |= {"divisor": 3, "num_rungs": 2, "max_trials": 4, **searcher}  # type: ignore[dict-item]
     built = Builder(root, searcher=asked)
     said: list[dict[int, dict[str, float]]] = [
         {100: {"loss": 0.5, "speed": 5, "ms": 9}, 300: {"loss": 0.4, "speed": 5, "ms": 30}},

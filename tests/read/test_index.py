@@ -86,7 +86,7 @@ class Play:
             if self.attempts:
                 self.attempts[whose % len(self.attempts)].metrics(group, step, **{name: value})
             return
-        trial, attempt = (self.trials or [None])[-1], (self.attempts or [None])[-1]
+        trial, attempt = (self.trials or [None])[-1], (self.attempts or [None])[-1]  # type: ignore[list-item]
         match what:
             case "update":
                 database.update(built.paths)
@@ -253,7 +253,8 @@ def test_it_is_written_on_a_disk_of_this_host_and_carried_on_by_another(
 
     def noted(name: Any, *args: Any, **more: Any) -> sqlite3.Connection:
         opened.append(str(name))
-        return connect(name, *args, **more)
+        made: sqlite3.Connection = connect(name, *args, **more)
+        return made
 
     monkeypatch.setattr(sqlite3, "connect", noted)
     database.rebuild(built.paths)

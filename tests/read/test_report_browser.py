@@ -69,7 +69,7 @@ def page(browser: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
         ("Emulation.setScriptExecutionDisabled", {"value": False}),
         ("Emulation.setEmulatedMedia", {"features": []}),
     ]:
-        browser.execute_cdp_cmd(command, parameters)
+        browser.execute_cdp_cmd(command, parameters)  # type: ignore[arg-type]
 
 
 def show(page: webdriver.Chrome, built: Builder) -> str:

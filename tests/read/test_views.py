@@ -444,7 +444,7 @@ def test_lines_carry_time_and_level_on(tmp_path: Path) -> None:
 
     def read(**limits: str) -> list[str]:
         [source] = logs.sources(attempt.experiment.paths)
-        return [line.text.split()[-1] for line in logs.read(source, **limits)]
+        return [line.text.split()[-1] for line in logs.read(source, **limits)]  # type: ignore[arg-type]
 
     assert read() == ["begin", "failed", "last):", "no", "end", "%"]
     assert read(level="WARNING") == ["failed", "last):", "no"]

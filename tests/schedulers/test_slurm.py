@@ -82,7 +82,7 @@ def test_squeue_of_a_canceled_array_has_each_of_its_tasks() -> None:
 
 def test_a_job_without_an_array_is_task_0() -> None:
     [row] = [row for row in slurm_text.squeue(recorded("squeue-canceled")) if row.task.job == "18"]
-    assert (row.task.index, row.indices, row.task.state) == (0, {0}, TaskState.COMPLETED)
+    assert (row.task.index, row.indices, row.task.state) == (0, frozenset({0}), TaskState.COMPLETED)
 
 
 def test_sacct_tells_ends_and_who_canceled() -> None:

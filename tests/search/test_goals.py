@@ -67,7 +67,7 @@ def test_fronts_that_grow_one_by_one_are_those_of_all(objectives: int) -> None:
     goals = Goals(tuple(Objective(f"m{n}") for n in range(objectives)))
     order = ranking.by(goals)
     worths = [[[float(dice.randint(0, 7)) for _ in range(objectives)], []] for _ in range(60)]
-    worths += [[None, []], [None, []]]
+    worths += [[None, []], [None, []]]  # type: ignore[list-item]
     final = []
     for _ in range(6):
         scores: ranking.Ranking = []
@@ -232,7 +232,7 @@ class Cluster:
         if fate < 0.06 or (self.at[trial] >= 9 and trial not in self.free):
             del self.at[trial]
             reason = dice.choice(["failed", "invalid_hp", "canceled"]) if fate < 0.06 else "target"
-            self.see(self.run.tell(SegmentEnd(trial, reason)))
+            self.see(self.run.tell(SegmentEnd(trial, reason)))  # type: ignore[arg-type]
         elif trial not in self.free or fate < 0.3:
             self.at[trial] = min(self.at[trial] + dice.choice([1, 2, 6]), 9)
             metrics = {

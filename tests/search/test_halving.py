@@ -169,7 +169,12 @@ def test_stopping_is_determineds_rule() -> None:
 
 
 def test_who_was_stopped_for_good_does_not_go_on_though_it_has_trained_to_its_end() -> None:
-    asked = {"rule": "stopping", "num_rungs": 2, "max_trials": 3, "max_concurrent_trials": 3}
+    asked: dict[str, Any] = {
+        "rule": "stopping",
+        "num_rungs": 2,
+        "max_trials": 3,
+        "max_concurrent_trials": 3,
+    }
 
     def told(version: int) -> Run:
         run = Run(make(**asked, rule_version=version))
@@ -210,7 +215,7 @@ def test_hybrid_goes_on_in_place_and_promotes_what_was_paused() -> None:
 
 
 def test_paused_trials_wait_for_the_last_new_one_while_enough_have_gone_on() -> None:
-    asked = {"num_rungs": 2, "max_trials": 7, "max_concurrent_trials": 2, "top": 3}
+    asked: dict[str, Any] = {"num_rungs": 2, "max_trials": 7, "max_concurrent_trials": 2, "top": 3}
     run = Run(make(**asked, promotion_share=0.5))
     assert run.report(1, 1, 0.5) == "pause 1, create 3"
     assert run.report(2, 1, 0.6) == "pause 2, create 4"
@@ -228,8 +233,8 @@ def test_paused_trials_wait_for_the_last_new_one_while_enough_have_gone_on() -> 
 
 
 def test_by_version_5_no_more_than_a_share_goes_on_however_fast_a_model_improves() -> None:
-    asked = {"num_rungs": 2, "max_trials": 30, "max_concurrent_trials": 2, "top": 3}
-    model = {"sampler": {"name": "tpe", "random_fraction": 1.0}, "rule_version": 5}
+    asked: dict[str, Any] = {"num_rungs": 2, "max_trials": 30, "max_concurrent_trials": 2, "top": 3}
+    model: dict[str, Any] = {"sampler": {"name": "tpe", "random_fraction": 1.0}, "rule_version": 5}
     run = Run(make(**asked, **model))
     assert run.report(1, 1, 0.5) == "pause 1, create 3"
     assert run.report(2, 1, 0.6) == "pause 2, create 4"
@@ -277,7 +282,7 @@ def test_promotion_pauses_first_and_a_small_rung_sends_its_best() -> None:
 
 
 def test_cohorts_decide_on_as_many_trials_as_one_full_training_stands_for() -> None:
-    asked = {"rule": "cohorts", "num_rungs": 3, "max_concurrent_trials": 1}
+    asked: dict[str, Any] = {"rule": "cohorts", "num_rungs": 3, "max_concurrent_trials": 1}
     run = Run(make(max_trials=12, **asked))
     for trial in range(1, 9):  # hybrid would have let 3 and others go on
         assert run.report(trial, 1, 1 / trial) == f"pause {trial}, create {trial + 1}"
@@ -311,7 +316,12 @@ def test_reports_of_a_paused_trial_count_when_it_is_promoted() -> None:
 
 
 def test_pasha_opens_a_rung_when_the_order_is_not_settled() -> None:
-    asked = {"name": "pasha", "top": 27, "max_concurrent_trials": 1, "rule": "stopping"}
+    asked: dict[str, Any] = {
+        "name": "pasha",
+        "top": 27,
+        "max_concurrent_trials": 1,
+        "rule": "stopping",
+    }
     run = Run(make(max_trials=3, **asked))
     assert run.report(1, 1, 0.5) == ""
     assert run.report(1, 3, 0.4) == "pause 1, create 2"  # alone it is in order
@@ -327,7 +337,12 @@ def test_pasha_opens_a_rung_when_the_order_is_not_settled() -> None:
 
 
 def test_pasha_judges_the_order_of_those_that_came_there_and_of_no_failure() -> None:
-    asked = {"name": "pasha", "top": 243, "max_concurrent_trials": 3, "rule": "stopping"}
+    asked: dict[str, Any] = {
+        "name": "pasha",
+        "top": 243,
+        "max_concurrent_trials": 3,
+        "rule": "stopping",
+    }
     run = Run(make(max_trials=6, **asked))
     for trial, length, loss in [(1, 3, 4), (2, 3, 9), (4, 3, 1)]:
         run.report(trial, length, loss)
@@ -345,11 +360,11 @@ def test_pasha_judges_the_order_of_those_that_came_there_and_of_no_failure() -> 
 
 def test_brackets_share_places_and_a_free_one_goes_where_there_is_work() -> None:
     run = Run(make("adaptive_asha", max_trials=9, max_concurrent_trials=4, rule="stopping"))
-    assert run.method.brackets == [  # type: ignore[attr-defined]
+    assert run.method.brackets == [
         Bracket((1, 3, 9), 6, 2),
         Bracket((3, 9), 3, 2),
     ]
-    assert [action.why for _, actions in run.log for action in actions] == [  # type: ignore[union-attr]
+    assert [action.why for _, actions in run.log for action in actions] == [
         "bracket 1",
         "bracket 2",
         "bracket 1",
@@ -376,7 +391,7 @@ def test_a_metric_of_time_counts_where_the_code_counts_by_itself() -> None:
 
 
 def test_larger_is_better_and_ties_go_to_the_first() -> None:
-    asked = {"num_rungs": 2, "top": 3, "max_trials": 9, "max_concurrent_trials": 3}
+    asked: dict[str, Any] = {"num_rungs": 2, "top": 3, "max_trials": 9, "max_concurrent_trials": 3}
     run = Run(make(rule="stopping", smaller_is_better=False, **asked))
     assert run.report(1, 1, 0.5) == ""
     assert run.report(2, 1, 0.5) == "stop 2, create 4"
@@ -527,7 +542,7 @@ class Cluster:
                     if held is not self.paused:
                         held.pop(trial)
                         reason = "stopped" if held is self.leaving else "target"
-                        self.see(tell(SegmentEnd(trial, reason)))
+                        self.see(tell(SegmentEnd(trial, reason)))  # type: ignore[arg-type]
                 elif held is self.running or fate < 0.3:
                     held[trial] += dice.choice([1, 2, 6, 27])
                     loss = dice.choice([dice.random(), dice.random(), float("nan"), "x", True])
@@ -549,7 +564,12 @@ def test_books_are_right_whatever_happens_and_every_search_comes_to_its_end(
 ) -> None:
     for seed in range(12):
         trials, places = 5 + 7 * (seed % 4), 1 + seed % 5
-        asked = {"rule": rule, "max_trials": trials, "max_concurrent_trials": places, "top": 27}
+        asked: dict[str, Any] = {
+            "rule": rule,
+            "max_trials": trials,
+            "max_concurrent_trials": places,
+            "top": 27,
+        }
         asked["promotion_share"] = (0.5, None)[seed % 2]
         cluster = Cluster(make(name, **asked), seed, 3, trials, places)
         for _ in range(3000):

@@ -163,7 +163,7 @@ def test_the_worst_is_replaced_by_an_heir_of_the_best() -> None:
     failed = [api.SegmentEnd(trial, "failed") for trial in range(1, 200)]
     actions = [action for some in drive(pbt(), *failed) for action in some]
     assert actions[-1] == api.Shutdown(True, "no trial succeeded")
-    assert actions[-2].trial == 6 + 3 * 6
+    assert actions[-2].trial == 6 + 3 * 6  # type: ignore[union-attr]
 
 
 def test_who_breaks_a_constraint_ranks_behind_and_is_not_copied() -> None:
@@ -174,7 +174,7 @@ def test_who_breaks_a_constraint_ranks_behind_and_is_not_copied() -> None:
 
     reports = [said(trial, 0.5 + trial / 10, 1.0) for trial in range(1, 6)]
     stop, heir = drive(pbt(constraints=bound), *reports, said(6, 0.1, 2.0))[-1]
-    assert (stop.trial, heir.parent) in ((6, "1@10 batches"), (6, "2@10 batches"))
+    assert (stop.trial, heir.parent) in ((6, "1@10 batches"), (6, "2@10 batches"))  # type: ignore[union-attr]
 
 
 def test_a_synchronous_round_waits_for_all_and_compares_once() -> None:
@@ -183,7 +183,7 @@ def test_a_synchronous_round_waits_for_all_and_compares_once() -> None:
     for trial, loss in ((1, 0.4), (2, 0.1), (3, 0.2), (4, 0.3)):
         events += [report(trial, 10, loss), api.SegmentEnd(trial, "target")]
     first, *_, last = drive(method, *events)
-    assert [(a.trial, a.until) for a in first] == [(n, Length("batches", 10)) for n in (1, 2)]
+    assert [(a.trial, a.until) for a in first] == [(n, Length("batches", 10)) for n in (1, 2)]  # type: ignore[union-attr]
     heir, going = last
     assert isinstance(heir, api.Create) and heir.parent == "2@10 batches"
     assert isinstance(going, api.Continue) and going.trial == 2
@@ -266,7 +266,7 @@ def test_a_schedule_is_a_chain_of_heirs() -> None:
     method = searcher(resolve({"searcher": {**asked, "schedule": {"seed": 5, "steps": steps}}}))
     ends = [api.SegmentEnd(trial, "target") for trial in (1, 2, 3)]
     *made, last = [action for actions in drive(method, *ends) for action in actions]
-    assert [(a.trial, a.params, a.seed, a.until.value, a.parent) for a in made] == [
+    assert [(a.trial, a.params, a.seed, a.until.value, a.parent) for a in made] == [  # type: ignore[union-attr]
         (1, {"rate": 0.1}, 5, 30, ""),
         (2, {"rate": 0.2}, 5, 70, "1@30 batches"),
         (3, {"rate": 0.3}, 5, FULL, "2@70 batches"),

@@ -94,7 +94,7 @@ def test_a_policy_ends_a_trial_with_that_report(
 
 
 def test_cost_counts_slots_and_time_does_not() -> None:
-    spent = {"slot_seconds": 4 * 3600.0, "slots": 4}
+    spent: dict[str, Any] = {"slot_seconds": 4 * 3600.0, "slots": 4}
     assert first(judged(trial_rules.CostRule(3.9), [1], **spent)) == 1
     assert first(judged(trial_rules.CostRule(4), [1], **spent)) == 0
     assert first(judged(trial_rules.TimeRule(0.9), [1], **spent)) == 1
@@ -103,13 +103,14 @@ def test_cost_counts_slots_and_time_does_not() -> None:
 
 def reports(policy: TrialRule, rows: list[tuple[int, int, Any]]) -> list[tuple[int, int]]:
     """(trial, length) of those (trial, length, metric) that are ended, each once."""
-    state, ended = policy.initial(), {}
+    state = policy.initial()
+    ended: dict[str, int] = {}
     for trial, length, metric in rows:
         seen = RuleReport(str(trial), length, trial_rules.loss(metric, True), metric)
         if policy.judge(state, seen):
-            ended.setdefault(trial, length)
+            ended.setdefault(trial, length)  # type: ignore[arg-type]
         state = json.loads(json.dumps(state, allow_nan=False))
-    return list(ended.items())
+    return list(ended.items())  # type: ignore[arg-type]
 
 
 def test_who_ends_by_the_median_is_worse_than_that_of_all_bests_so_far() -> None:
@@ -283,7 +284,7 @@ def test_a_member_that_had_come_to_its_end_when_a_target_ended_the_search_can_be
     target = {"stopping": {"target": {"value": 0.1}}, "stopping_version": 2}
     asked = {"name": "pbt", "metric": "loss", "max_length": {"batches": 100}, **target}
     asked |= {"population_size": 2, "max_concurrent_trials": 2}
-    run = Run(registry.searcher(resolve({"searcher": asked})))
+    run = Run(registry.searcher(resolve({"searcher": asked})))  # type: ignore[arg-type]
     assert isinstance(run.report(1, 100, 0.1)[-1], Shutdown)
     assert run.give(SegmentEnd(1, "target")) == run.give(SegmentEnd(2, "stopped")) == []
     [longer] = run.give(Limits(2, 2, Length("batches", 200)))
@@ -353,7 +354,7 @@ def test_what_a_trial_inherits_was_trained_once() -> None:
 
     def total(trial: int, length: int) -> int:
         policy.judge(state, RuleReport(str(trial), length, 1.0, 1.0))
-        return state["total"]
+        return state["total"]  # type: ignore[return-value]
 
     assert total(1, 500) == 500
     policy.inherit(state, 2, Parent(1, Length("batches", 500)), "batches")
@@ -380,7 +381,7 @@ def test_what_all_trials_begin_from_is_known_since_it_is_written_down(
         "stopping": {"total_length": {"length": {"batches": 50}}},
         "stopping_version": 2,
     }
-    run = Run(registry.searcher(resolve({"searcher": asked})))
+    run = Run(registry.searcher(resolve({"searcher": asked})))  # type: ignore[arg-type]
     assert not any(run.report(*at, 1.0) for at in ((1, 40), (2, 50), (1, 50)))
     assert bool(run.report(1, 60, 1.0)) is (total == 50)
     assert run.state["policies"][0]["total"] == total
@@ -398,7 +399,7 @@ class Copies(Random):
 def test_searches_of_former_versions_are_judged_by_their_rules(rules: int, total: int) -> None:
     method = Copies(Independent(Space({"lr": 0.1}), 1), 1, Length("batches", 900), 2, 2)
     values = {"threshold": {"upper": 5}, "total_length": {"length": {"batches": 9000}}}
-    chosen = rules_from_config.chosen(values, True, rules)
+    chosen = rules_from_config.chosen(values, True, rules)  # type: ignore[arg-type]
     limits = Limits(2, 2, Length("batches", 900))
     run = Run(Supervised(method, chosen, "loss", limits=limits, rules=rules))
     run.report(1, 500, 1.0)

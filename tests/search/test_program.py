@@ -57,7 +57,7 @@ def play(method: Program, *, restart: bool) -> list[Any]:
         SegmentEnd(3, "target"),
     ]
     for event in events:
-        state, actions = method.on_event(json.loads(json.dumps(state)), event)
+        state, actions = method.on_event(json.loads(json.dumps(state)), event)  # type: ignore[arg-type]
         seen.append(actions)
         if restart:
             method.close()

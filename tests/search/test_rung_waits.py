@@ -86,7 +86,7 @@ def experiment(root: Path, code: str, world: int, wait_s: int) -> TrialPaths:
         ranks=world,
         hparams={"global_batch_size": 8},
         searcher={**SEARCH, "wait_at_rungs_s": wait_s},
-        **loop,
+        **loop,  # type: ignore[arg-type]
     )
     say(trial, "run", 0)
     return trial

@@ -102,10 +102,10 @@ def test_a_point_is_completed_and_checked_by_its_space() -> None:
         ({"x": 0.95}, "forbid.0", "is drawn, it is forbidden by 'x > 0.9'"),
     ]:
         with pytest.raises(SpaceError, match=what) as caught:
-            space.completed(wrong, 1, 4)
+            space.completed(wrong, 1, 4)  # type: ignore[arg-type]
         assert dotted(caught.value.path) == where
         with pytest.raises(SpaceError):
-            space.check({**given, **wrong})
+            space.check({**given, **wrong})  # type: ignore[dict-item]
     with pytest.raises(SpaceError, match="missing"):
         space.check({"global_batch_size": 32, "x": 0.5})
 
@@ -155,7 +155,7 @@ def test_history_is_what_fits_and_is_frozen(tmp_path: Path) -> None:
 
 def test_a_model_suggests_at_once_what_was_good_before(tmp_path: Path) -> None:
     searched(tmp_path, "old-1", values("random", 40), near)
-    model = {
+    model: dict[str, Any] = {
         "sampler": {"name": "tpe", "random_fraction": 0.0},
         "warm_start": {"experiments": ["old-1"]},
     }
@@ -200,7 +200,7 @@ def test_configs_that_cannot_be_meant(
         "searcher": {"name": "random", "max_trials": 3, "max_length": {"batches": 9}, **searcher},
     }
     if searcher.get("name") == "single":
-        del wanted["searcher"]["max_trials"]  # type: ignore[attr-defined]
+        del wanted["searcher"]["max_trials"]
     file = tmp_path / "config.yaml"
     file.write_text(json.dumps(wanted))
     with pytest.raises(ConfigError) as caught:

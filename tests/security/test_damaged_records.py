@@ -10,6 +10,7 @@ import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,7 +128,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]
     shutil.copytree(loose, open_)
     (open_ / "closed.json").unlink()
     (open_ / "reopened-1.json").unlink()
-    return {"ended": ended, "loose": loose, "open": open_}
+    return {"ended": ended, "loose": loose, "open": open_}  # type: ignore[return-value]
 
 
 def kinds(folder: Path) -> dict[str, list[str]]:
@@ -177,7 +178,7 @@ def test_damaged_records_end_no_verb_that_reads(
     "change", [{"worker": [None]}, {"slot_s": "NaN"}, {"start": None}, {"job": 5}]
 )
 def test_a_charge_of_another_shape_is_refused_by_name(
-    tmp_path: Path, change: dict[str, object]
+    tmp_path: Path, change: dict[str, Any]
 ) -> None:
     paths = ExperimentPaths(tmp_path)
     charge = {"worker": "w", "job": "1", "slots": 1, "start": 1.0, "end": 9.0, "slot_s": 8.0}

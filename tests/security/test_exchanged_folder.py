@@ -114,7 +114,7 @@ def call(scene: Scene, at: int) -> tuple[int, int]:
     try:
         code, calls = reader.recv() if reader.poll(ranks.PATIENCE_S) else (None, 0)
         process.join(ranks.PATIENCE_S)
-        return code, calls
+        return code, calls  # type: ignore[return-value]
     finally:
         process.kill()
         process.join()

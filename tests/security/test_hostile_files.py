@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -342,7 +343,9 @@ def test_a_damaged_record_of_times_costs_a_listing_one_line(tmp_path: Path) -> N
         "phases": {"forward": 2.0},
         "use": {"cpu_cores": 0.5},
     }
-    wrong = {key: {"x": []} if isinstance(value, dict) else None for key, value in sound.items()}
+    wrong: dict[str, Any] = {
+        key: {"x": []} if isinstance(value, dict) else None for key, value in sound.items()
+    }
     for key in sound:
         built = Builder(root / f"{key.replace('_', '')}-0000")
         built.trial().attempt().line("profile", **{**sound, key: wrong[key]})

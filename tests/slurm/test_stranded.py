@@ -236,7 +236,7 @@ def refusing(lab: Lab, command: str, word: str = "") -> dict[str, str]:
 @ON_REQUEST
 def test_a_requeue_that_is_refused_is_a_new_submission_at_once(lab: Lab) -> None:
     digest = reference(lab)
-    run = submit(lab, ASKED, **refusing(lab, "scontrol", "requeue"))
+    run = submit(lab, ASKED, **refusing(lab, "scontrol", "requeue"))  # type: ignore[arg-type]
     begun(run)
     os.kill(run.worker_pid(), signal.SIGKILL)
     went_on(run, digest, time.time())
@@ -253,7 +253,7 @@ def test_nodes_may_not_submit(lab: Lab, site: Site) -> None:
     host = socket.gethostname().partition(".")[0]
     lab.cluster.check("scontrol", "update", "PartitionName=batch", f"AllocNodes=localhost,{host}")
     try:
-        run = submit(lab, site, **refusing(lab, "sbatch"))
+        run = submit(lab, site, **refusing(lab, "sbatch"))  # type: ignore[arg-type]
         begun(run)
         os.kill(run.worker_pid(), signal.SIGKILL)
         went_on(run, digest, time.time())

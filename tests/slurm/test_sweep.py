@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from typing import Any
 
 import pytest
 import yaml
@@ -31,7 +32,8 @@ def _most_at_once(run: Run) -> int:
         for attempt in trial.attempts():
             lines = journal.read(attempt.journal)
             spans.append((lines[0]["t"], lines[-1]["t"]))
-    return max(sum(begin <= start < end for begin, end in spans) for start, _ in spans)
+    running = [sum(begin <= start < end for begin, end in spans) for start, _ in spans]
+    return max(running)
 
 
 def test_two_lanes_of_one_task_run_side_by_side_and_come_back_together(lab: Lab) -> None:
@@ -106,7 +108,7 @@ def test_six_trials_on_three_workers_crashes_included(lab: Lab) -> None:
     assert {job["Restarts"] for job in run.tasks()} == {"0"}
 
 
-def _decided(run: Run, kind: str) -> list[dict[str, object]]:
+def _decided(run: Run, kind: str) -> list[dict[str, Any]]:
     lines = chain.read(run.paths)
     return [dict(ln["action"]) for ln in lines if ln.get("action", {}).get("kind") == kind]
 

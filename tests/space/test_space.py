@@ -253,7 +253,7 @@ def test_lists_are_as_long_as_another_hyperparameter_says() -> None:
             for layer in sample["layers"]
         )
         again = {axis.path: value for axis, _, value in space.drawn(sample)}
-        assert space.build(lambda axis, _, values=again: values[axis.path]) == sample  # type: ignore[misc]
+        assert space.build(lambda axis, _, values=again: values[axis.path]) == sample
     assert {sample["depth"] for sample in samples} == {1, 2, 3}
     assert len(space.warnings) == 1  # of all the rates together
 

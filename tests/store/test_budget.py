@@ -335,7 +335,7 @@ def test_a_worker_claims_within_budget_and_limit(tmp_path: Path) -> None:
     commands.ask(world.paths, "set", max_concurrent_trials=1)
     advance(world.paths, holder)
     assert claims.next_attempt(world.paths, workers[1], here, spending) is None
-    commands.ask(world.paths, "set", **{"max_concurrent_trials": 0, "budget.slot_hours": None})
+    commands.ask(world.paths, "set", **{"max_concurrent_trials": 0, "budget.slot_hours": None})  # type: ignore[arg-type]
     advance(world.paths, holder)
     two = claims.next_attempt(world.paths, workers[1], here, spending)
     assert two is not None and two.trial == 2
@@ -372,7 +372,7 @@ def test_a_budget_that_is_used_up_pauses_until_it_is_raised(tmp_path: Path) -> N
     commands.ask(world.paths, "resume")
     assert later(world, holder).state == "PAUSED"
     assert world.scheduler.live == []
-    commands.ask(world.paths, "set", **{"budget.slot_hours": 1.12})
+    commands.ask(world.paths, "set", **{"budget.slot_hours": 1.12})  # type: ignore[arg-type]
     assert later(world, holder).state == "RUNNING"
     assert world.scheduler.live == [("2", 0)]  # room for one
 

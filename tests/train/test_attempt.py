@@ -61,7 +61,7 @@ class LineTrial(pytorch.PyTorchTrial):
 def line(root: Path, what: str = "pass", **settings: Any) -> Any:
     settings = {"entrypoint": "model_def:LineTrial", "until": 4} | settings
     hparams = settings.pop("hparams", {"global_batch_size": 10})
-    return ranks.experiment(root, code=LINE.replace("WHAT", what), hparams=hparams, **settings)
+    return ranks.experiment(root, code=LINE.replace("WHAT", what), hparams=hparams, **settings)  # type: ignore[arg-type]
 
 
 def verdict_of(attempt: ranks.Attempt) -> Verdict:
@@ -320,7 +320,10 @@ def test_another_number_of_ranks_has_the_waiting_gradients_and_a_new_callback(
     tmp_path: Path,
 ) -> None:
     """Gradients of some batches wait for others when two ranks leave; one rank goes on."""
-    settings = {"optimizations": {"aggregation_frequency": 4}, "on_env_change": "warn"}
+    settings: dict[str, Any] = {
+        "optimizations": {"aggregation_frequency": 4},
+        "on_env_change": "warn",
+    }
     once = line(tmp_path / "once", **settings)
     ranks.run(once)
     trial = line(tmp_path / "EXP", ranks=2, **settings)

@@ -32,7 +32,7 @@ class OwnNoise:
         self.transform = lambda index: [index, noise.random()]
 
     def __getitem__(self, index: int) -> list[float]:
-        drawn = [float(torch.rand((), generator=self.torch)), self.parts["python"].random()]  # type: ignore[attr-defined]
+        drawn = [float(torch.rand((), generator=self.torch)), self.parts["python"].random()]
         return [*self.transform(index), *drawn, self.parts["old"][0].random_sample()]  # type: ignore[index]
 
 

@@ -261,7 +261,7 @@ def test_a_loss_is_told_to_all_and_a_goodbye_is_none(monkeypatch: pytest.MonkeyP
     leaves, dies = pairs[1][1], pairs[2][1]
     heard: list[Frame | None] = []
     gone = threading.Event()
-    first.start(lambda _, frame: (heard.append(frame), gone.set()))
+    first.start(lambda _, frame: (heard.append(frame), gone.set()))  # type: ignore[arg-type]
     second.start(lambda *_: None)
     leaves.sendall(Frame(FrameKind.GOODBYE).encode())
     leaves.close()
@@ -346,9 +346,9 @@ def prove_and_shut() -> None:
             with pytest.raises(TimeoutError):
                 socket.create_connection((HERE[0], port), timeout=0.2)
         value = torch.tensor([rank + 1.0])
-        group.allreduce([value]).wait()  # type: ignore[attr-defined]
+        group.allreduce([value]).wait()
         made.wait(60)
-        return len(own), value.item(), group.options._timeout.days  # type: ignore[attr-defined]
+        return len(own), value.item(), group.options._timeout.days
 
     told: list[BaseException] = []
     with guarded(told) as stores_of_both:
@@ -371,12 +371,12 @@ def be_late() -> None:
         for _ in range(2):
             if rank:
                 time.sleep(1.0)
-            group.allreduce([value]).wait()  # type: ignore[attr-defined]
+            group.allreduce([value]).wait()
         if rank:
             time.sleep(1.0)
-            group.send([value], 0, 7).wait()  # type: ignore[attr-defined]
+            group.send([value], 0, 7).wait()
         else:
-            group.recv([value], 1, 7).wait()  # type: ignore[attr-defined]
+            group.recv([value], 1, 7).wait()
         return value.item()
 
     told: list[BaseException] = []
@@ -475,7 +475,7 @@ def be_intruded(answer: bytes | None, proves: bool) -> None:
         return device
 
     def use(group: dist.ProcessGroupGloo, rank: int) -> object:
-        group.allreduce([torch.full((4,), 1.25)]).wait()  # type: ignore[attr-defined]
+        group.allreduce([torch.full((4,), 1.25)]).wait()
         return rank
 
     told: list[BaseException] = []

@@ -474,7 +474,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone() -> None:
     assert here != drawn(2, workers=0)
     assert here[0] != here[2]
     # a split has a method that fetches batches, and is still drawn sample by sample
-    split = Subset(Subset(Noise(), list(range(5))), list(range(5)))  # type: ignore[arg-type]
+    split = Subset(Subset(Noise(), list(range(5))), list(range(5)))  # type: ignore[arg-type, var-annotated]
     made = loader.ShardedLoader(split, slices, (1,), collate_fn=list)
     assert [batch for _, batch in made] == here
     rng.restore_cpu(before)

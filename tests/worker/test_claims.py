@@ -99,13 +99,13 @@ def attempt(
 
 def _race(root: Path, barrier: object, answers: object) -> None:
     paths = ExperimentPaths(root)
-    barrier.wait()  # type: ignore[attr-defined]
+    barrier.wait()
     me = claims.take_place(paths, 1, 0, HERE)
     rival = paths.worker(1, os.getpid(), 0)  # another index each: all race for the attempts
     taken = []
     while (found := claims.next_attempt(paths, rival, HERE)) is not None:
         taken.append((found.trial, found.number))
-    answers.put((me is not None, taken))  # type: ignore[attr-defined]
+    answers.put((me is not None, taken))
 
 
 def test_of_many_workers_one_gets_a_place_and_each_attempt(paths: ExperimentPaths) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,7 +126,7 @@ def test_a_task_whose_requeue_was_refused_is_over_though_its_worker_said_that_it
     class Silent:
         answered_at = 0.0
 
-        def query(self, jobs: object) -> dict[str, object]:
+        def query(self, jobs: object) -> dict[str, Any]:
             return {}
 
     site = x.local_site(capabilities={"requeue": "user"})

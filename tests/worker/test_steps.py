@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ RESOURCES = {"slots_per_trial": 4, "nodes": 2, "slots_per_node": 2, "cpus_per_sl
 
 
 def planned(
-    launcher: dict[str, object],
+    launcher: dict[str, Any],
     backend: str = "gloo",
     lane: int | None = None,
     slurm: bool = False,
@@ -118,7 +119,12 @@ def test_each_lane_gets_its_part_of_the_allocation(
 ) -> None:
     for name, value in granted.items():
         monkeypatch.setenv(name, value)
-    alone = {"slots_per_trial": 2, "nodes": 1, "slots_per_node": 2, "memory_per_slot": memory}
+    alone: dict[str, Any] = {
+        "slots_per_trial": 2,
+        "nodes": 1,
+        "slots_per_node": 2,
+        "memory_per_slot": memory,
+    }
     steps = [planned({"kind": "srun"}, lane=lane, **alone) for lane in (0, 1)]
     if lane_1:
         for kind in ("srun", "mpirun", "local"):
@@ -163,7 +169,7 @@ def ended(step: RunningStep) -> Exit:
     return step.result()
 
 
-def test_the_rank_that_failed_first_is_told_from_its_echoes(
+def test_the_rank_that_failed_first_is_told_from_its_echoes(  # type: ignore[no-untyped-def]
     start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "_PEERS_GRACE_S", 0.2)
@@ -176,7 +182,7 @@ def test_the_rank_that_failed_first_is_told_from_its_echoes(
     assert ended(start(deaf)) == Exit(4, 1, "")
 
 
-def test_all_ranks_are_told_and_what_they_leave_behind_is_swept_up(start, tmp_path: Path) -> None:
+def test_all_ranks_are_told_and_what_they_leave_behind_is_swept_up(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     code = "sleep 600 & echo $! > $D/child.$RANK.new; mv $D/child.$RANK.new $D/child.$RANK"
     step = start(code)
     x.until(lambda: len(list(tmp_path.glob("child.?"))) == 2)
@@ -198,14 +204,14 @@ def test_all_ranks_are_told_and_what_they_leave_behind_is_swept_up(start, tmp_pa
     assert ended(step).code == 9
 
 
-def test_ranks_that_cannot_all_be_started_are_ended(start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_cannot_all_be_started_are_ended(start, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     started: list[subprocess.Popen[bytes]] = []
     popen = subprocess.Popen
 
     def one_only(*args: object, **options: object) -> subprocess.Popen[bytes]:
         if started:
             raise BlockingIOError(errno.EAGAIN, "no more processes")
-        started.append(popen(*args, **options))
+        started.append(popen(*args, **options))  # type: ignore[call-overload]
         return started[0]
 
     monkeypatch.setattr(subprocess, "Popen", one_only)
