@@ -1,1 +1,1 @@
-"""What every training loop stands on: ranks, signals, agreement, randomness, order of samples."""
+"""The base of every training loop: ranks, signals, agreement, randomness, order of samples."""

@@ -1,4 +1,4 @@
-"""What a searcher or a user wants of this trial, as rank 0 reads it in the experiment's folder."""
+"""The controls of this trial, as rank 0 reads them in the experiment's folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAVES: dict[Action, Cause] = {
 
 
 class Wanted:
-    """What was wanted when rank 0 looked last.
+    """The control and the rung decision in force when rank 0 last looked.
 
     Attributes:
         said: by the control that was in force.
@@ -36,7 +36,7 @@ class Wanted:
         self._place, self._config, self._tracker = place, config, tracker
 
     def read(self) -> None:
-        """Look what the control in force says now.
+        """Read the control in force now.
 
         A trial that its user canceled without a save ends here: its worker kills it anyway, but
         a scheduler that ends the allocation asks it to save before.
@@ -61,7 +61,7 @@ class Wanted:
         return limits.in_force(experiment, self._config).longer
 
     def best(self) -> Best | None:
-        """The experiment's best validation, as far as the holder of the lease has heard."""
+        """Return the experiment's best validation, as the holder of the lease last published it."""
         experiment = self._place.experiment
         with contextlib.suppress(OSError):  # storage that is away for a moment ends nothing
             return Best.read(experiment.best) if experiment else None

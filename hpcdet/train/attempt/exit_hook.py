@@ -1,4 +1,4 @@
-"""Whether a script ends by ``sys.exit`` (or ``exit``) with a code that says it has failed.
+"""Detection of a script that ends by ``sys.exit`` (or ``exit``) with a code of failure.
 
 Python tells nobody: at its end, exceptions that are no ``SystemExit`` are in ``sys.last_value``.
 What raises ``SystemExit`` itself is not seen.
@@ -39,5 +39,5 @@ def watch() -> None:
 
 
 def failed() -> bool:
-    """At the end: whether it has said an exit code that is not 0."""
+    """Return True, at the end, if the script has asked for an exit code other than 0."""
     return bool(_codes) and _codes[0] not in (None, 0)

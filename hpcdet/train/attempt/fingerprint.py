@@ -1,4 +1,4 @@
-"""What a run's bits depend on beside its own state: interpreter, packages, modules, code, ranks."""
+"""The environment that a run's bits depend on: interpreter, packages, modules, code, ranks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def digest(parts: Fingerprint) -> str:
 
 
 def differences(before: Fingerprint, now: Fingerprint) -> list[str]:
-    """What changed, as ``name: old -> new``."""
+    """List the changes, each as ``name: old -> new``."""
     names = sorted(before.keys() | now.keys())
     return [
         f"{name}: {before.get(name, '-')} -> {now.get(name, '-')}"

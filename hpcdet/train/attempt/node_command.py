@@ -41,7 +41,7 @@ _ANSWER_BYTES = 4096
 
 @dataclass(frozen=True)
 class Launched(JsonRecord):
-    """What the other ranks of a node do next.
+    """The next task of the other ranks of a node.
 
     Attributes:
         argv: the command; none where the shell has ended.
@@ -62,7 +62,7 @@ class Launched(JsonRecord):
 
 @dataclass(frozen=True)
 class NodeResult:
-    """How the command ended on one rank: its status, and the error that it said, if any."""
+    """How the command ended on one rank: its status, and its error if there was one."""
 
     status: int
     error: str = ""

@@ -24,7 +24,7 @@ _LOOK_S = 0.2
 
 
 class RungWait:
-    """What a rank knows of it; of the decisions rank 0 alone, and the others wait with it.
+    """The waits at rungs, as one rank sees them; only rank 0 reads decisions.
 
     Attributes:
         bound_s: the longest wait at one rung; 0: none.
@@ -43,7 +43,7 @@ class RungWait:
         self._past = 0  # the last rung that it has waited at
 
     def begin(self, units: Units) -> None:
-        """The first step of the attempt is done: what follows says how fast it trains."""
+        """Note the end of the attempt's first step: later ones tell the pace of training."""
         self._begun = (time.monotonic(), units)
 
     def report(self, units: Units, rungs: Sequence[Length]) -> None:

@@ -1,4 +1,4 @@
-"""By what a checkpoint is one of the best: the searcher's metric, unless a constraint is broken."""
+"""The score by which checkpoints are ranked: the metric, unless a constraint is broken."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def _run(
     output: Sequence[int],
     shell: bool = False,
 ) -> tuple[node_command.NodeResult, Verdict | None]:
-    """How a command ended, and what its ``core.init`` said of that.
+    """Run a command; return how it ended and the verdict of its ``core.init``.
 
     Its ``core.init`` hears of notices, those that came before as well.
 

@@ -1,4 +1,4 @@
-"""One attempt, seen from one of its ranks: who it is, what it is told, and what it tells.
+"""One attempt, seen from one of its ranks: its identity, its orders, and its reports.
 
 Everything that a training loop shares with the world outside goes through here; ``core`` and
 ``pytorch`` are faces of it.
@@ -121,7 +121,7 @@ class Session:
         rng.seed_all(subseed("rng", base, *parts) if parts else base)
 
     def learn_length(self) -> None:
-        """How long to train: what the control in force says, else the config."""
+        """Read how long to train: from the control in force, else from the config."""
         longer = list[int]()
         if self.ranks.chief:
             self.wanted.read()
@@ -171,7 +171,7 @@ class Session:
     # -- while it trains ---------------------------------------------------------------------
 
     def poll(self, units: Units, *, stepped: bool = True, stop: bool = False) -> Orders:
-        """What all ranks do now; every rank calls it equally often, after each step.
+        """Agree on what all ranks do now; every rank calls it equally often, after each step.
 
         Args:
             stepped: a step of training lies behind (not one of validation).
@@ -230,7 +230,7 @@ class Session:
         return True
 
     def stopped_before(self) -> bool:
-        """Where the checkpoint says that a stop was obeyed: whether that has yet to be told.
+        """Return True if the checkpoint records a stop that no verdict has reported yet.
 
         All call together. Told once, it is over, and who goes on is to train longer; where a
         script runs alone there are no verdicts, and it goes on.

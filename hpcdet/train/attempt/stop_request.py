@@ -1,4 +1,4 @@
-"""That the code asks to end: obeyed after a step in which no clock has a say.
+"""Stop requests by user code, taken at a deterministic step.
 
 When ranks hear of each other depends on how long steps take; two equal runs must end at the same
 step all the same, whichever of their ranks asks, and whether they are interrupted in between.
@@ -13,7 +13,7 @@ from hpcdet.train.comm.collectives import Peers
 
 
 class StopRequest:
-    """What one rank knows of it.
+    """The stop request of the user's code, as one rank knows it.
 
     Args:
         at_once: there is nobody to agree with; else all know of it ``TOGETHER`` steps later at
@@ -30,7 +30,7 @@ class StopRequest:
         self._at_once = at_once
 
     def learn(self, step: int | None) -> None:
-        """Somebody had asked after this step; None: nobody had."""
+        """Take note of the step after which a rank had asked; None if no rank had."""
         if step is not None and (self.asked is None or step < self.asked):
             self.asked = step
 
@@ -41,7 +41,7 @@ class StopRequest:
         return self.asked
 
     def obey(self) -> None:
-        """Training ends here; from now on nobody asks any more."""
+        """End training here; no rank asks from now on."""
         self.asked, self.obeyed = None, True
 
     def due(self, step: int) -> bool:
@@ -55,7 +55,7 @@ class StopRequest:
 
 
 def told(trial: TrialPaths, checkpoint: str) -> bool:
-    """Whether an attempt has said that a stop ended it with this checkpoint.
+    """Return True if a verdict of an attempt reports that a stop ended it with this checkpoint.
 
     One that was killed after its last save and before its verdict has not.
     """

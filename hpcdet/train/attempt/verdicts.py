@@ -23,7 +23,7 @@ class InvalidHP(Exception):
 
 
 def verdict_on(error: BaseException, checkpoint: str) -> Verdict:
-    """What a session says of an error that ends it.
+    """Return the session's verdict on an error that ends it.
 
     Args:
         checkpoint: the name of the newest one.

@@ -52,7 +52,7 @@ class Background(Generic[T]):
                 raise
 
     def results(self) -> list[T]:
-        """What has come of it since this was asked last."""
+        """Return the results that have come since the last call."""
         found: list[T] = []
         with contextlib.suppress(queue.Empty):  # two threads may ask
             while True:

@@ -168,12 +168,12 @@ class Keeper:
         return True
 
     def _folder(self, where: Path | None, step: int) -> Path:
-        """That of a checkpoint, on this node (``where``) or where all are."""
+        """Return the folder of a checkpoint, on this node (``where``) or in the experiment."""
         folder = self._place.trial.checkpoint(step, self._place.attempt.number)
         return folder if where is None else where / folder.name
 
     def _how(self, alone: bool = False) -> dict[str, Any]:
-        """What saving at once and beside the training have in common."""
+        """Return the arguments that saving at once and saving in the background share."""
         ranks = Ranks() if alone else self._peers.ranks
         return {
             "rank": ranks.rank,
@@ -258,7 +258,7 @@ class Keeper:
         return under_way.outcome() is None
 
     def conclude(self, lost: bool) -> None:
-        """The checkpoint under way is over, on all ranks; ``lost``: what rank 0 says of it.
+        """End the checkpoint under way on all ranks; ``lost`` is rank 0's finding.
 
         Raises:
             StateError: on rank 0: the ranks' states do not fit together.

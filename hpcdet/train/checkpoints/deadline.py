@@ -85,7 +85,7 @@ class Deadline:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the end; None if nobody knows."""
+        """Seconds until the end; None if it is unknown."""
         return None if self._end is None else self._end - self._wall()
 
     @property

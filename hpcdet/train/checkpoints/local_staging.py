@@ -70,7 +70,7 @@ class Stage:
         self._drain = Background(self._copy) if chief else None
 
     def _find(self, where: str) -> Path | None:
-        """Rank 0: the folder, made ready; None if there can be none, which is said."""
+        """On rank 0: return the folder, made ready; None, with a line in the log, without one."""
         try:
             if self._peers.ranks.local_world < self._peers.ranks.world:
                 raise ConfigError("a trial over several nodes saves on scratch at once")
@@ -103,7 +103,7 @@ class Stage:
         self._works = False
 
     def committed(self, folder: Path, record: dict[str, Any], tracker: Tracker) -> None:
-        """Rank 0: a checkpoint was committed; ``record`` is what the journal says of it."""
+        """On rank 0: take note that a checkpoint was committed, with its journal ``record``."""
         self._bytes = max(self._bytes, int(record["bytes"]))
         if folder != self.folder or self._drain is None:
             tracker.record("checkpoint", sync=True, **record)

@@ -30,12 +30,12 @@ class SaveRequest:
     described: dict[str, Any]
 
     def meta(self) -> dict[str, Any]:
-        """What the manifest says beside the state."""
+        """Return the manifest's metadata beside the state."""
         kind = "kept" if self.kept else "resume"
         return {**self.described, "kind": kind, "kept": list(self.kept), "metric": self.metric}
 
     def record(self, saved: Saved) -> dict[str, Any]:
-        """What the journal says of it."""
+        """Return the record of the checkpoint in the journal."""
         return {
             "name": saved.name,
             "step": self.step,
@@ -109,7 +109,7 @@ class UnderWay(NamedTuple):
         self.saving.check()
 
     def outcome(self) -> Saved | None:
-        """What rank 0 has committed; None if it has not."""
+        """Return what rank 0 has committed; None if it has not."""
         try:
             return self.saving.result()
         except (CheckpointFailed, StateError):

@@ -55,7 +55,7 @@ class Registry:
         return states
 
     def private(self) -> State:
-        """What this rank has for itself."""
+        """Return the state that belongs to this rank alone."""
         entries = self._entries.items()
         return {name: one.item.state_dict() for name, one in entries if one.per_rank}
 

@@ -104,7 +104,7 @@ def _steps(saved: Mapping[str, Any]) -> int | None:
 
 
 def _askable(kind: type[torch.optim.Optimizer]) -> set[str] | None:
-    """Options that an optimizer's constructor takes; None where nobody can say which.
+    """Options that an optimizer's constructor takes; None where that cannot be determined.
 
     One that takes any (``**kwargs``) hands them on to that of the next class.
     """

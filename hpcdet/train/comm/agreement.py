@@ -32,7 +32,7 @@ _NEVER = -(2**62)
 
 
 class Orders(NamedTuple):
-    """What one rank wants, and what all agreed on.
+    """The orders that one rank wants, or that all ranks agreed on.
 
     Attributes:
         leave: why to save and leave now; None to go on.
@@ -73,7 +73,7 @@ NOTHING = Orders()
 
 
 def agree(peers: Peers, mine: Orders) -> Orders:
-    """What all ranks want together, now; all call together."""
+    """Combine the wishes of all ranks; all call together."""
     if peers.ranks.world == 1:
         return mine
     vector = torch.tensor(mine.encode(), dtype=torch.int64)
@@ -95,7 +95,7 @@ class Agreement:
 
     @property
     def under_way(self) -> bool:
-        """Whether something was said that nobody has heard yet."""
+        """True while a message of this rank has not been taken by the others."""
         return self._pending is not None
 
     def exchange(self, mine: Callable[[], Orders], step: int | None) -> Orders | None:

@@ -1,4 +1,4 @@
-"""Talk between ranks beside the training itself, over gloo. One rank alone talks to nobody."""
+"""Collectives between ranks beside the training itself, over gloo; none if there is one rank."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Peers:
     def swap(
         self, pieces: Sequence[torch.Tensor] | None, sizes: Sequence[int]
     ) -> Sequence[torch.Tensor]:
-        """What all ranks have for this one, of those sizes, for a piece of bytes for each of them.
+        """Exchange pieces of bytes: each rank gives one to every other, and gets theirs.
 
         In a group of its own: a thread may call it while training goes on. All say first whether
         they are ready, so that none waits for one that has no memory, say, for what it would get.
@@ -107,7 +107,7 @@ class Peers:
 
 
 def is_peer_loss(error: BaseException) -> bool:
-    """Whether an error only says that another rank is gone, which is not this one's fault.
+    """Return True if an error only means that another rank is gone.
 
     One that sends no messages any more counts as gone: the network, or its memory, fails.
     """

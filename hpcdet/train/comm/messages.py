@@ -25,7 +25,7 @@ _MOST_WORDS = 1 << 16
 
 @dataclass(frozen=True)
 class _Parcel:
-    """What one rank sends.
+    """The message that one rank sends.
 
     Attributes:
         state: ``_SENT``; else ``content`` says what is wrong with the value.
@@ -65,7 +65,7 @@ def _bytes(message: bytearray) -> torch.Tensor:
 
 
 def here(value: Any, where: str) -> Any:
-    """What an exchange gives where one rank is alone: the same as where there are several."""
+    """Return the result of an exchange with one rank: the same as with several."""
     try:
         return wire.copied(value)
     except HpcdetError as error:

@@ -33,8 +33,7 @@ def new_group() -> dist.ProcessGroup:
 
 
 def _devices() -> Any:
-    """By what the default group speaks gloo; None if it does not, or if torch does not tell, as
-    the older ones."""
+    """The gloo devices of the default group; None if it has none or an older torch hides them."""
     group = dist.distributed_c10d._get_default_group()
     try:
         found = group._get_backend(torch.device("cpu"))

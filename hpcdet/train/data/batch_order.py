@@ -1,4 +1,4 @@
-"""The order of samples where a batch sampler has said which of them belong together."""
+"""The order of samples where a batch sampler decides which of them belong together."""
 
 from __future__ import annotations
 

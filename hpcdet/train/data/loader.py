@@ -51,7 +51,7 @@ class Sources:
         self._own.seed(number)
 
     def capture(self) -> tuple[Any, list[Any]]:
-        """What ``restore`` puts back."""
+        """Return the state that ``restore`` puts back."""
         return rng.capture_cpu(), self._own.mark()
 
     def restore(self, state: tuple[Any, list[Any]]) -> None:
@@ -174,7 +174,7 @@ def _wait(watched: int) -> None:
 
 
 class _Keys:
-    """What a torch loader asks its workers for, one batch after the other.
+    """The requests of a torch loader to its workers, one batch after the other.
 
     Attributes:
         ahead: the slices that the latest iterator was asked for and whose batches are not there

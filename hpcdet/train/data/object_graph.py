@@ -1,4 +1,4 @@
-"""What can be reached from an object through attributes, containers and closures."""
+"""The objects that can be reached from one through attributes, containers and closures."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def named(kind: type, without: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _function(member: Any) -> FunctionType | None:
-    """The function behind a method, a property or a decorator that says what it wraps.
+    """Return the function behind a method, a property or a decorator with ``__wrapped__``.
 
     Objects of the user's are not asked: there are some that answer to any name.
     """

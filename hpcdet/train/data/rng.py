@@ -18,7 +18,7 @@ _OF_ALL = (random._inst, np.random.mtrand._rand, torch.default_generator)
 
 
 def is_own(value: Any) -> TypeGuard[Generator]:
-    """Whether something is a random generator of somebody's own, not one of the libraries'."""
+    """Return True if a value is a random generator of the user's, not one of the libraries'."""
     return isinstance(value, Generator) and not any(value is one for one in _OF_ALL)
 
 
@@ -43,7 +43,7 @@ def seed_all(seed: int) -> None:
 
 
 def plant(seed: int, generators: Mapping[str, Generator] | None = None) -> None:
-    """As ``seed_all``, this process's own device only, and registered generators too; quick."""
+    """Seed like ``seed_all``, but only this process's own device and the registered generators."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.default_generator.manual_seed(seed % 2**63)
@@ -54,7 +54,7 @@ def plant(seed: int, generators: Mapping[str, Generator] | None = None) -> None:
 
 
 def capture_cpu() -> tuple[Any, Any, torch.Tensor]:
-    """What drawing a sample may change, for ``restore_cpu``; quick, and not to be saved."""
+    """Return the state that drawing a sample may change, for ``restore_cpu``; not to be saved."""
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 

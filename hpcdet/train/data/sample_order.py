@@ -33,7 +33,7 @@ def shuffled(size: int, seed: int, epoch: int) -> Indices:
 
 
 class Slice(NamedTuple):
-    """What one rank takes of one global batch.
+    """One rank's share of one global batch.
 
     Attributes:
         epoch: from 0.

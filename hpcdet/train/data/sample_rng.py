@@ -196,7 +196,7 @@ class Draws:
         self._planted: list[tuple[Source, Any]] = []
 
     def batch(self, fetch: Callable[[Plant], T], *, keep: bool) -> T:
-        """What ``fetch`` gives; it calls what it is given before each sample.
+        """Return the result of ``fetch``, which calls its argument before each sample.
 
         Args:
             keep: leave the generators as they were: they are the training process's own.

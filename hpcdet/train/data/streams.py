@@ -106,7 +106,7 @@ class Stream:
 
 @dataclass(eq=False)
 class _Readers(IterableDataset[Any]):
-    """What a loader's workers read: batches with their sizes and the state behind them.
+    """The batches that a loader's workers read, with their sizes and the state behind them.
 
     Attributes:
         positions: of each worker; None: at the beginning.

@@ -49,7 +49,7 @@ class Virtual:
 
     @staticmethod
     def of(config: Resolved, ranks: Ranks, seed: int) -> Virtual | None:
-        """What the config asks for; None if it is not exact.
+        """Return the virtual ranks that the config asks for; None if it is not exact.
 
         Raises:
             ConfigError: there are more ranks than virtual ones.

@@ -1,2 +1,1 @@
-"""How the ranks of one attempt come together and stay so, trusting nobody who does not know its
-secret."""
+"""How the ranks of an attempt meet: each proves that it knows the attempt's secret."""

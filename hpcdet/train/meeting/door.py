@@ -189,7 +189,7 @@ class _Hall:
             self._drop(caller)
 
     def _proceed(self, caller: _Caller) -> bool:
-        """Go on with what a caller has said; whether that was right."""
+        """Handle a caller's next message; return True if it was right."""
         said, caller.said = caller.said, b""
         if not caller.stranger:
             if not proof.is_proven(self._secret, said, "rank", caller.rank, *caller.nonces):
@@ -258,7 +258,7 @@ def knock(
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """Who is at the other end of a Unix socket, by the kernel's word."""
+    """Return the user at the other end of a Unix socket, as the kernel reports it."""
     _, uid, _ = struct.unpack(
         "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     )
@@ -282,7 +282,7 @@ def _connect(where: Path | tuple[str, int], patience_s: float) -> socket.socket:
 
 
 def _unix() -> tuple[str, socket.socket]:
-    """A Unix socket in a new folder that nobody else may enter."""
+    """Open a Unix socket in a new folder that no other user may enter."""
     failures = []
     for parent in dict.fromkeys((tempfile.gettempdir(), *_FOLDERS)):
         folder = ""

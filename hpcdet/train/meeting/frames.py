@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("!I")
 
 
 class FrameKind(IntEnum):
-    """What a message is about; from ``SET`` on, requests to the store."""
+    """The kind of a message; from ``SET`` on, requests to the store."""
 
     GOODBYE = 0
     LOST = 1

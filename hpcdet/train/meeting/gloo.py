@@ -56,7 +56,7 @@ class Unproven(Unavailable):
 
 @dataclass(frozen=True)
 class Attempt:
-    """What this rank knows of its attempt.
+    """The attempt, as this rank knows it.
 
     Attributes:
         address: this host's, which the other ranks reach.

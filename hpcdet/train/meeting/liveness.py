@@ -83,7 +83,7 @@ class Lifeline:
             self._connections[rank].sendall(data)
 
     def leave(self) -> None:
-        """Say goodbye; from now on nobody minds whether this process lives."""
+        """Say goodbye; from now on the others ignore whether this process lives."""
         self._left.set()
         self._tell_all(FrameKind.GOODBYE)
 
@@ -107,7 +107,7 @@ class Lifeline:
                         selector.unregister(key.fileobj)
 
     def _listen(self, rank: int, connection: socket.socket, hears: Hears) -> bool:
-        """Take what a rank has said; whether more may come."""
+        """Handle a rank's message; return True if more may come."""
         try:
             data = connection.recv(_CHUNK)
             if data:

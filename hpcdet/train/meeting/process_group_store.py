@@ -26,7 +26,7 @@ Answer = Callable[[Sequence[bytes]], None]
 
 
 class _Request:
-    """What is asked of the table, and how far its keys are known to be there."""
+    """A request to the table, and how many of its keys are known to be there."""
 
     def __init__(self, frame: Frame, answer: Answer) -> None:
         self.frame = frame

@@ -21,7 +21,7 @@ def draw() -> bytes:
 
 
 def prove(secret: bytes, role: str, *facts: bytes | int) -> bytes:
-    """What only those can say who know the secret.
+    """Return the proof that only holders of the secret can make.
 
     Args:
         role: who says it, and in which message.
@@ -35,5 +35,5 @@ def prove(secret: bytes, role: str, *facts: bytes | int) -> bytes:
 
 
 def is_proven(secret: bytes, said: bytes, role: str, *facts: bytes | int) -> bool:
-    """Whether that is what the other side has said; compared in constant time."""
+    """Return True if the other side's proof is right; compared in constant time."""
     return hmac.compare_digest(said, prove(secret, role, *facts))

@@ -132,7 +132,7 @@ def meet(
 
 
 def own_group() -> ConfigError:
-    """What code hears that makes a process group of its own."""
+    """Return the error for code that makes a process group of its own."""
     return ConfigError(
         "hpcdet makes the process group where there are several ranks",
         where="dist.init_process_group",
@@ -141,7 +141,7 @@ def own_group() -> ConfigError:
 
 
 def refusal(error: BaseException) -> ConfigError | None:
-    """That code makes a process group of its own, if this is torch's word for it."""
+    """Return the error of ``own_group`` if torch's ``error`` means that; else None."""
     owns = isinstance(error, ValueError) and _OWN_GROUP.search(str(error))
     return own_group() if owns else None
 
@@ -165,7 +165,7 @@ def leave() -> None:
 
 
 def _host(ranks: Ranks, meeting: Path) -> _Met:
-    """As rank 0: publish where it listens and what the others have to know, and let them in."""
+    """On rank 0: publish its address and the facts that others need, and let them in."""
     name = socket.gethostname()
     # where all ranks share a node, nobody outside it can connect
     addresses = [] if ranks.local_world == ranks.world else _addresses(name) or [gloo.LOOPBACK]
@@ -188,7 +188,7 @@ def _forget(meeting: Path, where: Mapping[str, Any]) -> None:
 
 
 def _visit(ranks: Ranks, meeting: Path) -> _Met:
-    """As another rank: find rank 0, and prove to each other who they are."""
+    """On another rank: find rank 0, and prove the secret to each other."""
     deadline, pause_s = time.monotonic() + PATIENCE_S, 0.005
     while (left_s := deadline - time.monotonic()) > 0:
         where = _published(meeting)
@@ -218,7 +218,7 @@ def _published(meeting: Path) -> dict[str, Any] | None:
 
 
 def _runs(ranks: Ranks) -> dict[str, str]:
-    """What all ranks must have in common before they exchange a byte."""
+    """Return what all ranks must have in common before they exchange a byte."""
     return {
         "number of ranks": str(ranks.world),
         "hpcdet": __version__,
@@ -245,7 +245,7 @@ def _compare(ranks: Ranks, first: Mapping[str, str], host: str) -> None:
 
 
 def _addresses(host: str) -> list[str]:
-    """Where other hosts may reach this one: as the site says, or as it is named and routed.
+    """List this host's addresses for others: by the site's interface, else by name and route.
 
     Failing both, wherever it has an address.
 
@@ -299,7 +299,7 @@ def _device_id(ranks: Ranks) -> str:
 
 
 def _check_devices(ranks: Ranks, store: Store, backend: str) -> None:
-    """NCCL wants an accelerator for each rank; what it says otherwise names neither."""
+    """Refuse NCCL where ranks share an accelerator, and name them; NCCL's own error does not."""
     store.set(f"device/{ranks.rank}", _device_id(ranks))
     owners: dict[str, list[int]] = {}
     for rank in range(ranks.world):

@@ -29,7 +29,7 @@ Tensors: TypeAlias = list[torch.Tensor]
 
 
 class Work(dist.Work):
-    """What a collective returns: waits for it, and raises what went wrong."""
+    """The handle of a collective: waits for it, and raises what went wrong."""
 
     def __init__(self, operation: Operation, progress: ProgressThread) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Work(dist.Work):
         return found
 
     def _source_rank(self) -> int:
-        """Of a ``recv`` that is over: who sent."""
+        """Return the sender of a ``recv`` that is over."""
         assert self._operation.statuses
         return int(self._operation.statuses[0].source)
 
@@ -197,7 +197,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._begin("allgather", steps(), outputs)
 
     def _row(self, mine: BufferPart, all_: BufferPart) -> Any:
-        """What this rank gives: where FSDP2 gathers, it is in its place already.
+        """Return this rank's contribution: where FSDP2 gathers, it is in its place already.
 
         MPI forbids memory that is given and taken at once; MPICH refuses it.
         """

@@ -1,4 +1,4 @@
-"""What hpcdet says in a rank's log. A log that takes no more (disk full, quota) ends nothing."""
+"""Lines of hpcdet in a rank's log. A log that takes no more (disk full, quota) ends nothing."""
 
 from __future__ import annotations
 

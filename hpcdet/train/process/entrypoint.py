@@ -1,4 +1,4 @@
-"""What a config's ``entrypoint`` means: a trial's class, a Python script, or any other command.
+"""The meaning of a config's ``entrypoint``: a trial's class, a Python script, or a command.
 
 ``python3`` without a folder is the interpreter that runs this; one that is named by its path, or
 as another version, is meant as it is.
@@ -23,7 +23,7 @@ _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 @dataclass(frozen=True)
 class Entrypoint:
-    """What is to be run.
+    """The parsed entrypoint.
 
     Attributes:
         kind: ``class`` (``module:Class``), ``script`` (of Python, in this process),
@@ -42,7 +42,7 @@ class Entrypoint:
 
 
 def parse(entrypoint: str | Sequence[str], env: Mapping[str, str] = os.environ) -> Entrypoint:
-    """What an entrypoint means for this process."""
+    """Parse an entrypoint for this process."""
     if isinstance(entrypoint, str) and launchers.CLASS.fullmatch(entrypoint):
         return Entrypoint("class", (entrypoint,))
     argv = launchers.words(entrypoint)

@@ -1,4 +1,4 @@
-"""What a rank owes to the launcher that started it."""
+"""The duties of a rank to the launcher that started it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _watch(parent: int) -> None:
 
 
 def say_goodbye() -> None:
-    """End an MPI that somebody here has started: else the launcher takes a good end for a crash.
+    """Finalize an MPI that was started here: else the launcher takes a good end for a crash.
 
     Returns when all ranks are about to end well; with those that crash, the launcher ends this one.
     """

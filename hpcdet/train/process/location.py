@@ -1,4 +1,4 @@
-"""Where the files of this process's attempt are, and who says so: its environment."""
+"""The location of this process's attempt, from its environment."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def keep(environment: Mapping[str, str] = os.environ) -> bool:
-    """Keep up to 1 GiB that lies free; False where that cannot be said, or the user has said it.
+    """Keep up to 1 GiB of freed memory; False if that cannot be set, or the user has set it.
 
     Where another allocator than glibc's is loaded, nothing changes.
     """

@@ -1,4 +1,4 @@
-"""Which rank this process is, from what its launcher says."""
+"""The rank of this process, from its launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Ranks:
         return self.rank == 0
 
     def variables(self) -> dict[str, str]:
-        """What torch's launcher would have set for this rank."""
+        """Return the variables that torch's launcher would have set for this rank."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world),
@@ -56,7 +56,7 @@ class Ranks:
 
     @staticmethod
     def from_environment(env: Mapping[str, str] = os.environ) -> Ranks:
-        """What the launcher says; alone, one rank of one.
+        """Return the ranks by the launcher's variables; without any, one rank of one.
 
         A Slurm step sets ``SLURM_STEP_ID`` (a batch script's own processes have the rest of
         ``SLURM_*`` without being ranks of anything).

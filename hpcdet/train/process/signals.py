@@ -23,7 +23,7 @@ def _hear(number: int, _frame: FrameType | None) -> None:
 
 
 def install() -> None:
-    """Hear notices from now on; those that were blocked until now are heard at once.
+    """Take notices from now on; those that were blocked until now arrive at once.
 
     Python takes its handlers away at its very end: one that comes then is nobody's.
     """
@@ -60,5 +60,5 @@ def heard_at() -> float | None:
 
 
 def forget() -> None:
-    """As if nothing had been heard: for a process that goes on with something else."""
+    """Forget all notices: for a process that goes on with something else."""
     _heard.clear()

@@ -1,4 +1,4 @@
-"""What an accelerator spends on each phase, sampled without ever waiting for it.
+"""The time that an accelerator spends on each phase, sampled without waiting for it.
 
 The host runs ahead of an accelerator: its clock says when work was asked for, not when it was
 done. So one step in so many is marked by events in the accelerator's own stream, which are read

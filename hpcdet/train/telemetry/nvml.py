@@ -1,4 +1,4 @@
-"""What an NVIDIA accelerator says of itself, asked of the driver's own library: no package."""
+"""The state of an NVIDIA accelerator, read from the driver's own library."""
 
 from __future__ import annotations
 

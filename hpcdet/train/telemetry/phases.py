@@ -42,7 +42,7 @@ class Phases:
         self._spent: defaultdict[str, float] = defaultdict(float)
 
     def switch(self, phase: str) -> str:
-        """What follows belongs to ``phase``. Returns the one before, to go back to."""
+        """Begin ``phase``; return the one before, to go back to."""
         now = self._clock()
         before = self._phase
         self._spent[before] += now - self._since

@@ -1,4 +1,4 @@
-"""Where the time of one rank went, and what it used: told to a journal from time to time.
+"""Where the time of one rank went, and what it used: recorded in a journal now and then.
 
 Rank 0 tells it to the attempt's journal, every other rank to one of its own. A record is the sum
 of some seconds, ten at first; the longer an attempt lasts the longer they get, so that a month
@@ -133,7 +133,7 @@ class Profile:
         self._counted += samples
 
     def begin_batch(self) -> None:
-        """What a step does begins, for who times the accelerator."""
+        """Begin the work of a step, for the timer of the accelerator."""
         if self.watch is not None:
             self.phases.mark = self.watch
         elif self._device is not None:
@@ -184,7 +184,7 @@ class Profile:
         self._begin_period(units, self._clock())
 
     def close(self, units: _Units | None) -> None:
-        """The attempt ends; where it does so by an error, what was not told is dropped."""
+        """End the attempt; what was not recorded yet is dropped if it ends by an error."""
         if self._sampler is not None:
             self._sampler.stop()
             if units is not None:

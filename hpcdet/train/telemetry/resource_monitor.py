@@ -1,4 +1,4 @@
-"""What a rank uses of its machine, looked at once a second by a thread of its own.
+"""A rank's use of its machine, sampled once a second by a thread of its own.
 
 A look is a few reads of files in memory (0.3 ms): nobody waits for it, and what cannot be read
 is left out.
@@ -106,7 +106,7 @@ class Processes:
         }
 
     def _used(self) -> dict[int, tuple[float, float, float, float]]:
-        """Of each process: seconds of CPU, resident bytes, bytes read and written."""
+        """For each process: seconds of CPU, resident bytes, bytes read and written."""
         found = {}
         for pid in self._family():
             with contextlib.suppress(OSError, IndexError):  # it has just ended

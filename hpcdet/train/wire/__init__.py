@@ -32,7 +32,7 @@ __all__ = ["DEEPEST", "MOST_BYTES", "Garbled", "Unsendable", "copied", "decode",
 
 
 def copied(value: Any) -> Any:
-    """What another rank would get.
+    """Return the value as another rank would get it.
 
     Raises:
         Unsendable, UsageError: as ``encode``.

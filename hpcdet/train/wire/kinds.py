@@ -1,4 +1,4 @@
-"""What messages are made of, as both sides have it."""
+"""The parts that messages consist of, the same on both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages as values; whatever a message says, reading it does no harm."""
+"""Decoding of messages; no message, however malformed, does harm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNREADABLE = (
 
 
 class Garbled(IntegrityError):
-    """What has come is no message: it was damaged, or is not from a rank of this version."""
+    """Raised for bytes that are no message: damaged, or from a rank of another version."""
 
 
 def decode(message: bytearray | memoryview) -> Any:
