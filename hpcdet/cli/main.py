@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import itertools
 import json
 import os
 import signal
@@ -177,7 +178,7 @@ def _wants_json(argv: Sequence[str]) -> bool:
         word == "--json"
         or word.startswith(("-ojson", "--output=json"))
         or (word in ("-o", "--output") and value in ("json", "jsonl"))
-        for word, value in zip(argv, [*argv[1:], ""], strict=True)
+        for word, value in itertools.pairwise([*argv, ""])
     )
 
 
