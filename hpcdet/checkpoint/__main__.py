@@ -107,7 +107,7 @@ def _look(folder: Path, command: str) -> int:
 
 
 class _Seen:
-    """Says from time to time how many bytes of a checkpoint have been checked."""
+    """Reports from time to time how many bytes of a checkpoint have been checked."""
 
     def __init__(self, folder: Path) -> None:
         self._path = str(folder)
@@ -196,7 +196,7 @@ def _sweep(experiment: ExperimentPaths, dry_run: bool) -> int:
 
 
 def _drain(experiment: ExperimentPaths, number: int, attempt: int) -> int:
-    """For a worker whose ranks have ended: the journal of their attempt is nobody's but ours."""
+    """Drain staged checkpoints for a worker whose ranks have ended, into their journal."""
     trial = experiment.trial(number)
     where = resolved_config.load(experiment.config).checkpoint_storage.local_staging
     if where is None:

@@ -325,7 +325,7 @@ class CheckpointContext:
         return state
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        """What was given as ``metadata``."""
+        """Return the ``metadata`` that was given when the checkpoint was stored."""
         for one in checkpoint.committed(*self._session.keeper.places):
             if one.name == storage_id:
                 return dict(one.meta.get("metadata", {}))
@@ -345,7 +345,7 @@ def _units(manifest: Manifest) -> Units:
 
 
 def _state(loaded: LoadedState) -> Any:
-    """What a loop of one's own has saved.
+    """Return the state that a user's own loop has saved.
 
     Raises:
         Unrecoverable: it is the state of a ``PyTorchTrial``.

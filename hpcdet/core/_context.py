@@ -110,7 +110,7 @@ class Context:
     def alert(
         self, title: str | None = None, description: str | None = None, level: str | None = "info"
     ) -> None:
-        """A word for people, once it matters: in the log, and in ``hpcdet events``; rank 0's.
+        """Alert people, in the log and in ``hpcdet events``; rank 0's counts, once.
 
         Args:
             level: Determined's: ``debug``, ``info``, ``warn`` or ``error``.

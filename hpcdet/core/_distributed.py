@@ -63,7 +63,7 @@ class DistributedContext:
 
     @classmethod
     def of(cls, ranks: Ranks, peers: Peers | None = None) -> DistributedContext:
-        """That of this process's ranks.
+        """Make the context of this process's ranks.
 
         Args:
             peers: None before ``core.init`` has brought the ranks together.
@@ -86,12 +86,12 @@ class DistributedContext:
 
     @classmethod
     def from_deepspeed(cls, chief_ip: str | None = None) -> DistributedContext:
-        """As ``from_torch_distributed``."""
+        """Same as ``from_torch_distributed``."""
         return cls.of(Ranks.from_environment())
 
     @classmethod
     def from_horovod(cls, hvd: Any, chief_ip: str | None = None) -> DistributedContext:
-        """As ``from_torch_distributed``."""
+        """Same as ``from_torch_distributed``."""
         return cls.of(Ranks.from_environment())
 
     def join(self, peers: Peers) -> None:

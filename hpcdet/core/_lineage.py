@@ -1,4 +1,4 @@
-"""``context.experimental``: what a trial that only reads a model says of it."""
+"""``context.experimental``: reports of a trial that only reads a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpcdet.train.attempt.session import Session
 
 
 class ExperimentalCoreContext:
-    """Determined's. What is said stands in the journal; ``hpcdet events`` tells it."""
+    """Determined's. Reports are kept in the journal; ``hpcdet events`` shows them."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""What several ranks say of a folder that they store together, as Determined merges it."""
+"""Metadata of a folder that several ranks store together, merged as Determined does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpcdet.errors import UsageError
 
 
 def merged(everyone: Sequence[Mapping[str, Any]], within: str = "") -> dict[str, Any]:
-    """What each rank says, in one; dicts of the same key become one, too.
+    """Merge the metadata of all ranks; dicts of the same key are merged, too.
 
     Args:
         within: the key, with dots, under which all of it lies.

@@ -8,7 +8,7 @@ from hpcdet.errors import UsageError
 
 
 class PreemptMode(enum.Enum):
-    """Who calls ``should_preempt``: here every rank, after every step (``WorkersAskChief``)."""
+    """The ranks that call ``should_preempt``: here all, after every step (``WorkersAskChief``)."""
 
     WorkersAskChief = "WORKERS_ASK_CHIEF"
     ChiefOnly = "CHIEF_ONLY"
@@ -16,21 +16,21 @@ class PreemptMode(enum.Enum):
 
 
 class DownloadMode(enum.Enum):
-    """Who downloads a checkpoint: here each rank reads for itself, from the shared folder."""
+    """The ranks that download a checkpoint: here each reads for itself, from the shared folder."""
 
     LocalWorkersShareDownload = "LOCAL_WORKERS_SHARE_DOWNLOAD"
     NoSharedDownload = "NO_SHARED_DOWNLOAD"
 
 
 class TensorboardMode(enum.Enum):
-    """Who looks after files for TensorBoard: here nobody has to, they lie in the trial's folder."""
+    """The ranks that handle files for TensorBoard: here none; they lie in the trial's folder."""
 
     AUTO = "AUTO"
     MANUAL = "MANUAL"
 
 
 class SearcherMode(enum.Enum):
-    """Who asks the searcher: here every rank knows the length."""
+    """The ranks that ask the searcher: here every rank knows the length."""
 
     WorkersAskChief = "WORKERS_ASK_CHIEF"
     ChiefOnly = "CHIEF_ONLY"
@@ -45,7 +45,7 @@ class Unit(enum.Enum):
 
 
 def check(mode: object, world: int) -> None:
-    """Whether several ranks can ask as a mode says.
+    """Refuse a mode in which only some of several ranks ask.
 
     Raises:
         UsageError: they agree on when to leave, so that all of them must ask.

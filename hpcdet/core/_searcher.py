@@ -26,7 +26,7 @@ class SearcherOperation:
         self._session.tracker.record("fraction", value=float(fraction))
 
     def report_completed(self, searcher_metric: float) -> None:
-        """Determined's: the length is reached, also where no metric says so in its unit.
+        """Report that the length is reached (Determined's), also where no metric shows it.
 
         The metric counts that was reported by ``report_validation_metrics``.
         """
@@ -42,12 +42,12 @@ class SearcherContext:
 
     @property
     def until(self) -> Length | None:
-        """Length at which this trial ends; None if nobody has said. It may grow meanwhile."""
+        """Length at which this trial ends; None if there is none. It may grow meanwhile."""
         return self._session.until
 
     @property
     def horizon(self) -> Length | None:
-        """The whole training, as it was submitted; None if nobody has said.
+        """The whole training, as it was submitted; None if it has no length.
 
         The same in every attempt, however often the trial is paused and goes on: what a schedule
         of learning rates has to span.
@@ -61,7 +61,7 @@ class SearcherContext:
         return self._session.rungs
 
     def length(self, default: int) -> int:
-        """The value of ``until``, or a default where nobody has said."""
+        """The value of ``until``, or a default where there is none."""
         return self._session.until.value if self._session.until else default
 
     def operations(

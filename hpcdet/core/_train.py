@@ -96,7 +96,7 @@ class TrainContext:
         raise SystemExit(0)
 
     def set_status(self, status: str) -> None:
-        """A word on what is going on, for people."""
+        """Set a line on what is going on, for people."""
         self._session.tracker.record("status", text=str(status))
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class TrainContext:
             self.units = dataclasses.replace(self.units, batches=batches, **known)
 
     def reach(self, length: Length) -> None:
-        """The trial is so far, whatever it has said; its last validation was that far, too."""
+        """Record how far the trial is, whatever it reported; its last validation was that far."""
         if length.unit != "batches" and not self.units.reached(length):
             self.units = dataclasses.replace(self.units, **{length.unit: length.value})
             at, metrics = self.validation
@@ -184,6 +184,6 @@ class TrainContext:
         return metric
 
     def searcher_metric(self, step: int) -> float | None:
-        """As of ``worth``, if the trial was validated at this very step."""
+        """The metric of ``worth``, if the trial was validated at this very step."""
         at, metrics = self.validation
         return worth(self._session.config.searcher, metrics, self.units) if at == step else None

@@ -32,7 +32,7 @@ class VirtualContext:
 
     @property
     def count(self) -> int:
-        """Of all ranks together."""
+        """Number of virtual ranks of all ranks together."""
         self.used = True
         return self._virtual.count
 
@@ -45,7 +45,7 @@ class VirtualContext:
     def sum(
         self, step: int, compute: Callable[[int], Sequence[torch.Tensor]]
     ) -> list[torch.Tensor]:
-        """What all virtual ranks compute, summed in an order that is always the same; on all ranks.
+        """Sum the results of all virtual ranks, always in the same order; on all ranks.
 
         Args:
             step: it and the virtual rank seed all random generators, those registered included.

@@ -1,4 +1,4 @@
-"""What Determined 0.38 has and hpcdet has not: why, and what there is in its place.
+"""Names of Determined 0.38 that hpcdet does not have: why, and what replaces them.
 
 By the names they have there; a module's sentence is that of all it holds.
 """

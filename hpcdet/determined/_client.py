@@ -1,4 +1,4 @@
-"""What there is in place of ``determined.experimental.client``: a command for each of its names.
+"""Replacements for ``determined.experimental.client``: a command for each of its names.
 
 hpcdet has no Python API to experiments yet; what has no place without a server says so.
 """

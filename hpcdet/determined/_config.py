@@ -42,7 +42,7 @@ class ExperimentConfig(dict[str, Any]):
         return int(found) if found else None
 
     def get_entrypoint(self) -> str | list[str]:
-        """As it is written in the config."""
+        """The entrypoint, as it is written in the config."""
         return self["entrypoint"]  # type: ignore[no-any-return]
 
     def get_optimizations_config(self) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class ClusterInfo:
 
     @property
     def gpu_uuids(self) -> list[str]:
-        """What ``CUDA_VISIBLE_DEVICES`` names; empty on a CPU."""
+        """The devices in ``CUDA_VISIBLE_DEVICES``; empty on a CPU."""
         return [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
 
     @property
@@ -90,12 +90,12 @@ class ClusterInfo:
         return self.trial
 
     def __getattr__(self, name: str) -> Any:
-        """What Determined's has beside: a master, its tokens."""
+        """Refuse Determined's other attributes by name: a master, its tokens."""
         raise AttributeError(f"there is no {name}: hpcdet has neither master nor containers")
 
 
 def get_cluster_info() -> ClusterInfo | None:
-    """What this process is part of; None outside hpcdet."""
+    """The experiment, trial and allocation of this process; None outside hpcdet."""
     place = AttemptLocation.from_environment()
     record = Trial.read(place.trial.record) if place else None
     if place is None or place.experiment is None or record is None:

@@ -104,7 +104,7 @@ class Position(Sampler[list[Key]]):
         self.epoch, self.skip = epoch, skip
 
     def set_epoch(self, epoch: int) -> None:
-        """What frameworks call before each pass."""
+        """Set the epoch; frameworks call this before each pass."""
         if epoch != self.epoch:
             self.set(epoch, 0)
 

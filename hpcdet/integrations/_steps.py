@@ -1,4 +1,4 @@
-"""What hpcdet does before and after each step of a loop that belongs to a framework.
+"""The duties of hpcdet before and after each step of a framework's loop.
 
 Saving happens at the begin of a step, when all that follows the step before (validation, the
 turn of an epoch) is over, and random numbers are put back at the begin of the first one: the
@@ -16,7 +16,7 @@ from hpcdet.train.data import rng
 
 
 class StepCounter:
-    """Asked by an adapter at the begin of each step, told at its end. All ranks together.
+    """Asked by an adapter at the begin of each step, notified at its end. All ranks together.
 
     Attributes:
         state: what the newest checkpoint holds, after ``restore``; None at the beginning.

@@ -205,7 +205,7 @@ class Environment(ClusterEnvironment):
 
 
 class Journal(Logger):
-    """What a module logs, in hpcdet's journal."""
+    """Metrics that a module logs, in hpcdet's journal."""
 
     def __init__(self, context: core.Context) -> None:
         super().__init__()

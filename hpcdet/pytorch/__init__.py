@@ -1,4 +1,4 @@
-"""Determined's PyTorch API: a ``PyTorchTrial`` says what to train, the ``Trainer`` does the rest.
+"""Determined's PyTorch API: a ``PyTorchTrial`` defines the training, the ``Trainer`` runs it.
 
     class MyTrial(pytorch.PyTorchTrial): ...
 

@@ -1,4 +1,4 @@
-"""Running a trial's class or a Python script in this process, which hears signals already."""
+"""Running a trial's class or a Python script in this process, which takes signals already."""
 
 from __future__ import annotations
 

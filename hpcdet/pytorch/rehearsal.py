@@ -55,7 +55,7 @@ def rehearse(experiment: Path, trial: int) -> int:
 
 
 def _failed(paths: ExperimentPaths, number: int) -> bool:
-    """Run one attempt in a process of its own; whether it failed, which is said then."""
+    """Run one attempt in a process of its own; print its error and return True if it failed."""
     place = AttemptLocation.of(paths.root, 1, number)
     Control("run", Length("batches", number)).write_once(place.trial.control(number))
     sys.stdout.flush()

@@ -34,7 +34,7 @@ class Trainer:
         test_mode: bool = False,
         profiling_enabled: bool = False,
     ) -> None:
-        """Train until the length the searcher asks for, or ``max_length`` where nobody asks.
+        """Train until the searcher's length is reached, or ``max_length`` where there is none.
 
         Goes on from the trial's newest valid checkpoint by itself. Returns when the length is
         reached and validated, or when it is time to leave (``context.core.preempt.cause``);

@@ -93,7 +93,7 @@ class Layout:
 
 @functools.lru_cache(maxsize=1 << 14)
 def digest_head(kind: str, dtype: str, shape: tuple[int, ...]) -> bytes:
-    """What the digest of a leaf begins with, before its bytes."""
+    """Return the bytes that precede a leaf's own in its digest."""
     return files.canonical([kind, dtype, list(shape)]) + b"\n"
 
 
@@ -107,7 +107,7 @@ def _row(extent: Extent) -> str:
 
 
 def _table_text(frame: str, rows: Sequence[str], digests: Sequence[str]) -> bytes:
-    """As ``files.canonical({"frame": frame, "leaves": [row + [digest], …]})``."""
+    """Equal to ``files.canonical({"frame": frame, "leaves": [row + [digest], …]})``."""
     lines = ",".join([f'{row}{digest}"]' for row, digest in zip(rows, digests, strict=True)])
     return f'{{"frame":"{frame}","leaves":[{lines}]}}'.encode()
 

@@ -214,7 +214,7 @@ class Image:
 
 
 class _Chunk(NamedTuple):
-    """What is copied at once.
+    """The leaves that are copied at once.
 
     Attributes:
         upto: everything below this offset is there afterwards.

@@ -29,7 +29,7 @@ from hpcdet.store.trials.standing import MANIFEST
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is.
+    """The description of one checkpoint.
 
     Attributes:
         name: of its folder, ``00003000.g2``.
@@ -73,7 +73,7 @@ class Manifest:
         return position(self.name)[1]
 
     def record(self) -> dict[str, Any]:
-        """What a journal says of it, as far as the manifest knows."""
+        """Return the journal's record of the checkpoint, as far as the manifest knows it."""
         return {
             "name": self.name,
             "step": self.step,
@@ -166,7 +166,7 @@ def names(checkpoints: Path) -> list[str]:
 
 
 def current(*places: Path) -> list[str]:
-    """As ``names``, without those that a user left behind when he began again from before.
+    """Like ``names``, without those that a user left behind when he began again from before.
 
     Args:
         places: ``TrialPaths.checkpoint_places``; what is in several of them is given once.

@@ -57,7 +57,7 @@ def strays(checkpoints: Path, origin: str) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint, so that nobody takes it and somebody can look at it.
+    """Rename a damaged checkpoint: no reader takes it, and a person can look at it.
 
     Returns:
         Where it is now; ``path`` itself where the folder above is read-only.

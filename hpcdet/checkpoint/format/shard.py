@@ -45,7 +45,7 @@ class Shard:
     root: str
 
     def encode(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the record as JSON."""
         return asdict(self) | {"table": list(self.table)}
 
     @staticmethod
@@ -61,7 +61,7 @@ def file_name(rank: int, world: int) -> str:
 
 
 def frozen_name(rank: int, world: int) -> str:
-    """Of the file of what stays the same: ``rank-00003-of-00008.frozen.h5``"""
+    """Name of the file of unchanged leaves: ``rank-00003-of-00008.frozen.h5``"""
     return f"rank-{rank:05d}-of-{world:05d}.frozen.h5"
 
 
@@ -167,7 +167,7 @@ def persist(
 
 
 def _digests(image: Image, filled: Filled, plan: Layout) -> list[str]:
-    """Of all leaves, in their order; made in that in which the image is filled.
+    """Digests of all leaves, in their order; made in the order in which the image is filled.
 
     Training goes on meanwhile: what is done for each leaf is little, for Python does one thing at
     a time.

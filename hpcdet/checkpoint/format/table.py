@@ -33,7 +33,7 @@ _MOST_AXES = 32
 
 @dataclass(frozen=True)
 class TableRow:
-    """What the table says of a range of bytes: a leaf and its digest, or that it is a hole."""
+    """One row of the table: a range of bytes that is a leaf with its digest, or a hole."""
 
     start: int
     end: int
@@ -53,7 +53,7 @@ class RankTable:
 
 
 def parse(text: bytes, place: tuple[int, int], size: int) -> RankTable:
-    """What the text of a table says.
+    """Parse the text of a table.
 
     Args:
         place: offset and length of the table in the file.

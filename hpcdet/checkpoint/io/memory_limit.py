@@ -39,7 +39,7 @@ def _limits(own: Path, cgroups: Path) -> Iterator[int]:
 
 
 def _above(mount: Path, group: str, names: tuple[str, str, str]) -> Iterator[int]:
-    """What is left in a group and in those above it; in a container only its own may be seen."""
+    """Memory left in a group and in those above it; in a container only its own may be visible."""
     folder = mount / group.lstrip("/")
     while True:
         limit, used = _number(folder / names[0]), _number(folder / names[1])

@@ -44,7 +44,7 @@ class Scratch:
         return whole[:size]
 
     def give_back(self, memory: Bytes) -> None:
-        """Nobody looks at this memory any more."""
+        """Give back a buffer that has no reader any more."""
         whole = self._lent.pop(memory.ctypes.data, None)
         if whole is not None:
             self._free.append(whole)

@@ -29,7 +29,7 @@ KEEP = 2
 
 @dataclass(frozen=True)
 class Drained:
-    """What one round came to.
+    """The result of one round.
 
     Attributes:
         copied: what is on scratch now.

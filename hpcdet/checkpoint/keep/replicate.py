@@ -35,7 +35,7 @@ class ReplicationStopped(Exception):
 
 @dataclass(frozen=True)
 class Secured:
-    """What one round came to.
+    """The result of one round.
 
     Attributes:
         copied: names of the checkpoints that now have a copy.
@@ -174,7 +174,7 @@ def _sweep(
 
 
 def say(error: Exception) -> str:
-    """What went wrong with a copy."""
+    """Describe what went wrong with a copy."""
     if isinstance(error, OSError):
         return f"{error.strerror or error} ({error.filename})" if error.filename else str(error)
     return str(error)

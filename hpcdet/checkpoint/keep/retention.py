@@ -92,7 +92,7 @@ def keep(
     resume: Mapping[int, int] | int = 0,
     protected: Collection[Key] = (),
 ) -> dict[Key, list[str]]:
-    """What is kept, and why.
+    """Choose the checkpoints to keep, each with its reasons.
 
     A pure function. Only validated checkpoints can be best; of equal ones the older wins, and
     NaN never does.
@@ -156,7 +156,7 @@ def superseded(
 
 
 def pinned(experiment: ExperimentPaths, trials: Collection[int]) -> set[Key]:
-    """The checkpoints of these trials that somebody has pinned."""
+    """The checkpoints of these trials that users have pinned."""
     return {(number, name) for number in trials for name in pins.pinned(experiment.trial(number))}
 
 
@@ -241,5 +241,5 @@ def sweep(
 
 
 def ended(experiment: ExperimentPaths) -> list[int]:
-    """Trials that nobody trains and that have nothing left to do."""
+    """Trials that no worker trains and that have nothing left to do."""
     return [t.number for t in experiment.trials() if standing(t).state in ("done", "stopped")]

@@ -146,7 +146,7 @@ class Piece:
             self._hashed.set()
 
     def give_up(self) -> None:
-        """Nobody will work on it: those after it are not to wait."""
+        """Give the piece up: those after it do not wait for it."""
         self._hashed.set()
 
     def _is_large(self, part: Range) -> bool:

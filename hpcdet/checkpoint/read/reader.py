@@ -42,7 +42,7 @@ _BRIDGE = 128 << 10
 
 
 class Use(enum.Enum):
-    """What a reader wants of a leaf."""
+    """The use that a reader makes of a leaf."""
 
     SKIP = enum.auto()
     CHECK = enum.auto()
@@ -112,7 +112,7 @@ def _has_threads(pool: ThreadPoolExecutor) -> bool:
 
 
 class _Wanted:
-    """What a reader wants: ``use`` and ``into`` of ``read``."""
+    """The request of a reader: ``use`` and ``into`` of ``read``."""
 
     def __init__(
         self, use: Callable[[Shard, Leaf], Use], into: Callable[[], Mapping[str, Leaf]]
@@ -121,7 +121,7 @@ class _Wanted:
         self._into = functools.cache(into)
 
     def parts(self, file: RankFile) -> Iterator[Range]:
-        """What is wanted of a file, ascending; among it all its holes."""
+        """The wanted ranges of a file, ascending, all its holes included."""
         wanted = self._wanted(file)
         first: list[tuple[TableRow, Use]] = []
         for each in wanted:
@@ -151,7 +151,7 @@ def _pieces(
     files: contextlib.ExitStack,
     scratch: Scratch,
 ) -> Iterator[Piece]:
-    """What is to be read; a file is opened, and memory taken, when its turn comes."""
+    """The pieces to read; a file is opened, and memory taken, when its turn comes."""
     for shard in shards:
         file = RankFile(folder / shard.file, shard)
         files.callback(file.close)

@@ -26,6 +26,6 @@ def partition(leaves: Sequence[Leaf], world: int) -> list[list[Leaf]]:
 
 
 def share(leaves: Sequence[Leaf], rank: int, world: int) -> list[Leaf]:
-    """What a rank writes: its share of the leaves that all have, and its parts of the others."""
+    """The leaves that a rank writes: its share of the common ones, and its parts of the others."""
     mine = {leaf.name for leaf in partition(leaves, world)[rank]}
     return [leaf for leaf in leaves if leaf.name in mine or (leaf.part and leaf.shape[0])]

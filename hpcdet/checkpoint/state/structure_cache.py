@@ -1,4 +1,4 @@
-"""What trees have in common that differ in their data only, as those of one save and the next.
+"""The structure that successive saves share, kept apart from their data.
 
 To take a tree apart (``tree.encode``) takes a while for thousands of tensors, and training waits
 for it. A *pattern* remembers what came of a tree: where there are leaves, of which types and
@@ -43,7 +43,7 @@ _Text = list[str | _Slot]
 
 @dataclass(frozen=True)
 class Content:
-    """What a tree says (``tree.content``), but for the digests. It keeps no leaf alive."""
+    """The content of a tree (``tree.content``) without its digests. It keeps no leaf alive."""
 
     _parts: Sequence[str | _Slot]
     _plain: Sequence[_Said]
@@ -62,7 +62,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Match:
-    """What a tree that fits a pattern holds.
+    """The leaves and the text of a tree that fits a pattern.
 
     Attributes:
         sources: of the leaves, in the order that ``tree.encode`` gives them.
@@ -80,14 +80,14 @@ class _Differs(Exception):
 
 @dataclass
 class _Found:
-    """What has been met on the way through a tree."""
+    """The nodes met on the way through a tree."""
 
     sources: list[Any]
     plain: list[tuple[_Plain, Any]]
 
 
 class Pattern:
-    """Of a tree and what came of it.
+    """The structure of a tree and the result of encoding it.
 
     Raises:
         ValueError: there can be none: it has parts of tensors, or keys that are not known by
@@ -117,7 +117,7 @@ class Pattern:
         self._known_others = [_of_other(sources[n]) for n in self._others]
 
     def match(self, value: Any) -> Match | None:
-        """What is in a tree, if it fits."""
+        """Return the leaves and the text of a tree; None if it does not fit."""
         try:
             found = self._collect(value)
         except _Differs:
@@ -198,7 +198,7 @@ class _Plain:
         found.plain.append((self, value))
 
     def said(self, value: Any) -> _Said:
-        """What a value says, which may be another one than before."""
+        """Return the content of a value, which may differ from the one before."""
         last, said = self._last
         now = _exactly(value)
         if now is None or now != last:
@@ -213,7 +213,7 @@ class _Plain:
 
 
 class _Said:
-    """What a value without leaves says; ``text`` is that of its skeleton."""
+    """The content of a value without leaves; ``text`` is that of its skeleton."""
 
     def __init__(self, skeleton: Any) -> None:
         self.text = tree.to_text(skeleton).decode()
@@ -292,7 +292,7 @@ class _Pairs:
 
 
 class _Made(NamedTuple):
-    """A node, the text of its skeleton, and what it says."""
+    """A node, the text of its skeleton, and its content."""
 
     node: _Node
     text: _Text
@@ -313,7 +313,7 @@ class _Maker:
         self._look([skeleton])
 
     def _look(self, skeleton: Any) -> bool:
-        """Whether there are leaves in it; ``_holding`` is told of all its parts."""
+        """Return True if a skeleton contains leaves; record all its parts in ``_holding``."""
         inner = skeleton
         if isinstance(skeleton, dict):
             inner = () if next(iter(skeleton)) in _LEAVES else skeleton.values()
@@ -324,7 +324,7 @@ class _Maker:
         return holds
 
     def node(self, value: Any, skeleton: Any, path: str) -> _Made:
-        """That of a value, the text of its skeleton, and what it says."""
+        """Return the node of a value, the text of its skeleton, and its content."""
         if id(skeleton) not in self._holding:
             slot: _Text = [_Slot("", self._plain)]
             self._plain += 1

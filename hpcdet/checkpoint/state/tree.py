@@ -68,7 +68,7 @@ def rows(count: int, rank: int, world: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Part:
-    """Of what a leaf is a part: the ``shape`` of the whole, and the leaf's first row in it."""
+    """The place of a leaf in a whole tensor: the whole's ``shape``, and the leaf's first row."""
 
     shape: tuple[int, ...]
     start: int
@@ -331,7 +331,7 @@ def from_text(text: bytes) -> Any:
 
 
 def content(skeleton: Any, digest: Callable[[str], str]) -> bytes:
-    """What a tree says, as bytes that do not depend on how it lies in files.
+    """Return a tree's content, as bytes that do not depend on how it lies in files.
 
     Equal trees give equal bytes: dictionaries in any order, tied tensors or equal copies.
     ``digest`` gives a leaf's digest by its name.
@@ -368,6 +368,6 @@ def _name_text(key: str) -> bytes:
 
 
 def structure(leaves: tuple[Leaf, ...]) -> Iterator[tuple[str, str, str, tuple[int, ...]]]:
-    """What all ranks must agree on: names, types and shapes of the leaves."""
+    """The structure that all ranks must agree on: names, types and shapes of the leaves."""
     for leaf in leaves:
         yield leaf.name, leaf.kind, leaf.dtype, leaf.part.shape if leaf.part else leaf.shape

@@ -1,4 +1,4 @@
-"""What one rank writes of a state: its leaves, where they lie in its file, what it reports.
+"""The plan of one rank's part of a save: its leaves, their places in its file, its report.
 
 The structure of a state hardly ever changes from save to save. All that follows from it alone is
 worked out once: it is what training waits for.
@@ -49,7 +49,7 @@ class File:
 
 @dataclass(frozen=True)
 class Outline:
-    """What follows from the structure of a state.
+    """The consequences of a state's structure, worked out once.
 
     Attributes:
         leaves: of the shared and the private state and of their skeletons, without data.
@@ -89,7 +89,7 @@ class PlannedPart:
         return replace(self, sources=())
 
     def report(self, written: Sequence[Written], wholes: Mapping[str, str]) -> Report:
-        """What rank 0 is told once the files are there.
+        """Return the report to rank 0, once the files are there.
 
         Args:
             wholes: digests of tensors that lie in parts, by name, as far as this rank knows them.
@@ -140,7 +140,7 @@ def take_apart(
 
 @dataclass(frozen=True)
 class _Apart:
-    """A tree taken apart: its leaves and their sources, its skeleton's text, and what it says."""
+    """A tree taken apart: its leaves and their sources, its skeleton's text, and its content."""
 
     leaves: Sequence[Leaf]
     sources: Sequence[Any]
@@ -173,7 +173,7 @@ def _apart(value: Any, name: str) -> _Apart:
 
 
 class _Seen:
-    """What is remembered of the trees of one name.
+    """The patterns remembered for the trees of one name.
 
     Attributes:
         patterns: the latest last. Few: each may be looked at in vain.
@@ -206,7 +206,7 @@ _lock = threading.Lock()
 def _outline(
     leaves: tuple[Leaf, ...], common: int, rank: int, world: int, frozen: frozenset[str]
 ) -> Outline:
-    """That of a structure; ``common``: how many of the leaves, the first, are shared."""
+    """Return the outline of a structure; the first ``common`` leaves are shared."""
     with _lock:
         for known in reversed(_outlines):
             same = (known.rank, known.world, known.frozen) == (rank, world, frozen)
@@ -243,7 +243,7 @@ def _text(name: str, text: bytes) -> Leaf:
 
 
 def digest_of_private(content: bytes) -> str:
-    """Digest of one rank's private state, given what it says; "" for an empty one."""
+    """Digest of one rank's private state, given its content; "" for an empty one."""
     return "" if content == b'{"dict":[]}' else digest(content)
 
 

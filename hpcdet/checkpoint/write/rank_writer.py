@@ -80,7 +80,7 @@ def _reported(
     found: Mapping[str, str],
     frozen: Frozen | None,
 ) -> Report:
-    """What rank 0 is told of files that are there."""
+    """Return the report to rank 0 of files that are there."""
     if frozen is not None:
         second = written[1].shard if len(written) > 1 else None
         leaves = (part.outline.leaves[n] for file in part.files for n in file.chosen)
@@ -91,7 +91,7 @@ def _reported(
 def begun(
     folder: Path, part: PlannedPart, image: Image, frozen: Frozen | None, split: Wholes, taken: bool
 ) -> tuple[Callable[[], Report], bool]:
-    """What is left to be done once this rank's state may change again, and whether it was copied.
+    """Copy this rank's state; return the work left for later, and True if there is a copy.
 
     No more than the copy is done here: even to make the folder durable takes its time. Only where
     there is no copy, tensors that lie in parts are hashed from where they lie. The others wait for

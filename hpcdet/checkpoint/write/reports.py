@@ -40,7 +40,7 @@ def leave(folder: Path, rank: int, world: int, report: Mapping[str, Any]) -> Non
 
 
 def _left(path: Path, report: bytes) -> bool:
-    """Whether the report is there, or nobody waits for it any more."""
+    """Return True if the report is there, or no rank waits for it any more."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, files.FILE_MODE)

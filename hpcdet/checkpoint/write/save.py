@@ -156,7 +156,7 @@ def _with_wholes(
 
 
 def _nothing(_: Callable[[str], str]) -> bytes:
-    """What a state says that could not be taken apart; it is not asked for then."""
+    """Return the content of a state that could not be taken apart; it is not used then."""
     return b""
 
 
@@ -299,7 +299,7 @@ def begin(
 
 
 def _failure(error: Exception) -> Report:
-    """What a rank that has failed reports; it is an ``echo`` if it has because another one has."""
+    """Return the report of a rank that has failed; an ``echo`` if it failed because of another."""
     echo = isinstance(error, WholesFailed) and error.cause is None
     return {"error": _say(error)} | ({"echo": True} if echo else {})
 

@@ -1,4 +1,4 @@
-"""What stays the same from one checkpoint to the next is written once, and linked from then on.
+"""Leaves that stay the same from save to save: written once, and linked from then on.
 
 Frozen layers show in their digests: tensors that have those of the save before go into a file of
 their own. Once such a file holds what the next save would write into it, it is given another
@@ -33,7 +33,7 @@ WORTH_ALL = 1 << 20
 
 
 class Frozen:
-    """What one rank's saves have in common; for one save at a time.
+    """The memory that one rank's saves share; for one save at a time.
 
     Attributes:
         names: of the leaves that go into the file of what stays the same.

@@ -1,4 +1,4 @@
-"""``determined.experimental``: ``core_v2``; ``client`` says what there is in its place."""
+"""``determined.experimental``: ``core_v2``; ``client`` names the replacement of each function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``determined.experimental.client``: not in this version, which its import says.
+"""``determined.experimental.client``: refused by name when it is used, not when imported.
 
 Code that imports it and does not use it runs; what is used of it says why it cannot be.
 """

@@ -43,7 +43,7 @@ _context: Context | None = None
 
 @dataclass
 class Config:
-    """What counts where the script runs alone.
+    """Settings that count where the script runs alone.
 
     Attributes:
         checkpoint_storage: a folder; a dict has it as ``host_path``, and in it ``storage_path``.
@@ -108,7 +108,7 @@ def init_context(
 
 
 def init(**options: Any) -> None:
-    """As ``init_context``, for the whole module: ``train``, ``checkpoint``, … are there then."""
+    """Run ``init_context`` for the whole module: ``train``, ``checkpoint``, … exist from then on."""
     global _context
     close()
     config = options.get("config") or options.get("defaults")
@@ -165,7 +165,7 @@ def _folder(config: Config, storage: str | dict[str, Any] | None) -> str | None:
 
 
 def _alone(context: Context, config: Config | None) -> ClusterInfo:
-    """What a script that runs alone is part of."""
+    """The cluster info of a script that runs alone."""
     asked = config or Config()
     latest = context.checkpoint.latest_id()
     experiment = asked.external_experiment_id or asked.name or ""

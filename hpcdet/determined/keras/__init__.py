@@ -85,7 +85,7 @@ class DeterminedCallback(keras.callbacks.Callback):
 
 
 class TensorBoard(keras.callbacks.TensorBoard):
-    """Keras's, writing into the trial's folder, whatever ``log_dir`` says."""
+    """Keras's, writing into the trial's folder whatever ``log_dir`` is."""
 
     def __init__(self, core_context: core.Context, *args: Any, **options: Any) -> None:
         options.pop("log_dir", None)

@@ -1,4 +1,4 @@
-"""What all launchers do here: this process, which is one rank, becomes the command."""
+"""The common part of all launchers: this process, which is one rank, becomes the command."""
 
 from __future__ import annotations
 

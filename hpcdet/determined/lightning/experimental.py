@@ -17,7 +17,7 @@ __all__ = ["DetLogger"]
 
 
 class DetLogger(Logger):
-    """What the module logs is reported as training metrics.
+    """Reports the module's logged values as training metrics.
 
     Args:
         config, defaults, unmanaged, client: as of ``core_v2.init``.

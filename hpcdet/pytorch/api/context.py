@@ -135,7 +135,7 @@ class PyTorchTrialContext(TrialInfo):
         step_mode: LRScheduler.StepMode = LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP,
         frequency: int = 1,
     ) -> Any:
-        """Take a scheduler into checkpoints and step it as ``step_mode`` says.
+        """Take a scheduler into checkpoints and step it by ``step_mode``.
 
         Returns:
             The scheduler that was given.

@@ -297,7 +297,7 @@ class _Plain(Seeded):
 
 
 def _sampled(sampler: Any, seed: int, epoch: int) -> list[Any]:
-    """What a sampler gives in an epoch, drawn from seeded generators."""
+    """Draw a sampler's samples of an epoch from seeded generators."""
     sources = Sources(sampler)  # with generators of its own, which no checkpoint has
     before = sources.capture()
     try:

@@ -1,4 +1,4 @@
-"""What a trial can ask about itself: its hyperparameters, its ranks, its place in the config."""
+"""Facts for a trial about itself: its hyperparameters, its ranks, its place in the config."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TrialInfo:
 
     @property
     def device(self) -> torch.device:
-        """What this rank trains on."""
+        """The device that this rank trains on."""
         return self.core.session.device
 
     @property

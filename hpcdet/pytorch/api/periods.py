@@ -43,7 +43,7 @@ class TrainUnit:
         return any(old < point <= new for point in self.value)
 
     def length(self) -> Length:
-        """As a length of training; of a schedule, its last point."""
+        """Convert to a length of training; for a schedule, its last point."""
         return Length(self.unit, self.value if isinstance(self.value, int) else self.value[-1])
 
     @staticmethod

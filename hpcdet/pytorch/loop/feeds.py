@@ -1,4 +1,4 @@
-"""What the trainer draws its batches from, and where it is in it.
+"""The sources of the trainer's batches, and its position in them.
 
 Data with indices need no state: their position is the number of samples seen. Streams and
 foreign loaders that know their own position have a state on each rank.
@@ -43,7 +43,7 @@ class Feed(Protocol):
         """This rank's shares behind so many samples."""
 
     def state(self) -> State | None:
-        """This rank's position behind the last batch; None where ``records`` says it all."""
+        """This rank's position behind the last batch; None where ``records`` is enough."""
 
     def load(self, state: State | None) -> None:
         """Go on from a position; None: this rank has none in the checkpoint."""
@@ -119,7 +119,7 @@ def _accept(data: Any, context: PyTorchTrialContext, method: str) -> None:
 
 
 def _length(data: Any, context: PyTorchTrialContext) -> int | None:
-    """Batches in an epoch, as rank 0 counts them; None where nobody can say."""
+    """Batches in an epoch, as rank 0 counts them; None where that is unknown."""
     try:
         length = len(data)
     except TypeError:
@@ -169,7 +169,7 @@ class _Indexed:
 
 
 class _Counted:
-    """Batches that nobody has numbered: each counts as a full one, on every rank.
+    """Batches without numbers of their own: each counts as a full one, on every rank.
 
     Args:
         length: batches in an epoch; None: there are no epochs.

@@ -121,7 +121,7 @@ class Loop:
         return StepPosition(units.batches - 1, epoch, starts=starts, ends=ends, scale=1.0)
 
     def _check_registered(self) -> None:
-        """What a trial has and no checkpoint would: said, or refused, as the config wants it."""
+        """Warn of state that no checkpoint would hold, or refuse it, as the config asks."""
         found = unregistered(self._trial, self._context, self._callbacks)
         if not found:
             return
@@ -228,7 +228,7 @@ class Loop:
             tally.add(named(metrics), weight)
 
     def _boundary(self, before: Units) -> Cause | None:
-        """What is due after a batch; why to leave, if that is so."""
+        """Do what is due after a batch; return the cause to leave, if there is one."""
         plan, units = self._plan, self._progress.units
         self._core.train.units = units
         self._core.profiler.tick()

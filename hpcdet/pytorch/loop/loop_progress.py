@@ -1,4 +1,4 @@
-"""What a loop was asked for, and how far it is."""
+"""The plan of a loop, and its progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcdet.train.attempt.session import Units
 
 @dataclass(frozen=True)
 class LoopPlan:
-    """What ``fit`` was asked for."""
+    """The arguments of ``fit``."""
 
     checkpoint_period: TrainUnit | None
     validation_period: TrainUnit | None

@@ -30,7 +30,7 @@ def shared(
     progress: State,
     gradients: Gradients,
 ) -> State:
-    """What is equal on all ranks (rank 0's buffers are everybody's).
+    """State that is equal on all ranks (buffers are rank 0's).
 
     Of callbacks it has rank 0's state, for a resume with another number of ranks.
     """
@@ -63,7 +63,7 @@ def private(
     tally: State,
     gradients: Gradients | None,
 ) -> State:
-    """What each rank has for itself."""
+    """State that each rank has for itself."""
     reducers = context.reducers.of(training=True)
     registered = context.core.session.registered.private()
     state = {

@@ -40,7 +40,7 @@ _NOT_ENTERED = (
 def unregistered(
     trial: PyTorchTrial, context: PyTorchTrialContext, callbacks: Mapping[str, PyTorchCallback]
 ) -> list[str]:
-    """Paths of what training may change and nobody saves, with what it is and its remedy.
+    """Paths of state that training may change and no checkpoint holds, each with its remedy.
 
     Looked through are the trial, its callbacks and the modules that are saved, with the global
     things that their methods name. A callback or module that says a state of its own is believed.
@@ -99,7 +99,7 @@ def _nests(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """What to do about it; "" where there is nothing to do."""
+    """The remedy for a value; "" where none is needed."""
     if isinstance(value, torch.nn.Module):
         return "pass it to context.wrap_model, or register_state" if _learns(value) else ""
     if isinstance(value, torch.optim.Optimizer):

@@ -13,7 +13,7 @@ from hpcdet.train.attempt.session import Session, Units
 
 
 def searcher_metric(session: Session, metrics: Mapping[str, Any], units: Units) -> float | None:
-    """As of ``worth``; None also where a script runs alone without the searcher's metric.
+    """The metric of ``worth``; None, too, where a script runs alone without it.
 
     Raises:
         ConfigError: an experiment's validation has none.

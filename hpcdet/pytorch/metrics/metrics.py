@@ -154,7 +154,7 @@ def over_all(name: str, reducer: MetricReducer, parts: list[Any], peers: Peers) 
 
 
 def named(metrics: Any) -> dict[str, Any]:
-    """What ``train_batch`` returned, as metrics by name; a bare value is the loss."""
+    """The result of ``train_batch`` as metrics by name; a bare value is the loss."""
     if metrics is None:
         return {}
     return dict(metrics) if isinstance(metrics, Mapping) else {"loss": metrics}

@@ -30,7 +30,7 @@ class MetricReducer(abc.ABC):
 
     @abc.abstractmethod
     def per_slot_reduce(self) -> Any:
-        """What this rank has gathered since ``reset``: values that ranks send each other.
+        """Return this rank's values since ``reset``, of types that ranks can send each other.
 
         These are None, bool, int, float, str, bytes, list, tuple, dict, numpy arrays and tensors.
         """
@@ -68,7 +68,7 @@ class FunctionReducer(MetricReducer):
 
 
 def state_of(reducer: MetricReducer) -> dict[str, Any]:
-    """A reducer's state: what it says, or its attributes."""
+    """A reducer's state: its ``state_dict``, or its attributes."""
     if hasattr(reducer, "state_dict"):
         return dict(reducer.state_dict())
     return dict(vars(reducer))

@@ -1,4 +1,4 @@
-"""What each virtual rank has for itself while the user's code has one object: reducers and buffers.
+"""State of each virtual rank where the user's code has one object: reducers and buffers.
 
 Reducers stay apart until they are reduced; of the buffers, those of virtual rank 0 become
 everybody's after each step.
@@ -81,7 +81,7 @@ class Apart:
         return found
 
     def state(self, names: Iterable[str]) -> list[State]:
-        """Of some of them, for all virtual ranks in their order, on all ranks."""
+        """State of the named ones, for all virtual ranks in their order, on all ranks."""
         mine = []
         for v in self._virtual.mine:
             with self.of(v):

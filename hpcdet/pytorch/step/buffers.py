@@ -26,7 +26,7 @@ def named(models: Models) -> dict[str, torch.Tensor]:
 
 
 def copies(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What each buffer holds now."""
+    """Copy each buffer's present value."""
     return {name: one.detach().clone() for name, one in model.named_buffers()}
 
 
@@ -45,7 +45,7 @@ def put_back(model: torch.nn.Module, saved: Mapping[str, torch.Tensor]) -> None:
 
 @dataclass(frozen=True)
 class BufferKind:
-    """What two ranks must have alike of a buffer, so that one can send it to the other."""
+    """The properties of a buffer that two ranks must share to send it to each other."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

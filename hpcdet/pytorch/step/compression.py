@@ -55,7 +55,7 @@ class Compression:
             model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
     def state(self) -> State:
-        """What a checkpoint must hold of it; empty if that is nothing."""
+        """State that a checkpoint must hold; empty if there is none."""
         state = self._powersgd
         if state is None:
             return {}
@@ -74,7 +74,7 @@ class Compression:
             setattr(state, name, {key: one.to(device) for key, one in saved[name].items()})
 
     def begin_anew(self) -> State:
-        """As at the beginning, without memories of gradients; returns what it was before."""
+        """Begin without memories of gradients; return the state before."""
         before = self.state()
         if before:
             empty: State = {name: {} for name in _MEMORIES}

@@ -114,7 +114,7 @@ class Elastic:
             self.current = None
 
     def common(self, *where: int | str) -> None:
-        """Random numbers that are nobody's own: the same on all ranks, wherever they are drawn."""
+        """Use random numbers that all ranks share, wherever they are drawn."""
         self.virtual.plant(self._generators, *where, "common")
 
     def later(self, action: Callable[[], None]) -> None:
@@ -154,7 +154,7 @@ class Elastic:
                 one.grad = before[name]
 
     def guard(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """A hook of optimizers: nobody steps them within a virtual rank's turn.
+        """Refuse, as a hook of optimizers, a step within a virtual rank's turn.
 
         Raises:
             ConfigError: the code does.
@@ -181,7 +181,7 @@ class Elastic:
         return self._known[1]
 
     def _alike(self) -> Mapping[str, _buffers.BufferKind]:
-        """The buffers that all ranks have alike; asked for once, that a step waits for nobody."""
+        """The buffers that all ranks share; collected once, so that no step waits for it."""
         models = self._models()
         if self._kinds[0] != len(models):
             self._kinds = (len(models), _buffers.alike(models, self._peers))
@@ -274,7 +274,7 @@ class Elastic:
         return tallies[self.virtual.mine[0]].combined(everyone)
 
     def _everyone(self, mine: list[Any]) -> list[Any]:
-        """What all virtual ranks have, in their order, on all ranks."""
+        """Gather the values of all virtual ranks, in their order, on all ranks."""
         return [value for of_rank in self._peers.allgather(mine) for value in of_rank]
 
     @contextlib.contextmanager
@@ -286,7 +286,7 @@ class Elastic:
     # -- state -------------------------------------------------------------------------------
 
     def state(self, reducers: Iterable[str]) -> State:
-        """What all virtual ranks have for themselves, and the common random numbers; shared.
+        """State of all virtual ranks and of the common random numbers; shared.
 
         Args:
             reducers: names of those that count in training.

@@ -28,7 +28,7 @@ Gradients = dict[str, Any]
 
 
 def waiting(parameters: Parameters, peers: Peers) -> tuple[Gradients, Gradients | None]:
-    """What of the gradients is shared, and what this rank has for itself; by name of parameter.
+    """Gradients that wait for others: the shared ones, and this rank's own, by parameter.
 
     All ranks call together. For itself, a rank has an empty dict where all is shared, and None
     where others have something and it has nothing.

@@ -43,7 +43,7 @@ class Parallel(DistributedDataParallel):
         self._settled = False
 
     def __getattr__(self, name: str) -> Any:
-        """What the model has and DDP has not, as if it were not wrapped."""
+        """Forward to the model whatever DDP does not have, as if it were not wrapped."""
         try:
             return super().__getattr__(name)
         except AttributeError:

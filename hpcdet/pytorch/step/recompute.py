@@ -72,6 +72,6 @@ def _as_before(buffers: list[torch.Tensor], before: list[torch.Tensor]) -> Itera
 
 
 def _put(buffers: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    """Autograd is not told: it would refuse what backward needs no longer as it was."""
+    """Set buffers behind autograd's back: it would refuse values that backward no longer needs."""
     for buffer, value in zip(buffers, values, strict=True):
         buffer.data.copy_(value)

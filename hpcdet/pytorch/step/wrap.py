@@ -1,4 +1,4 @@
-"""What becomes of a trial's model: computed again, compiled, and spread over the ranks."""
+"""Transformations of a trial's model: recomputation, compilation, distribution over ranks."""
 
 from __future__ import annotations
 

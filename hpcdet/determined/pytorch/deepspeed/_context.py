@@ -34,7 +34,7 @@ class ModelParallelUnit:
 
 
 def make_data_parallel_mpu(dist_context: core.DistributedContext) -> ModelParallelUnit:
-    """That of a rank, where all have the whole model."""
+    """Make the unit of a rank where every rank has the whole model."""
     return ModelParallelUnit(dist_context.rank, dist_context.size)
 
 

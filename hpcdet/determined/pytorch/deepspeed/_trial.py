@@ -60,10 +60,10 @@ class DeepSpeedTrial(abc.ABC):
         """Determined's: engines are saved by the trainer, and one of a trial's own is refused."""
 
     def load(self, context: DeepSpeedTrialContext, load_path: Any) -> None:  # noqa: B027
-        """As ``save``."""
+        """Same as ``save``."""
 
     def get_batch_length(self, batch: Any) -> int | None:
-        """Determined's; a micro-batch is as long as DeepSpeed's config says."""
+        """Determined's; a micro-batch is as long as in DeepSpeed's config."""
         return None
 
 

@@ -27,12 +27,12 @@ from hpcdet.train.data import rng
 
 
 def get_default_device(core_context: core.Context) -> torch.device:
-    """What this rank computes on."""
+    """The device that this rank computes on."""
     return core_context.session.device
 
 
 class TorchBatchProcessorContext:
-    """What a processor is given.
+    """The context that a processor is given.
 
     Attributes:
         device: what this rank computes on.
@@ -109,7 +109,7 @@ class TorchBatchProcessorContext:
 
 
 class TorchBatchProcessor(abc.ABC):
-    """What is done with each batch."""
+    """The processing of each batch."""
 
     @abc.abstractmethod
     def __init__(self, context: TorchBatchProcessorContext) -> None: ...
