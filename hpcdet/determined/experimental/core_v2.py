@@ -108,7 +108,7 @@ def init_context(
 
 
 def init(**options: Any) -> None:
-    """Run ``init_context`` for the whole module: ``train``, ``checkpoint``, … exist from then on."""
+    """Run ``init_context`` for the whole module: ``train``, ``checkpoint``, … exist then."""
     global _context
     close()
     config = options.get("config") or options.get("defaults")
