@@ -14,7 +14,7 @@ from hpcdet.search.api.sampling import Independent, Recorded, Sampler
 from hpcdet.search.halving import asha_promotion, asha_stopping, cohorts, hybrid
 from hpcdet.search.halving.halving import Halving
 from hpcdet.search.halving.pasha import Pasha
-from hpcdet.search.halving.promotion_rule import Rule
+from hpcdet.search.halving.rung_rules import Rule
 from hpcdet.search.methods.grid import Points
 from hpcdet.search.methods.program import Program, Search, command
 from hpcdet.search.methods.random import Random

@@ -81,7 +81,7 @@ def problems(asked: Searcher) -> Iterator[Problem]:
 
 
 def unlimited(asked: Searcher) -> Iterator[Problem]:
-    """Yield a limit that a model's pace makes ineffective (``search.halving.promotion_rule``).
+    """Yield a limit that a model's pace makes ineffective (``search.halving.rung_rules``).
 
     Only new configs are checked: searches that have begun go on as they are.
     """

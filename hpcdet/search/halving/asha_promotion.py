@@ -6,7 +6,7 @@ place takes the best paused trial of the highest rung where one may go on, else 
 
 from __future__ import annotations
 
-from hpcdet.search.halving.promotion_rule import Rule, Verdict
+from hpcdet.search.halving.rung_rules import Rule, Verdict
 
 
 def _verdict(rank: int, cut: int) -> Verdict:

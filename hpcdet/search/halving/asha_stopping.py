@@ -7,7 +7,7 @@ full: the quickest way to one good model, at the price of what is stopped too ea
 
 from __future__ import annotations
 
-from hpcdet.search.halving.promotion_rule import Rule, Verdict
+from hpcdet.search.halving.rung_rules import Rule, Verdict
 
 
 def _verdict(rank: int, cut: int) -> Verdict:

@@ -10,7 +10,7 @@ trials were made, a free place takes whoever would go on under ``hybrid``.
 
 from __future__ import annotations
 
-from hpcdet.search.halving.promotion_rule import Rule, Verdict
+from hpcdet.search.halving.rung_rules import Rule, Verdict
 
 
 def _verdict(rank: int, cut: int) -> Verdict:

@@ -49,7 +49,7 @@ from hpcdet.search.halving.bracket_state import (
     Books,
 )
 from hpcdet.search.halving.promotion import Promotion
-from hpcdet.search.halving.promotion_rule import Cut, Rule
+from hpcdet.search.halving.rung_rules import Cut, Rule
 from hpcdet.space.errors import SpaceError
 from hpcdet.space.space import trial_seed
 from hpcdet.units import Length

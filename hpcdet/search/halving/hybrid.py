@@ -6,7 +6,7 @@ stopping, but who is overtaken by later, worse trials may still go on. No place 
 
 from __future__ import annotations
 
-from hpcdet.search.halving.promotion_rule import Rule, Verdict
+from hpcdet.search.halving.rung_rules import Rule, Verdict
 
 
 def _verdict(rank: int, cut: int) -> Verdict:
