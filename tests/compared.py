@@ -13,12 +13,11 @@ from hpcdet.search.api.events import (
     Ask,
     Create,
     Event,
+    Method,
     Report,
-    Searcher,
     SegmentEnd,
     Shutdown,
     Start,
-    State,
 )
 from hpcdet.search.halving.halving import NEWEST
 from hpcdet.search.registry import searcher
@@ -44,7 +43,7 @@ def said(actions: list[Action], brackets: list[int]) -> list[Word]:
 class Compared:
     """A searcher beside the definition: both are told the same, and have to want the same."""
 
-    method: Searcher
+    method: Method[Any]
     defined: Search
     metric: str = "loss"
     sign: int = 1
@@ -58,10 +57,10 @@ class Compared:
     def version(self) -> int:
         return self.method.version
 
-    def initial(self) -> State:
+    def initial(self) -> Any:
         return self.method.initial()
 
-    def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
+    def on_event(self, state: Any, event: Event) -> tuple[Any, list[Action]]:
         self.told.append(event)
         state, actions = self.method.on_event(state, event)
         match event:
@@ -72,7 +71,9 @@ class Compared:
                 defined = self.defined.report(trial, at, *self._loss(metrics))
             case SegmentEnd(trial, reason):
                 defined = self.defined.end(trial, reason)
-        assert said(actions, state["bracket"]) == sorted(defined), "\n".join(map(str, self.told))
+        assert said(actions, state.trials.bracket) == sorted(defined), "\n".join(
+            map(str, self.told)
+        )
         return state, actions
 
     def _loss(self, metrics: Any) -> tuple[float | None, bool]:

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import ConfigError
-from hpcdet.search.api.events import Limits, Searcher
+from hpcdet.search.api.events import Limits, Method
 from hpcdet.search.api.sampling import Independent, Recorded, Sampler
-from hpcdet.search.halving import asha_promotion, asha_stopping, cohorts, hybrid
 from hpcdet.search.halving.halving import Halving
 from hpcdet.search.halving.pasha import Pasha
-from hpcdet.search.halving.rung_rules import Rule
-from hpcdet.search.methods.grid import Points
+from hpcdet.search.halving.rung_rules import RULES
 from hpcdet.search.methods.program import Program, Search, command
-from hpcdet.search.methods.random import Random
+from hpcdet.search.methods.random import Points, Random
 from hpcdet.search.methods.warm_start import First, Heirs, Informed
 from hpcdet.search.population.explore import Explorer, Perturb
 from hpcdet.search.population.pbt import Pbt
@@ -34,9 +32,6 @@ from hpcdet.store.trials.history import History
 from hpcdet.units import Length
 
 NAMES = ("single", "random", "grid", *HALVING, *COPYING, "schedule", "custom")
-RULES: dict[str, Rule] = {
-    module.RULE.name: module.RULE for module in (hybrid, asha_stopping, asha_promotion, cohorts)
-}
 
 
 def searcher(
@@ -46,7 +41,7 @@ def searcher(
     patience_s: float = math.inf,
     history: History | None = None,
     beat: Callable[[], object] = still,
-) -> Searcher:
+) -> Method[Any]:
     """The search method that the config names, under its stopping policies.
 
     Args:
@@ -104,7 +99,7 @@ def _method(
     patience_s: float,
     history: History | None,
     beat: Callable[[], object],
-) -> Searcher:
+) -> Method[Any]:
     asked = resolved.searcher
     seed = resolved.reproducibility.experiment_seed
     space = Space(resolved.hyperparameters)

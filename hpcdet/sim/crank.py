@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ class SimulatedCrank:
     """
 
     def __init__(
-        self, searcher: events.Searcher, cluster: Cluster, rng: np.random.Generator
+        self, searcher: events.Method[Any], cluster: Cluster, rng: np.random.Generator
     ) -> None:
         self.searcher, self.cluster, self.rng = searcher, cluster, rng
         self.told = 0

@@ -47,7 +47,7 @@ class Simulation:
         keep: keep every moment of the course.
     """
 
-    searcher: events.Searcher
+    searcher: events.Method[Any]
     cluster: Cluster
     workload: Workload
     lengths: Sequence[int]

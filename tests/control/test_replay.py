@@ -319,3 +319,20 @@ def test_the_command_says_whether_all_is_decided_again(cli: Cli) -> None:
     for options in ([], ["--verify"]):
         said = cli("searcher", "replay", *options, world.paths.id, code=9 if options else 0)
         assert "000001.jsonl" in said.err and "cannot be read" in said.err
+
+
+STATES = (RECORDED / "searches" / "states.jsonl").read_text().splitlines()
+
+
+@pytest.mark.parametrize("number", range(len(STATES)))
+def test_a_state_is_the_json_that_former_versions_wrote(number: int) -> None:
+    recorded = json.loads(STATES[number])
+    method = registry.searcher(resolved_config.resolve(recorded["config"]))
+    state = method.initial()
+    for value in recorded["events"]:
+        event = codec.decode_event(value)
+        assert event is not None
+        state, _ = method.on_event(state, event)
+    read = codec.decode_state(method.initial(), json.loads(recorded["state"]))
+    for one in (state, read):
+        assert json.dumps(codec.encode_state(one), separators=(",", ":")) == recorded["state"]

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hpcdet.search.api.events import Ask, Create, Event, Report, SegmentEnd, Shutdown, Start, State
-from hpcdet.search.registry import RULES
+from hpcdet.search.api.events import Ask, Create, Event, Report, SegmentEnd, Shutdown, Start
+from hpcdet.search.halving.rung_rules import RULES
 from hpcdet.units import Length
 from tests import dose
 from tests.compared import Compared, compared
@@ -32,7 +32,7 @@ class Trials:
 
     def __init__(self, search: Compared, dice: random.Random) -> None:
         self.search, self.dice, self.top = search, dice, search.defined.brackets[0].rungs[-1]
-        self.state: State = search.initial()
+        self.state = search.initial()
         self.at: dict[int, int] = {}
         self.goes: dict[int, str] = {}
         self.calm = dice.random()  # how seldom anything goes wrong
@@ -104,4 +104,4 @@ def test_every_rule_decides_what_its_definition_says(rule: str, kind: str) -> No
             if trials.search.defined.over:
                 break
             trials.step()
-        assert trials.search.defined.over and trials.state["over"]
+        assert trials.search.defined.over and trials.state.over

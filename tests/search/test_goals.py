@@ -13,7 +13,7 @@ from hpcdet import pareto
 from hpcdet.config.load.load_config import load
 from hpcdet.errors import ConfigError
 from hpcdet.goals import Constraint, Goals, Objective
-from hpcdet.search.api import ranking
+from hpcdet.search.api import codec, ranking
 from hpcdet.search.api.events import (
     Action,
     Continue,
@@ -27,15 +27,17 @@ from hpcdet.search.api.events import (
 )
 from hpcdet.search.api.events import Stop as StopTrial
 from hpcdet.search.halving.bracket_state import StateView
-from hpcdet.search.registry import RULES, searcher
+from hpcdet.search.halving.rung_rules import RULES
+from hpcdet.search.registry import searcher
 from hpcdet.search.samplers.optuna_samplers import ModelBased
-from hpcdet.search.stopping.search_rules import NoImprovementRule, TargetRule
+from hpcdet.search.stopping.search_rules import NoImprovementRule, TargetRule, TargetState
 from hpcdet.search.stopping.trial_rules import RuleReport
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.train.attempt.score import worth
 from hpcdet.train.attempt.session import Units
 from hpcdet.units import Length
+from tests.json_states import plain, tell
 
 TWO = Goals((Objective("loss"), Objective("speed", smaller_is_better=False)))
 BOTH = [{"metric": "loss"}, {"metric": "speed", "smaller_is_better": False}]
@@ -130,13 +132,16 @@ class Run:
     """Events told one after the other; the state goes through strict JSON each time."""
 
     def __init__(self, method: Any) -> None:
-        self.method, self.state = method, method.initial()
+        self.method, self.state = method, plain(method.initial())
         self.last = self.tell(Start())
 
     def tell(self, event: Any) -> list[Action]:
-        self.state, self.last = self.method.on_event(self.state, event)
-        self.state = json.loads(json.dumps(self.state, allow_nan=False))
+        self.state, self.last = tell(self.method, self.state, event)
         return self.last
+
+    @property
+    def typed(self) -> Any:
+        return codec.decode_state(self.method.initial(), self.state)
 
     def report(self, trial: int, length: int, **metrics: Any) -> list[str]:
         actions = self.tell(Report(trial, Length("batches", length), metrics))
@@ -268,10 +273,10 @@ def test_every_search_comes_to_its_end_with_its_fronts_in_order(rule: str, mode:
 
 def test_whoever_breaks_a_constraint_reaches_no_target_and_is_no_improvement() -> None:
     seen = RuleReport("1", 1, 0.1, 0.1, feasible=False)
-    assert TargetRule(0.5).judge({}, seen) == ""
+    assert TargetRule(0.5).judge(TargetState(), seen) == ""
     state = NoImprovementRule(9).initial()
     NoImprovementRule(9).judge(state, seen)
-    assert state["best"] > 1
+    assert state.best > 1
 
 
 def test_a_checkpoint_that_breaks_a_constraint_is_none_of_the_best() -> None:
@@ -291,7 +296,7 @@ def told(state_of: Any, trials: int, name: str, **asked: Any) -> Run:
     """A search in which every trial trains in full and shows what ``state_of`` says."""
     run = Run(make(name, max_trials=trials, max_concurrent_trials=1, **asked))
     for trial in range(1, trials + 1):
-        run.report(trial, 9, **state_of(StateView(run.state).params()[trial]))
+        run.report(trial, 9, **state_of(StateView(run.typed).params()[trial]))
         run.tell(SegmentEnd(trial, "target"))
     assert isinstance(run.last[-1], Shutdown)
     return run
@@ -310,10 +315,10 @@ def test_samplers_learn_of_objectives_and_constraints(sampler: str) -> None:
     run = told(curve, 60, name, objectives=BOTH, constraints=limits)
     again = told(curve, 60, name, objectives=BOTH, constraints=limits)
     assert run.state == again.state
-    seen = list(StateView(run.state).observations())
+    seen = list(StateView(run.typed).observations())
     late = [one for one in seen if one.trial > 30]
     assert [one.violation for one in seen] == sorted(one.violation for one in seen)
-    params = StateView(run.state).params()
+    params = StateView(run.typed).params()
     # a random draw is 0.25 off in y on average, and two of five are too slow
     assert sum(abs(params[one.trial]["y"] - 0.5) for one in late) / len(late) < 0.2
     assert sum(one.violation > 0 for one in late) < len(late) / 4
@@ -323,7 +328,7 @@ def test_densities_part_trials_by_constraints_and_fronts() -> None:
     limits, model = [{"metric": "ms", "upper": 6}], {"name": "tpe", "random_fraction": 0.0}
     asked: dict[str, Any] = {"objectives": BOTH, "constraints": limits, "sampler": model}
     run = told(curve, 80, "async_halving", num_rungs=1, **asked)
-    late = list(StateView(run.state).params().values())[40:]
+    late = list(StateView(run.typed).params().values())[40:]
     assert sum(abs(params["y"] - 0.5) for params in late) / len(late) < 0.2
     assert sum(params["x"] > 0.6 for params in late) < len(late) / 4
 
@@ -332,7 +337,7 @@ def test_a_gaussian_process_is_told_of_them_too() -> None:
     limits = [{"metric": "ms", "upper": 6}]
     run = told(curve, 9, "nsga2", objectives=BOTH, constraints=limits)
     model = ModelBased(Space(SPACE), 1, "gp", random_fraction=0.0, objectives=2)
-    assert model.suggest(StateView(run.state), 10) != Space(SPACE).sample(1, 10)
+    assert model.suggest(StateView(run.typed), 10) != Space(SPACE).sample(1, 10)
 
 
 # -- configs ---------------------------------------------------------------------------------

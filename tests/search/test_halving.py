@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from fractions import Fraction
 from typing import Any
@@ -11,15 +10,16 @@ import pytest
 
 from hpcdet import rungs
 from hpcdet.rungs import Bracket
+from hpcdet.search.api import codec
 from hpcdet.search.api.events import (
     Action,
     Ask,
     Continue,
     Create,
     Limits,
+    Method,
     Pause,
     Report,
-    Searcher,
     SegmentEnd,
     Shutdown,
     Start,
@@ -27,9 +27,11 @@ from hpcdet.search.api.events import (
 )
 from hpcdet.search.halving.bracket_state import OPEN, StateView
 from hpcdet.search.halving.halving import NEWEST
-from hpcdet.search.registry import RULES, searcher
+from hpcdet.search.halving.rung_rules import RULES
+from hpcdet.search.registry import searcher
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.units import Length
+from tests.json_states import plain, tell
 
 # -- brackets --------------------------------------------------------------------------------
 
@@ -105,7 +107,7 @@ def test_previews_of_determined_and_the_table_of_hyperband() -> None:
 SPACE = {"lr": {"type": "loguniform", "low": 1e-4, "high": 1.0}}
 
 
-def make(name: str = "async_halving", top: int = 9, **asked: Any) -> Searcher:
+def make(name: str = "async_halving", top: int = 9, **asked: Any) -> Method[Any]:
     settings = {"metric": "loss", "max_length": {"batches": top}, "divisor": 3}
     settings["rule_version"] = NEWEST
     settings |= asked
@@ -116,17 +118,20 @@ def make(name: str = "async_halving", top: int = 9, **asked: Any) -> Searcher:
 class Run:
     """Events told one after the other; the state goes through strict JSON each time."""
 
-    def __init__(self, method: Searcher) -> None:
+    def __init__(self, method: Method[Any]) -> None:
         self.method = method
-        self.state = method.initial()
+        self.state = plain(method.initial())
         self.log: list[tuple[Any, list[Action]]] = []
         self.tell(Start())
 
     def tell(self, event: Any) -> list[Action]:
-        self.state, actions = self.method.on_event(self.state, event)
-        self.state = json.loads(json.dumps(self.state, allow_nan=False))
+        self.state, actions = tell(self.method, self.state, event)
         self.log.append((event, actions))
         return actions
+
+    @property
+    def typed(self) -> Any:
+        return codec.decode_state(self.method.initial(), self.state)
 
     def report(self, trial: int, length: int, loss: Any) -> str:
         return said(self.tell(Report(trial, Length("batches", length), {"loss": loss})))
@@ -396,7 +401,7 @@ def test_larger_is_better_and_ties_go_to_the_first() -> None:
     assert run.report(1, 1, 0.5) == ""
     assert run.report(2, 1, 0.5) == "stop 2, create 4"
     assert run.report(3, 1, 0.6) == ""
-    seen = [(o.trial, o.length, o.loss) for o in StateView(run.state).observations()]
+    seen = [(o.trial, o.length, o.loss) for o in StateView(run.typed).observations()]
     assert seen == [(3, 1, -0.6), (1, 1, -0.5), (2, 1, -0.5)]
 
 
@@ -465,7 +470,9 @@ def test_a_search_can_be_given_more_trials_and_more_length() -> None:
 class Cluster:
     """Trials that train in any order, fail, are refused, and report twice, late, never or NaN."""
 
-    def __init__(self, method: Searcher, seed: int, eta: int, max_trials: int, places: int) -> None:
+    def __init__(
+        self, method: Method[Any], seed: int, eta: int, max_trials: int, places: int
+    ) -> None:
         self.dice = random.Random(seed)
         self.eta, self.max_trials, self.places = eta, max_trials, places
         self.running: dict[int, int] = {}
@@ -590,4 +597,4 @@ def test_books_are_right_whatever_happens_and_every_search_comes_to_its_end(
         for event, actions in cluster.run.log:  # without JSON in between: the same decisions
             fresh, replayed = again.on_event(fresh, event)
             assert replayed == actions
-        assert json.loads(json.dumps(fresh)) == state
+        assert plain(fresh) == state

@@ -20,7 +20,7 @@ from hpcdet.search import registry
 from hpcdet.search.api.events import Create, Report, SegmentEnd, Start
 from hpcdet.search.api.ranking import entry
 from hpcdet.search.api.sampling import Observation
-from hpcdet.search.halving.bracket_state import DONE, OPEN, StateView, opened
+from hpcdet.search.halving.bracket_state import DONE, OPEN, Books, HalvingState, StateView, Trials
 from hpcdet.search.samplers import subprocess_sampler
 from hpcdet.search.samplers.optuna_samplers import RECENT, Model, ModelBased
 from hpcdet.search.samplers.subprocess_sampler import Elsewhere
@@ -224,17 +224,15 @@ def test_what_a_model_sees_is_bounded() -> None:
 
 def test_of_a_long_search_a_model_is_shown_what_it_would_choose_itself() -> None:
     draw, space, trials = random.Random(1), Space(BOWL), 3_000
-    books = opened(Bracket((1, 4, 16), trials, trials))
+    books = Books.opened(Bracket((1, 4, 16), trials, trials))
     for number in range(1, trials + 1):
-        for ranking in books["scores"][: draw.choice((0, 1, 1, 1, 2, 3))]:
+        for ranking in books.scores[: draw.choice((0, 1, 1, 1, 2, 3))]:
             ranking.append(entry(draw.choice((None, draw.random())), number))
-    for ranking in books["scores"]:
+    for ranking in books.scores:
         ranking.sort()
-    state = {
-        "brackets": [books],
-        "status": draw.choices((OPEN, DONE), weights=(1, 30), k=trials),
-        "params": [space.sample(0, number) for number in range(1, trials + 1)],
-    }
+    statuses = draw.choices((OPEN, DONE), weights=(1, 30), k=trials)
+    params = [space.sample(0, number) for number in range(1, trials + 1)]
+    state = HalvingState([books], 0, None, Trials(status=statuses, params=params))
     model, bounded = ModelBased(space, 1, random_fraction=0.0), StateView(state)
 
     @dataclass(frozen=True)

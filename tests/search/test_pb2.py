@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +25,7 @@ from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length
 from tests import experiments as x
+from tests.json_states import plain, tell
 
 SPACE: dict[str, Any] = {
     "rate": {"type": "loguniform", "low": 1e-5, "high": 1e-1},
@@ -63,7 +63,7 @@ class Members:
     """Trains a population on paper: what a trial has is its loss, which its heirs begin with."""
 
     def __init__(self, method: Any) -> None:
-        self.method, self.state = method, method.initial()
+        self.method, self.state = method, plain(method.initial())
         self.trials: dict[int, dict[str, Any]] = {}
         self.history: dict[tuple[int, int], float] = {}
         self.made: dict[int, Mapping[str, Any]] = {}
@@ -71,8 +71,7 @@ class Members:
         self.best = math.inf
 
     def tell(self, event: Any) -> None:
-        self.state = json.loads(json.dumps(self.state))
-        self.state, actions = self.method.on_event(self.state, event)
+        self.state, actions = tell(self.method, self.state, event, nan=True)
         for action in actions:
             match action:
                 case Create(number, params, _, until, parent):

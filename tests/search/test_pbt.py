@@ -25,12 +25,13 @@ from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length
+from tests.json_states import plain, tell
 
 RATE = {"rate": {"type": "loguniform", "low": 1e-4, "high": 1.0}}
 FULL = 100
 
 
-def pbt(**asked: Any) -> api.Searcher:
+def pbt(**asked: Any) -> api.Method[Any]:
     asked = {
         "name": "pbt",
         "metric": "loss",
@@ -46,7 +47,7 @@ def pbt(**asked: Any) -> api.Searcher:
 class Watched:
     """A searcher whose events and actions are taken down, and whose population is looked after."""
 
-    def __init__(self, method: api.Searcher, places: int) -> None:
+    def __init__(self, method: api.Method[Any], places: int) -> None:
         self.method, self.places = method, places
         self.name, self.version = method.name, method.version
         self.told: list[tuple[api.Event, list[api.Action]]] = []
@@ -54,11 +55,11 @@ class Watched:
         self.live: set[int] = set()
         self.training: set[int] = set()
 
-    def initial(self) -> api.State:
-        return self.method.initial()
+    def initial(self) -> Any:
+        return plain(self.method.initial())
 
-    def on_event(self, state: api.State, event: api.Event) -> tuple[api.State, list[api.Action]]:
-        state, actions = self.method.on_event(json.loads(json.dumps(state)), event)
+    def on_event(self, state: Any, event: api.Event) -> tuple[Any, list[api.Action]]:
+        state, actions = tell(self.method, state, event, nan=True)
         self.told.append((event, actions))
         match event:
             case api.Report(trial, length):
@@ -97,7 +98,7 @@ class Watched:
 @pytest.mark.parametrize("synchronous", [False, True], ids=["async", "sync"])
 @pytest.mark.parametrize(("places", "fail"), [(6, 0.0), (2, 0.0), (0, 3.0)])
 def test_a_population_stays_whole_and_ends(synchronous: bool, places: int, fail: float) -> None:
-    def method() -> api.Searcher:
+    def method() -> api.Method[Any]:
         return pbt(synchronous=synchronous, max_concurrent_trials=places)
 
     watched = Watched(method(), places or 6)
@@ -130,7 +131,7 @@ def test_a_population_stays_whole_and_ends(synchronous: bool, places: int, fail:
         ]
 
 
-def drive(method: api.Searcher, *events: api.Event) -> list[list[api.Action]]:
+def drive(method: api.Method[Any], *events: api.Event) -> list[list[api.Action]]:
     state, found = method.initial(), []
     for event in (api.Start(), *events):
         state, actions = method.on_event(state, event)

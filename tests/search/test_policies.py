@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import statistics
@@ -14,6 +13,7 @@ import pytest
 from hpcdet.errors import ConfigError
 from hpcdet.goals import Constraint, Goals, Objective
 from hpcdet.search import registry
+from hpcdet.search.api import codec
 from hpcdet.search.api.events import (
     Action,
     Continue,
@@ -35,16 +35,19 @@ from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import resolve
 from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length
+from tests.json_states import plain, tell
 
 
-def judged(policy: TrialRule, values: list[Any], *, trial: str = "1", **more: Any) -> list[str]:
+def judged(
+    policy: TrialRule[Any], values: list[Any], *, trial: str = "1", **more: Any
+) -> list[str]:
     """What a policy says of one trial's values at lengths 1, 2, ...; the state goes by JSON."""
     state = policy.initial()
     said = []
     for length, metric in enumerate(values, 1):
         seen = RuleReport(trial, length, trial_rules.loss(metric, True), metric, **more)
         said.append(policy.judge(state, seen))
-        state = json.loads(json.dumps(state, allow_nan=False))
+        state = codec.decode_state(policy.initial(), plain(state))
     return said
 
 
@@ -88,7 +91,7 @@ def test_what_is_no_finite_number_is_worst(metric: Any) -> None:
     ],
 )
 def test_a_policy_ends_a_trial_with_that_report(
-    policy: TrialRule, values: list[Any], ends: int
+    policy: TrialRule[Any], values: list[Any], ends: int
 ) -> None:
     assert first(judged(policy, values)) == ends
 
@@ -101,7 +104,7 @@ def test_cost_counts_slots_and_time_does_not() -> None:
     assert first(judged(trial_rules.TimeRule(1), [1], **spent)) == 0
 
 
-def reports(policy: TrialRule, rows: list[tuple[int, int, Any]]) -> list[tuple[int, int]]:
+def reports(policy: TrialRule[Any], rows: list[tuple[int, int, Any]]) -> list[tuple[int, int]]:
     """(trial, length) of those (trial, length, metric) that are ended, each once."""
     state = policy.initial()
     ended: dict[str, int] = {}
@@ -109,7 +112,7 @@ def reports(policy: TrialRule, rows: list[tuple[int, int, Any]]) -> list[tuple[i
         seen = RuleReport(str(trial), length, trial_rules.loss(metric, True), metric)
         if policy.judge(state, seen):
             ended.setdefault(trial, length)  # type: ignore[arg-type]
-        state = json.loads(json.dumps(state, allow_nan=False))
+        state = codec.decode_state(policy.initial(), plain(state))
     return list(ended.items())  # type: ignore[arg-type]
 
 
@@ -122,7 +125,7 @@ def test_who_ends_by_the_median_is_worse_than_that_of_all_bests_so_far() -> None
     for _ in range(400):
         trial, loss = str(dice.randrange(60)), float(dice.randrange(9))
         length = dice.randrange(1, 9)
-        if length <= state["last"].get(trial, 0):
+        if length <= state.last.get(trial, 0):
             continue
         best[trial] = min(best.get(trial, loss), loss)
         others = there.setdefault(length, [])
@@ -190,7 +193,7 @@ def test_no_improvement_counts_trials() -> None:
     assert reports(policy, [*rows, (2, 2, 0.5), (5, 1, 2.0)]) == []
 
 
-def searcher(*asked: tuple[str, TrialRule], most: int = 3, at_once: int = 2) -> Supervised:
+def searcher(*asked: tuple[str, TrialRule[Any]], most: int = 3, at_once: int = 2) -> Supervised:
     space = Space({"lr": {"type": "double", "minval": 0.0, "maxval": 1.0}})
     until = Length("batches", 100)
     method = Random(Independent(space, 1), 1, until, most, at_once)
@@ -199,12 +202,11 @@ def searcher(*asked: tuple[str, TrialRule], most: int = 3, at_once: int = 2) -> 
 
 class Run:
     def __init__(self, method: Supervised) -> None:
-        self.method, self.state = method, method.initial()
+        self.method, self.state = method, plain(method.initial())
         self.give(Start())
 
     def give(self, event: Any) -> list[Action]:
-        self.state, actions = self.method.on_event(self.state, event)
-        self.state = json.loads(json.dumps(self.state, allow_nan=False))
+        self.state, actions = tell(self.method, self.state, event)
         return actions
 
     def report(self, trial: int, length: int, value: Any) -> list[Action]:
@@ -240,7 +242,7 @@ def test_a_target_ends_all_trials_and_the_search() -> None:
     ],
 )
 def test_what_ended_a_search_does_not_end_it_at_once_again_when_more_is_asked_for(
-    policy: TrialRule, at: int, again: int
+    policy: TrialRule[Any], at: int, again: int
 ) -> None:
     """``at``: the trial that ended it, ``again``: the next one that does, if any."""
     run = Run(searcher(("it", policy), most=3, at_once=3))
@@ -350,11 +352,11 @@ def test_a_search_by_rungs_knows_what_ended_it_when_it_goes_on() -> None:
 
 
 def test_what_a_trial_inherits_was_trained_once() -> None:
-    policy, state = search_rules.TotalLengthRule(1000), {"total": 0, "of": {}}
+    policy, state = search_rules.TotalLengthRule(1000), search_rules.TotalLengthState()
 
     def total(trial: int, length: int) -> int:
         policy.judge(state, RuleReport(str(trial), length, 1.0, 1.0))
-        return state["total"]  # type: ignore[return-value]
+        return state.total
 
     assert total(1, 500) == 500
     policy.inherit(state, 2, Parent(1, Length("batches", 500)), "batches")
@@ -432,7 +434,7 @@ def test_what_the_searcher_wants_of_an_ended_trial_is_dropped_and_nothing_else()
     assert not any(isinstance(action, Pause) for action in rest)
 
 
-def halving(*asked: tuple[str, TrialRule], trials: int = 16) -> Supervised:
+def halving(*asked: tuple[str, TrialRule[Any]], trials: int = 16) -> Supervised:
     values = {
         "hyperparameters": {"lr": {"type": "double", "minval": 0.0, "maxval": 1.0}},
         "searcher": {
@@ -453,7 +455,7 @@ def halving(*asked: tuple[str, TrialRule], trials: int = 16) -> Supervised:
 def test_who_is_ended_by_a_policy_has_had_its_turn_at_the_rungs() -> None:
     """Nobody is promoted in its stead: it would end in the same way."""
     method = halving(("time", trial_rules.TimeRule(9 / 3600)))
-    state, actions = method.on_event(method.initial(), Start())
+    state, actions = tell(method, plain(method.initial()), Start())
     lengths: dict[int, int] = {}
     running, longest = [a.trial for a in actions if isinstance(a, Create)], {}
     ended = 0
@@ -462,8 +464,7 @@ def test_who_is_ended_by_a_policy_has_had_its_turn_at_the_rungs() -> None:
         lengths[trial] = at = lengths.get(trial, 0) + 1
         longest[trial] = at
         report = Report(trial, Length("batches", at), {"loss": trial / 100}, seconds=float(at))
-        state, actions = method.on_event(state, report)
-        state = json.loads(json.dumps(state, allow_nan=False))
+        state, actions = tell(method, state, report)
         running.append(trial)
         while actions:
             action = actions.pop(0)
@@ -473,7 +474,7 @@ def test_who_is_ended_by_a_policy_has_had_its_turn_at_the_rungs() -> None:
                 running.remove(action.trial)
                 if isinstance(action, Stop):
                     ended += 1
-                    state, more = method.on_event(state, SegmentEnd(action.trial, "stopped"))
+                    state, more = tell(method, state, SegmentEnd(action.trial, "stopped"))
                     actions += more
             elif isinstance(action, Shutdown):
                 running = []

@@ -15,12 +15,13 @@ import pytest
 from hpcdet import config
 from hpcdet.control.requests import commands
 from hpcdet.read.views import views
-from hpcdet.search.api.events import Create, Report, SegmentEnd, Shutdown, Start, Stop
+from hpcdet.search.api.events import Create, Event, Report, SegmentEnd, Shutdown, Start, Stop
 from hpcdet.search.methods.program import Program, ProgramError, Search, command
 from hpcdet.store.folder.records import Trial
 from hpcdet.units import Length
 from tests import TOP
 from tests import experiments as x
+from tests.json_states import plain, tell
 
 EXAMPLE = TOP / "examples" / "custom_search"
 SEARCH = Search(
@@ -45,9 +46,9 @@ def program(folder: Path, text: str, timeout_s: float = 60.0) -> Program:
 
 def play(method: Program, *, restart: bool) -> list[Any]:
     """A small search; with ``restart`` another process answers each question."""
-    state = method.initial()
+    state = plain(method.initial())
     seen = []
-    events = [
+    events: list[Event] = [
         Start(),
         Report(1, Length("batches", 3), {"loss": 0.5}),
         Report(1, Length("batches", 6), {"loss": math.nan}),
@@ -57,7 +58,7 @@ def play(method: Program, *, restart: bool) -> list[Any]:
         SegmentEnd(3, "target"),
     ]
     for event in events:
-        state, actions = method.on_event(json.loads(json.dumps(state)), event)  # type: ignore[arg-type]
+        state, actions = tell(method, state, event, nan=True)
         seen.append(actions)
         if restart:
             method.close()

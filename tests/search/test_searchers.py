@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from hpcdet.errors import ConfigError
 from hpcdet.search.api import events
-from hpcdet.search.api.events import Action, Create, Report, Searcher, SegmentEnd, Shutdown, Start
+from hpcdet.search.api.events import Action, Create, Method, Report, SegmentEnd, Shutdown, Start
 from hpcdet.search.registry import NAMES, searcher
 from hpcdet.search.samplers import optuna_samplers
 from hpcdet.store.config.resolved_config import COPYING, WHOLE, resolve
 from hpcdet.store.folder.records import Trial
 from hpcdet.units import Length
+from tests.json_states import plain, tell
 
 SPACE = {
     "lr": {"type": "log", "minval": -3, "maxval": -1, "count": 3},
@@ -27,7 +28,7 @@ SPACE = {
 }
 
 
-def make(space: dict[str, Any] | None = None, **asked: Any) -> Searcher:
+def make(space: dict[str, Any] | None = None, **asked: Any) -> Method[Any]:
     return searcher(
         resolve(
             {
@@ -42,15 +43,14 @@ def make(space: dict[str, Any] | None = None, **asked: Any) -> Searcher:
 class Run:
     """Events given one after the other; the state makes the way through JSON each time."""
 
-    def __init__(self, method: Searcher) -> None:
+    def __init__(self, method: Method[Any]) -> None:
         self.method = method
-        self.state = method.initial()
+        self.state = plain(method.initial())
         self.actions: list[Action] = []
         self.give(Start())
 
     def give(self, event: Any) -> list[Action]:
-        after, actions = self.method.on_event(self.state, event)
-        self.state = json.loads(json.dumps(after))
+        self.state, actions = tell(self.method, self.state, event)
         self.actions += actions
         return actions
 
@@ -101,7 +101,7 @@ def test_a_metric_that_nobody_shows_is_asked_about_once_while_others_are_to_trai
             ):
                 state, actions = method.on_event(state, event)
                 found += [(trial, one.why) for one in actions if isinstance(one, events.Ask)]
-        assert state["over"]
+        assert state.over
         return found
 
     wanted = [(3, "no trial of 3 has shown a finite number as 'loss'")]

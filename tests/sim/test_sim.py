@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from hpcdet.search.api import events
-from hpcdet.search.registry import RULES, searcher
+from hpcdet.search.halving.rung_rules import RULES
+from hpcdet.search.registry import searcher
 from hpcdet.sim.cluster import Cluster
 from hpcdet.sim.course import Course
 from hpcdet.sim.engine import Simulation

@@ -27,7 +27,7 @@ RECENT = 100
 """So many of the trials that have ended are still of interest for how their nodes are."""
 
 
-def program(method: events.Searcher) -> dict[str, Any]:
+def program(method: events.Method[Any]) -> dict[str, Any]:
     """Identify the program of a snapshot; another one may fold the records differently."""
     return {"fold": FOLD, "searcher": {"name": method.name, "version": method.version}}
 
@@ -61,8 +61,8 @@ class Decided:
             (``submission``, ``run``, ``nodes``, ``why``).
     """
 
-    method: events.Searcher
-    search: events.State = field(default_factory=dict)
+    method: events.Method[Any]
+    search: Any = None
     started: bool = False
     plans: dict[int, TrialPlan] = field(default_factory=dict)
     owed: list[events.Action] = field(default_factory=list)
@@ -103,6 +103,7 @@ class Decided:
         shutdown = self.shutdown and codec.encode_action(self.shutdown)
         return {
             **plain,
+            "search": codec.encode_state(self.search),
             "plans": [plan.encode() for plan in self.plans.values()],
             "shutdown": shutdown,
             "notified": sorted(self.notified),
@@ -110,11 +111,12 @@ class Decided:
         }
 
     @classmethod
-    def decode(cls, method: events.Searcher, value: Mapping[str, Any]) -> Decided:
+    def decode(cls, method: events.Method[Any], value: Mapping[str, Any]) -> Decided:
         """The inverse of ``encode``."""
         found = cls(method)
         for name in _PLAIN & value.keys():
             setattr(found, name, value[name])
+        found.search = codec.decode_state(found.search, value["search"])
         found.plans = {plain["number"]: TrialPlan.decode(plain) for plain in value["plans"]}
         shutdown = codec.decode_action(value["shutdown"]) if value["shutdown"] else None
         found.shutdown = shutdown if isinstance(shutdown, events.Shutdown) else None
@@ -375,7 +377,7 @@ class Decided:
         self.throttles[line["job"]] = line["running"]
 
 
-_OTHERWISE = {"method", "owed", "broken", "plans", "shutdown", "notified", "state"}
+_OTHERWISE = {"method", "search", "owed", "broken", "plans", "shutdown", "notified", "state"}
 _OTHERWISE |= {"open", "touched"}
 _PLAIN = {each.name for each in dataclasses.fields(Decided)} - _OTHERWISE
 

@@ -85,7 +85,7 @@ class Hands:
     resolved: Resolved
     site: Site
     scheduler: Scheduler
-    method: events.Searcher
+    method: events.Method[Any]
     build: Build
     clock: Callable[[], float] = time.monotonic
     known: dict[int, Mapping[str, Any]] = field(default_factory=dict)

@@ -51,7 +51,7 @@ class Replay:
         points: where the state was compared with a snapshot's, and whether it was equal.
     """
 
-    method: api.Searcher
+    method: api.Method[Any]
     snapshots: dict[Point, dict[str, Any]]
     events: int = 0
     decisions: int = 0

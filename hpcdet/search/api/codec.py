@@ -1,10 +1,12 @@
-"""Searcher events and actions as the plain data of the decisions journal, and back."""
+"""Events, actions and states of searchers as the plain data of the decisions, and back."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from hpcdet.errors import IntegrityError
 from hpcdet.search.api import events
@@ -103,3 +105,51 @@ def concerns(action: events.Action, trial: int) -> bool:
     return (
         isinstance(action, events.Continue | events.Pause | events.Stop) and action.trial == trial
     )
+
+
+# -- states ----------------------------------------------------------------------------------
+
+PART = {"part": True}
+"""Metadata of a field that is a ``StateRecord``: in JSON its keys stand among the others."""
+
+
+@dataclass
+class StateRecord:
+    """Base of typed states: a dataclass that is one JSON object, field by field, in order."""
+
+    def encode(self) -> Any:
+        """The JSON of a snapshot; it shares lists with the state."""
+        found: dict[str, Any] = {}
+        for each in dataclasses.fields(self):
+            value = encode_state(getattr(self, each.name))
+            found |= value if "part" in each.metadata else {each.name: value}
+        return found
+
+    def decode(self, value: Any) -> Self:
+        """The state that was encoded; this one, as before any event, gives the types."""
+        known = {}
+        for each in dataclasses.fields(self):
+            first = getattr(self, each.name)
+            if "part" in each.metadata:
+                known[each.name] = first.decode(value)
+            elif each.name in value:
+                known[each.name] = decode_state(first, value[each.name])
+        return dataclasses.replace(self, **known)
+
+
+def encode_state(state: Any) -> Any:
+    """The JSON of a searcher's state, or of a part of one; what is JSON already stays as it is."""
+    if isinstance(state, StateRecord | Length):
+        return state.encode()
+    if isinstance(state, list) and state and isinstance(state[0], StateRecord):
+        return [encode_state(one) for one in state]
+    return state
+
+
+def decode_state(first: Any, value: Any) -> Any:
+    """The inverse of ``encode_state``; ``first`` is the searcher's initial state."""
+    if isinstance(first, StateRecord | Length):
+        return first.decode(value)
+    if isinstance(first, list) and first and isinstance(first[0], StateRecord):
+        return [first[0].decode(one) for one in value]
+    return value

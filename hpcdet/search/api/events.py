@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from hpcdet.units import Length
 
 State = dict[str, Any]
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,11 @@ class Ask:
 Action = Create | Continue | Pause | Stop | Shutdown | Ask
 
 
-class Searcher(Protocol):
-    """A search method. ``name`` and ``version`` are recorded with its decisions."""
+class Method(Protocol[S]):
+    """A search method whose state is an ``S``: JSON, or a ``codec.StateRecord`` of it.
+
+    ``name`` and ``version`` are recorded with its decisions.
+    """
 
     @property
     def name(self) -> str: ...
@@ -151,11 +155,15 @@ class Searcher(Protocol):
     @property
     def version(self) -> int: ...
 
-    def initial(self) -> State:
-        """State before the first event: plain JSON."""
+    def initial(self) -> S:
+        """State before the first event."""
 
-    def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
+    def on_event(self, state: S, event: Event) -> tuple[S, list[Action]]:
         """The state after an event and what the searcher wants now.
 
         ``state`` may be changed in place; after an exception it is not used any more.
         """
+
+
+class Searcher(Method[State], Protocol):
+    """A search method whose state is plain JSON, as those of users are."""

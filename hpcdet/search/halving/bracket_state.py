@@ -1,18 +1,18 @@
-"""The books of a search by halving, as plain data: who is where, and who may look at it."""
+"""The state of a search by halving: its brackets, its trials, and the view of samplers."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, TypedDict
+from typing import Any
 
 from hpcdet.rungs import Bracket, share, spread
-from hpcdet.search.api.events import State
+from hpcdet.search.api.codec import PART, StateRecord
 from hpcdet.search.api.ranking import Entry, Ranking, loss_of
 from hpcdet.search.api.sampling import Observation
-from hpcdet.units import Length, Unit
+from hpcdet.search.halving.sanity import Doubts
+from hpcdet.units import Length
 
 OPEN = "open"
 """Has a place."""
@@ -29,7 +29,8 @@ DONE = "done"
 """Ended well, with a report of the highest rung."""
 
 
-class Books(TypedDict):
+@dataclass
+class Books(StateRecord):
     """State of one bracket. Lists below ``rungs`` have one item for each rung.
 
     Attributes:
@@ -42,82 +43,113 @@ class Books(TypedDict):
         next: trials with a place that will report there next.
     """
 
-    rungs: list[int]
-    trials: int
+    rungs: list[int] = field(default_factory=list)
+    trials: int = 0
+    concurrent: int = 0
+    created: int = 0
+    invalid: int = 0
+    scores: list[Ranking] = field(default_factory=list)
+    waiting: list[Ranking] = field(default_factory=list)
+    on: list[int] = field(default_factory=list)
+    next: list[int] = field(default_factory=list)
+
+    @classmethod
+    def opened(cls, bracket: Bracket, rungs: int | None = None) -> Books:
+        """The books of a bracket without any trial, with its first ``rungs`` only, or all."""
+        books = cls(trials=bracket.trials, concurrent=bracket.concurrent)
+        for rung in bracket.rungs[:rungs]:
+            books.add_rung(rung)
+        return books
+
+    def add_rung(self, length: int) -> None:
+        """A rung above the highest."""
+        self.rungs.append(length)
+        self.scores.append([])
+        self.waiting.append([])
+        self.on.append(0)
+        self.next.append(0)
+
+    def has_reached(self, rung: int, length: float) -> bool:
+        """True if a trial on its way to a rung has come there."""
+        return rung < len(self.rungs) and length >= self.rungs[rung]
+
+    @property
+    def is_open(self) -> bool:
+        """True while trials of the bracket are still to be made."""
+        return self.created - self.invalid < self.trials
+
+
+@dataclass
+class Trials(StateRecord):
+    """The trials of all brackets: each list has one item for each trial.
+
+    Attributes:
+        bracket: numbers of their brackets.
+        rung: how many rungs they have reported.
+        params: hyperparameters, if the sampler learns; else empty.
+        late: reports of those that are paused, by number: lengths and their worth.
+    """
+
+    bracket: list[int] = field(default_factory=list)
+    rung: list[int] = field(default_factory=list)
+    status: list[str] = field(default_factory=list)
+    params: list[dict[str, Any]] = field(default_factory=list)
+    late: dict[str, list[Any]] = field(default_factory=dict)
+
+
+@dataclass
+class HalvingState(StateRecord):
+    """The state of a search.
+
+    Attributes:
+        concurrent: places; 0: as many as the brackets have together.
+        until: length of the whole training; None where the code decides.
+        open, leaving: trials that have a place, and that leave theirs.
+        good: trials that ended well.
+        in_a_row: samples that the code refused since it last took one.
+    """
+
+    brackets: list[Books]
     concurrent: int
-    created: int
-    invalid: int
-    scores: list[Ranking]
-    waiting: list[Ranking]
-    on: list[int]
-    next: list[int]
+    until: Length | None
+    trials: Trials = field(default_factory=Trials, metadata=PART)
+    open: int = 0
+    leaving: int = 0
+    good: int = 0
+    in_a_row: int = 0
+    doubts: Doubts = field(default_factory=Doubts, metadata=PART)
+    over: bool = False
 
+    def books(self, trial: int) -> Books:
+        return self.brackets[self.trials.bracket[trial - 1]]
 
-def opened(bracket: Bracket) -> Books:
-    """The books of a bracket without any trial."""
-    books = Books(
-        rungs=[],
-        trials=bracket.trials,
-        concurrent=bracket.concurrent,
-        created=0,
-        invalid=0,
-        scores=[],
-        waiting=[],
-        on=[],
-        next=[],
-    )
-    for rung in bracket.rungs:
-        add_rung(books, rung)
-    return books
+    def place(self, trial: int, unit: str) -> str:
+        """The rung that a trial has reported at last, in words."""
+        number, rung = self.trials.bracket[trial - 1], self.trials.rung[trial - 1]
+        rungs = self.brackets[number].rungs
+        prefix = f"bracket {number + 1}, " if len(self.brackets) > 1 else ""
+        return f"{prefix}rung {rung} of {len(rungs)} ({rungs[rung - 1]} {unit})"
 
-
-def add_rung(books: Books, length: int) -> None:
-    """A rung above the highest."""
-    books["rungs"].append(length)
-    books["scores"].append([])
-    books["waiting"].append([])
-    books["on"].append(0)
-    books["next"].append(0)
-
-
-def has_reached(books: Books, rung: int, length: float) -> bool:
-    """Whether a trial on its way to a rung has come there."""
-    return rung < len(books["rungs"]) and length >= books["rungs"][rung]
+    def leave(self, trial: int, status: str = LEAVING) -> None:
+        """Take the place of a trial."""
+        self.trials.status[trial - 1] = status
+        self.open -= 1
+        self.leaving += 1
 
 
 def share_trials(brackets: list[Books], trials: int, as_first: Sequence[Bracket]) -> None:
     """Another number of trials, in the first proportions; with fewer nothing that there is goes."""
     parts = share(trials, [Fraction(one.trials) for one in as_first])
     parts += [0] * (len(brackets) - len(parts))
-    for books, part in zip(brackets, parts, strict=True):
-        books["trials"] = max(part, books["created"] - books["invalid"])
+    for books, own in zip(brackets, parts, strict=True):
+        books.trials = max(own, books.created - books.invalid)
 
 
 def spread_places(brackets: list[Books], places: int, divisor: float) -> None:
     """Another number of places; see ``rungs.spread``."""
-    parts = spread(places, divisor, [books["trials"] for books in brackets])
-    for books, part in zip(brackets, parts, strict=True):
-        books["concurrent"] = part
-
-
-def place(state: State, trial: int, unit: str) -> str:
-    """The rung that a trial has reported at last, in words."""
-    number, rung = state["bracket"][trial - 1], state["rung"][trial - 1]
-    brackets: list[Books] = state["brackets"]
-    rungs = brackets[number]["rungs"]
-    prefix = f"bracket {number + 1}, " if len(brackets) > 1 else ""
-    return f"{prefix}rung {rung} of {len(rungs)} ({rungs[rung - 1]} {unit})"
-
-
-def until(state: State) -> Length | None:
-    """Length of the whole training; None where the code decides."""
-    said = state["until"]
-    return None if said is None else _length(*said.items())
-
-
-@functools.lru_cache(maxsize=64)
-def _length(said: tuple[Unit, int]) -> Length:
-    return Length(*said)
+    parts = spread(places, divisor, [books.trials for books in brackets])
+    for books, own in zip(brackets, parts, strict=True):
+        books.concurrent = own
 
 
 def in_turn(brackets: list[Books]) -> list[tuple[int, Books]]:
@@ -131,8 +163,8 @@ def in_turn(brackets: list[Books]) -> list[tuple[int, Books]]:
 
     def turn(item: tuple[int, Books]) -> tuple[bool, float, int]:
         number, books = item
-        has_its_part = sum(books["next"]) >= books["concurrent"]
-        return has_its_part, books["created"] / max(books["trials"], 1), number
+        has_its_part = sum(books.next) >= books.concurrent
+        return has_its_part, books.created / max(books.trials, 1), number
 
     return sorted(enumerate(brackets), key=turn)
 
@@ -141,21 +173,21 @@ def in_turn(brackets: list[Books]) -> list[tuple[int, Books]]:
 class StateView:
     """The data that a sampler may read; see ``sampling.View``."""
 
-    state: State
+    state: HalvingState
 
     def params(self) -> Mapping[int, Mapping[str, Any]]:
-        return dict(enumerate(self.state["params"], 1))
+        return dict(enumerate(self.state.trials.params, 1))
 
     def observations(self, most: int | None = None) -> Iterator[Observation]:
         having_a_place = set(self.open())
-        brackets: list[Books] = self.state["brackets"]
-        lengths = {length for books in brackets for length in books["rungs"]}
+        brackets = self.state.brackets
+        lengths = {length for books in brackets for length in books.rungs}
         for length in sorted(lengths, reverse=True):
             found = [
                 entry
                 for books in brackets
-                if length in books["rungs"]
-                for entry in books["scores"][books["rungs"].index(length)]
+                if length in books.rungs
+                for entry in books.scores[books.rungs.index(length)]
             ]
             found.sort()
             if most is not None and len(found) > 2 * most:
@@ -166,7 +198,7 @@ class StateView:
                 yield _observation(entry, length)
 
     def open(self) -> list[int]:
-        return [n for n, status in enumerate(self.state["status"], 1) if status == OPEN]
+        return [n for n, status in enumerate(self.state.trials.status, 1) if status == OPEN]
 
 
 def _observation(entry: Entry, length: int) -> Observation:

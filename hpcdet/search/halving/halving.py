@@ -2,7 +2,7 @@
 
 ``Halving`` keeps the books: which trial is on which rung of which bracket, how it ranks there, and
 who gets a place that becomes free. What becomes of a trial at a rung is its rule's to say
-(``asha_stopping``, ``asha_promotion``, ``hybrid``). A decision takes the logarithm of the number of
+(``rung_rules``). A decision takes the logarithm of the number of
 trials, and the moving of a list.
 
 A trial is made with the whole training as its length, so that one that goes on needs no word from
@@ -14,15 +14,16 @@ that come late, twice or after an end change nothing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from hpcdet.goals import EVER, Goals, Objective
 from hpcdet.rungs import Bracket
 from hpcdet.search.api import ranking
 from hpcdet.search.api.events import (
     Action,
+    Ask,
     Continue,
     Create,
     Event,
@@ -32,12 +33,11 @@ from hpcdet.search.api.events import (
     SegmentEnd,
     Shutdown,
     Start,
-    State,
     Stop,
 )
 from hpcdet.search.api.sampling import Sampler
 from hpcdet.search.halving import bracket_state as book
-from hpcdet.search.halving import detours, promotion, resize, sanity
+from hpcdet.search.halving import promotion, resize, sanity
 from hpcdet.search.halving.bracket_state import (
     DONE,
     ENDED,
@@ -47,6 +47,7 @@ from hpcdet.search.halving.bracket_state import (
     PAUSED,
     STOPPED,
     Books,
+    HalvingState,
 )
 from hpcdet.search.halving.promotion import Promotion
 from hpcdet.search.halving.rung_rules import Cut, Rule
@@ -95,39 +96,16 @@ class Halving:
     goals: Goals | None = None
     version: int = NEWEST
 
-    def initial(self) -> State:
-        """Lists below ``bracket`` have one item for each trial; ``late``: reports while paused.
+    def initial(self) -> HalvingState:
+        brackets = [Books.opened(bracket) for bracket in self.brackets]
+        return HalvingState(brackets, self.max_concurrent, self.until)
 
-        ``seen``: somebody has shown the metric, be it no number, or the user was asked about it:
-        from then on who reports without it is worst, before that it has not been heard.
-        ``mute``, ``short``: trials without what the search needs, and such as ended before their
-        next rung, until the first that did better, or the user was asked; then None (``doubts``).
-        """
-        return {
-            "brackets": [book.opened(bracket) for bracket in self.brackets],
-            "concurrent": self.max_concurrent,
-            "until": self.until.encode() if self.until else None,
-            "bracket": [],
-            "rung": [],
-            "status": [],
-            "params": [],
-            "late": {},
-            "open": 0,
-            "leaving": 0,
-            "good": 0,
-            "in_a_row": 0,
-            "seen": False,
-            "mute": [],
-            "short": [],
-            "over": False,
-        }
-
-    def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
+    def on_event(self, state: HalvingState, event: Event) -> tuple[HalvingState, list[Action]]:
         """Changes ``state``."""
-        if state["over"] and not isinstance(event, Limits):
+        if state.over and not isinstance(event, Limits):
             return state, []
         actions: list[Action] = []
-        known = range(1, len(state["status"]) + 1)
+        known = range(1, len(state.trials.status) + 1)
         match event:
             case Start():
                 pass
@@ -141,143 +119,156 @@ class Halving:
             case _:
                 return state, []
         self._fill(state, actions)
-        return state, detours.without(actions)
+        return state, promotion.without_detours(actions)
 
     # -- reports -----------------------------------------------------------------------------
 
-    def _hear(self, state: State, report: Report, actions: list[Action]) -> None:
-        trial, status = report.trial, state["status"][report.trial - 1]
+    def _hear(self, state: HalvingState, report: Report, actions: list[Action]) -> None:
+        trial, status = report.trial, state.trials.status[report.trial - 1]
         if status not in (OPEN, PAUSED):
             return
         length = self._length(state, report)
         found = self._order.worth(report.metrics, report.length.value)
         shown = sanity.shown(report, self.metric, self.goals) if length is not None else "nothing"
         if shown != "nothing":
-            state["in_a_row"], state["seen"] = 0, True
-        unheard = not state["seen"]
+            state.in_a_row, state.doubts.seen = 0, True
+        unheard = not state.doubts.seen
         if shown == "numbers":
-            state["mute"] = None
-        elif length is None or state["mute"] is not None:
-            rung = state["rung"][trial - 1]
-            if length is None or book.has_reached(self._books(state, trial), rung, length):
-                told = report.metrics
-                actions += sanity.mute(state, trial, self._wanted, self.time_metric, told)
+            state.doubts.mute.settle()
+        elif length is None or not state.doubts.mute.settled:
+            rung = state.trials.rung[trial - 1]
+            if length is None or state.books(trial).has_reached(rung, length):
+                actions += self._doubt_metric(state, trial, report.metrics)
         if length is None or unheard:
             return
         if status == PAUSED:
-            state["late"].setdefault(str(trial), []).append([length, found])
+            state.trials.late.setdefault(str(trial), []).append([length, found])
         else:
             self._climb(state, trial, length, found, actions)
 
-    def _length(self, state: State, report: Report) -> float | None:
+    def _length(self, state: HalvingState, report: Report) -> float | None:
         """Return a trial's length in the unit of the rungs; None if unknown."""
         if self.time_metric:
             return ranking.loss(report.metrics, self.time_metric, True)
-        return report.length.value if report.length.unit in state["until"] else None
+        unit = state.until.unit if state.until is not None else ""
+        return report.length.value if report.length.unit == unit else None
 
     def _climb(
-        self, state: State, trial: int, length: float, found: Any, actions: list[Action]
+        self, state: HalvingState, trial: int, length: float, found: Any, actions: list[Action]
     ) -> None:
         """Rank an open trial at every rung that it has reached, until one holds it."""
-        books, rung = self._books(state, trial), state["rung"][trial - 1]
-        rungs = books["rungs"]
+        books, rung = state.books(trial), state.trials.rung[trial - 1]
+        rungs = books.rungs
         while length >= rungs[rung]:
-            scores, waiting = books["scores"][rung], books["waiting"][rung]
+            scores, waiting = books.scores[rung], books.waiting[rung]
             new = self._order.entry(found, trial)
             rank = self._order.insert(scores, waiting, new)
-            books["next"][rung] -= 1
-            state["rung"][trial - 1] = rung + 1
+            books.next[rung] -= 1
+            state.trials.rung[trial - 1] = rung + 1
             above = "rung" if rung + 1 < len(rungs) else self._above(state, books, trial)
             if above == "nothing":
-                state["short"] = None
-                self._leave(state, trial)
-                if state["until"] is None:
-                    actions.append(Stop(trial, f"{self._place(state, trial)}: trained in full"))
+                state.doubts.short.settle()
+                state.leave(trial)
+                if state.until is None:
+                    actions.append(
+                        Stop(trial, f"{state.place(trial, self._unit)}: trained in full")
+                    )
                 return
             cut = self._cut(books, rung)
             verdict = self.rule.verdict(rank, cut) if above == "rung" else "pause"
             if verdict == "on":
-                books["on"][rung] += 1
-                books["next"][rung + 1] += 1
+                books.on[rung] += 1
+                books.next[rung + 1] += 1
                 rung += 1
                 continue
-            why = f"{self._place(state, trial)}: rank {rank + 1} of {len(scores)}"
+            why = f"{state.place(trial, self._unit)}: rank {rank + 1} of {len(scores)}"
             if verdict == "stop":
-                self._leave(state, trial, STOPPED if self.version > 4 else LEAVING)
+                state.leave(trial, STOPPED if self.version > 4 else LEAVING)
                 actions.append(Stop(trial, f"{why}, the best {max(cut, 1)} go on"))
                 return
             ranking.insert(waiting, new)
-            state["status"][trial - 1] = PAUSED
-            state["open"] -= 1
+            state.trials.status[trial - 1] = PAUSED
+            state.open -= 1
             if length > rungs[rung]:
-                state["late"][str(trial)] = [[length, found]]
+                state.trials.late[str(trial)] = [[length, found]]
             some = above == "rung" and (cut or not self._cut.paced)
             go_on = f"the best {cut} go on" if some else "nobody goes on for now"
             actions.append(Pause(trial, f"{why}, {go_on}"))
             return
 
-    def _above(self, state: State, books: Books, trial: int) -> Above:
+    def _above(self, state: HalvingState, books: Books, trial: int) -> Above:
         """Return what lies above the highest rung, which a trial has just reported."""
         return "nothing"
 
-    def _leave(self, state: State, trial: int, status: str = LEAVING) -> None:
-        state["status"][trial - 1] = status
-        state["open"] -= 1
-        state["leaving"] += 1
+    def _doubt_metric(
+        self, state: HalvingState, trial: int, told: Mapping[str, Any] | None = None
+    ) -> list[Ask]:
+        """A trial has come to a rung, or ended, without what the search needs."""
+        trials = sum(books.trials for books in state.brackets)
+        first = min(books.rungs[0] for books in state.brackets)
+        time = f" with {self.time_metric!r}" if self.time_metric else ""
+        where = f"{time} from length {first} on"
+        return state.doubts.without_metric(trial, trials, self._wanted, where, told)
+
+    def _doubt_length(self, state: HalvingState, trial: int) -> list[Ask]:
+        """A trial has ended by itself before its next rung."""
+        rungs, rung = state.books(trial).rungs, state.trials.rung[trial - 1]
+        return state.doubts.ended_early(trial, f"{rungs[rung]} {self._unit}", rungs[-1])
 
     # -- ends --------------------------------------------------------------------------------
 
-    def _end(self, state: State, end: SegmentEnd, actions: list[Action]) -> None:
+    def _end(self, state: HalvingState, end: SegmentEnd, actions: list[Action]) -> None:
         trial, good = end.trial, end.reason in _GOOD
-        books, rung = self._books(state, trial), state["rung"][trial - 1]
-        status = state["status"][trial - 1]
+        books, rung = state.books(trial), state.trials.rung[trial - 1]
+        status = state.trials.status[trial - 1]
         if status in (ENDED, DONE, FULL):
             return
         refused = end.reason == "invalid_hp"
         traceless = refused or end.reason == "violated"
-        state["in_a_row"] = state["in_a_row"] + 1 if refused else 0
+        state.in_a_row = state.in_a_row + 1 if refused else 0
         if status == PAUSED and end.reason == "target":
-            state["status"][trial - 1] = FULL
+            state.trials.status[trial - 1] = FULL
             return
         if status == OPEN:
-            state["open"] -= 1
-            books["next"][rung] -= 1
+            state.open -= 1
+            books.next[rung] -= 1
             if not good and not traceless:
                 worst = self._order.entry(None, trial)
-                self._order.insert(books["scores"][rung], books["waiting"][rung], worst)
+                self._order.insert(books.scores[rung], books.waiting[rung], worst)
         elif status in (LEAVING, STOPPED):
-            state["leaving"] -= 1
-            if status == LEAVING and end.reason == "target" and rung == len(books["rungs"]) - 1:
+            state.leaving -= 1
+            if status == LEAVING and end.reason == "target" and rung == len(books.rungs) - 1:
                 resize.rest(state, books, rung - 1, trial)
                 return
         else:
-            ranking.remove(books["waiting"][rung - 1], trial)
-            state["late"].pop(str(trial), None)
-        books["invalid"] += refused
+            ranking.remove(books.waiting[rung - 1], trial)
+            state.trials.late.pop(str(trial), None)
+        books.invalid += refused
         for below in range(rung if traceless else 0):
-            self._order.remove(books["scores"][below], books["waiting"][below], trial)
+            self._order.remove(books.scores[below], books.waiting[below], trial)
         # an open or paused trial is stopped by a policy only: then nobody takes its turn
         by_policy = end.reason == "stopped" and status not in (LEAVING, STOPPED)
-        if not by_policy and not (good and rung == len(books["rungs"])):
+        if not by_policy and not (good and rung == len(books.rungs)):
             for below in range(rung if status == OPEN else rung - 1):
-                books["on"][below] -= 1
+                books.on[below] -= 1
         self._close(state, trial, good)
         if good and status == OPEN and not by_policy:
-            actions += sanity.ended(state, books, trial, self._wanted, self.time_metric, self._unit)
+            mute = state.trials.rung[trial - 1] == 0 and not state.doubts.mute.settled
+            actions += (self._doubt_metric if mute else self._doubt_length)(state, trial)
 
-    def _close(self, state: State, trial: int, good: bool) -> None:
-        top = state["rung"][trial - 1] == len(self._books(state, trial)["rungs"])
-        state["status"][trial - 1] = DONE if good and top else ENDED
-        state["good"] += good
+    def _close(self, state: HalvingState, trial: int, good: bool) -> None:
+        top = state.trials.rung[trial - 1] == len(state.books(trial).rungs)
+        state.trials.status[trial - 1] = DONE if good and top else ENDED
+        state.good += good
 
     # -- places ------------------------------------------------------------------------------
 
-    def _fill(self, state: State, actions: list[Action]) -> None:
+    def _fill(self, state: HalvingState, actions: list[Action]) -> None:
         """Give every free place to a trial; with nothing left to wait for the search is over."""
-        brackets: list[Books] = state["brackets"]
-        most = state["concurrent"] or sum(books["concurrent"] for books in brackets)
-        hopeless = promotion.hopeless(state, self.sampler.constant) if state["in_a_row"] else ""
-        while state["open"] < most:
+        brackets = state.brackets
+        most = state.concurrent or sum(books.concurrent for books in brackets)
+        hopeless = promotion.hopeless(state.in_a_row, self.sampler.constant)
+        while state.open < most:
             try:
                 turns = book.in_turn(brackets)
                 if any(self._advance(state, n, bool(hopeless), actions) for n, _ in turns):
@@ -285,28 +276,30 @@ class Halving:
             except SpaceError as error:
                 hopeless = error.what
                 continue
-            if state["open"] or state["leaving"] or not self._reopen(state):
+            if state.open or state.leaving or not self._reopen(state):
                 break
-        if state["open"] or state["leaving"]:
+        if state.open or state.leaving:
             return
-        state["over"] = True
-        paused = any(any(books["waiting"]) for books in brackets)
-        failed = not (state["good"] or paused)
+        state.over = True
+        paused = any(any(books.waiting) for books in brackets)
+        failed = not (state.good or paused)
         why = hopeless or ("no trial succeeded" if failed else "")
         actions.append(Shutdown(failed, why))
 
-    def _reopen(self, state: State) -> bool:
+    def _reopen(self, state: HalvingState) -> bool:
         """Nothing is left to do: whether this has changed now."""
         return False
 
-    def _advance(self, state: State, number: int, hopeless: bool, actions: list[Action]) -> bool:
+    def _advance(
+        self, state: HalvingState, number: int, hopeless: bool, actions: list[Action]
+    ) -> bool:
         """The next step of a bracket: promote, else create, else promote the last ones.
 
         Returns whether there was any.
         """
-        books: Books = state["brackets"][number]
+        books = state.brackets[number]
         order = self._order
-        new = not hopeless and promotion.is_open(books)
+        new = not hopeless and books.is_open
         due = self._cut.due if new or self.version < 5 else self._cut.share
         found = promotion.promotable(books, due, order)
         if found is None and new:
@@ -318,77 +311,70 @@ class Halving:
             self._promote(state, books, found, actions)
         return found is not None
 
-    def _create(self, state: State, number: int, actions: list[Action]) -> None:
-        trial = len(state["status"]) + 1
+    def _create(self, state: HalvingState, number: int, actions: list[Action]) -> None:
+        trial = len(state.trials.status) + 1
         params = self.sampler.suggest(book.StateView(state), trial)
         if self.sampler.learns:
-            state["params"].append(params)
-        state["bracket"].append(number)
-        state["rung"].append(0)
-        state["status"].append(OPEN)
-        state["open"] += 1
-        books: Books = state["brackets"][number]
-        books["created"] += 1
-        books["next"][0] += 1
-        why = f"bracket {number + 1}" if len(state["brackets"]) > 1 else ""
+            state.trials.params.append(params)
+        state.trials.bracket.append(number)
+        state.trials.rung.append(0)
+        state.trials.status.append(OPEN)
+        state.open += 1
+        books = state.brackets[number]
+        books.created += 1
+        books.next[0] += 1
+        why = f"bracket {number + 1}" if len(state.brackets) > 1 else ""
         seed = trial_seed(self.seed, trial)
-        actions.append(Create(trial, params, seed, book.until(state), why=why))
+        actions.append(Create(trial, params, seed, state.until, why=why))
 
     def _promote(
-        self, state: State, books: Books, chosen: Promotion, actions: list[Action]
+        self, state: HalvingState, books: Books, chosen: Promotion, actions: list[Action]
     ) -> None:
         """A paused trial of a rung goes on; what it has reported since then counts now."""
         rung = chosen.rung
-        trial = books["waiting"][rung].pop(chosen.index)[2]
-        trains = state["status"][trial - 1] == PAUSED
-        books["on"][rung] += 1
-        books["next"][rung + 1] += 1
-        state["status"][trial - 1] = OPEN
-        state["open"] += 1
+        trial = books.waiting[rung].pop(chosen.index)[2]
+        trains = state.trials.status[trial - 1] == PAUSED
+        books.on[rung] += 1
+        books.next[rung + 1] += 1
+        state.trials.status[trial - 1] = OPEN
+        state.open += 1
         told: list[Action] = [
-            Continue(trial, book.until(state), f"{self._place(state, trial)}: {chosen.why}")
+            Continue(trial, state.until, f"{state.place(trial, self._unit)}: {chosen.why}")
         ]
-        late = state["late"].pop(str(trial), [])
+        late = state.trials.late.pop(str(trial), [])
         for place, (length, found) in enumerate(late):
             self._climb(state, trial, length, found, told)
-            if state["status"][trial - 1] == PAUSED:
-                state["late"][str(trial)] = late[place:]
-            if state["status"][trial - 1] != OPEN:
+            if state.trials.status[trial - 1] == PAUSED:
+                state.trials.late[str(trial)] = late[place:]
+            if state.trials.status[trial - 1] != OPEN:
                 break
         if trains:
             actions += told
         else:
             self._settle(state, books, trial, actions)
 
-    def _settle(self, state: State, books: Books, trial: int, actions: list[Action]) -> None:
+    def _settle(self, state: HalvingState, books: Books, trial: int, actions: list[Action]) -> None:
         """A promoted trial that has trained all the way already takes no place."""
-        match state["status"][trial - 1]:
+        match state.trials.status[trial - 1]:
             case book.PAUSED:
-                state["status"][trial - 1] = FULL
+                state.trials.status[trial - 1] = FULL
                 return
             case book.LEAVING | book.STOPPED:
-                state["leaving"] -= 1
+                state.leaving -= 1
             case book.OPEN:
-                state["open"] -= 1
-                rung = state["rung"][trial - 1]
-                books["next"][rung] -= 1
+                state.open -= 1
+                rung = state.trials.rung[trial - 1]
+                books.next[rung] -= 1
                 for below in range(rung if self.version > 4 else 0):
-                    books["on"][below] -= 1
-                actions += sanity.short(state, books, trial, self._unit)
+                    books.on[below] -= 1
+                actions += self._doubt_length(state, trial)
         self._close(state, trial, good=True)
 
-    def _heighten(self, state: State, books: Books, length: int) -> None:
+    def _heighten(self, state: HalvingState, books: Books, length: int) -> None:
         """Add a rung above what was the whole training."""
         resize.heighten(state, books, length)
 
     # -- looking things up -------------------------------------------------------------------
-
-    def _books(self, state: State, trial: int) -> Books:
-        return cast(Books, state["brackets"][state["bracket"][trial - 1]])
-
-    def _place(self, state: State, trial: int) -> str:
-        """The rung that a trial has reported at last, in words."""
-        return book.place(state, trial, self._unit)
 
     @property
     def _unit(self) -> str:

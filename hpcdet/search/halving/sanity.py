@@ -3,16 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hpcdet.goals import Goals, finite
-from hpcdet.search.api.events import Ask, Report, State
-from hpcdet.search.halving.bracket_state import Books
+from hpcdet.search.api.codec import StateRecord
+from hpcdet.search.api.events import Ask, Report
 
 ENOUGH = 3
 """Trials that may lack what the search needs, or end too soon, where none ever did better."""
 MANY = 6
 """Metrics that are named of those that are reported instead."""
+
+
+@dataclass
+class Doubt(StateRecord):
+    """Trials that lack something, until the first that has it, or the user was asked.
+
+    In JSON the list of trials, or null once the doubt is settled.
+    """
+
+    trials: list[int] = field(default_factory=list)
+    settled: bool = False
+
+    def add(self, trial: int) -> int:
+        """Note a trial; return how many there are, or 0 if it is known or the doubt is settled."""
+        if self.settled or trial in self.trials:
+            return 0
+        self.trials.append(trial)
+        return len(self.trials)
+
+    def settle(self) -> None:
+        self.trials, self.settled = [], True
+
+    def encode(self) -> list[int] | None:
+        return None if self.settled else self.trials
+
+    def decode(self, value: list[int] | None) -> Doubt:
+        return Doubt(settled=True) if value is None else Doubt(value)
+
+
+@dataclass
+class Doubts(StateRecord):
+    """The doubts about a search by halving.
+
+    Attributes:
+        seen: a trial has shown the metric, be it no number, or the user was asked about it: from
+            then on a report without it is worst, before that it is ignored.
+        mute: trials without what the search needs.
+        short: trials that ended before their next rung.
+    """
+
+    seen: bool = False
+    mute: Doubt = field(default_factory=Doubt)
+    short: Doubt = field(default_factory=Doubt)
+
+    def without_metric(
+        self, trial: int, enough: int, metric: str, where: str, told: Mapping[str, Any] | None
+    ) -> list[Ask]:
+        """A trial lacks what the search needs: a question, if none of ``enough`` ever had it.
+
+        Args:
+            metric: the names of what it needs; ``where`` continues that sentence.
+            told: what it has reported, if that is known.
+        """
+        count = self.mute.add(trial)
+        if count < min(ENOUGH, enough):
+            return []
+        what = unseen(count, metric)
+        self.mute.settle()
+        self.short.settle()
+        self.seen = True
+        return [Ask(f"{what}{where}{said(told)}")]
+
+    def ended_early(self, trial: int, next_rung: str, top: int) -> list[Ask]:
+        """A trial ended by itself before its next rung: a question, if none came to the top."""
+        if self.short.settled:
+            return []
+        self.short.trials.append(trial)
+        if len(self.short.trials) < ENOUGH:
+            return []
+        what = f"trials {', '.join(map(str, self.short.trials))} ended by themselves"
+        self.short.settle()
+        where = f"before their next rung, the last one before {next_rung}"
+        return [Ask(f"{what} {where}, and none has come to {top}")]
 
 
 def shown(
@@ -31,33 +105,6 @@ def shown(
     return "no number" if None in found else "numbers"
 
 
-def mute(
-    state: State,
-    trial: int,
-    metric: str,
-    time_metric: str,
-    told: Mapping[str, Any] | None = None,
-) -> list[Ask]:
-    """A trial lacks what the search needs: nothing to ask about, unless none ever had it.
-
-    Args:
-        metric: names of what it needs; ``told``: what it has reported, if that is known.
-    """
-    known: list[int] | None = state["mute"]
-    brackets: list[Books] = state["brackets"]
-    if known is None or trial in known:
-        return []
-    known.append(trial)
-    if len(known) < min(ENOUGH, sum(books["trials"] for books in brackets)):
-        return []
-    state["mute"] = state["short"] = None
-    state["seen"] = True
-    first = min(books["rungs"][0] for books in brackets)
-    what = unseen(len(known), metric)
-    what += f" with {time_metric!r}" if time_metric else ""
-    return [Ask(f"{what} from length {first} on{said(told)}")]
-
-
 def unseen(trials: int, metric: str) -> str:
     """Return the sentence that no trial of so many has shown the metric as a finite number."""
     return f"no trial of {trials} has shown a finite number as {metric!r}"
@@ -70,27 +117,3 @@ def said(told: Mapping[str, Any] | None) -> str:
     words = [name if finite(told[name]) is not None else f"{name} = {told[name]}" for name in told]
     more = ", …" if len(words) > MANY else ""
     return f"; the last one reports {', '.join(sorted(words)[:MANY])}{more}" if words else ""
-
-
-def ended(
-    state: State, books: Books, trial: int, metric: str, time_metric: str, unit: str
-) -> list[Ask]:
-    """A trial that had a place has ended by itself."""
-    if state["rung"][trial - 1] == 0 and state["mute"] is not None:
-        return mute(state, trial, metric, time_metric)
-    return short(state, books, trial, unit)
-
-
-def short(state: State, books: Books, trial: int, unit: str) -> list[Ask]:
-    """A trial ended by itself before its next rung: likewise, unless none ever came to the top."""
-    known: list[int] | None = state["short"]
-    if known is None:
-        return []
-    known.append(trial)
-    if len(known) < ENOUGH:
-        return []
-    state["short"] = None
-    rungs, next_one = books["rungs"], state["rung"][trial - 1]
-    what = f"trials {', '.join(map(str, known))} ended by themselves before their next rung"
-    where = f"the last one before {rungs[next_one]} {unit}"
-    return [Ask(f"{what}, {where}, and none has come to {rungs[-1]}")]

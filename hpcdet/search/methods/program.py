@@ -32,7 +32,7 @@ from typing import IO, Any
 
 from hpcdet.errors import HpcdetError
 from hpcdet.search.api import codec
-from hpcdet.search.api.events import Action, Create, Event, State
+from hpcdet.search.api.events import Action, Create, Event
 from hpcdet.space.space import Space, trial_seed
 from hpcdet.store.folder import trust
 from hpcdet.store.trials.parents import Parent
@@ -171,6 +171,14 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 @dataclass
+class ProgramState(codec.StateRecord):
+    """How many trials a program has created, and its own state, whatever JSON that is."""
+
+    created: int = 0
+    program: Any = None
+
+
+@dataclass
 class Program:
     """The search method of a program.
 
@@ -196,18 +204,18 @@ class Program:
         self._space = Space(self.search.hyperparameters)
         self._process: _Process | None = None
 
-    def initial(self) -> State:
-        return {"created": 0, "program": None}
+    def initial(self) -> ProgramState:
+        return ProgramState()
 
-    def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
+    def on_event(self, state: ProgramState, event: Event) -> tuple[ProgramState, list[Action]]:
         question = {
             "search": self.search.encode(),
-            "state": state["program"],
+            "state": state.program,
             "event": codec.encode_event(event),
         }
         try:
             answer = _parse(self._ask(json.dumps(question).encode() + b"\n"))
-            created = state["created"]
+            created = state.created
             actions = []
             for said in answer["actions"]:
                 action = self._action(said, created)
@@ -216,7 +224,7 @@ class Program:
         except ProgramError:
             self.close()
             raise
-        return {"created": created, "program": answer.get("state")}, actions
+        return ProgramState(created, answer.get("state")), actions
 
     def _ask(self, line: bytes) -> bytes:
         if self._process is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hpcdet.search.api.events import Action, Create, Event, Searcher, State
+from hpcdet.search.api.events import Action, Create, Event, Method
 from hpcdet.search.api.ranking import entry
 from hpcdet.search.api.sampling import Around, Observation, Sampler, View
 from hpcdet.space.space import Space
@@ -42,7 +42,7 @@ class First(Around):
 class Heirs:
     """A searcher whose trials begin from one checkpoint, where they have no parent of their own."""
 
-    method: Searcher
+    method: Method[Any]
     parent: str = str(ORIGIN)
 
     @property
@@ -53,10 +53,10 @@ class Heirs:
     def version(self) -> int:
         return self.method.version
 
-    def initial(self) -> State:
+    def initial(self) -> Any:
         return self.method.initial()
 
-    def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
+    def on_event(self, state: Any, event: Event) -> tuple[Any, list[Action]]:
         """Raises as the searcher does."""
         state, actions = self.method.on_event(state, event)
         return state, [self._made(action) for action in actions]

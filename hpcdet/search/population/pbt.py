@@ -30,7 +30,6 @@ from hpcdet.search.api.events import (
     SegmentEnd,
     Shutdown,
     Start,
-    State,
     Stop,
 )
 from hpcdet.search.api.sampling import Sampler
@@ -45,10 +44,9 @@ from hpcdet.search.population.members import (
     TRAINS,
     WAITS,
     Member,
+    PopulationState,
     PopulationView,
     cut,
-    living,
-    member,
     ranked,
 )
 from hpcdet.space.domains import below
@@ -88,30 +86,15 @@ class Pbt:
     name: str = "pbt"
     version: int = field(default=2, init=False)
 
-    def initial(self) -> State:
-        """``of``: the place in ``members`` of each trial; ``seen``: reports, where they matter.
+    def initial(self) -> PopulationState:
+        members = [Member() for _ in range(self.population)]
+        return PopulationState(members, until=self.until.value, places=self.max_concurrent)
 
-        ``mute``: trials without the metric, until the first one that has it, or until the user
-        was asked; then None.
-        """
-        return {
-            "members": [member() for _ in range(self.population)],
-            "of": [],
-            "params": {},
-            "seeds": {},
-            "seen": [],
-            "until": self.until.value,
-            "places": self.max_concurrent,
-            "mute": [],
-            "failures": 0,
-            "in_a_row": 0,
-            "good": 0,
-            "over": False,
-        }
-
-    def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
+    def on_event(
+        self, state: PopulationState, event: Event
+    ) -> tuple[PopulationState, list[Action]]:
         """Ignore reports of trials that have been given up."""
-        if state["over"] and not isinstance(event, Limits):
+        if state.over and not isinstance(event, Limits):
             return state, []
         actions: list[Action] = []
         match event:
@@ -132,108 +115,108 @@ class Pbt:
 
     # -- reports and ends --------------------------------------------------------------------
 
-    def _hear(self, state: State, report: Report, actions: list[Action]) -> None:
-        one, length = self._member(state, report.trial), report.length.value
-        if report.length.unit != self.until.unit or length <= one["at"]:
+    def _hear(self, state: PopulationState, report: Report, actions: list[Action]) -> None:
+        one, length = state.member(report.trial), report.length.value
+        if report.length.unit != self.until.unit or length <= one.at:
             return
         self._look_for_metric(state, report, actions)
-        state["in_a_row"] = 0
+        state.in_a_row = 0
         if self.explorer.learns:
             found = ranking.loss(report.metrics, self.metric, self.smaller_is_better)
-            state["seen"].append([report.trial, length, found])
+            state.seen.append([report.trial, length, found])
         generation = length // self.interval
-        if generation <= one["generation"]:
+        if generation <= one.generation:
             return
         worth = self._order.worth(report.metrics, length)
-        one.update(at=length, score=[worth], generation=generation)
-        if one["status"] != TRAINS or length >= one["goal"]:
+        one.shows(length, worth, generation)
+        if one.status != TRAINS or length >= one.goal:
             return  # it leaves, or is about to say that it has come to its goal
         if self._is_bad(state, one):
-            actions.append(Stop(one["trial"], f"{self._place(state, one)}: it is given up"))
-            self._replace(state, one, self._donors(state, one["generation"]), actions)
+            actions.append(Stop(one.trial, f"{self._place(state, one)}: it is given up"))
+            self._replace(state, one, self._donors(state, one.generation), actions)
         elif self._somebody_is_behind(state, one):
-            actions.append(Pause(one["trial"], "members that are less far train now"))
-            one["status"] = WAITS
+            actions.append(Pause(one.trial, "members that are less far train now"))
+            one.status = WAITS
 
-    def _look_for_metric(self, state: State, report: Report, actions: list[Action]) -> None:
+    def _look_for_metric(
+        self, state: PopulationState, report: Report, actions: list[Action]
+    ) -> None:
         if finite(report.metrics.get(self.metric)) is not None:
-            state["mute"] = None
-        elif state["mute"] is not None and report.trial not in state["mute"]:
-            state["mute"].append(report.trial)
-            if (count := len(state["mute"])) >= min(ENOUGH, self.population):
-                state["mute"] = None
-                actions.append(Ask(unseen(count, self.metric) + said(report.metrics)))
+            state.mute.settle()
+        elif (count := state.mute.add(report.trial)) >= min(ENOUGH, self.population):
+            state.mute.settle()
+            actions.append(Ask(unseen(count, self.metric) + said(report.metrics)))
 
-    def _end(self, state: State, end: SegmentEnd, actions: list[Action]) -> None:
-        one, refused = self._member(state, end.trial), end.reason == "invalid_hp"
-        state["in_a_row"] = state["in_a_row"] + 1 if refused else 0
+    def _end(self, state: PopulationState, end: SegmentEnd, actions: list[Action]) -> None:
+        one, refused = state.member(end.trial), end.reason == "invalid_hp"
+        state.in_a_row = state.in_a_row + 1 if refused else 0
         if end.reason == "target":
             self._reach(state, one, actions)
         elif refused or end.reason in ("failed", "violated"):
-            state["failures"] += not refused
-            if state["failures"] > FAILURES * self.population:
-                one["status"] = GONE
-            elif self.synchronous and one["generation"]:
-                one.update(trial=0, status=HELD)
+            state.failures += not refused
+            if state.failures > FAILURES * self.population:
+                one.status = GONE
+            elif self.synchronous and one.generation:
+                one.trial, one.status = 0, HELD
             else:
-                one["trial"] = 0
+                one.trial = 0
                 self._replace(state, one, self._donors(state, 0), actions)
         else:
-            state["good"] += end.reason in ("stopped", "user_exit")
-            one["status"] = GONE
+            state.good += end.reason in ("stopped", "user_exit")
+            one.status = GONE
 
-    def _reach(self, state: State, one: Member, actions: list[Action]) -> None:
+    def _reach(self, state: PopulationState, one: Member, actions: list[Action]) -> None:
         """A trial has come to the length that it was asked for."""
-        goal = one["goal"]
-        if goal >= state["until"]:
-            state["good"] += 1
-            one["status"] = DONE
+        goal = one.goal
+        if goal >= state.until:
+            state.good += 1
+            one.status = DONE
             return
-        if one["at"] < goal:  # and has reported nothing there
-            one.update(at=goal, score=[None], generation=goal // self.interval)
-        one["status"] = HELD if self.synchronous else WAITS
+        if one.at < goal:  # and has reported nothing there
+            one.shows(goal, None, goal // self.interval)
+        one.status = HELD if self.synchronous else WAITS
         if not self.synchronous and self._is_bad(state, one):
-            self._replace(state, one, self._donors(state, one["generation"]), actions)
+            self._replace(state, one, self._donors(state, one.generation), actions)
 
-    def _round(self, state: State, actions: list[Action]) -> None:
+    def _round(self, state: PopulationState, actions: list[Action]) -> None:
         """Once all have come to the end of an interval, the worst are given up."""
-        held = living(state)
-        if any(one["status"] != HELD for one in held):
+        held = state.living
+        if any(one.status != HELD for one in held):
             return
-        bad = [one for one in held if not one["trial"] or self._is_bad(state, one)]
-        found = self._donors(state, held[0]["generation"]) if bad else []
+        bad = [one for one in held if not one.trial or self._is_bad(state, one)]
+        found = self._donors(state, held[0].generation) if bad else []
         # who began anew is shorter than the rest, and ranks among others than these do
         donors = [one for one in found if all(one is not each for each in bad)]
         for one in bad:
             self._replace(state, one, donors, actions)
         for one in held:
-            one["status"] = WAITS
+            one.status = WAITS
 
     # -- who is good, who is bad -------------------------------------------------------------
 
-    def _is_bad(self, state: State, one: Member) -> bool:
+    def _is_bad(self, state: PopulationState, one: Member) -> bool:
         """Whether it is among the worst, and somebody is good."""
         place, of = self._rank(state, one)
         number = cut(self.quantile, self.population, of)
-        return place >= of - number and bool(self._donors(state, one["generation"]))
+        return place >= of - number and bool(self._donors(state, one.generation))
 
-    def _donors(self, state: State, generation: int) -> list[Member]:
+    def _donors(self, state: PopulationState, generation: int) -> list[Member]:
         """Members that may be copied: the best ones, of those that are not at the end."""
         scores = ranked(state, generation, self._order)
         number = max(cut(self.quantile, self.population, len(scores)), 1)
         best = [entry for entry in scores[:number] if ranking.loss_of(entry) is not None]
-        found = [self._member(state, entry[2]) for entry in best]
-        return [each for each in found if each["at"] < state["until"]]
+        found = [state.member(entry[2]) for entry in best]
+        return [each for each in found if each.at < state.until]
 
-    def _rank(self, state: State, one: Member) -> tuple[int, int]:
+    def _rank(self, state: PopulationState, one: Member) -> tuple[int, int]:
         """The rank of a member, 0 for the best, and among how many."""
-        scores = ranked(state, one["generation"], self._order)
-        own = self._order.entry(one["score"][0], one["trial"])
+        scores = ranked(state, one.generation, self._order)
+        own = self._order.entry(one.score[0], one.trial)
         return ranking.rank(scores, own), len(scores)
 
-    def _place(self, state: State, one: Member) -> str:
+    def _place(self, state: PopulationState, one: Member) -> str:
         place, of = self._rank(state, one)
-        return f"rank {place + 1} of {of} at {one['at']} {self.until.unit}"
+        return f"rank {place + 1} of {of} at {one.at} {self.until.unit}"
 
     @functools.cached_property
     def _order(self) -> ranking.Ordering:
@@ -241,47 +224,47 @@ class Pbt:
         return ranking.by(self.goals or alone)
 
     def _replace(
-        self, state: State, one: Member, donors: list[Member], actions: list[Action]
+        self, state: PopulationState, one: Member, donors: list[Member], actions: list[Action]
     ) -> None:
         """Its trial is over; an heir of a better one is made, or, without any, a new one later.
 
         An heir is made at once, so that it gets the checkpoint that its parent has now.
         """
-        if not donors or hopeless(state, self.sampler.constant):
-            one.update(member())
+        if not donors or hopeless(state.in_a_row, self.sampler.constant):
+            one.replace()
             return
-        number = len(state["of"]) + 1
+        number = len(state.of) + 1
         donor = donors[below(bits(self.seed, number, ("", "donor")), len(donors))]
-        trial, at = donor["trial"], donor["at"]
-        known, view = state["params"][str(trial)], PopulationView(state)
+        trial, at = donor.trial, donor.at
+        known, view = state.params[str(trial)], PopulationView(state)
         params = self.explorer.explore(view, trial, known, number)
         why = f"an heir of trial {trial}, {self._place(state, donor)}"
-        seed = state["seeds"][str(trial)]
+        seed = state.seeds[str(trial)]
         if self.explorer.learns:  # what the heir begins with
-            state["seen"].append([number, at, donor["score"][0]])
-        one.update(member(at=at, generation=at // self.interval))
+            state.seen.append([number, at, donor.score[0]])
+        one.replace(at, at // self.interval)
         parent = str(Parent(trial, self._length(at)))
         self._make(state, one, Create(number, params, seed, None, parent, why), actions)
 
     # -- places ------------------------------------------------------------------------------
 
-    def _fill(self, state: State, actions: list[Action]) -> None:
+    def _fill(self, state: PopulationState, actions: list[Action]) -> None:
         """Give every free place to the member that is least far; the end, if none is left."""
         made = {action.trial for action in actions if isinstance(action, Create)}
-        members: list[Member] = state["members"]
-        why_not = hopeless(state, self.sampler.constant)
-        places = state["places"] or self.population
-        while sum(one["status"] == TRAINS for one in members) < places:
-            waiting = [one for one in members if one["status"] == WAITS]
+        members = state.members
+        why_not = hopeless(state.in_a_row, self.sampler.constant)
+        places = state.places or self.population
+        while state.training < places:
+            waiting = [one for one in members if one.status == WAITS]
             if not waiting:
                 break
-            one = min(waiting, key=lambda each: each["generation"])
-            one["status"] = TRAINS
-            if one["trial"] in made:
+            one = min(waiting, key=lambda each: each.generation)
+            one.status = TRAINS
+            if one.trial in made:
                 continue
-            if one["trial"]:
-                one["goal"] = self._goal(state, one["at"])
-                actions.append(Continue(one["trial"], self._length(one["goal"])))
+            if one.trial:
+                one.goal = self._goal(state, one.at)
+                actions.append(Continue(one.trial, self._length(one.goal)))
                 continue
             try:
                 if why_not:
@@ -289,76 +272,72 @@ class Pbt:
                 self._begin(state, one, actions)
             except SpaceError as error:
                 why_not = error.what
-                one["status"] = GONE
-        idle = made & {one["trial"] for one in members if one["status"] == WAITS}
+                one.status = GONE
+        idle = made & {one.trial for one in members if one.status == WAITS}
         actions += [Pause(trial, "it waits for a place") for trial in sorted(idle)]
-        if not living(state):
-            state["over"] = True
-            failed = not state["good"]
+        if not state.living:
+            state.over = True
+            failed = not state.good
             actions.append(Shutdown(failed, why_not or ("no trial succeeded" if failed else "")))
 
-    def _begin(self, state: State, one: Member, actions: list[Action]) -> None:
+    def _begin(self, state: PopulationState, one: Member, actions: list[Action]) -> None:
         """A trial that begins from nothing. Raises SpaceError if there are no hyperparameters."""
-        number = len(state["of"]) + 1
+        number = len(state.of) + 1
         params = self.sampler.suggest(PopulationView(state), number)
         self._make(state, one, Create(number, params, trial_seed(self.seed, number), None), actions)
 
-    def _make(self, state: State, one: Member, new: Create, actions: list[Action]) -> None:
-        goal = self._goal(state, one["at"])
-        one.update(trial=new.trial, goal=goal)
-        state["of"].append(next(n for n, each in enumerate(state["members"]) if each is one))
-        state["params"][str(new.trial)], state["seeds"][str(new.trial)] = new.params, new.seed
+    def _make(
+        self, state: PopulationState, one: Member, new: Create, actions: list[Action]
+    ) -> None:
+        goal = self._goal(state, one.at)
+        one.trial, one.goal = new.trial, goal
+        state.of.append(next(n for n, each in enumerate(state.members) if each is one))
+        state.params[str(new.trial)], state.seeds[str(new.trial)] = new.params, new.seed
         if not self.explorer.learns:
-            alive = {str(each["trial"]) for each in state["members"]}
-            for known in (state["params"], state["seeds"]):
+            alive = {str(each.trial) for each in state.members}
+            for known in (state.params, state.seeds):
                 for trial in known.keys() - alive:
                     del known[trial]
         until = self._length(goal)
         actions.append(Create(new.trial, new.params, new.seed, until, new.parent, new.why))
 
-    def _goal(self, state: State, at: int) -> int:
+    def _goal(self, state: PopulationState, at: int) -> int:
         """How far a member is to train now: to the end, or of the next interval."""
-        until = int(state["until"])
-        in_turns = self.synchronous or len(living(state)) > (state["places"] or self.population)
+        until = state.until
+        in_turns = self.synchronous or len(state.living) > (state.places or self.population)
         return min((at // self.interval + 1) * self.interval, until) if in_turns else until
 
-    def _somebody_is_behind(self, state: State, one: Member) -> bool:
+    def _somebody_is_behind(self, state: PopulationState, one: Member) -> bool:
         """Whether a member that is less far has no place, and there is none free."""
-        others = [each for each in living(state) if each["generation"] < one["generation"]]
-        training = sum(each["status"] == TRAINS for each in state["members"])
-        full = training >= (state["places"] or self.population)
-        return full and any(each["status"] == WAITS for each in others)
+        others = [each for each in state.living if each.generation < one.generation]
+        full = state.training >= (state.places or self.population)
+        return full and any(each.status == WAITS for each in others)
 
     # -- what users change -------------------------------------------------------------------
 
-    def _change(self, state: State, limits: Limits, actions: list[Action]) -> None:
+    def _change(self, state: PopulationState, limits: Limits, actions: list[Action]) -> None:
         """More or fewer places, and longer training; the population stays as it is."""
-        state["over"], state["places"] = False, limits.max_concurrent
+        state.over, state.places = False, limits.max_concurrent
         longer = limits.max_length
-        if longer is None or longer.unit != self.until.unit or longer.value <= state["until"]:
+        if longer is None or longer.unit != self.until.unit or longer.value <= state.until:
             return
-        for one in state["members"]:
-            if one["status"] == DONE:
-                state["good"] -= 1
-                one.update(status=WAITS, at=state["until"])
-            elif one["status"] == TRAINS and one["goal"] == state["until"]:
-                one["goal"] = longer.value
+        for one in state.members:
+            if one.status == DONE:
+                state.good -= 1
+                one.status, one.at = WAITS, state.until
+            elif one.status == TRAINS and one.goal == state.until:
+                one.goal = longer.value
                 why = "the search was made longer"
-                actions.append(Continue(one["trial"], longer, why))
-        state["until"] = longer.value
+                actions.append(Continue(one.trial, longer, why))
+        state.until = longer.value
 
     # -- looking things up -------------------------------------------------------------------
 
-    def _lives(self, state: State, trial: int) -> bool:
-        if not 1 <= trial <= len(state["of"]):
+    def _lives(self, state: PopulationState, trial: int) -> bool:
+        if not 1 <= trial <= len(state.of):
             return False
-        one = self._member(state, trial)
-        return bool(one["trial"] == trial) and one["status"] in LIVING
-
-    @staticmethod
-    def _member(state: State, trial: int) -> Member:
-        one: Member = state["members"][state["of"][trial - 1]]
-        return one
+        one = state.member(trial)
+        return one.trial == trial and one.status in LIVING
 
     def _length(self, value: int) -> Length:
         return Length(self.until.unit, value)

@@ -10,12 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcdet.search.api.events import Action, Create, Event, SegmentEnd, Shutdown, Start, State
+from hpcdet.search.api.codec import StateRecord
+from hpcdet.search.api.events import Action, Create, Event, SegmentEnd, Shutdown, Start
 from hpcdet.store.trials.parents import Parent
 from hpcdet.units import Length
 
 Step = tuple[Length, Mapping[str, Any]]
 """Until which length to train, and with which hyperparameters."""
+
+
+@dataclass
+class ScheduleState(StateRecord):
+    made: int = 0
+    over: bool = False
 
 
 @dataclass(frozen=True)
@@ -27,27 +34,27 @@ class ScheduleSearch:
     name: str = field(default="schedule", init=False)
     version: int = field(default=1, init=False)
 
-    def initial(self) -> State:
-        return {"made": 0, "over": False}
+    def initial(self) -> ScheduleState:
+        return ScheduleState()
 
-    def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
+    def on_event(self, state: ScheduleState, event: Event) -> tuple[ScheduleState, list[Action]]:
         """A trial that does not come to its length ends the schedule."""
-        if state["over"]:
+        if state.over:
             return state, []
         match event:
             case Start():
                 return state, [self._next(state)]
-            case SegmentEnd(trial, "target") if trial == state["made"] < len(self.steps):
+            case SegmentEnd(trial, "target") if trial == state.made < len(self.steps):
                 return state, [self._next(state)]
-            case SegmentEnd(trial, reason) if trial == state["made"]:
-                state["over"] = True
+            case SegmentEnd(trial, reason) if trial == state.made:
+                state.over = True
                 good = reason in ("target", "stopped", "user_exit")
                 return state, [Shutdown(not good, "" if good else f"trial {trial}: {reason}")]
         return state, []
 
-    def _next(self, state: State) -> Create:
-        done = state["made"]
+    def _next(self, state: ScheduleState) -> Create:
+        done = state.made
         until, params = self.steps[done]
         parent = str(Parent(done, self.steps[done - 1][0])) if done else ""
-        state["made"] = done + 1
+        state.made = done + 1
         return Create(done + 1, dict(params), self.seed, until, parent)

@@ -31,7 +31,7 @@ the metric counts for ``nan``, ``total_length`` counts what trials inherited, an
 policy has ended stays ended.
 """
 
-_POLICIES: dict[str, Callable[..., TrialRule]] = {
+_POLICIES: dict[str, Callable[..., TrialRule[Any]]] = {
     "patience": PatienceRule,
     "threshold": ThresholdRule,
     "median": PercentileRule,
@@ -50,7 +50,7 @@ _POLICIES: dict[str, Callable[..., TrialRule]] = {
 
 def chosen(
     asked: Mapping[str, Mapping[str, Any]], smaller_is_better: bool, version: int = NEWEST
-) -> list[tuple[str, TrialRule]]:
+) -> list[tuple[str, TrialRule[Any]]]:
     """The policies of ``searcher.stopping`` with their names, in the order of the table above."""
     found = []
     for name, make in _POLICIES.items():

@@ -7,37 +7,61 @@ does not end it again by the same facts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from hpcdet.search.stopping.trial_rules import WORST, Blank, RuleReport, Scope, State, TrialRule
+from hpcdet.search.api.codec import StateRecord
+from hpcdet.search.api.events import S
+from hpcdet.search.stopping.trial_rules import WORST, RuleReport, Scope, TrialRule
 from hpcdet.store.trials.parents import Parent
 
 
 @runtime_checkable
-class SearchRule(TrialRule, Protocol):
+class SearchRule(TrialRule[S], Protocol[S]):
     """A policy that ends the search."""
 
-    def renew(self, state: State) -> None:
+    def renew(self, state: S) -> None:
         """The search goes on though this policy had ended it."""
 
 
+@dataclass
+class TargetState(StateRecord):
+    """``met``: the target has ended the search before; left out of the JSON while it has not."""
+
+    met: bool = False
+
+    def encode(self) -> dict[str, bool]:
+        return {"met": True} if self.met else {}
+
+
 @dataclass(frozen=True)
-class TargetRule(Blank):
+class TargetRule:
     """Ends the search when a trial's metric is as good as ``value``, a loss.
 
-    Who wants more trials after that wants them made: it does not end the same search again.
+    It does not end the same search again: the user then wants more trials to be made.
     """
 
     value: float
     scope: Scope = "search"
 
-    def judge(self, state: State, seen: RuleReport) -> str:
-        reached = not state and seen.feasible and seen.loss <= self.value
+    def initial(self) -> TargetState:
+        return TargetState()
+
+    def judge(self, state: TargetState, seen: RuleReport) -> str:
+        reached = not state.met and seen.feasible and seen.loss <= self.value
         return f"trial {seen.trial} reached the target with {seen.metric:g}" if reached else ""
 
-    def renew(self, state: State) -> None:
-        state["met"] = True
+    def renew(self, state: TargetState) -> None:
+        state.met = True
+
+
+@dataclass
+class NoImprovementState(StateRecord):
+    """The best loss, the trials that have reported, and how many of these began since then."""
+
+    best: float = WORST
+    known: dict[str, bool] = field(default_factory=dict)
+    since: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,21 +78,29 @@ class NoImprovementRule:
     min_delta: float = 0.0
     scope: Scope = "search"
 
-    def initial(self) -> State:
-        return {"best": WORST, "known": {}, "since": 0}
+    def initial(self) -> NoImprovementState:
+        return NoImprovementState()
 
-    def judge(self, state: State, seen: RuleReport) -> str:
-        if seen.trial not in state["known"]:
-            state["known"][seen.trial] = True
-            state["since"] += 1
-        if seen.feasible and seen.loss < state["best"] - self.min_delta:
-            state["best"], state["since"] = seen.loss, 0
-        if state["since"] <= self.trials:
+    def judge(self, state: NoImprovementState, seen: RuleReport) -> str:
+        if seen.trial not in state.known:
+            state.known[seen.trial] = True
+            state.since += 1
+        if seen.feasible and seen.loss < state.best - self.min_delta:
+            state.best, state.since = seen.loss, 0
+        if state.since <= self.trials:
             return ""
-        return f"{state['since'] - 1} trials were no better than the best before them"
+        return f"{state.since - 1} trials were no better than the best before them"
 
-    def renew(self, state: State) -> None:
-        state["since"] = 0
+    def renew(self, state: NoImprovementState) -> None:
+        state.since = 0
+
+
+@dataclass
+class TotalLengthState(StateRecord):
+    """``of``: up to which length each trial is counted; None: to where it is found first."""
+
+    total: int = 0
+    of: dict[str, int | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,30 +114,29 @@ class TotalLengthRule:
     length: int
     scope: Scope = "search"
 
-    def initial(self) -> State:
-        """``of``: up to which length each trial is counted; None: to where it is found first."""
-        return {"total": 0, "of": {}}
+    def initial(self) -> TotalLengthState:
+        return TotalLengthState()
 
-    def judge(self, state: State, seen: RuleReport) -> str:
-        before = state["of"].get(seen.trial, 0)
+    def judge(self, state: TotalLengthState, seen: RuleReport) -> str:
+        before = state.of.get(seen.trial, 0)
         if before is None:
             before = seen.length
         elif seen.length < before:
-            before = seen.length  # it began further back than asked for, and nobody knows where
-        state["of"][seen.trial] = seen.length
-        state["total"] += seen.length - before
-        used = state["total"]
+            before = seen.length  # it began further back than asked for, at an unknown length
+        state.of[seen.trial] = seen.length
+        state.total += seen.length - before
+        used = state.total
         return f"trained {used} of {self.length} in all" if used >= self.length else ""
 
-    def renew(self, state: State) -> None:
-        state["total"] = 0
+    def renew(self, state: TotalLengthState) -> None:
+        state.total = 0
 
     @staticmethod
-    def inherit(state: State, trial: int, parent: Parent, unit: str) -> None:
+    def inherit(state: TotalLengthState, trial: int, parent: Parent, unit: str) -> None:
         """A trial is about to begin at the length where its parent is."""
         at: int | None = None
         if parent.length is not None and parent.length.unit == unit:
             at = parent.length.value
         elif not parent.experiment:
-            at = state["of"].get(str(parent.trial), 0)
-        state["of"][str(trial)] = at
+            at = state.of.get(str(parent.trial), 0)
+        state.of[str(trial)] = at

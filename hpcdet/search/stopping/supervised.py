@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 from hpcdet.goals import Goals
 from hpcdet.search.api import codec
@@ -16,11 +16,10 @@ from hpcdet.search.api.events import (
     Create,
     Event,
     Limits,
+    Method,
     Report,
-    Searcher,
     SegmentEnd,
     Shutdown,
-    State,
     Stop,
 )
 from hpcdet.search.stopping.rules_from_config import NEWEST, WITHOUT_METRIC
@@ -31,6 +30,68 @@ from hpcdet.units import Length
 
 _DECIDES = 3
 """Raised when what is decided by the newest rules is."""
+
+
+@dataclass
+class PolicyEnd(codec.StateRecord):
+    """How rules have ended a search, which may be taken back.
+
+    Attributes:
+        by: their places in the list of rules.
+        gone: the trials that were open.
+        told: the events of these from then on, as the journal has them.
+        why: for people.
+    """
+
+    by: list[int]
+    gone: list[int]
+    told: list[dict[str, Any]]
+    why: str
+
+
+@dataclass
+class SupervisedState(codec.StateRecord):
+    """The state of a searcher and of its rules.
+
+    Attributes:
+        method: the searcher's; ``policies``: that of each rule.
+        open, ended: trials that train, and that a rule has ended while they still do, as keys.
+        over: a rule has ended the search; ``end`` says how, if it may be taken back.
+        heard: the metric has been reported, or the user was asked about it.
+        asked: trials and length that the search is to do; None, and not in the JSON, where an end
+            by a rule stands.
+    """
+
+    method: Any
+    policies: list[Any]
+    open: dict[str, bool] = field(default_factory=dict)
+    ended: dict[str, bool] = field(default_factory=dict)
+    over: bool = False
+    heard: bool = False
+    asked: list[int | None] | None = None
+    end: PolicyEnd | None = None
+
+    def encode(self) -> dict[str, Any]:
+        found: dict[str, Any] = super().encode()
+        found["policies"] = [codec.encode_state(own) for own in self.policies]
+        if self.asked is None:
+            del found["asked"], found["end"]
+        return found
+
+    def decode(self, value: Any) -> Self:
+        rules = zip(self.policies, value["policies"], strict=True)
+        end = value.get("end")
+        return replace(
+            self,
+            method=codec.decode_state(self.method, value["method"]),
+            policies=[codec.decode_state(first, own) for first, own in rules],
+            open=value["open"],
+            ended=value["ended"],
+            over=value["over"],
+            heard=value["heard"],
+            asked=value.get("asked"),
+            end=None if end is None else PolicyEnd(**end),
+        )
 
 
 @dataclass(frozen=True)
@@ -57,8 +118,8 @@ class Supervised:
         begin_at: how far what trials begin from is, where they begin from one checkpoint.
     """
 
-    method: Searcher
-    policies: Sequence[tuple[str, TrialRule]]
+    method: Method[Any]
+    policies: Sequence[tuple[str, TrialRule[Any]]]
     metric: str
     smaller_is_better: bool = True
     slots: int = 1
@@ -76,46 +137,41 @@ class Supervised:
         """Return the version of searcher and rules; for the first rules, the searcher's own."""
         return self.method.version + (100 * _DECIDES if self.rules > 1 else 0)
 
-    def initial(self) -> State:
-        """``over``: a policy has ended the search; ``end`` says how, if it may be taken back."""
-        state: State = {
-            "method": self.method.initial(),
-            "policies": [policy.initial() for _, policy in self.policies],
-            "open": {},
-            "ended": {},
-            "over": False,
-            "heard": False,
-        }
-        if self.rules > 1 and self.limits is not None:
-            state |= {"asked": _extent(self.limits), "end": None}
-        return state
+    def initial(self) -> SupervisedState:
+        policies = [policy.initial() for _, policy in self.policies]
+        asked = _extent(self.limits) if self.rules > 1 and self.limits is not None else None
+        return SupervisedState(self.method.initial(), policies, asked=asked)
 
-    def on_event(self, state: State, event: Event) -> tuple[State, list[Action]]:
+    def on_event(
+        self, state: SupervisedState, event: Event
+    ) -> tuple[SupervisedState, list[Action]]:
         """Ignore trials that a rule has ended, and all events after it has ended the search."""
         match event:
-            case Report() if state["over"]:
+            case Report() if state.over:
                 self._keep(state, event)
                 return state, []
-            case Report(trial=trial) if str(trial) in state["ended"]:
+            case Report(trial=trial) if str(trial) in state.ended:
                 return state, []
             case Report():
                 return state, self._report(state, event)
             case SegmentEnd(trial=trial):
-                state["open"].pop(str(trial), None)
-                if state["over"]:
+                state.open.pop(str(trial), None)
+                if state.over:
                     self._keep(state, event)
                     return state, []
-                if state["ended"].pop(str(trial), False):
+                if state.ended.pop(str(trial), False):
                     return state, []
             case Limits():
-                further = "asked" in state and _further(_extent(event), state["asked"])
-                if "asked" in state:
-                    state["asked"] = _extent(event)
-                if state["over"]:
-                    return state, self._reopen(state, event) if further else []
+                further = state.asked is not None and _further(_extent(event), state.asked)
+                if state.asked is not None:
+                    state.asked = _extent(event)
+                if state.over and state.end is not None and further:
+                    return self._reopen(state, state.end, event)
+                if state.over:
+                    return state, []
         return state, self._tell(state, event)
 
-    def _report(self, state: State, report: Report) -> list[Action]:
+    def _report(self, state: SupervisedState, report: Report) -> list[Action]:
         metrics, length = report.metrics, report.length.value
         feasible = True
         if self.goals is not None:
@@ -133,25 +189,24 @@ class Supervised:
             self.slots,
             feasible,
         )
-        state["heard"] = state.get("heard", True) or self.metric in report.metrics
+        state.heard = state.heard or self.metric in report.metrics
         ends, asks, by = {"trial": "", "search": ""}, list[Action](), list[int]()
-        judges = zip(self.policies, state["policies"], strict=True)
+        judges = zip(self.policies, state.policies, strict=True)
         for place, ((name, policy), own) in enumerate(judges):
             why = policy.judge(own, seen)
-            if why and not state["heard"] and name not in WITHOUT_METRIC:
-                state["heard"] = True  # asked once
+            if why and not state.heard and name not in WITHOUT_METRIC:
+                state.heard = True  # asked once
                 what = f"trial {seen.trial} would end by {name}, but nobody has ever reported"
                 asks.append(Ask(f"{what} {self.metric!r} as a number of its validations"))
             elif why and not asks:
                 ends[policy.scope] = ends[policy.scope] or f"{name}: {why}"
                 by += [place] if policy.scope == "search" else []
         if ends["search"]:
-            state["over"] = True
-            if "end" in state:
-                gone = [int(trial) for trial in state["open"]]
-                told = [codec.encode_event(report)]
-                state["end"] = {"by": by, "gone": gone, "told": told, "why": ends["search"]}
-            stops = [Stop(int(trial), ends["search"]) for trial in state["open"]]
+            state.over = True
+            if state.asked is not None:
+                gone = [int(trial) for trial in state.open]
+                state.end = PolicyEnd(by, gone, [codec.encode_event(report)], ends["search"])
+            stops = [Stop(int(trial), ends["search"]) for trial in state.open]
             return [*stops, Shutdown(why=ends["search"])]
         actions = [*self._tell(state, report), *asks]
         if not ends["trial"]:
@@ -160,79 +215,79 @@ class Supervised:
         ended = self._end(state, report.trial, "stopped")
         return [Stop(report.trial, ends["trial"]), *others, *ended]
 
-    def _keep(self, state: State, event: Report | SegmentEnd) -> None:
+    def _keep(self, state: SupervisedState, event: Report | SegmentEnd) -> None:
         """Remember an event of a trial after a rule has ended the search, which may be undone."""
-        end = state.get("end")
-        if end is None or event.trial not in end["gone"]:
+        end = state.end
+        if end is None or event.trial not in end.gone:
             return
         violated = codec.encode_event(SegmentEnd(event.trial, "violated"))
-        if violated in end["told"]:
+        if violated in end.told:
             return  # it has ended for the searcher
         kept: Event = event
         if self.goals is not None and isinstance(event, Report):
             broken = self.goals.broken(event.metrics, event.length.value)
             kept = SegmentEnd(event.trial, "violated") if broken else event
-        end["told"].append(codec.encode_event(kept))
+        end.told.append(codec.encode_event(kept))
 
-    def _reopen(self, state: State, limits: Limits) -> list[Action]:
+    def _reopen(
+        self, state: SupervisedState, end: PolicyEnd, limits: Limits
+    ) -> tuple[SupervisedState, list[Action]]:
         """More is asked for than the search was to do when a policy ended it."""
         before = copy.deepcopy(state)
-        end, state["over"], state["end"] = state["end"], False, None
-        for place in end["by"]:
+        state.over, state.end = False, None
+        for place in end.by:
             policy = self.policies[place][1]
             if isinstance(policy, SearchRule):
-                policy.renew(state["policies"][place])
-        leaving = {str(trial): True for trial in end["gone"] if str(trial) in state["open"]}
-        told = [event for line in end["told"] if (event := codec.decode_event(line)) is not None]
+                policy.renew(state.policies[place])
+        leaving = {str(trial): True for trial in end.gone if str(trial) in state.open}
+        told = [event for line in end.told if (event := codec.decode_event(line)) is not None]
         ends: dict[int, str] = {}
         for event in told:
             if isinstance(event, SegmentEnd):
                 ends.setdefault(event.trial, event.reason)
-        told += [SegmentEnd(trial, "stopped") for trial in end["gone"] if trial not in ends]
-        stopped = [t for t in end["gone"] if ends.get(t, "stopped") in ("stopped", "violated")]
+        told += [SegmentEnd(trial, "stopped") for trial in end.gone if trial not in ends]
+        stopped = [t for t in end.gone if ends.get(t, "stopped") in ("stopped", "violated")]
         meanwhile = list[Action]()
         for event in told:
             if isinstance(event, SegmentEnd):  # what was wanted of it before came to nothing
                 meanwhile = [a for a in meanwhile if not codec.concerns(a, event.trial)]
-                state["open"].pop(str(event.trial), None)
+                state.open.pop(str(event.trial), None)
             meanwhile += self._tell(state, event)
         meanwhile = [a for a in meanwhile if not any(codec.concerns(a, t) for t in stopped)]
         for trial in stopped:
-            state["open"].pop(str(trial), None)
-        state["ended"] |= leaving
+            state.open.pop(str(trial), None)
+        state.ended |= leaving
         then = self._tell(state, limits)
         if not any(isinstance(action, Create | Continue) for action in meanwhile + then):
-            state.clear()
-            state.update(before)
-            return [Shutdown(why=end["why"])]
+            return before, [Shutdown(why=end.why)]
         if any(isinstance(action, Create | Continue) for action in then):
             meanwhile = [action for action in meanwhile if not isinstance(action, Shutdown)]
-        return meanwhile + then
+        return state, meanwhile + then
 
     def _end(
-        self, state: State, trial: int, reason: Literal["stopped", "violated"]
+        self, state: SupervisedState, trial: int, reason: Literal["stopped", "violated"]
     ) -> list[Action]:
         """A trial is over, whatever becomes of it; what the searcher wants then."""
-        state["ended"][str(trial)] = True
-        state["open"].pop(str(trial), None)
+        state.ended[str(trial)] = True
+        state.open.pop(str(trial), None)
         return self._tell(state, SegmentEnd(trial, reason))
 
-    def _tell(self, state: State, event: Event) -> list[Action]:
-        state["method"], actions = self.method.on_event(state["method"], event)
+    def _tell(self, state: SupervisedState, event: Event) -> list[Action]:
+        state.method, actions = self.method.on_event(state.method, event)
         for action in actions:
             if isinstance(action, Create | Continue):
-                state["open"][str(action.trial)] = True
-                state["ended"].pop(str(action.trial), None)
+                state.open[str(action.trial)] = True
+                state.ended.pop(str(action.trial), None)
             if isinstance(action, Create) and action.parent and self.rules > 1:
                 self._inherit(state, action)
         return actions
 
-    def _inherit(self, state: State, child: Create) -> None:
+    def _inherit(self, state: SupervisedState, child: Create) -> None:
         parent = Parent.parse(child.parent)
         unit = child.until.unit if child.until is not None else "batches"
         if parent == ORIGIN:
             parent = replace(ORIGIN, length=self.begin_at)
-        for (_, policy), own in zip(self.policies, state["policies"], strict=True):
+        for (_, policy), own in zip(self.policies, state.policies, strict=True):
             if isinstance(policy, TotalLengthRule) and parent is not None:
                 policy.inherit(own, child.trial, parent, unit)
 

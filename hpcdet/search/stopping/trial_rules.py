@@ -12,14 +12,17 @@ import statistics
 import sys
 from bisect import bisect_left, insort
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from hpcdet.goals import finite
+from hpcdet.search.api.codec import StateRecord
+from hpcdet.search.api.events import S
 
 WORST = sys.float_info.max
 Scope = Literal["trial", "search"]
-State = dict[str, Any]
+ByTrial = dict[str, Any]
+"""A state of what is known of each trial, by its number as text."""
 
 
 @dataclass(frozen=True)
@@ -45,23 +48,23 @@ class RuleReport:
     feasible: bool = True
 
 
-class TrialRule(Protocol):
+class TrialRule(Protocol[S]):
     """A stopping rule; ``scope`` is what ends: the trial that reported, or the search."""
 
     @property
     def scope(self) -> Scope: ...
 
-    def initial(self) -> State:
-        """State before the first report: plain JSON."""
+    def initial(self) -> S:
+        """State before the first report: plain JSON, or a ``StateRecord``."""
 
-    def judge(self, state: State, seen: RuleReport) -> str:
+    def judge(self, state: S, seen: RuleReport) -> str:
         """Why training ends with this report, or ""."""
 
 
 class Blank:
     """A policy that remembers nothing before the first report."""
 
-    def initial(self) -> State:
+    def initial(self) -> ByTrial:
         return {}
 
 
@@ -85,7 +88,7 @@ class PatienceRule(Blank):
     min_delta: float = 0.0
     scope: Scope = "trial"
 
-    def judge(self, state: State, seen: RuleReport) -> str:
+    def judge(self, state: ByTrial, seen: RuleReport) -> str:
         best, since = state.get(seen.trial, (WORST, 0))
         if seen.loss < best - self.min_delta:
             state[seen.trial] = [seen.loss, 0]
@@ -111,7 +114,7 @@ class ThresholdRule(Blank):
     finite: bool = True
     scope: Scope = "trial"
 
-    def judge(self, state: State, seen: RuleReport) -> str:
+    def judge(self, state: ByTrial, seen: RuleReport) -> str:
         if seen.length < self.warmup or seen.metric is None:
             return ""
         if seen.loss == WORST:
@@ -121,6 +124,15 @@ class ThresholdRule(Blank):
         if seen.metric > self.upper:
             return f"{seen.metric:g} is above {self.upper:g}"
         return ""
+
+
+@dataclass
+class PercentileState(StateRecord):
+    """The best loss and last length of each trial, and sorted losses at each length."""
+
+    best: dict[str, float] = field(default_factory=dict)
+    at: dict[str, list[float]] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -145,17 +157,17 @@ class PercentileRule:
     interval: int = 1
     scope: Scope = "trial"
 
-    def initial(self) -> State:
-        return {"best": {}, "at": {}, "last": {}}
+    def initial(self) -> PercentileState:
+        return PercentileState()
 
-    def judge(self, state: State, seen: RuleReport) -> str:
-        best = min(state["best"].get(seen.trial, WORST), seen.loss)
-        state["best"][seen.trial] = best
+    def judge(self, state: PercentileState, seen: RuleReport) -> str:
+        best = min(state.best.get(seen.trial, WORST), seen.loss)
+        state.best[seen.trial] = best
         at = seen.length // self.interval
-        if at <= state["last"].get(seen.trial, -1):
+        if at <= state.last.get(seen.trial, -1):
             return ""
-        state["last"][seen.trial] = at
-        others = state["at"].setdefault(str(at), [])
+        state.last[seen.trial] = at
+        others = state.at.setdefault(str(at), [])
         rank, n = bisect_left(others, best), len(others)
         insort(others, best)
         if seen.length < self.warmup or n < self.min_trials:
@@ -173,7 +185,7 @@ class PlateauRule(Blank):
     std: float
     scope: Scope = "trial"
 
-    def judge(self, state: State, seen: RuleReport) -> str:
+    def judge(self, state: ByTrial, seen: RuleReport) -> str:
         last = [*state.get(seen.trial, ()), seen.loss][-self.reports :]
         state[seen.trial] = last
         if len(last) < self.reports or WORST in last:
@@ -181,6 +193,14 @@ class PlateauRule(Blank):
         spread = statistics.pstdev(last)
         flat = spread < self.std
         return f"flat: deviation {spread:.3g} over {self.reports} reports" if flat else ""
+
+
+@dataclass
+class WilcoxonState(StateRecord):
+    """The losses of each trial by length, and the trial that is best."""
+
+    series: dict[str, dict[str, float]] = field(default_factory=dict)
+    best: str | None = None
 
 
 @dataclass(frozen=True)
@@ -200,19 +220,19 @@ class WilcoxonRule:
     min_pairs: int = 5
     scope: Scope = "trial"
 
-    def initial(self) -> State:
-        return {"series": {}, "best": None}
+    def initial(self) -> WilcoxonState:
+        return WilcoxonState()
 
-    def judge(self, state: State, seen: RuleReport) -> str:
-        series = state["series"].setdefault(seen.trial, {})
+    def judge(self, state: WilcoxonState, seen: RuleReport) -> str:
+        series = state.series.setdefault(seen.trial, {})
         series[str(seen.length)] = seen.loss
         why = ""
-        champion = state["best"]
+        champion = state.best
         if champion not in (None, seen.trial):
-            why = self._compare(series, state["series"][champion])
+            why = self._compare(series, state.series[champion])
         key = self._standing(series)
-        if champion is None or key < self._standing(state["series"][champion]):
-            state["best"] = seen.trial
+        if champion is None or key < self._standing(state.series[champion]):
+            state.best = seen.trial
         return why
 
     @staticmethod
@@ -239,7 +259,7 @@ class CostRule(Blank):
     slot_hours: float
     scope: Scope = "trial"
 
-    def judge(self, state: State, seen: RuleReport) -> str:
+    def judge(self, state: ByTrial, seen: RuleReport) -> str:
         spent = seen.slot_seconds / 3600
         return f"{spent:.3g} slot-hours of {self.slot_hours:g}" if spent > self.slot_hours else ""
 
@@ -251,7 +271,7 @@ class TimeRule(Blank):
     hours: float
     scope: Scope = "trial"
 
-    def judge(self, state: State, seen: RuleReport) -> str:
+    def judge(self, state: ByTrial, seen: RuleReport) -> str:
         spent = seen.slot_seconds / seen.slots / 3600
         return f"trained {spent:.3g} hours of {self.hours:g}" if spent > self.hours else ""
 
@@ -268,7 +288,7 @@ class NaNRule(Blank):
     absent: bool = False
     scope: Scope = "trial"
 
-    def judge(self, state: State, seen: RuleReport) -> str:
+    def judge(self, state: ByTrial, seen: RuleReport) -> str:
         if seen.metric is None and not self.absent:
             return ""
         if seen.loss != WORST:
@@ -297,7 +317,7 @@ class DivergenceRule(Blank):
     finite: bool = True
     scope: Scope = "trial"
 
-    def judge(self, state: State, seen: RuleReport) -> str:
+    def judge(self, state: ByTrial, seen: RuleReport) -> str:
         if seen.metric is None:
             return ""
         first, best, bad = state.get(seen.trial, (seen.loss, seen.loss, 0))
