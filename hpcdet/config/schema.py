@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from hpcdet.config.check import problems
+from hpcdet.config.check.section_models import Config
 from hpcdet.config.determined import foreign_keys
-from hpcdet.config.models.experiment import Config
 from hpcdet.errors import NotFound
 
 _NUMBER = {"type": "number"}
@@ -62,6 +62,7 @@ def schema() -> dict[str, Any]:
     made = Config.model_json_schema()
     made["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     made["title"] = "hpcdet experiment config"
+    made["description"] = "A whole experiment config."
     made["$defs"]["Hyperparameter"] = _hyperparameter()
     made["properties"]["schema"] = {"const": 1, "description": "Stands in resolved configs."}
     space = made["properties"]["hyperparameters"]

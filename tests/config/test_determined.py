@@ -10,10 +10,11 @@ import yaml
 
 from hpcdet import config
 from hpcdet.config.check import problems, search_methods
+from hpcdet.config.check.section_models import model
 from hpcdet.config.determined import foreign_keys
-from hpcdet.config.models.experiment import Searcher
 from hpcdet.errors import ConfigError
 from hpcdet.store.config import overrides
+from hpcdet.store.config.searcher_keys import Searcher
 from hpcdet.units import Length
 
 TUTORIAL = """\
@@ -223,7 +224,7 @@ name: adaptive_asha
 def test_an_adaptive_search_is_honoured(tmp_path: Path) -> None:
     text = TUTORIAL.replace("    batches: 1000\n", "").replace("  max_length:\n", "")
     loaded = load(tmp_path, text.replace("name: single\n  metric: validation_loss", ADAPTIVE))
-    asked = loaded.typed().searcher
+    asked = loaded.config.searcher
     assert (asked.rule, asked.max_length) == ("stopping", Length("batches", 937))
     assert [(one.rungs, one.trials, one.concurrent) for one in asked.brackets] == [
         ((58, 234, 937), 12, 4),
@@ -233,13 +234,13 @@ def test_an_adaptive_search_is_honoured(tmp_path: Path) -> None:
     table = load(
         tmp_path, "entrypoint: x", "searcher={name: hyperband, max_length: 81, divisor: 3}"
     )
-    assert table.typed().searcher.max_trials == 81 + 34 + 15 + 8 + 5
+    assert table.config.searcher.max_trials == 81 + 34 + 15 + 8 + 5
     own = "searcher={name: asha, max_time: 9, time_metric: seen, num_rungs: 2, max_trials: 4}"
-    counted = load(tmp_path, "entrypoint: x", own).typed().searcher
+    counted = load(tmp_path, "entrypoint: x", own).config.searcher
     unset = "searcher={name: single, max_length: 9, max_time: null, time_metric: null}"
-    assert load(tmp_path, "entrypoint: x", unset).typed().searcher.top == 9
+    assert load(tmp_path, "entrypoint: x", unset).config.searcher.top == 9
     assert (counted.top, counted.max_length, counted.rungs) == (9, None, [])
-    longer = overrides.lay(loaded.typed(), {overrides.MAX_LENGTH: {"batches": 2000}}).searcher
+    longer = overrides.lay(loaded.config, {overrides.MAX_LENGTH: {"batches": 2000}}).searcher
     assert [rung.value for rung in longer.rungs] == [58, 234, 937, 2000]
     assert longer.brackets == asked.brackets
 
@@ -289,12 +290,13 @@ def test_searches_that_cannot_be(tmp_path: Path, searcher: str, said: str) -> No
 def test_a_share_is_kept_where_something_asks_for_it(tmp_path: Path, others: str) -> None:
     asked = f"{{name: asha, max_trials: 9, max_length: 9, promotion_share: 0.25, {others}}}"
     loaded = load(tmp_path, "entrypoint: x", f"searcher={asked}")
-    assert loaded.typed().searcher.promotion_share == 0.25
+    assert loaded.config.searcher.promotion_share == 0.25
 
 
 def test_of_every_key_of_a_search_it_is_known_who_takes_it() -> None:
-    names = {*get_args(Searcher.model_fields["name"].annotation)}
-    assert {*search_methods.EVERY} | search_methods.TAKE.keys() == Searcher.model_fields.keys()
+    fields = model(Searcher).model_fields
+    names = {*get_args(fields["name"].annotation)}
+    assert {*search_methods.EVERY} | search_methods.TAKE.keys() == fields.keys()
     assert not {*search_methods.EVERY} & search_methods.TAKE.keys()
     assert {name for takers in search_methods.TAKE.values() for name in takers} <= names
 

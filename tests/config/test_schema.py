@@ -66,7 +66,7 @@ def test_every_key_is_explained_and_documented() -> None:
 def test_a_plan_says_trials_lengths_and_cost(tmp_path: Path) -> None:
     digits = TOP / "examples" / "digits"
     loaded = config.load(digits / "random.yaml", ["resources.walltime_s=3600"])
-    made = config.plan(loaded.typed(), checkpoint_bytes=1000)
+    made = config.plan(loaded.config, checkpoint_bytes=1000)
     whole = {"rungs": [300], "trials": 4, "ends": [4], "concurrent_trials": 2}
     assert made["brackets"] == [whole]
     assert (made["trials"], made["unit"], made["units"]) == (4, "batches", 1200)
@@ -80,11 +80,11 @@ def test_a_plan_says_trials_lengths_and_cost(tmp_path: Path) -> None:
         "allocations": 2,
         "end_s": None,
     }
-    assert config.plan(loaded.typed(), queue_s=600)["cost"]["end_s"] == 7200 + 2 * 600
+    assert config.plan(loaded.config, queue_s=600)["cost"]["end_s"] == 7200 + 2 * 600
     assert made["storage"]["bytes"] == 1000 * made["storage"]["checkpoints"]
 
     loaded = config.load(digits / "adaptive.yaml", ["resources.walltime_s=3600"])
-    adaptive = config.plan(loaded.typed())
+    adaptive = config.plan(loaded.config)
     assert adaptive["brackets"] == [
         {"rungs": [18, 75, 300], "trials": 12, "ends": [9, 2, 1], "concurrent_trials": 2},
         {"rungs": [75, 300], "trials": 4, "ends": [3, 1], "concurrent_trials": 2},
@@ -92,15 +92,15 @@ def test_a_plan_says_trials_lengths_and_cost(tmp_path: Path) -> None:
     units = 9 * 18 + (2 + 3) * 75 + 2 * 300
     assert (adaptive["rule"], adaptive["units"]) == ("hybrid", units)
     assert adaptive["cost"]["slot_hours"] == pytest.approx(units / 300)
-    assert config.plan(loaded.typed(), unit_s=2)["cost"]["run_s"] == max(600, 2 * units / 4)
+    assert config.plan(loaded.config, unit_s=2)["cost"]["run_s"] == max(600, 2 * units / 4)
 
     sets = ["searcher.name=bayesian", "searcher.sampler={name: gp}"]
     for said, sampler in ((sets, "gp"), (sets[:1], "tpe"), ([], None)):
-        whole = config.plan(config.load(digits / "random.yaml", said).typed())
+        whole = config.plan(config.load(digits / "random.yaml", said).config)
         assert (whole["rule"], whole["sampler"]) == (None, sampler)  # nobody is compared at a rung
 
     file = tmp_path / "command.yaml"
     file.write_text("entrypoint: ./train.sh\n")
-    unknown = config.plan(config.load(file).typed())
+    unknown = config.plan(config.load(file).config)
     assert unknown["brackets"] == [{"rungs": [], "trials": 1, "ends": [], "concurrent_trials": 1}]
     assert (unknown["units"], unknown["cost"]["slot_hours"]) == (None, None)

@@ -210,11 +210,11 @@ def test_both_sides_read_the_same_config(tmp_path: Path) -> None:
         "distributed: {strategy: fsdp2, fsdp2: {units: [Block], param_dtype: bf16}}\n"
         "optimizations: {compile: {mode: max-autotune}, activation_checkpointing: [Block]}\n"
     )
-    made = config.load(file).typed()
+    made = config.load(file).config
     assert made.distributed.fsdp2 == Fsdp2(["Block"], param_dtype="bf16")
     assert made.optimizations.compile == {"mode": "max-autotune"}
     assert made.optimizations.activation_checkpointing == ["Block"]
     file.write_text(
         "entrypoint: m:T\nsearcher: {max_length: 5}\noptimizations: {gradient_compression: true}\n"
     )
-    assert config.load(file).typed().optimizations.gradient_compression is True
+    assert config.load(file).config.optimizations.gradient_compression is True

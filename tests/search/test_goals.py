@@ -355,14 +355,14 @@ searcher:
 def test_one_objective_is_the_metric_and_a_resolved_config_is_a_config(tmp_path: Any) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(f"{CONFIG}  objectives: [{{metric: loss, smaller_is_better: false}}]\n")
-    alone = load(file).typed().searcher
+    alone = load(file).config.searcher
     assert (alone.metric, alone.smaller_is_better, alone.objectives) == ("loss", False, [])
     two = "[{metric: a}, {metric: b, smaller_is_better: false}]"
     file.write_text(f"{CONFIG}  objectives: {two}\n  constraints: [{{metric: c, lower: 1}}]\n")
     loaded = load(file)
     file.write_text(json.dumps(loaded.resolved()))
-    assert load(file).typed().searcher == loaded.typed().searcher
-    found = loaded.typed().searcher
+    assert load(file).config.searcher == loaded.config.searcher
+    found = loaded.config.searcher
     assert found.metric == "a" and found.goals.several
     assert found.goals.constraints == (Constraint("c", lower=1.0),)
 

@@ -287,7 +287,7 @@ searcher: {name: pbt, population_size: 4, max_length: {batches: 50}}
 def test_a_config_of_a_population_is_checked_and_planned(tmp_path: Path) -> None:
     file = tmp_path / "pbt.yaml"
     file.write_text(CONFIG)
-    planned = config.plan(config.load(file).typed())
+    planned = config.plan(config.load(file).config)
     assert planned["population"] == {"size": 4, "interval": 5, "comparisons": 9}
     assert (planned["trials"], planned["units"]) == (4, 200)
     for wrong in (
@@ -318,7 +318,7 @@ def test_the_steps_of_a_schedule_are_checked(tmp_path: Path) -> None:
     file.write_text(CONFIG.partition("searcher:")[0])
     first, last = STEPS
     found = config.load(file, _scheduled(first, last))
-    assert found.typed().searcher.max_trials == 2 and not found.warnings
+    assert found.config.searcher.max_trials == 2 and not found.warnings
     assert "ends at 20 batches, short of 50" in config.load(file, _scheduled(first)).warnings[0]
     low = first | {"until": {"batches": 0}}
     far, epochs = (last | {"until": until} for until in ({"batches": 60}, {"epochs": 50}))

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from hpcdet import config
-from hpcdet.config.models.experiment import Searcher
+from hpcdet.config.check.section_models import model
 from hpcdet.control.requests.replay import Replay
 from hpcdet.errors import ConfigError, NotFound
 from hpcdet.jobs.create import begin_from, past_results
@@ -22,6 +22,7 @@ from hpcdet.search.api import codec, events
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
 from hpcdet.store.config.resolved_config import dump, resolve
+from hpcdet.store.config.searcher_keys import Searcher
 from hpcdet.store.decisions import chain
 from hpcdet.store.decisions.chain import Chain
 from hpcdet.store.folder.layout import ExperimentPaths
@@ -288,7 +289,7 @@ def test_every_searcher_of_the_docs_can_be_planned(cli: Cli, tmp_path: Path) -> 
     docs = (TOP / "docs" / "search.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`[^|]*) \|", docs.partition("\n## ")[0], re.MULTILINE)
     searchers = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    assert {*searchers} == {*get_args(Searcher.model_fields["name"].annotation)}
+    assert {*searchers} == {*get_args(model(Searcher).model_fields["name"].annotation)}
     for name in searchers:
         asked = {"name": name, "max_length": {"batches": 9}, **needs.get(name, {"max_trials": 3})}
         space = {"x": {**SPACE["x"], "count": 2}, "n": 1}

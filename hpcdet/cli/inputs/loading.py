@@ -13,6 +13,7 @@ import click
 
 from hpcdet import config
 from hpcdet.cli.frame.settings import settings
+from hpcdet.config.load import load_config
 from hpcdet.errors import ConfigError
 from hpcdet.jobs.checks import site_checks
 from hpcdet.jobs.create import begin_from as origin
@@ -21,7 +22,7 @@ from hpcdet.jobs.script import lanes
 from hpcdet.jobs.script.environment import fold_defaults
 from hpcdet.schedulers.slurm import facts
 from hpcdet.site import Site
-from hpcdet.store.config.resolved_config import Resolved, resolve
+from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import trust
 from hpcdet.store.fs import yaml12
 from hpcdet.store.trials.history import History
@@ -102,7 +103,7 @@ class SubmitRequest:
 
     @property
     def resolved(self) -> Resolved:
-        return resolve(self.loaded.resolved())
+        return self.loaded.config
 
     @property
     def root(self) -> Path:
@@ -149,12 +150,6 @@ class SubmitRequest:
             settings().warn(warning)
 
 
-def _named(config_file: Path) -> str | None:
-    """Return the name of the site in the config itself."""
-    name = yaml12.read(config_file).values.get("site")
-    return str(name) if name else None
-
-
 def request(
     config_file: Path,
     model_dir: Path | None,
@@ -175,14 +170,15 @@ def request(
     folder = model_dir or config_file.absolute().parent
     if model_dir is not None and not model_dir.is_dir():
         raise ConfigError("no such model folder", where=str(model_dir))
-    asked, named = site_name or settings().profile, _named(config_file)
-    chosen = fold_defaults(settings().site(asked or named))
+    document = yaml12.read(config_file)
+    asked, named = site_name or settings().profile, document.values.get("site")
+    chosen = fold_defaults(settings().site(asked or (str(named) if named else None)))
     if asked and named:
         sets = [*sets, f"site={json.dumps(chosen.name)}"]  # a record must not name the other one
     meta = click.get_current_context().meta
     template: Path | None = meta.get(_TEMPLATE)
     ignored: tuple[str, ...] = meta.get(_IGNORED, ())
-    loaded = config.load(config_file, sets=sets, site=chosen, template=template, ignored=ignored)
+    loaded = load_config.check(document, sets, chosen, template, ignored)
     for file in filter(None, (config_file, template)):
         trust.refuse_writable_by_others(file, "config")
     wanted = SubmitRequest(lanes.settled(loaded, chosen), chosen, folder)

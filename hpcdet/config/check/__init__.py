@@ -1,5 +1,4 @@
-"""Checks of a whole config: keys that do not fit together, and what the config amounts to.
+"""Checks of a config: what one value may be, and keys that do not fit together.
 
-A module belongs here if it needs several sections of a config.
-What one value may be belongs to ``models``.
+A module belongs here if it finds what is wrong or doubtful, or what a config amounts to.
 """

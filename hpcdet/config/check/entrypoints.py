@@ -15,7 +15,7 @@ from typing import Any
 
 from hpcdet import launchers
 from hpcdet.config.check.problems import Problem
-from hpcdet.config.models.experiment import Config
+from hpcdet.store.config.resolved_config import Resolved
 
 _STARTS_RANKS = frozenset({"", "torch_distributed", "deepspeed"})
 """Launchers that start what hpcdet starts; "": ``determined.exec.harness``."""
@@ -84,7 +84,7 @@ def _slots(values: Mapping[str, Any]) -> int:
     return asked if isinstance(asked, int) else 1
 
 
-def errors(config: Config) -> Iterator[Problem]:
+def errors(config: Resolved) -> Iterator[Problem]:
     """Yield launchers that would start processes in each of several ranks, or that are absent."""
     if config.compat.determined == "off" and launchers.named(config.entrypoint):
         what = "determined.launch is not there with compat.determined: off"
@@ -99,7 +99,7 @@ def errors(config: Config) -> Iterator[Problem]:
         yield Problem("entrypoint", what, "leave it out: hpcdet starts a rank on each slot")
 
 
-def doubts(config: Config, written: Mapping[str, Any]) -> Iterator[Problem]:
+def doubts(config: Resolved, written: Mapping[str, Any]) -> Iterator[Problem]:
     """Differences from Determined, for configs that were written for it."""
     hides = launchers.hidden(config.entrypoint)
     if hides and config.compat.determined != "off":

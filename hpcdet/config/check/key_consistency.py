@@ -7,12 +7,13 @@ from typing import Any
 
 from hpcdet.config.check import search_goals, search_methods, search_space
 from hpcdet.config.check.problems import Problem
-from hpcdet.config.models.experiment import Config, Fsdp2, Searcher
-from hpcdet.config.models.stopping import Stopping
 from hpcdet.space.errors import SpaceError
 from hpcdet.space.space import Space
 from hpcdet.store.config.data_secrets import is_secret
-from hpcdet.store.config.resolved_config import COPYING, HALVING, MODELLED, WHOLE, resolve
+from hpcdet.store.config.placement import Fsdp2
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.config.searcher_keys import COPYING, HALVING, MODELLED, WHOLE, Searcher, Step
+from hpcdet.store.fs import typed_fields
 from hpcdet.units import Length
 
 _COMPILE = {"backend": str, "dynamic": bool, "fullgraph": bool, "mode": str}
@@ -20,7 +21,7 @@ _COMPILE = {"backend": str, "dynamic": bool, "fullgraph": bool, "mode": str}
 _DYNAMIC = "bits depend on which shapes an attempt has seen: another one after an interruption"
 
 
-def errors(config: Config) -> Iterator[Problem]:
+def errors(config: Resolved) -> Iterator[Problem]:
     """Yield every problem that makes the config impossible."""
     yield from _resources(config)
     yield from _lanes(config)
@@ -35,7 +36,7 @@ def errors(config: Config) -> Iterator[Problem]:
         yield Problem(missing, "workspace and project go together", f"add {missing}")
 
 
-def warnings(config: Config) -> Iterator[Problem]:
+def warnings(config: Resolved) -> Iterator[Problem]:
     """Yield everything that looks like a mistake."""
     try:
         doubts = Space(config.hyperparameters).warnings
@@ -63,7 +64,7 @@ def warnings(config: Config) -> Iterator[Problem]:
     yield from _without_effect(config)
 
 
-def _without_effect(config: Config) -> Iterator[Problem]:
+def _without_effect(config: Resolved) -> Iterator[Problem]:
     """Options for large models that have no effect, or another one than expected."""
     wanted, how = config.optimizations, config.distributed
     if wanted.gradient_compression and config.resources.slots_per_trial == 1:
@@ -74,13 +75,13 @@ def _without_effect(config: Config) -> Iterator[Problem]:
         yield Problem("optimizations.compile.dynamic", _DYNAMIC)
 
 
-def _resources(config: Config) -> Iterator[Problem]:
+def _resources(config: Resolved) -> Iterator[Problem]:
     need = config.resources
     slots, nodes = need.slots_per_trial, need.nodes
     if slots % nodes:
         what = f"{slots} ranks cannot be spread evenly over {nodes} nodes"
         yield Problem("resources.slots_per_trial", what, f"make it a multiple of {nodes}")
-    elif need.slots_per_node is not None and need.slots_per_node * nodes != slots:
+    elif need.slots_per_node and need.slots_per_node * nodes != slots:
         what = f"{need.slots_per_node} on each of {nodes} nodes are not {slots} slots"
         hint = f"leave it out: it is {slots // nodes}, or change resources.nodes"
         yield Problem("resources.slots_per_node", what, hint)
@@ -96,7 +97,7 @@ def _resources(config: Config) -> Iterator[Problem]:
         yield Problem("hyperparameters.global_batch_size", what, f"at least {slots}")
 
 
-def _range(config: Config) -> Iterator[Problem]:
+def _range(config: Resolved) -> Iterator[Problem]:
     """Yield problems of ``min_slots_per_trial``, the fewest slots that a trial accepts."""
     need, key = config.resources, "resources.min_slots_per_trial"
     least, most = need.min_slots_per_trial, need.slots_per_trial
@@ -113,7 +114,7 @@ def _range(config: Config) -> Iterator[Problem]:
         yield Problem(key, what, "add reproducibility: {elastic: exact}")
 
 
-def _elastic(config: Config) -> Iterator[Problem]:
+def _elastic(config: Resolved) -> Iterator[Problem]:
     wanted, slots = config.reproducibility, config.resources.slots_per_trial
     count, key = wanted.virtual_ranks, "reproducibility.virtual_ranks"
     if wanted.elastic is not None:
@@ -133,7 +134,7 @@ def _elastic(config: Config) -> Iterator[Problem]:
         yield Problem("hyperparameters.global_batch_size", what, f"at least {count}")
 
 
-def _inexact(config: Config) -> Iterator[Problem]:
+def _inexact(config: Resolved) -> Iterator[Problem]:
     """Options whose order of sums or kernels depends on the number of ranks."""
     asked, why = config.optimizations, "reproducibility.elastic: exact cannot vouch for its bits"
     hint = "leave one of them out"
@@ -144,7 +145,7 @@ def _inexact(config: Config) -> Iterator[Problem]:
             yield Problem(f"optimizations.{name}", why, hint)
 
 
-def _lanes(config: Config) -> Iterator[Problem]:
+def _lanes(config: Resolved) -> Iterator[Problem]:
     if config.worker.lanes == 1:
         return
     if config.resources.nodes > 1:
@@ -155,7 +156,7 @@ def _lanes(config: Config) -> Iterator[Problem]:
         yield Problem("worker.lanes", what, "leave it out, or make worker.mode shared")
 
 
-def _strategy(config: Config) -> Iterator[Problem]:
+def _strategy(config: Resolved) -> Iterator[Problem]:
     wanted, slots = config.optimizations, config.resources.slots_per_trial
     if config.distributed.strategy == "fsdp2":
         if slots == 1:
@@ -180,7 +181,7 @@ def _strategy(config: Config) -> Iterator[Problem]:
         yield Problem("optimizations.compile.dynamic", _DYNAMIC, hint)
 
 
-def _trace(config: Config) -> Iterator[Problem]:
+def _trace(config: Resolved) -> Iterator[Problem]:
     first, last = config.profiling.begin_on_batch, config.profiling.end_after_batch
     if last is not None and last < first:
         what = f"the last batch to record, {last}, comes before the first, {first}"
@@ -213,13 +214,13 @@ def _data(value: Any, key: str) -> Iterator[Problem]:
         yield Problem(key, f"a {type(value).__name__} cannot be kept", "write it as text")
 
 
-def _searcher(config: Config) -> Iterator[Problem]:
+def _searcher(config: Resolved) -> Iterator[Problem]:
     asked = config.searcher
     counted = (set(HALVING) | {"random", "custom"}) - {"hyperband", "bohb"}
     if asked.name in counted and not asked.max_trials:
         what = "'max_trials' is missing: how many samples to try"
         yield Problem("searcher.max_trials", what, "max_trials: 16")
-    if asked.name == "single" and asked.max_trials not in (None, 1):
+    if asked.name == "single" and asked.max_trials not in (0, 1):
         what = "a single search has one trial"
         yield Problem("searcher.max_trials", what, "leave it out, or use name: random")
     if asked.max_length is not None and asked.max_length.value == 0:
@@ -228,7 +229,7 @@ def _searcher(config: Config) -> Iterator[Problem]:
     yield from _halving(asked)
     yield from _population(asked)
     yield from _schedule(asked)
-    yield from _stopping(asked.stopping, asked.max_length.unit if asked.max_length else "batches")
+    yield from _stopping(asked)
     yield from _sampler(asked)
     yield from search_goals.problems(asked)
     if asked.max_length is None and is_class(config.entrypoint):
@@ -243,7 +244,7 @@ def _population(asked: Searcher) -> Iterator[Problem]:
     if asked.population_size is None:
         what = "'population_size' is missing: how many trials are trained and copied"
         yield Problem("searcher.population_size", what, "population_size: 8")
-    elif asked.max_trials not in (None, asked.population_size):
+    elif asked.max_trials not in (0, asked.population_size):
         what = "population_size says how many trials there are, and copies are made of them"
         yield Problem("searcher.max_trials", what, "leave it out")
     if length is None:
@@ -259,13 +260,13 @@ def _population(asked: Searcher) -> Iterator[Problem]:
 
 
 def _schedule(asked: Searcher) -> Iterator[Problem]:
-    key, steps = "searcher.schedule.steps", asked.schedule.steps
+    key, steps = "searcher.schedule.steps", _steps(asked)
     if asked.name != "schedule":
         return
     if not steps:
         what = "'steps' is missing: which hyperparameters until which length"
         yield Problem(key, what, "hpcdet schedule ID --config writes them")
-    elif asked.max_trials not in (None, len(steps)):
+    elif asked.max_trials not in (0, len(steps)):
         what = f"there is a trial for each of the {len(steps)} steps"
         yield Problem("searcher.max_trials", what, "leave it out")
     for number, step in enumerate(steps):
@@ -282,38 +283,37 @@ def _schedule(asked: Searcher) -> Iterator[Problem]:
             yield Problem(at, what, f"at most {whole.value}, or a greater searcher.max_length")
 
 
+def _steps(asked: Searcher) -> list[Step]:
+    return [typed_fields.build(Step, one) for one in asked.schedule.steps]
+
+
 def _ends_early(asked: Searcher) -> Iterator[Problem]:
     """Yield a schedule that ends early, as that of a trial that did not train in full does."""
-    steps, whole = asked.schedule.steps, asked.max_length
+    steps, whole = _steps(asked), asked.max_length
     if asked.name == "schedule" and steps and whole and steps[-1].until.value < whole.value:
         key = f"searcher.schedule.steps.{len(steps) - 1}.until"
         yield Problem(key, f"the training ends at {steps[-1].until}, short of {whole}")
 
 
-def _stopping(stopping: Stopping, unit: str) -> Iterator[Problem]:
-    """Checks across keys; ``unit`` is that of the lengths that trials report."""
-    for name in Stopping.model_fields:
-        policy = getattr(stopping, name)
-        for key in type(policy).model_fields if policy is not None else ():
-            value = getattr(policy, key)
-            if key == "interval" and isinstance(value, Length) and not value.value:
-                at = f"searcher.stopping.{name}.interval"
-                yield Problem(at, "an interval of length 0", "leave it out")
-            if isinstance(value, Length) and value.value and value.unit != unit:
+def _stopping(asked: Searcher) -> Iterator[Problem]:
+    unit = asked.max_length.unit if asked.max_length else "batches"  # of the lengths in reports
+    for name, keys in asked.stopping.items():
+        for key, plain in keys.items():
+            if not isinstance(plain, dict):  # all maps in it are lengths
+                continue
+            value, where = Length.decode(plain), f"searcher.stopping.{name}.{key}"
+            if key == "interval" and not value.value:
+                yield Problem(where, "an interval of length 0", "leave it out")
+            if value.value and value.unit != unit:
                 what = f"{value} cannot be compared with the {unit} that trials are measured in"
-                yield Problem(f"searcher.stopping.{name}.{key}", what, f"write it in {unit}")
-    limits = stopping.threshold
-    if limits is not None and limits.lower is None and limits.upper is None:
-        key = "searcher.stopping.threshold"
+                yield Problem(where, what, f"write it in {unit}")
+    limits, key = asked.stopping.get("threshold"), "searcher.stopping.threshold"
+    lower, upper = (limits["lower"], limits["upper"]) if limits else (None, None)
+    if limits and lower is None and upper is None:
         yield Problem(key, "neither lower nor upper is there", "upper: 10")
-    elif (
-        limits is not None
-        and limits.lower is not None
-        and limits.upper is not None
-        and limits.lower >= limits.upper
-    ):
-        what = f"nothing lies between {limits.lower:g} and {limits.upper:g}"
-        yield Problem("searcher.stopping.threshold", what, "lower: the smaller one")
+    elif lower is not None and upper is not None and lower >= upper:
+        what = f"nothing lies between {lower:g} and {upper:g}"
+        yield Problem(key, what, "lower: the smaller one")
 
 
 _UNMODELLED = ("single", "random", "grid", *COPYING, "schedule", "custom")
@@ -355,9 +355,9 @@ def _halving(asked: Searcher) -> Iterator[Problem]:
         yield Problem("searcher.time_metric", "'max_time' is missing", "max_time: 900")
 
 
-def _ladders(config: Config) -> Iterator[Problem]:
+def _ladders(config: Resolved) -> Iterator[Problem]:
     """Yield rungs that coincide, and brackets that get no trial."""
-    asked = resolve(config.model_dump()).searcher
+    asked = config.searcher
     if asked.name not in HALVING or asked.top is None or not asked.brackets:
         return
     deepest = max(len(bracket.rungs) for bracket in asked.brackets)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from hpcdet.config.models.experiment import Config
+from hpcdet.config.check.section_models import Config
 from hpcdet.errors import ConfigError
 
 _EXPECTED = {

@@ -6,24 +6,25 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from hpcdet.config.check.problems import Problem
-from hpcdet.config.models.experiment import Searcher
-from hpcdet.store.config.resolved_config import COPYING, MODELLED
+from hpcdet.store.config.searcher_keys import COPYING, MODELLED, Constraint, Searcher
+from hpcdet.store.fs import typed_fields
 
 
 def problems(asked: Searcher) -> Iterator[Problem]:
     """Yield objectives and constraints that are impossible, or that the method does not support."""
     yield from _past(asked)
     key = "searcher.objectives"
-    for metric in _twice(one.metric for one in asked.objectives):
+    for metric in _twice(one["metric"] for one in asked.objectives):
         yield Problem(key, f"{metric!r} is there twice", "keep one of them")
     if asked.objectives and asked.name in ("pasha", *COPYING):
         what = f"{asked.name} asks for the order of trials, and several objectives give none"
         yield Problem(key, what, "use name: async_halving, or one metric")
     key = "searcher.constraints"
-    for metric in _twice(one.metric for one in asked.constraints):
+    constraints = [typed_fields.build(Constraint, one) for one in asked.constraints]
+    for metric in _twice(one.metric for one in constraints):
         yield Problem(key, f"{metric!r} is there twice", "one with lower and upper")
     unit = asked.max_length.unit if asked.max_length else "batches"
-    for n, one in enumerate(asked.constraints):
+    for n, one in enumerate(constraints):
         if one.lower is None and one.upper is None:
             yield Problem(f"{key}.{n}", "neither lower nor upper is there", "upper: 10")
         elif one.lower is not None and one.upper is not None and one.lower > one.upper:

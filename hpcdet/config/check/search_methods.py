@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hpcdet.config.check.problems import Problem, default
-from hpcdet.config.models.experiment import Config, Searcher
+from hpcdet.config.check.problems import Problem
+from hpcdet.config.check.section_models import completed
 from hpcdet.rungs import hyperband
 from hpcdet.space.space import Space
-from hpcdet.store.config.resolved_config import COPYING, HALVING, MODELLED, WHOLE, resolve
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.config.searcher_keys import COPYING, HALVING, MODELLED, WHOLE, Searcher
 
+_DEFAULTS = completed({"entrypoint": "true"}).searcher
 _COMPARED = tuple(name for name in HALVING if name not in WHOLE)
 _LEARNING = ("random", *HALVING, *COPYING)
 
@@ -98,7 +100,7 @@ def unlimited(asked: Searcher) -> Iterator[Problem]:
         yield Problem("searcher.promotion_share", what, hint)
 
 
-def doubts(config: Config, written: Mapping[str, Any]) -> Iterator[Problem]:
+def doubts(config: Resolved, written: Mapping[str, Any]) -> Iterator[Problem]:
     """Defaults of a search that decide otherwise than Determined's."""
     searcher = written.get("searcher")
     said = isinstance(searcher, Mapping) and {"rule", "stop_once"} & searcher.keys()
@@ -109,12 +111,10 @@ def doubts(config: Config, written: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _said(asked: Searcher, option: str) -> bool:
     """True if a key has another value than its default, which resolved configs hold as well."""
-    value = getattr(asked, option)
-    plain = value.model_dump() if hasattr(value, "model_dump") else value
-    return bool(plain != default(f"searcher.{option}"))
+    return bool(getattr(asked, option) != getattr(_DEFAULTS, option))
 
 
-def trials(config: Config) -> int:
+def trials(config: Resolved) -> int:
     """Return the number of trials of a search without ``max_trials``.
 
     Raises:
@@ -124,7 +124,7 @@ def trials(config: Config) -> int:
         case "grid":
             return len(Space(config.hyperparameters).grid())
         case "hyperband" | "bohb":
-            asked = resolve(config.model_dump()).searcher
+            asked = config.searcher
             brackets = hyperband(asked.top or 1, asked.divisor, asked.max_rungs, None, 1)
             return sum(bracket.trials for bracket in brackets)
         case "pbt" | "pb2":

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from hpcdet.config.check import search_methods
 from hpcdet.config.check.problems import Problem
-from hpcdet.config.models.experiment import Config, Searcher
 from hpcdet.space.errors import SpaceError, dotted
 from hpcdet.space.space import Space
-from hpcdet.store.config.resolved_config import COPYING
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.config.searcher_keys import COPYING, Searcher
 
 
 def key(path: tuple[str | int, ...]) -> str:
@@ -17,17 +17,17 @@ def key(path: tuple[str | int, ...]) -> str:
     return f"hyperparameters.{dotted(path)}".rstrip(".")
 
 
-def problems(config: Config) -> Iterator[Problem]:
+def problems(config: Resolved) -> Iterator[Problem]:
     """Yield everything that makes the space or ``searcher.initial`` meaningless."""
     try:
         space = Space(config.hyperparameters)
         if config.searcher.name == "grid":
             points, asked = len(space.grid()), config.searcher.max_trials
-            if asked not in (None, points):
+            if asked not in (0, points):
                 what = f"the grid has {points} points, and as many trials"
                 yield Problem("searcher.max_trials", what, "leave it out, or use name: random")
         else:
-            space.sample(config.reproducibility.experiment_seed or 0, 1)
+            space.sample(config.reproducibility.experiment_seed, 1)
             yield from _initial(space, config)
             if config.hyperparameters:  # else a program of the user's said what trials had
                 yield from _steps(space, config.searcher)
@@ -35,15 +35,15 @@ def problems(config: Config) -> Iterator[Problem]:
         yield Problem(key(error.path), error.what, error.hint)
 
 
-def _initial(space: Space, config: Config) -> Iterator[Problem]:
+def _initial(space: Space, config: Resolved) -> Iterator[Problem]:
     asked = config.searcher
     limit = "population_size" if asked.name in COPYING else "max_trials"
     most = getattr(asked, limit)
-    if most is None and asked.name in ("hyperband", "bohb"):
+    if not most and asked.name in ("hyperband", "bohb"):
         most, limit = search_methods.trials(config), "the brackets"
-    if most is not None and len(asked.initial) > most:
+    if most and len(asked.initial) > most:
         what = f"{len(asked.initial)} points are more than the {most} of {limit}"
-        key = limit if limit in Searcher.model_fields else "max_trials"
+        key = "max_trials" if limit == "the brackets" else limit
         yield Problem("searcher.initial", what, f"leave some out, or a greater searcher.{key}")
     for number, point in enumerate(asked.initial):
         try:
@@ -55,7 +55,7 @@ def _initial(space: Space, config: Config) -> Iterator[Problem]:
 def _steps(space: Space, asked: Searcher) -> Iterator[Problem]:
     for number, step in enumerate(asked.schedule.steps if asked.name == "schedule" else ()):
         try:
-            space.check(step.hyperparameters)
+            space.check(step["hyperparameters"])
         except SpaceError as error:
             hint = error.hint or "a step says all of hyperparameters, as they are there"
             yield _of_point(f"searcher.schedule.steps.{number}.hyperparameters", error, hint)

@@ -10,7 +10,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from hpcdet.config.check import key_consistency, problems
-from hpcdet.config.models.experiment import Config
+from hpcdet.config.check.section_models import completed
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.store.config import overrides
 from hpcdet.store.config.resolved_config import Resolved
@@ -76,7 +76,7 @@ def fits(resolved: Resolved) -> None:
     """
     values = {key: value for key, value in resolved.raw.items() if key != "schema"}
     try:
-        config = Config.model_validate(values)
+        config = completed(values)
     except ValidationError:  # another version's; what is new was checked by itself
         return
     about = (

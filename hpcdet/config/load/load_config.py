@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets as randomness
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,11 +12,12 @@ from pydantic import ValidationError
 
 from hpcdet.config.check import entrypoints, key_consistency, problems, search_methods
 from hpcdet.config.check.problems import Problem
+from hpcdet.config.check.section_models import DERIVED, SEED, completed
 from hpcdet.config.determined import foreign_keys, foreign_shapes
 from hpcdet.config.load import secret_references as secrets
 from hpcdet.config.load.layers import Layered
-from hpcdet.config.models.experiment import Config
-from hpcdet.store.config.resolved_config import Resolved, resolve
+from hpcdet.store.config import overrides
+from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.fs import yaml12
 from hpcdet.store.fs.yaml12 import Document
 
@@ -48,18 +49,19 @@ class LoadedConfig:
         secrets: literal ``data.secrets`` by name. Keep them out of everything else.
     """
 
-    config: Config
+    config: Resolved
     origins: Mapping[str, str]
     warnings: Sequence[str] = ()
     secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def resolved(self) -> dict[str, Any]:
         """Return ``experiment.yaml`` as plain data."""
-        return {"schema": 1, **self.config.model_dump()}
+        return dict(self.config.raw)
 
-    def typed(self) -> Resolved:
-        """Return the typed config that all code after ``submit`` uses."""
-        return resolve(self.resolved())
+    def with_value(self, key: str, value: Any, origin: str) -> LoadedConfig:
+        """Return the config with one value (of a dotted key) that is known only now."""
+        config = overrides.lay(self.config, {key: value})
+        return replace(self, config=config, origins={**self.origins, key: origin})
 
 
 def load(
@@ -69,9 +71,20 @@ def load(
     template: Path | None = None,
     ignored: Container[str] = (),
 ) -> LoadedConfig:
-    """Read and check an experiment's config.
+    """Read and check an experiment's config, as ``check`` does."""
+    return check(yaml12.read(file), sets, site, template, ignored)
 
-    Later layers win: defaults, the site's ``config``, ``template``, ``file``, ``sets``.
+
+def check(
+    document: Document,
+    sets: Sequence[str] = (),
+    site: SiteDefaults | None = None,
+    template: Path | None = None,
+    ignored: Container[str] = (),
+) -> LoadedConfig:
+    """Check an experiment's config and fill in what it leaves open.
+
+    Later layers win: defaults, the site's ``config``, ``template``, ``document``, ``sets``.
 
     Args:
         sets: assignments ``key.path=value``, the values as YAML.
@@ -85,11 +98,13 @@ def load(
     layered = Layered()
     if site is not None and site.config:
         layered.lay(Document(f"site {site.name}", site.config))
-    for path in filter(None, (template, file)):
-        layered.lay(yaml12.read(path))
+    if template is not None:
+        layered.lay(yaml12.read(template))
+    layered.lay(document)
     for assignment in sets:
         layered.set(assignment)
-    return _check(layered, str(file), file.stem, site.name if site else None, ignored)
+    name = Path(document.source).stem
+    return _check(layered, document.source, name, site.name if site else None, ignored)
 
 
 def _check(
@@ -112,7 +127,7 @@ def _check(
         values["data"], literals, found = secrets.separate(data)
         wrong += found
     try:
-        config = Config.model_validate(values)
+        config = completed(values)
     except ValidationError as error:
         wrong += [
             problem
@@ -125,11 +140,12 @@ def _check(
         wrong += search_methods.unlimited(config.searcher)
     if wrong:
         raise problems.failure(wrong, origins, source)
+    derived = [key for key in DERIVED if _is_absent(key, values)]
+    config = _fill(config, derived, origins, name, site)
     doubts += key_consistency.warnings(config)
     written = layered.values
     if theirs or foreign_shapes.is_determineds(written):
         doubts += [*entrypoints.doubts(config, written), *search_methods.doubts(config, written)]
-    config = _fill(config, origins, name, site)
     warnings = [
         f"{problems.locate(doubt.key, origins) or source}: {doubt.key}: {doubt.what}"
         for doubt in doubts
@@ -138,6 +154,11 @@ def _check(
         if problems.model_at(key) is None and not problems.locate_below(key, origins):
             origins[key] = DEFAULT
     return LoadedConfig(config, origins, warnings, literals)
+
+
+def _is_absent(key: str, values: Mapping[str, Any]) -> bool:
+    section, _, name = key.partition(".")
+    return name not in values.get(section, {})
 
 
 def _without_null(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -177,31 +198,24 @@ def _foreign(values: dict[str, Any], ignored: Container[str]) -> list[tuple[Prob
     return found
 
 
-def _fill(config: Config, origins: dict[str, str], name: str, site: str | None) -> Config:
-    """Fill in the values that follow from others."""
-    searcher, need = config.searcher, config.resources
+def _fill(
+    config: Resolved, derived: Collection[str], origins: dict[str, str], name: str, site: str | None
+) -> Resolved:
+    """Fill in the values that follow from others: ``derived``, and those with a default as well."""
+    need, wanted = config.resources, config.reproducibility
     filled: dict[str, Any] = {}
     if not config.name:
         filled["name"] = name
-        origins["name"] = "derived"
     if config.site is None and site is not None:
         filled["site"] = site
-        origins["site"] = "derived"
-    if need.slots_per_node is None:
-        per_node = need.slots_per_trial // need.nodes
-        filled["resources"] = need.model_copy(update={"slots_per_node": per_node})
-        origins["resources.slots_per_node"] = "derived"
-    if searcher.max_trials is None:
-        filled["searcher"] = searcher.model_copy(
-            update={"max_trials": search_methods.trials(config)}
-        )
-        origins["searcher.max_trials"] = "derived"
-    wanted = config.reproducibility
-    if wanted.experiment_seed is None:
-        wanted = wanted.model_copy(update={"experiment_seed": randomness.randbelow(2**31)})
-        origins["reproducibility.experiment_seed"] = "generated"
     if wanted.elastic is not None and wanted.virtual_ranks is None:
-        wanted = wanted.model_copy(update={"virtual_ranks": need.slots_per_trial})
-        origins["reproducibility.virtual_ranks"] = "derived"
-    filled["reproducibility"] = wanted
-    return config.model_copy(update=filled)
+        filled["reproducibility.virtual_ranks"] = need.slots_per_trial
+    if "resources.slots_per_node" in derived:
+        filled["resources.slots_per_node"] = need.slots_per_trial // need.nodes
+    if "searcher.max_trials" in derived:
+        filled["searcher.max_trials"] = search_methods.trials(config)
+    origins |= dict.fromkeys(filled, "derived")
+    if SEED in derived:
+        filled[SEED] = randomness.randbelow(2**31)
+        origins[SEED] = "generated"
+    return overrides.lay(config, filled)

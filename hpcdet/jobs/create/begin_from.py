@@ -8,11 +8,11 @@ from typing import Any
 
 from hpcdet.errors import ConfigError, NotFound
 from hpcdet.read.lookup import find
-from hpcdet.store.config.resolved_config import Resolved, resolve
+from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.trials import parents
 from hpcdet.store.trials.parents import Donation
-from hpcdet.units import UNITS
+from hpcdet.units import UNITS, Length
 
 _TEXT = re.compile(rf"(.+?)(?:@(\d+) ({'|'.join(UNITS)}))?")
 _KEY = "searcher.begin_from"
@@ -54,8 +54,8 @@ def look(resolved: Resolved, root: Path) -> Donation | None:
 
 def placed(resolved: dict[str, Any], donation: Donation) -> dict[str, Any]:
     """Return a resolved config as plain data, with the length of the checkpoint in it."""
-    until = resolve(resolved).searcher.max_length
-    at = donation.length(until.unit if until is not None else "batches")
+    until = resolved["searcher"].get("max_length")
+    at = donation.length(Length.decode(until).unit if until is not None else "batches")
     searcher = {**resolved["searcher"], "begin_at": at.encode() if at is not None else None}
     return {**resolved, "searcher": searcher}
 

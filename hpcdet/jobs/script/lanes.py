@@ -6,7 +6,6 @@ trial, on one node. So one array serves them all.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -41,17 +40,11 @@ def settled(loaded: LoadedConfig, site: Site) -> LoadedConfig:
     Raises:
         ConfigError: the site does not say what a node of the partition has.
     """
-    worker = loaded.config.worker
-    if worker.lanes != "auto":
+    if loaded.config.worker.lanes != "auto":
         return loaded
-    need = loaded.typed().resources
+    need = loaded.config.resources
     number = _fitting(need, site, site.view(need.resource_pool))
-    changed = {"worker": worker.model_copy(update={"lanes": number})}
-    return dataclasses.replace(
-        loaded,
-        config=loaded.config.model_copy(update=changed),
-        origins={**loaded.origins, KEY: "derived"},
-    )
+    return loaded.with_value(KEY, number, "derived")
 
 
 def _fitting(need: Resources, site: Site, view: PartitionView) -> int:

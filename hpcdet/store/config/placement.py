@@ -1,9 +1,13 @@
-"""Sections of the resolved config: a trial's resources, and how its ranks work together."""
+"""Keys of a trial's resources, its scheduler's options, and how its ranks work together."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
+
+from hpcdet.store.fs.typed_fields import Bytes, Key, Seconds
+
+Precision = Literal["float32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True)
@@ -14,18 +18,31 @@ class Resources:
     ``memory_per_slot`` is in bytes; ``resource_pool`` is the partition.
     """
 
-    slots_per_trial: int = 1
-    nodes: int = 1
-    slots_per_node: int = 1
-    cpus_per_slot: int = 1
-    memory_per_slot: int | None = None
-    walltime_s: int | None = None
+    slots_per_trial: Annotated[int, Key(ge=1)] = 1
+    """Ranks of one trial: accelerators, or processes on CPU sites."""
+    min_slots_per_trial: Annotated[int | None, Key(ge=1)] = None
+    """With elastic: exact, as few ranks, on fewer whole nodes, if the scheduler has no more; null:
+    slots_per_trial."""
+    nodes: Annotated[int, Key(ge=1)] = 1
+    """Nodes of one trial; slots_per_trial is a multiple of it."""
+    slots_per_node: Annotated[int, Key(kind=int | None, new=None, ge=1)] = 1
+    """Ranks on each node; slots_per_trial / nodes if absent."""
+    cpus_per_slot: Annotated[int, Key(ge=1)] = 1
+    """Processor cores of each rank."""
+    memory_per_slot: Annotated[Bytes | None, Key(ge=1)] = None
+    """Main memory of each rank, in bytes or as '4G'."""
+    walltime_s: Annotated[Seconds | None, Key(ge=1)] = None
+    """Length of one allocation, in seconds or as '12:00:00', '2h'. A trial may need many."""
     resource_pool: str | None = None
-    max_slots: int | None = None
-    priority: int | None = None
+    """The partition or queue."""
+    max_slots: Annotated[int | None, Key(ge=1)] = None
+    """Slots that all trials of the experiment may hold at once."""
+    priority: Annotated[int | None, Key(ge=1, le=99)] = None
+    """Determined's; has no effect here, with a warning."""
     is_single_node: bool | None = None
+    """All ranks of a trial on one node."""
     exclude_nodes: list[str] = field(default_factory=list)
-    min_slots_per_trial: int | None = None
+    """Names of nodes not to use."""
 
     @property
     def least_nodes(self) -> int:
@@ -45,28 +62,41 @@ class Resources:
 class Fsdp2:
     """``distributed.fsdp2``. ``units``: names of classes, a number of parameters, or None."""
 
-    units: list[str] | int | None = None
+    units: list[str] | Annotated[int, Key(ge=1)] | None = None
+    """What is gathered at once: modules of classes, or of so many parameters; null: layers."""
     reshard_after_forward: bool = True
-    param_dtype: str | None = None
-    reduce_dtype: str | None = None
-    output_dtype: str | None = None
+    """Give a unit's rows of others back after forward, and gather them again for backward."""
+    param_dtype: Precision | None = None
+    """Type in which forward and backward compute; null: the parameters' own."""
+    reduce_dtype: Precision | None = None
+    """Type in which gradients are summed; null: that of forward and backward."""
+    output_dtype: Precision | None = None
+    """Type of what forward returns; null: as it comes."""
 
 
 @dataclass(frozen=True)
 class Distributed:
     backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
+    """How ranks exchange gradients; auto: nccl where there is a GPU for each rank, else gloo.
+    mpi: any MPI library, through mpi4py."""
     strategy: Literal["ddp", "fsdp2"] = "ddp"
+    """ddp: each rank has the whole model; fsdp2: each has its rows of every tensor."""
     fsdp2: Fsdp2 = Fsdp2()
 
 
 @dataclass(frozen=True)
 class Slurm:
     sbatch_args: list[str] = field(default_factory=list)
+    """Further options for sbatch: ['--account=p1', '--constraint=a100']."""
     gpu_type: str | None = None
-    slots_per_node: int | None = None
+    """The type in --gres=gpu:TYPE:N."""
+    slots_per_node: Annotated[int | None, Key(ge=1)] = None
+    """Determined's word for resources.slots_per_node."""
 
 
 @dataclass(frozen=True)
 class Pbs:
     pbsbatch_args: list[str] = field(default_factory=list)
-    slots_per_node: int | None = None
+    """Further options for qsub."""
+    slots_per_node: Annotated[int | None, Key(ge=1)] = None
+    """Determined's word for resources.slots_per_node."""

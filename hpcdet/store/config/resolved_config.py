@@ -13,226 +13,92 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 
 from hpcdet.errors import ConfigError, IntegrityError
-from hpcdet.goals import Goals, goals
-from hpcdet.rungs import Bracket, Mode, adaptive, depth, hyperband, one
 from hpcdet.store.config.placement import Distributed, Pbs, Slurm
 from hpcdet.store.config.placement import Fsdp2 as Fsdp2
 from hpcdet.store.config.placement import Resources as Resources
+from hpcdet.store.config.searcher_keys import COPYING as COPYING
+from hpcdet.store.config.searcher_keys import HALVING as HALVING
+from hpcdet.store.config.searcher_keys import MODELLED as MODELLED
+from hpcdet.store.config.searcher_keys import WHOLE as WHOLE
+from hpcdet.store.config.searcher_keys import Searcher as Searcher
 from hpcdet.store.fs import files, typed_fields, yaml_bounds
+from hpcdet.store.fs.typed_fields import Bytes, Key, Seconds, Variables
 from hpcdet.units import Length
 
 _HINT = "hpcdet writes it once and never changes it: put it back from a backup"
 
 _NO_PERIOD = Length("batches", 0)
 
-WHOLE = ("bayesian", "nsga2")
-"""Searchers that train each trial in full: the one rung is the end."""
-HALVING = ("async_halving", "asha", "adaptive_asha", "hyperband", "pasha", "bohb", *WHOLE)
-"""Searchers that compare trials at rungs."""
-MODELLED: dict[str, Literal["tpe", "nsga2"]] = {"bayesian": "tpe", "bohb": "tpe", "nsga2": "nsga2"}
-"""The sampler of those whose hyperparameters come from a model if nothing else is said."""
-
-COPYING = ("pbt", "pb2")
-"""Those whose trials are compared, and begin from each other's checkpoints, after each interval."""
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """``searcher.sampler``. None: what suits the searcher."""
-
-    name: Literal["random", "tpe", "gp", "nsga2"] | None = None
-    startup: int | None = None
-    random_fraction: float | None = None
-    population_size: int | None = None
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """``searcher.schedule``: the steps as they are written, ``until`` and ``hyperparameters``."""
-
-    seed: int | None = None
-    steps: list[dict[str, Any]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class WarmStart:
-    """``searcher.warm_start``. ``trials``: None takes all; ``best``: how many are tried again."""
-
-    experiments: list[str] = field(default_factory=list)
-    trials: int | None = None
-    best: int = 0
-
-
-@dataclass(frozen=True)
-class Searcher:
-    """``searcher``. ``max_length`` is None where the user's code decides its own length.
-
-    ``stopping``: policies by their names, each with its keys; ``stopping_version`` is 1 in searches
-    from before there was one (``search.stopping.rules_from_config.NEWEST``).
-    ``max_time`` counts in the metric ``time_metric``, where there is one, and else is None.
-    ``promotion_share`` is None, no limit, in searches from before there was one, and
-    ``rule_version`` 4 (``search.halving.halving``).
-    ``begin_at``: how far the checkpoint of ``begin_from`` is; None in searches from before it was
-    written down.
-    ``first_length``: ``max_length`` as it was submitted, where a user has changed it since.
-    ``objectives``: where there are several; ``metric`` is the first of them then.
-    """
-
-    name: str = "single"
-    metric: str = "validation_loss"
-    smaller_is_better: bool = True
-    max_length: Length | None = None
-    max_trials: int = 1
-    max_concurrent_trials: int = 16
-    max_time: int | None = None
-    time_metric: str | None = None
-    rule: Literal["hybrid", "stopping", "promotion", "cohorts"] = "hybrid"
-    promotion_share: float | None = None
-    rule_version: int = 4
-    divisor: float = 4
-    num_rungs: int | None = None
-    max_rungs: int = 5
-    mode: Mode = "standard"
-    bracket_rungs: list[int] = field(default_factory=list)
-    population_size: int | None = None
-    perturbation_interval: Length | None = None
-    quantile: float = 0.2
-    resample_probability: float = 0.25
-    factors: list[float] = field(default_factory=lambda: [0.8, 1.2])
-    synchronous: bool = False
-    schedule: Schedule = field(default_factory=Schedule)
-    sampler: Sampler = Sampler()
-    initial: list[dict[str, Any]] = field(default_factory=list)
-    warm_start: WarmStart | None = None
-    begin_from: str | None = None
-    begin_at: Length | None = None
-    stopping: dict[str, dict[str, Any]] = field(default_factory=dict)
-    stopping_version: int = 1
-    program: str | list[str] | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    answer_within_s: float = 60
-    wait_at_rungs_s: int = 0
-    first_length: Length | None = None
-    objectives: list[dict[str, Any]] = field(default_factory=list)
-    constraints: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def goals(self) -> Goals:
-        """The objectives and constraints of the search."""
-        alone = {"metric": self.metric, "smaller_is_better": self.smaller_is_better}
-        return goals(self.objectives or [alone], self.constraints)
-
-    @property
-    def top(self) -> int | None:
-        """The length of the whole training in the unit of the rungs; None if it is unknown."""
-        if self.time_metric is not None:
-            return self.max_time
-        length = self.first_length or self.max_length
-        return length.value if length else None
-
-    @property
-    def brackets(self) -> list[Bracket]:
-        """The ladders of rungs that trials climb; none where trials are not compared."""
-        top, open_at_once = self.top, self.max_concurrent_trials
-        if top is None:
-            return []
-        if self.name in ("async_halving", "asha", "pasha"):
-            count = self.num_rungs or depth(top, self.divisor, self.max_rungs)
-            return [one(top, self.divisor, count, self.max_trials, open_at_once)]
-        if self.name == "adaptive_asha":
-            return adaptive(
-                top,
-                self.divisor,
-                self.mode,
-                self.max_rungs,
-                self.bracket_rungs,
-                self.max_trials,
-                open_at_once,
-            )
-        if self.name in WHOLE:
-            return [one(top, self.divisor, 1, self.max_trials, open_at_once)]
-        if self.name in ("hyperband", "bohb"):
-            return hyperband(top, self.divisor, self.max_rungs, self.max_trials, open_at_once)
-        return []
-
-    @property
-    def interval(self) -> int:
-        """The length between comparisons of a population, in units of ``max_length``; 0: none."""
-        if self.name not in COPYING or self.max_length is None:
-            return 0
-        asked = self.perturbation_interval
-        return asked.value if asked else max((self.first_length or self.max_length).value // 10, 1)
-
-    @property
-    def compared_every(self) -> Length | None:
-        """``interval`` with its unit; None where there is no population."""
-        length = self.max_length
-        return Length(length.unit, self.interval) if length and self.interval else None
-
-    @property
-    def saves_at_rungs(self) -> bool:
-        """True if a trial must save a checkpoint at each rung, for others to begin from."""
-        return self.name in COPYING
-
-    @property
-    def rungs(self) -> list[Length]:
-        """The lengths at which each trial is validated, ascending, in units of ``max_length``."""
-        if self.max_length is None or self.time_metric is not None:
-            return []
-        if self.interval:
-            last = self.max_length.value
-            ends = [*range(self.interval, last, self.interval), last]
-            return [Length(self.max_length.unit, length) for length in ends]
-        found = {length for bracket in self.brackets for length in bracket.rungs}
-        found |= {self.max_length.value} if found else set()
-        return [Length(self.max_length.unit, length) for length in sorted(found)]
-
 
 @dataclass(frozen=True)
 class Reproducibility:
     """``virtual_ranks``: None, as of experiments made without it, means ``slots_per_trial``."""
 
-    experiment_seed: int = 0
+    experiment_seed: Annotated[int, Key(kind=int | None, new=None, ge=0, lt=2**31)] = 0
+    """Seed of everything random; generated at submission and recorded if absent."""
     deterministic: bool = False
+    """Ask torch for deterministic algorithms; an operation without one is an error."""
     elastic: Literal["exact"] | None = None
-    virtual_ranks: int | None = None
+    """exact: the same bits with any number of slots, changed at any time (implies deterministic);
+    null: then equal to rounding."""
+    virtual_ranks: Annotated[int | None, Key(ge=1)] = None
+    """Shares that elastic: exact cuts each global batch into, the most slots that a trial can
+    have; slots_per_trial if absent."""
 
 
 @dataclass(frozen=True)
 class CheckpointStorage:
-    type: str = "shared_fs"
+    type: Literal["shared_fs", "directory"] = "shared_fs"
+    """Checkpoints always lie in the experiment's folder; both words mean that here."""
     host_path: str | None = None
+    """Determined's; has no effect here, with a warning."""
     storage_path: str | None = None
-    save_experiment_best: int = 0
-    save_trial_best: int = 1
-    save_trial_latest: int = 1
-    local_staging: str | None = None
-    max_paused_bytes: int | None = None
+    """Determined's; has no effect here, with a warning."""
+    save_experiment_best: Annotated[int, Key(ge=0)] = 0
+    """Keep this many checkpoints that are best over all trials."""
+    save_trial_best: Annotated[int, Key(ge=0)] = 1
+    """Keep this many best checkpoints of each trial."""
+    save_trial_latest: Annotated[int, Key(ge=0)] = 1
+    """Keep this many latest checkpoints of each trial."""
+    local_staging: Annotated[str | None, Key(pattern="^[/$]")] = None
+    """Commit checkpoints on the node's own disk first, below this folder ($TMPDIR, /dev/shm), and
+    copy them from there beside the training. For trials on one node."""
+    max_paused_bytes: Annotated[Bytes | None, Key(ge=0)] = None
+    """Warn when checkpoints of paused trials hold more than this, in bytes or as '500G'."""
 
 
 @dataclass(frozen=True)
 class PowerSGD:
     """``optimizations.powersgd``. ``start_step`` counts steps of the optimizer."""
 
-    rank: int = 1
-    start_step: int = 1000
+    rank: Annotated[int, Key(ge=1)] = 1
+    """Rank of the matrices that stand for each gradient."""
+    start_step: Annotated[int, Key(ge=2)] = 1000
+    """Steps of the optimizer before which gradients are sent as they are."""
 
 
 @dataclass(frozen=True)
 class Optimizations:
-    aggregation_frequency: int = 1
+    aggregation_frequency: Annotated[int, Key(ge=1)] = 1
+    """Gradients of this many batches are added up before each step of the optimizer."""
     average_aggregated_gradients: bool = True
-    average_training_metrics: bool = True
-    mixed_precision: str = "O0"
+    """Divide the added-up gradients by aggregation_frequency."""
+    average_training_metrics: Literal[True] = True
+    """Training metrics are averaged over all ranks."""
+    mixed_precision: Literal["O0"] = "O0"
+    """O0: no Apex. Automatic mixed precision is asked for in the code."""
     gradient_compression: bool | Literal["fp16", "bf16", "powersgd"] = False
+    """How DDP sends gradients: false: as they are; true or fp16, bf16: as such; powersgd."""
     powersgd: PowerSGD = PowerSGD()
     activation_checkpointing: Literal["none", "full"] | list[str] = "none"
-    compile: bool | dict[str, Any] = False
+    """What forward computes again in backward: nothing, each block, or modules of these classes."""
+    compile: bool | dict[str, bool | str] = False
+    """torch.compile: false, true, or its options: mode, backend, fullgraph, dynamic."""
 
 
 @dataclass(frozen=True)
@@ -244,35 +110,51 @@ class Worker:
     """
 
     mode: Literal["shared", "per_trial"] = "shared"
-    lanes: int | Literal["auto"] = 1
-    min_segment_s: float = 300
-    idle_s: float = 120
-    spares: int | None = None
+    """shared: an allocation takes trial after trial; per_trial: one job for each."""
+    lanes: Annotated[int, Key(ge=1)] | Literal["auto"] = 1
+    """Trials side by side in one allocation, on one node; auto: as many as fit into a node."""
+    min_segment_s: Annotated[float, Key(ge=0)] = 300
+    """A trial is not begun with less than this many seconds left in the allocation."""
+    idle_s: Annotated[float, Key(ge=0)] = 120
+    """An allocation with nothing to do is given back after this many seconds."""
+    spares: Annotated[int | None, Key(ge=0)] = None
+    """Tasks that wait to replace ended ones where no job can be submitted later; null: enough."""
 
 
 @dataclass(frozen=True)
 class Budget:
     """``budget`` of the whole experiment; None: no bound."""
 
-    slot_hours: float | None = None
-    wall_s: float | None = None
+    slot_hours: Annotated[float | None, Key(gt=0)] = None
+    """Slots times hours that the experiment may hold, then it pauses; null: no bound."""
+    wall_s: Annotated[Seconds | None, Key(ge=1)] = None
+    """Time from its first allocation after which it pauses, in seconds or as '12:00:00', '2h'."""
 
 
 @dataclass(frozen=True)
 class Environment:
     """``environment``. ``python`` is the interpreter on the nodes; None: the site's."""
 
-    environment_variables: dict[str, str] = field(default_factory=dict)
-    image: str | None = None
+    environment_variables: Variables = field(default_factory=dict)
+    """Variables of the training processes: a map, or a list of 'NAME=value'."""
+    cpu_variables: Variables = field(default_factory=dict)
+    """More of them, where a trial has no accelerator; Determined's environment_variables.cpu."""
+    cuda_variables: Variables = field(default_factory=dict)
+    """More of them, where it has; Determined's environment_variables.cuda."""
+    image: None = None
+    """A container image: not in this version."""
     python: str | None = None
-    cpu_variables: dict[str, str] = field(default_factory=dict)
-    cuda_variables: dict[str, str] = field(default_factory=dict)
+    """The Python interpreter on the nodes; the site's, or the submitting one, if absent."""
 
 
 @dataclass(frozen=True)
 class Notify:
     command: str | list[str] | None = None
-    on: list[str] = field(default_factory=lambda: ["end", "failure", "stuck"])
+    """A command run on the events below, with HPCDET_EVENT and others in its environment."""
+    on: list[Literal["end", "failure", "stuck"]] = field(
+        default_factory=lambda: ["end", "failure", "stuck"]
+    )
+    """The events."""
 
 
 @dataclass(frozen=True)
@@ -280,10 +162,15 @@ class Profiling:
     """``profiling``. ``end_after_batch``: None means the default of ``pytorch``."""
 
     measure: bool = True
+    """Tell where each step's time goes and what each rank uses; costs next to nothing."""
     enabled: bool = False
-    begin_on_batch: int = 0
-    end_after_batch: int | None = None
+    """Also record some batches with torch's profiler, into attempts/K/profile/."""
+    begin_on_batch: Annotated[int, Key(ge=0)] = 0
+    """The first batch to record, counted over the whole trial."""
+    end_after_batch: Annotated[int | None, Key(ge=0)] = None
+    """The last one; null: 20 are recorded."""
     sync_timings: bool = True
+    """Wait for the accelerator at each phase of what is recorded, so that they do not overlap."""
 
 
 @dataclass(frozen=True)
@@ -291,6 +178,7 @@ class Compat:
     """``compat``. ``determined``: whether hpcdet stands in for the package of that name."""
 
     determined: Literal["auto", "off"] = "auto"
+    """auto: where there is no package `determined`, hpcdet stands in for it; off: it does not."""
 
 
 @dataclass(frozen=True)
@@ -305,27 +193,44 @@ class Resolved:
         raw: the file as plain data, with keys that this version does not know.
     """
 
-    schema: int = 1
-    name: str = ""
+    schema: Annotated[int, Key(own=True)] = 1
+    """A whole experiment config."""
+    name: Annotated[str, Key(max_length=200)] = ""
+    """What people call it; the start of the experiment's id. The file's name if absent."""
     description: str = ""
+    """Free text."""
     labels: list[str] = field(default_factory=list)
+    """Words to find it by; layers add to each other."""
     data: dict[str, Any] = field(default_factory=dict)
+    """Anything, handed to the code as it is; data.secrets holds references only."""
     workspace: str | None = None
+    """Free grouping, with project."""
     project: str | None = None
-    entrypoint: str | list[str] = ""
+    """Free grouping, with workspace."""
+    entrypoint: Annotated[str | list[str], Key(required=True, min_length=1)] = ""
+    """module:Class of a PyTorchTrial, a command for sh -c, or a list of arguments."""
     hyperparameters: dict[str, Any] = field(default_factory=dict)
-    searcher: Searcher = Searcher()
-    max_restarts: int = 5
+    """The search space (docs/config.md has the language)."""
+    searcher: Searcher = field(default_factory=Searcher)
+    max_restarts: Annotated[int, Key(ge=0)] = 5
+    """Times a trial is tried again after an error in its code; other ends do not count."""
     reproducibility: Reproducibility = Reproducibility()
     min_validation_period: Length = _NO_PERIOD
+    """Validate at least this often; 0: at the end only."""
     min_checkpoint_period: Length = _NO_PERIOD
-    checkpoint_every_s: float = 600
+    """Make a checkpoint to keep at least this often; 0: as checkpoint_policy says."""
+    checkpoint_every_s: Annotated[float, Key(gt=0)] = 600
+    """Make a checkpoint to resume from at least every so many seconds."""
     perform_initial_validation: bool = False
-    scheduling_unit: int = 100
-    records_per_epoch: int = 0
+    """Validate before the first step."""
+    scheduling_unit: Annotated[int, Key(ge=1)] = 100
+    """Batches between two reports of training metrics."""
+    records_per_epoch: Annotated[int, Key(ge=0)] = 0
+    """Determined's; has no effect here, with a warning: the data loader has a length."""
     checkpoint_policy: Literal["best", "all", "none"] = "best"
+    """After which validations a checkpoint is made."""
     checkpoint_storage: CheckpointStorage = CheckpointStorage()
-    optimizations: Optimizations = Optimizations()
+    optimizations: Optimizations = field(default_factory=Optimizations)
     resources: Resources = field(default_factory=Resources)
     distributed: Distributed = field(default_factory=Distributed)
     worker: Worker = Worker()
@@ -333,14 +238,20 @@ class Resolved:
     environment: Environment = field(default_factory=Environment)
     notify: Notify = field(default_factory=Notify)
     on_env_change: Literal["warn", "refuse"] = "warn"
+    """What an attempt does when packages or interpreter are not those of the first one."""
     on_unregistered: Literal["warn", "refuse"] = "warn"
+    """What an attempt does when a trial has state that no checkpoint would hold."""
     slurm: Slurm = field(default_factory=Slurm)
     pbs: Pbs = field(default_factory=Pbs)
     profiling: Profiling = Profiling()
     compat: Compat = Compat()
     debug: bool = False
+    """Determined's; has no effect here, with a warning."""
     site: str | None = None
-    raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The site to run at; detected if absent."""
+    raw: Annotated[Mapping[str, Any], Key(own=True)] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @property
     def lanes(self) -> int:

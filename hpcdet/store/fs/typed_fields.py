@@ -10,11 +10,47 @@ import functools
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
 from hpcdet.units import Length
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """How people may write a field of the config, in ``Annotated``; its type is what readers get.
+
+    Readers do not look at it: ``hpcdet.config.check.section_models`` checks new configs by it.
+
+    Attributes:
+        kind: type of the value in a config, where it is another than readers'.
+        form: text from which the value is made, where people may write such.
+        new: default in a new config, where it is not what a file without the key means.
+        required: a config without the key is refused.
+        own: no key of a config, but hpcdet's own field.
+        ge, gt, le, lt, min_length, max_length, pattern, allow_inf_nan: bounds, as in pydantic.
+    """
+
+    kind: Any = None
+    form: Literal["", "seconds", "bytes", "variables"] = ""
+    new: Any = ...
+    required: bool = False
+    own: bool = False
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    min_length: int | None = None
+    max_length: int | None = None
+    pattern: str | None = None
+    allow_inf_nan: bool | None = None
+
+
+Seconds = Annotated[int, Key(form="seconds")]
+Bytes = Annotated[int, Key(form="bytes")]
+Variables = Annotated[dict[str, str], Key(form="variables")]
 
 
 def build(kind: type[T], value: Mapping[str, Any]) -> T:
@@ -23,9 +59,8 @@ def build(kind: type[T], value: Mapping[str, Any]) -> T:
     Raises:
         ValueError: a length is none, or a value has another type.
     """
-    hints = typing.get_type_hints(kind)
-    fields = (f.name for f in dataclasses.fields(kind))  # type: ignore[arg-type]
-    given = {name: _convert(hints[name], value[name]) for name in fields if name in value}
+    hints = _hints(kind)  # type: ignore[arg-type]
+    given = {name: _convert(hint, value[name]) for name, hint in hints.items() if name in value}
     # null is written for what has not been said
     refuse_others(kind, {name: item for name, item in given.items() if item is not None})
     return kind(**given)
@@ -56,9 +91,14 @@ def short(value: Any) -> str:
 @functools.cache
 def _fields(kind: type[Any], lenient: bool) -> dict[str, tuple[Callable[[Any], bool], str]]:
     """Return, by field name, a test of values and the name of the field's type."""
+    return {name: (_test(hint, lenient), _called(hint)) for name, hint in _hints(kind).items()}  # type: ignore[arg-type]
+
+
+@functools.cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    """Return the types of a dataclass's fields, without ``Annotated``."""
     hints = typing.get_type_hints(kind)
-    names = [f.name for f in dataclasses.fields(kind)]
-    return {name: (_test(hints[name], lenient), _called(hints[name])) for name in names}
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _called(hint: Any) -> str:
