@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hpcdet.cli.frame.output import Column, Output, output
-from hpcdet.cli.frame.settings import settings
+from hpcdet.cli.frame.output import Column, Item, Output, output
+from hpcdet.cli.frame.settings import Settings, settings
 from hpcdet.cli.inputs import preview
 from hpcdet.cli.inputs.loading import SubmitRequest, config_argument, request, setting_options
 from hpcdet.cli.inputs.waiting import Waiting
@@ -42,6 +41,34 @@ _KEYS = (
     *("id", "state", "why", "site", "site_reason", "trials", "jobs", "scripts", "argv", "errors"),
     *("path", "budget"),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitFlags:
+    """Flags of ``submit`` beside those of every request; their ``--help`` has the meanings."""
+
+    name: str | None
+    tag: Sequence[str]
+    note: str
+    max_parallel: int | None
+    hold: bool
+    after: Sequence[str]
+    include: Sequence[Path]
+    allow_dirty: bool | None
+    dry_run: bool
+    offline: bool
+    prepare: bool
+    test: bool
+    wait: bool
+    parsable: bool
+
+    def sets(self) -> list[str]:
+        """Return those that stand for values of the config, as ``--set`` would have them."""
+        found = [f"name={self.name!r}"] if self.name else []
+        found += [f"labels=[{label!r}]" for label in self.tag]
+        if self.max_parallel is not None:
+            found.append(f"searcher.max_concurrent_trials={self.max_parallel}")
+        return found
 
 
 @click.command("submit", short_help="Make an experiment and queue it.")
@@ -88,20 +115,7 @@ def submit_command(
     model_dir: Path | None,
     sets: Sequence[str],
     site_name: str | None,
-    name: str | None,
-    tag: Sequence[str],
-    note: str,
-    max_parallel: int | None,
-    hold: bool,
-    after: Sequence[str],
-    include: Sequence[Path],
-    allow_dirty: bool | None,
-    dry_run: bool,
-    offline: bool,
-    prepare: bool,
-    test: bool,
-    wait: bool,
-    parsable: bool,
+    **flags: Any,
 ) -> None:
     """Create and queue an experiment of CONFIG and the code in MODEL_DIR (the config's folder).
 
@@ -111,49 +125,23 @@ def submit_command(
     Examples: hpcdet submit random.yaml --set searcher.max_trials=8
               ID=$(hpcdet submit random.yaml -o id)
     """
-    if offline and not dry_run:
+    asked = SubmitFlags(**flags)
+    if asked.offline and not asked.dry_run:
         raise UsageError("--offline goes with -n", hint="a submission needs the scheduler")
-    if parsable:
+    if asked.parsable:
         out = replace(out, format="id")
-    labels = [f"labels=[{label!r}]" for label in tag]
-    names = [f"name={name!r}"] if name else []
-    limits = [] if max_parallel is None else [f"searcher.max_concurrent_trials={max_parallel}"]
-    flags = [*sets, *names, *labels, *limits]
-    wanted = request(config_file, model_dir, flags, site_name, ask=not offline)
-    described = bool(wanted.resolved.description)
-    if note and not described:
-        text = json.dumps(note, ensure_ascii=False)
-        wanted = request(
-            config_file, model_dir, [*flags, f"description={text}"], site_name, not offline
-        )
-    wanted = replace(wanted, include=tuple(include))
-    if offline:
-        warnings = list(wanted.loaded.warnings)
-    else:
-        warnings = wanted.warnings(submits=not (dry_run or prepare))
-    warnings += _too_fast(wanted)
-    if note and described:
-        warnings.append("the config has a description, which stays; the note is left out")
-    if site_name is None and settings().profile is None:
-        settings().note(f"site {wanted.site.name}: {wanted.site.reason}")
-    if budget := Budget(wanted.resolved.budget.slot_hours, wanted.resolved.budget.wall_s):
-        settings().note(f"budget: {budget}; then it pauses")
-    if wanted.origin is not None:
-        settings().note(f"trials begin from {wanted.origin.folder}")
-    for source in wanted.history.sources if wanted.history else ():
-        settings().note(f"warm start: {source}")
-    if not allow_dirty and (dirty := _uncommitted(wanted)):
-        if allow_dirty is False:
-            raise ConfigError(dirty, where=str(wanted.model_dir), hint="commit it first")
-        warnings.append(f"{dirty}; the experiment keeps them (--allow-dirty: do not say so)")
-    waiting = Waiting.parse(hold, after, wanted)
-    if prepare and waiting.experiments:
+    wanted = request(
+        config_file, model_dir, [*sets, *asked.sets()], site_name, ask=not asked.offline
+    )
+    wanted, warnings = _prepared(wanted, asked, site_is_given=site_name is not None)
+    waiting = Waiting.parse(asked.hold, asked.after, wanted)
+    if asked.prepare and waiting.experiments:
         raise UsageError("--prepare queues nothing, so there is nothing to begin later")
-    if dry_run:
-        preview.show(out, wanted, warnings, waiting, ask=not offline)
+    if asked.dry_run:
+        preview.show(out, wanted, warnings, waiting, ask=not asked.offline)
         return
     out.expect(_KEYS)
-    if test:
+    if asked.test:
         rehearse(wanted)
     paths = create.create(
         wanted.loaded,
@@ -165,33 +153,90 @@ def submit_command(
         begin=wanted.origin,
     )
     waiting.ask(paths)
-    with CommandCrank(paths, "submit", hold=prepare) as crank:
+    with CommandCrank(paths, "submit", hold=asked.prepare) as crank:
         turn = _first_turn(crank)
         if turn.blind:
             warnings.append(f"the scheduler does not answer, it is asked again: {turn.blind}")
-        item = _item(paths, wanted)
-        if not wait or prepare or not out.for_people:
+        if asked.prepare or not asked.wait or not out.for_people:
             warnings += _where_to_look(paths, wanted)
-        if prepare:
-            _say_how(item)
-        if not wait or prepare or out.format == "id":
-            out.emit([item], COLUMNS, warnings=warnings)
-        if not wait or prepare:
-            _refused(item)
+        if asked.prepare or not asked.wait:
+            _show(out, paths, wanted, warnings, asked.prepare)
             return
-        sys.stdout.flush()
-        if out.for_people:
-            for warning in warnings:
-                settings().warn(warning)
-            warnings = []
-        settings().note(f"{paths.id} is in {paths.root}")
-        with follow.following([paths.id]):
-            items = follow.until(
-                [paths], follow.ended, turn=crank.turn_if_due, longest_s=crank.every_s
-            )
+        ended = _follow(out, paths, wanted, warnings, crank)
     if out.format != "id":
+        left = [] if out.for_people else warnings
+        out.emit([_item(paths, wanted)], COLUMNS, warnings=left)
+    follow.judge(ended)
+
+
+def _prepared(
+    wanted: SubmitRequest, asked: SubmitFlags, site_is_given: bool
+) -> tuple[SubmitRequest, list[str]]:
+    """Return the request with what its flags add, and the warnings; print notes on the rest.
+
+    Raises:
+        ConfigError: the config can never run at this site, or its code is in no commit and has to.
+        Unavailable: the scheduler does not answer, and is needed.
+    """
+    described = bool(wanted.resolved.description)
+    loaded = wanted.loaded
+    if asked.note and not described:
+        loaded = loaded.with_value("description", asked.note, "--set description")
+    wanted = replace(wanted, loaded=loaded, include=tuple(asked.include))
+    if asked.offline:
+        warnings = list(wanted.loaded.warnings)
+    else:
+        warnings = wanted.warnings(submits=not (asked.dry_run or asked.prepare))
+    warnings += _too_fast(wanted)
+    if asked.note and described:
+        warnings.append("the config has a description, which stays; the note is left out")
+    if not site_is_given and settings().profile is None:
+        settings().note(f"site {wanted.site.name}: {wanted.site.reason}")
+    if budget := Budget(wanted.resolved.budget.slot_hours, wanted.resolved.budget.wall_s):
+        settings().note(f"budget: {budget}; then it pauses")
+    if wanted.origin is not None:
+        settings().note(f"trials begin from {wanted.origin.folder}")
+    for source in wanted.history.sources if wanted.history else ():
+        settings().note(f"warm start: {source}")
+    if not asked.allow_dirty and (dirty := _uncommitted(wanted)):
+        if asked.allow_dirty is False:
+            raise ConfigError(dirty, where=str(wanted.model_dir), hint="commit it first")
+        warnings.append(f"{dirty}; the experiment keeps them (--allow-dirty: do not say so)")
+    return wanted, warnings
+
+
+def _show(
+    out: Output, paths: ExperimentPaths, wanted: SubmitRequest, warnings: list[str], prepared: bool
+) -> None:
+    """Print the new experiment. Raises ConfigError: the scheduler refused all of its jobs."""
+    item = _item(paths, wanted)
+    if prepared:
+        settings().note("prepared, not submitted; submit it by hand with:")
+        for argv in item["argv"]:
+            settings().note("  " + shlex.join(argv))
+    out.emit([item], COLUMNS, warnings=warnings)
+    if item["errors"] and not item["jobs"]:
+        hint = f"the experiment is kept: once repaired, hpcdet resume {item['id']}"
+        what = f"the scheduler refused: {item['errors'][0]}"
+        raise ConfigError(what, where=item["id"], hint=hint)
+
+
+def _follow(
+    out: Output,
+    paths: ExperimentPaths,
+    wanted: SubmitRequest,
+    warnings: list[str],
+    crank: CommandCrank,
+) -> list[Item]:
+    """Print the course of the experiment until it has ended, and return how it ended."""
+    if out.format == "id":
         out.emit([_item(paths, wanted)], COLUMNS, warnings=warnings)
-    follow.judge(items)
+    sys.stdout.flush()
+    for warning in warnings if out.for_people else ():
+        settings().warn(warning)
+    settings().note(f"{paths.id} is in {paths.root}")
+    with follow.following([paths.id]):
+        return follow.until([paths], follow.ended, turn=crank.turn_if_due, longest_s=crank.every_s)
 
 
 def _too_fast(wanted: SubmitRequest) -> list[str]:
@@ -257,23 +302,8 @@ def _argv(site: Site, job: dict[str, Any]) -> list[str]:
     return submission.argv(site, Path(job["script"]))
 
 
-def _say_how(item: dict[str, Any]) -> None:
-    settings().note("prepared, not submitted; submit it by hand with:")
-    for argv in item["argv"]:
-        settings().note("  " + shlex.join(argv))
-
-
 def _where_to_look(paths: ExperimentPaths, wanted: SubmitRequest) -> list[str]:
     """Return a hint if ``hpcdet status`` without options would look elsewhere; else nothing."""
-    from hpcdet.cli.frame.settings import Settings
-
     if settings().given_root is None and Settings().root != wanted.root:
         return [f"it is in {paths.root.parent}; other verbs find it by HPCDET_ROOT or -C"]
     return []
-
-
-def _refused(item: dict[str, Any]) -> None:
-    if item["errors"] and not item["jobs"]:
-        hint = f"the experiment is kept: once repaired, hpcdet resume {item['id']}"
-        what = f"the scheduler refused: {item['errors'][0]}"
-        raise ConfigError(what, where=item["id"], hint=hint)
