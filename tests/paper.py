@@ -49,7 +49,7 @@ class PaperScheduler:
     """Jobs on paper.
 
     ``refuse`` is asked before each submission, ``down`` makes it Unavailable, ``stale`` makes it
-    repeat its last answer. ``granted``: nodes of a job.
+    repeat its last answer. ``granted``: nodes of a task or of all of a job; ``exits``: of a job.
     """
 
     name: str = "paper"
@@ -67,6 +67,7 @@ class PaperScheduler:
     reasons: dict[str, str] = field(default_factory=dict)
     used: dict[str, list[Usage]] = field(default_factory=dict)
     granted: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    exits: dict[str, int] = field(default_factory=dict)
 
     def submit(self, submission: Submission) -> str:
         self._answer()
@@ -139,8 +140,9 @@ class PaperScheduler:
 
     def _task(self, job: str, index: int, state: TaskState, restarts: int) -> Task:
         reason = self.reasons.get(job, "")
-        nodes, wait = self.granted.get(job, ()), slurm_waits.wait(reason)
-        return Task(job, index, state, reason, restarts, nodes, wait=wait)
+        nodes = self.granted.get(f"{job}_{index}", self.granted.get(job, ()))
+        code, wait = self.exits.get(job), slurm_waits.wait(reason)
+        return Task(job, index, state, reason, restarts, nodes, exit_code=code, wait=wait)
 
     def _answer(self) -> None:
         if self.down:

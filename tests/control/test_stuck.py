@@ -175,6 +175,36 @@ def test_tasks_that_are_canceled_at_their_launch_are_sent_elsewhere_three_times(
     assert len(world.scheduler.live) == 1
 
 
+def test_a_task_that_its_user_cancels_before_its_worker_is_up_was_launched(tmp_path: Path) -> None:
+    """Slurm 22.05 shows a script that scancel ends by signal 15, a failed launch by status 0."""
+    world = make(tmp_path)
+    holder = world.holder()
+    advance(world.paths, holder)
+    world.scheduler.granted["1"], world.scheduler.exits["1"] = ("n1",), -15
+    world.scheduler.cancel("1")
+    turns(world, holder, 3)
+    intent = Intent.read(world.paths.intent(2))
+    assert intent is not None and intent.exclude == [] and not holder.decided.unlaunched
+
+
+def test_all_nodes_of_a_submission_whose_launches_fail_are_avoided(tmp_path: Path) -> None:
+    world = make(tmp_path, searcher={"max_trials": 3, "max_concurrent_trials": 3})
+    world.method = Waves(count=3, width=3)
+    holder = world.holder()
+    advance(world.paths, holder)
+    for index in range(3):
+        world.scheduler.granted[f"1_{index}"] = (f"n{index}",)
+    world.scheduler.cancel("1")
+    turns(world, holder, 3)
+    intent = Intent.read(world.paths.intent(2))
+    assert intent is not None and intent.exclude == ["n0", "n1", "n2"]
+    assert len(holder.decided.unlaunched) == 3
+    holder.close()
+    holder = world.holder()
+    turns(world, holder, 1)
+    assert len(holder.decided.unlaunched) == 3
+
+
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_the_launch_of_a_requeued_task_may_fail_too(tmp_path: Path, restarts: int) -> None:
     """Not so where its user cancels it while its worker is at work."""

@@ -40,18 +40,19 @@ def nodes(decided: Decided) -> set[str]:
 
 
 def _launches(holder: Holder) -> str:
-    failed = {one["submission"]: one for one in holder.decided.unlaunched}
-    row = []
+    why = {one["submission"]: one["why"] for one in holder.decided.unlaunched}
+    row: list[int] = []
     for number in sorted(holder.paths.submissions(), reverse=True):
-        if number <= holder.decided.resumed_after or number not in failed or _took(holder, number):
+        if number <= holder.decided.resumed_after or number not in why or _took(holder, number):
             break
-        row.append(failed[number])
+        row.append(number)
     if len(row) < LAUNCHES:
         return ""
-    where = sorted({node for one in row for node in one["nodes"]})
+    failed = (one["nodes"] for one in holder.decided.unlaunched if one["submission"] in row)
+    where = sorted({node for nodes in failed for node in nodes})
     on = f" on {', '.join(where)}" if where else ""
     return (
-        f"{len(row)} submissions in a row could not be launched{on} ({row[0]['why']}): "
+        f"{len(row)} submissions in a row could not be launched{on} ({why[row[0]]}): "
         "ask the cluster's administrators, then resume"
     )
 

@@ -46,21 +46,19 @@ def tell(holder: Holder, seen: FleetView) -> None:
 def note_unlaunched(holder: Holder, seen: FleetView) -> None:
     """Record the failed launches of tasks that may not be requeued.
 
-    Slurm has canceled them: they were given nodes, and their worker never started.
+    Slurm has canceled them: they were given nodes, and their script never ran. A script that its
+    user cancels, before or after its worker starts, ends by a signal.
     """
-    noted = max((one["submission"] for one in holder.decided.unlaunched), default=0)
-    since = max(noted, holder.decided.resumed_after)
     for place in seen.places:
-        if place.phase != "over" or place.submission <= since:
+        if place.phase != "over" or place.submission <= holder.decided.resumed_after:
             continue
         by_us = ("cancel", place.job), ("cancel", place.job, place.index)
         if any(key in holder.written for key in by_us):
             continue
         row = holder.watch.row(place.job, place.index)
-        if row is None or row.state is not TaskState.CANCELED or not row.nodes:
+        if row is None or row.state is not TaskState.CANCELED or not row.nodes or row.exit_code:
             continue
         if place.worker is None or place.worker.incarnation < row.restarts:
-            since = place.submission
             _unlaunched(holder, row, place.submission, row.nodes, _CANCELED)
 
 
@@ -104,8 +102,10 @@ def _unlaunched(
     holder: Holder, row: Task, submission: int, nodes: tuple[str, ...], why: str
 ) -> None:
     run = [row.job, row.index, row.restarts]
-    if all(run != one["run"] for one in holder.decided.unlaunched):
+    key = ("unlaunched", *run)  # of a wide array there are more than ``decided`` remembers
+    if key not in holder.written and all(run != one["run"] for one in holder.decided.unlaunched):
         holder.record("unlaunched", run=run, submission=submission, nodes=list(nodes), why=why)
+    holder.written[key] = True
 
 
 def _cancel(holder: Holder, row: Task) -> None:
