@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 from hpcdet.search.api.codec import StateRecord
 from hpcdet.search.api.events import S
 from hpcdet.search.stopping.trial_rules import WORST, RuleReport, Scope, TrialRule
+from hpcdet.store.config import stopping_keys
 from hpcdet.store.trials.parents import Parent
 
 
@@ -35,13 +36,12 @@ class TargetState(StateRecord):
 
 
 @dataclass(frozen=True)
-class TargetRule:
+class TargetRule(stopping_keys.Target):
     """Ends the search when a trial's metric is as good as ``value``, a loss.
 
     It does not end the same search again: the user then wants more trials to be made.
     """
 
-    value: float
     scope: Scope = "search"
 
     def initial(self) -> TargetState:
@@ -65,7 +65,7 @@ class NoImprovementState(StateRecord):
 
 
 @dataclass(frozen=True)
-class NoImprovementRule:
+class NoImprovementRule(stopping_keys.NoImprovement):
     """Ends the search when the last ``trials`` that began to report were no better.
 
     In a search that goes on after that, the next ``trials`` are counted from 0.
@@ -74,8 +74,6 @@ class NoImprovementRule:
         min_delta: a value counts as better if it is so by more than this.
     """
 
-    trials: int
-    min_delta: float = 0.0
     scope: Scope = "search"
 
     def initial(self) -> NoImprovementState:
@@ -104,14 +102,13 @@ class TotalLengthState(StateRecord):
 
 
 @dataclass(frozen=True)
-class TotalLengthRule:
+class TotalLengthRule(stopping_keys.TotalLength):
     """Ends the search when all trials together have trained for ``length``.
 
     What a trial inherited from its parent is not counted again. A search that goes on after
     that may train for as much once more.
     """
 
-    length: int
     scope: Scope = "search"
 
     def initial(self) -> TotalLengthState:

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 from hpcdet.goals import finite
 from hpcdet.search.api.codec import StateRecord
 from hpcdet.search.api.events import S
+from hpcdet.store.config import stopping_keys
 
 WORST = sys.float_info.max
 Scope = Literal["trial", "search"]
@@ -77,15 +78,13 @@ def loss(metric: Any, smaller_is_better: bool) -> float:
 
 
 @dataclass(frozen=True)
-class PatienceRule(Blank):
+class PatienceRule(stopping_keys.Patience, Blank):
     """Ends a trial whose best value is no better than ``reports`` reports before.
 
     Attributes:
         min_delta: a value counts as better if it is so by more than this.
     """
 
-    reports: int
-    min_delta: float = 0.0
     scope: Scope = "trial"
 
     def judge(self, state: ByTrial, seen: RuleReport) -> str:
@@ -100,7 +99,7 @@ class PatienceRule(Blank):
 
 
 @dataclass(frozen=True)
-class ThresholdRule(Blank):
+class ThresholdRule(stopping_keys.Threshold, Blank):
     """Ends a trial whose metric is below ``lower`` or above ``upper`` after ``warmup``.
 
     Attributes:
@@ -108,9 +107,6 @@ class ThresholdRule(Blank):
             metric does not: it is about something else.
     """
 
-    lower: float = -math.inf
-    upper: float = math.inf
-    warmup: int = 0
     finite: bool = True
     scope: Scope = "trial"
 
@@ -136,7 +132,7 @@ class PercentileState(StateRecord):
 
 
 @dataclass(frozen=True)
-class PercentileRule:
+class PercentileRule(stopping_keys.Percentile):
     """Ends a trial whose best value is not among the best ``keep`` percent at the same length.
 
     The values compared are those that each trial had reached as its best by that length, of all
@@ -151,10 +147,6 @@ class PercentileRule:
         interval: lengths are rounded down to multiples of this before they are compared.
     """
 
-    keep: float = 50.0
-    warmup: int = 0
-    min_trials: int = 5
-    interval: int = 1
     scope: Scope = "trial"
 
     def initial(self) -> PercentileState:
@@ -178,11 +170,9 @@ class PercentileRule:
 
 
 @dataclass(frozen=True)
-class PlateauRule(Blank):
+class PlateauRule(stopping_keys.Plateau, Blank):
     """Ends a trial when its last ``reports`` values have a standard deviation below ``std``."""
 
-    reports: int
-    std: float
     scope: Scope = "trial"
 
     def judge(self, state: ByTrial, seen: RuleReport) -> str:
@@ -204,7 +194,7 @@ class WilcoxonState(StateRecord):
 
 
 @dataclass(frozen=True)
-class WilcoxonRule:
+class WilcoxonRule(stopping_keys.Wilcoxon):
     """Ends a trial that is worse than the best one in a signed-rank test of paired values.
 
     Each report is one instance of the same series for every trial, a fold or a data set: values
@@ -216,8 +206,6 @@ class WilcoxonRule:
         min_pairs: fewer are not tested.
     """
 
-    p: float = 0.1
-    min_pairs: int = 5
     scope: Scope = "trial"
 
     def initial(self) -> WilcoxonState:
@@ -253,10 +241,9 @@ class WilcoxonRule:
 
 
 @dataclass(frozen=True)
-class CostRule(Blank):
+class CostRule(stopping_keys.Cost, Blank):
     """Ends a trial that has trained for more than so many slot-hours."""
 
-    slot_hours: float
     scope: Scope = "trial"
 
     def judge(self, state: ByTrial, seen: RuleReport) -> str:
@@ -265,10 +252,9 @@ class CostRule(Blank):
 
 
 @dataclass(frozen=True)
-class TimeRule(Blank):
+class TimeRule(stopping_keys.Time, Blank):
     """Ends a trial that has trained for more than so many hours, without waits in the queue."""
 
-    hours: float
     scope: Scope = "trial"
 
     def judge(self, state: ByTrial, seen: RuleReport) -> str:
@@ -277,14 +263,13 @@ class TimeRule(Blank):
 
 
 @dataclass(frozen=True)
-class NaNRule(Blank):
+class NaNRule(stopping_keys.NaN, Blank):
     """Ends a trial whose metric was no finite number in so many reports in a row.
 
     Attributes:
         absent: reports without the metric count, too; else they are passed over.
     """
 
-    reports: int = 1
     absent: bool = False
     scope: Scope = "trial"
 
@@ -301,7 +286,7 @@ class NaNRule(Blank):
 
 
 @dataclass(frozen=True)
-class DivergenceRule(Blank):
+class DivergenceRule(stopping_keys.Divergence, Blank):
     """Ends a trial whose value is far worse than its own best in so many reports in a row.
 
     Far: the distance to the best is more than ``factor`` times the greater of the best's
@@ -312,8 +297,6 @@ class DivergenceRule(Blank):
             Reports without the metric are passed over.
     """
 
-    factor: float = 3.0
-    reports: int = 1
     finite: bool = True
     scope: Scope = "trial"
 

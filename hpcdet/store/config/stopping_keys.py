@@ -32,7 +32,7 @@ class Threshold:
     """Not before this length."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Median:
     warmup: Annotated[int, Key(kind=Length | None, new=None)] = 0
     """Not before this length."""
