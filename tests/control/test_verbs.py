@@ -104,6 +104,8 @@ def test_changes_that_do_not_go_with_the_rest_are_refused() -> None:
     changing.fits(overrides.lay(resolved, {"resources.cpus_per_slot": 2}))
     with pytest.raises(ConfigError, match="no use for several lanes"):
         changing.fits(overrides.lay(resolved, {"worker.mode": "per_trial"}))
+    former = resolved_config.resolve({"entrypoint": "x", "searcher": {"stopping_version": 1}})
+    changing.fits(overrides.lay(former, {"resources.cpus_per_slot": 2}))
     exact = {"elastic": "exact", "virtual_ranks": 2}
     resolved = resolved_config.resolve({"entrypoint": "x", "reproducibility": exact})
     changing.fits(overrides.lay(resolved, {"resources.slots_per_trial": 2}))

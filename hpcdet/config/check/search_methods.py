@@ -100,6 +100,13 @@ def unlimited(asked: Searcher) -> Iterator[Problem]:
         yield Problem("searcher.promotion_share", what, hint)
 
 
+def dropped(asked: Searcher) -> Iterator[Problem]:
+    """Yield values that a search keeps which began with them, and that a new one does not take."""
+    if asked.stopping_version == 1:
+        what = "rules of version 1 are those of experiments that began with them"
+        yield Problem("searcher.stopping_version", what, "leave it out")
+
+
 def doubts(config: Resolved, written: Mapping[str, Any]) -> Iterator[Problem]:
     """Defaults of a search that decide otherwise than Determined's."""
     searcher = written.get("searcher")

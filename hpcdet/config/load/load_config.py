@@ -138,6 +138,7 @@ def _check(
     if not wrong:
         wrong += [*key_consistency.errors(config), *entrypoints.errors(config)]
         wrong += search_methods.unlimited(config.searcher)
+        wrong += search_methods.dropped(config.searcher)
     if wrong:
         raise problems.failure(wrong, origins, source)
     derived = [key for key in DERIVED if _is_absent(key, values)]

@@ -118,7 +118,8 @@ class Worker:
     idle_s: Annotated[float, Key(ge=0)] = 120
     """An allocation with nothing to do is given back after this many seconds."""
     spares: Annotated[int | None, Key(ge=0)] = None
-    """Tasks that wait to replace ended ones where no job can be submitted later; null: enough."""
+    """Tasks that wait to replace ended ones where no job can be submitted later; fewer where the
+    scheduler bounds how many may wait, more where many are preempted; null: max_restarts each."""
 
 
 @dataclass(frozen=True)

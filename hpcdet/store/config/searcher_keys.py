@@ -193,8 +193,8 @@ class Searcher:
         default_factory=dict
     )
     stopping_version: Annotated[Literal[1, 2], Key(new=2)] = 1
-    """By which rules stopping ends things: 2, or 1 as in experiments of former versions, which let
-    pass what is not finite, and count what trials inherited."""
+    """By which rules stopping ends things: 2. Experiments of former versions have 1 and keep it: it
+    lets pass what is not finite, and counts what trials inherited."""
     program: str | list[str] | None = None
     """The searcher of name: custom: module:Class of the code, or a command that answers lines."""
     options: dict[str, Any] = field(default_factory=dict)
