@@ -16,12 +16,16 @@ from hpcdet import config
 from hpcdet.config.check import problems
 from hpcdet.config.check.section_models import completed
 from hpcdet.config.determined import foreign_keys
-from hpcdet.config.load import load_config
+from hpcdet.config.load import changing, load_config
 from hpcdet.errors import ConfigError, UsageError
+from hpcdet.search.stopping import rules_from_config
+from hpcdet.search.stopping.search_rules import TotalLengthRule
+from hpcdet.search.stopping.trial_rules import PercentileRule
 from hpcdet.site.loading import walk
 from hpcdet.store.config import data_secrets
 from hpcdet.store.config import resolved_config as stored
 from hpcdet.units import Length
+from tests import TOP
 
 MINIMAL = "entrypoint: python3 train.py\n"
 SEARCH = """\
@@ -110,6 +114,23 @@ def test_a_file_without_a_key_means_the_default_of_new_configs_but_for_a_few() -
     later = {"searcher.promotion_share", "searcher.stopping_version", "searcher.rule_version"}
     derived = {"searcher.max_trials", "resources.slots_per_node"}  # not known yet
     assert {key for key in found if not key.startswith("raw")} == later | derived
+
+
+def test_an_experiment_made_before_some_keys_is_read_as_it_was_meant(tmp_path: Path) -> None:
+    file = TOP / "tests" / "recorded" / "configs" / "before-rule-version.yaml"
+    read = stored.load(file)
+    searcher = read.searcher
+    kept = (searcher.rule_version, searcher.stopping_version, searcher.promotion_share)
+    assert kept == (4, 2, 0.5)
+    assert [rung.value for rung in searcher.rungs] == [1, 4, 18, 75, 300]
+    assert read.compat.determined == "auto"
+    rules = dict(rules_from_config.chosen(searcher.stopping, smaller_is_better=True, version=2))
+    assert rules["percentile"] == PercentileRule(20.0, interval=10)
+    assert rules["total_length"] == TotalLengthRule(900)
+    assert len(rules) == 13
+    changing.fits(read)
+    assert stored.dump(read.raw) == file.read_bytes()
+    assert config.load(file).config.searcher.rule_version == 6  # submitted anew
 
 
 def test_later_layers_win_and_every_value_knows_its_origin(tmp_path: Path) -> None:

@@ -24,11 +24,8 @@ from hpcdet.schedulers.local import processes
 from hpcdet.search import registry
 from hpcdet.search.api import events
 from hpcdet.search.methods.program import ProgramError
-from hpcdet.store.config import resolved_config
-from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Trial
 from hpcdet.store.fs import files
-from hpcdet.store.trials import history
 
 _WALLTIME_S = 600
 _NODE_S = 1800.0
@@ -136,7 +133,11 @@ def _rehearse_on_a_node(wanted: SubmitRequest, timeout: float) -> None:
 
 
 def _rehearsal(wanted: SubmitRequest, folder: Path) -> list[str]:
-    """Create the experiment of a rehearsal and return the arguments for Python."""
+    """Create the experiment of a rehearsal and return the arguments for Python.
+
+    It is one of its own, in a folder that is removed: what a rehearsal leaves behind would be part
+    of the one that is submitted, and where the code fails, nothing of that may have been made.
+    """
     # as in the submission, experiments inside the code are no part of it
     paths = create.create(
         wanted.loaded,
@@ -148,7 +149,7 @@ def _rehearsal(wanted: SubmitRequest, folder: Path) -> list[str]:
         whole=True,
         past=wanted.history,
     )
-    first = _first_trial(paths)
+    first = _first_trial(wanted, paths.code)
     files.make_folder(paths.trial(1).root)
     first.write_once(paths.trial(1).record)
     return ["-Pm", "hpcdet.attempt", "--test", str(paths.root)]
@@ -180,9 +181,8 @@ def _judge(wanted: SubmitRequest, code: int, output: str) -> None:
     )
 
 
-def _first_trial(paths: ExperimentPaths) -> Trial:
-    resolved = resolved_config.load(paths.config)
-    searcher = registry.searcher(resolved, paths.code, history=history.of(paths))
+def _first_trial(wanted: SubmitRequest, code: Path) -> Trial:
+    searcher = registry.searcher(wanted.resolved, code, history=wanted.history)
     try:
         _, actions = searcher.on_event(searcher.initial(), events.Start())
     except ProgramError as error:
