@@ -428,7 +428,7 @@ def test_a_search_made_longer_again_and_again_is_compared_at_each_of_its_lengths
     assert [bool(why) for why in refused] == [False, True, False]
     assert "until 27 batches; that can only be made longer" in refused[1]
     later(world, holder, 1)
-    assert holder.decided.search["brackets"][0]["rungs"] == [3, 9, 27, 81]
+    assert holder.decided.search.brackets[0].rungs == [3, 9, 27, 81]
 
     def rungs() -> list[int]:
         session = Session(
