@@ -987,7 +987,7 @@ def test_a_term_that_ends_while_that_is_told_is_over(
     def fenced(*_: object) -> None:
         raise Fenced
 
-    monkeypatch.setattr(controller, "notify", fenced)
+    monkeypatch.setattr(controller.experiment_state, "notify", fenced)
     world = World.make(tmp_path)
     Trial(1, {"rate": 9}, 1).write_once(world.paths.trial(1).record)
     assert not advance(world.paths, world.holder()).held

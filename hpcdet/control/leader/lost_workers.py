@@ -76,6 +76,12 @@ class FleetView:
     def live(self) -> list[TaskPlace]:
         return [place for place in self.places if place.phase != "over"]
 
+    @property
+    def unstarted(self) -> list[TaskPlace]:
+        """The places of jobs of which no task runs; running workers end by themselves."""
+        running = {place.job for place in self.live if place.phase == "running"}
+        return [place for place in self.live if place.job not in running]
+
 
 BUSY = 5
 """Polling intervals between checks for the end of a worker with open attempts: it leaves after

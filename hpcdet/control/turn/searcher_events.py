@@ -16,6 +16,16 @@ from hpcdet.store.trials import standing as trials
 from hpcdet.store.trials.standing import Standing
 
 
+def tell_start_and_limits(holder: Holder) -> None:
+    """Tell the searcher that the search begins, or that its user has changed the limits."""
+    decided = holder.decided
+    if not decided.started:
+        holder.tell(events.Start())
+    if decided.unsaid and not (decided.deaf or decided.canceled):
+        now = holder.resolved.searcher
+        holder.tell(events.Limits(now.max_trials, now.max_concurrent_trials, now.max_length))
+
+
 def learn(holder: Holder) -> dict[int, Standing]:
     """Pass each trial's news to the searcher; return the standings of trials that go on."""
     standings: dict[int, Standing] = {}
@@ -123,7 +133,8 @@ def _how_done(
     return "target" if max(batches, plan.told) >= plan.until.value else "user_exit"
 
 
-def tell_failures(holder: Holder) -> None:
+def notify_failures(holder: Holder) -> None:
+    """Run the user's hook once for each trial that was given up."""
     for number in holder.decided.given_up:
         plan = holder.decided.plans[number]
         if plan.given_up == "failed":
