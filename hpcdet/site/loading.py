@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,13 +14,11 @@ from pydantic import BaseModel, ValidationError
 
 from hpcdet import shipped
 from hpcdet.errors import ConfigError, IntegrityError, NotFound
-from hpcdet.site import text
 from hpcdet.site.detection import Host, recognise
 from hpcdet.site.models import ASKED, Detection, Site
-from hpcdet.site.text import Layer
 from hpcdet.store.folder import trust
-from hpcdet.store.fs import yaml_bounds
-from hpcdet.store.fs.yaml12 import KeyPath
+from hpcdet.store.fs import yaml12, yaml_bounds
+from hpcdet.store.fs.yaml12 import Document, KeyPath
 
 SUFFIX = ".yaml"
 _OWN = ("name", "extends", "detect")
@@ -201,16 +200,18 @@ def _find(name: str, behind: Path | None = None, folder: Path | None = None) -> 
     raise NotFound(f"no site {name!r}", hint=f"known sites: {known}; `hpcdet site ls` shows where")
 
 
-def _chain(file: SiteFile) -> list[Layer]:
+def _chain(file: SiteFile) -> list[Document]:
     """The file's layers, the one it extends (and so on) first."""
-    layers: list[Layer] = []
+    layers: list[Document] = []
     seen: list[Path] = []
     while True:
         if file.path in seen:
             raise ConfigError("a site file extends itself", where=str(file.path))
         if file.scope != "shipped":
             trust.refuse_writable_by_others(file.path, "site file")
-        layer = text.read(file.path)
+        layer = yaml12.read(file.path)
+        if not layer.values:
+            raise ConfigError("the site file is empty", where=layer.source)
         layers.insert(0, layer)
         seen.append(file.path)
         parent = layer.values.get("extends")
@@ -221,36 +222,57 @@ def _chain(file: SiteFile) -> list[Layer]:
         file = _find(str(parent), behind=behind, folder=file.path.parent)
 
 
-def _merge(layers: list[Layer]) -> tuple[dict[str, Any], dict[KeyPath, Layer]]:
+def _merge(layers: list[Document]) -> tuple[dict[str, Any], dict[KeyPath, Document]]:
     """The layers merged, without what is each file's own: name, parent, how it is recognised.
 
     Rules of detection come along from files of the same name only: whoever extends
     ``generic-slurm`` for one cluster does not want it taken for every cluster.
     """
     own = layers[-1]
+    name = Path(own.source).stem
     stripped = [
         layer
-        if layer.path.stem == own.path.stem
+        if Path(layer.source).stem == name
         else replace(layer, values={k: v for k, v in layer.values.items() if k not in _OWN})
         for layer in layers
     ]
-    merged, origins = text.merge(stripped)
-    merged["name"] = own.values.get("name", own.path.stem)
+    merged: dict[str, Any] = {}
+    origins: dict[KeyPath, Document] = {}
+    for layer in stripped:
+        _lay(merged, layer.values, (), layer, origins)
+    merged["name"] = own.values.get("name", name)
     merged["extends"] = own.values.get("extends")
     return merged, origins
 
 
-def _build(layers: list[Layer], reason: str) -> Site:
+def _lay(
+    into: dict[str, Any],
+    values: Mapping[str, Any],
+    key: KeyPath,
+    layer: Document,
+    origins: dict[KeyPath, Document],
+) -> None:
+    """Lay the values of a file over others: mappings merge, everything else replaces."""
+    for name, value in values.items():
+        inner = (*key, str(name))
+        if isinstance(value, dict) and isinstance(into.get(name, {}), dict):
+            _lay(into.setdefault(name, {}), value, inner, layer, origins)
+        else:
+            into[name] = value
+            origins[inner] = layer
+
+
+def _build(layers: list[Document], reason: str) -> Site:
     merged, origins = _merge(layers)
     own = layers[-1]
     try:
         site = Site.model_validate(merged)
     except ValidationError as error:
         raise _explain(error, origins, own) from error
-    site._origins = {".".join(key): layer.where(key) for key, layer in origins.items()}
+    site._origins = {".".join(key): layer.origin(key) for key, layer in origins.items()}
     if site.scheduler == "slurm":
         site._open = frozenset(key for key in ASKED if _said(merged, key) is None)
-    site._source = str(own.path)
+    site._source = own.source
     site._reason = reason
     return site
 
@@ -261,7 +283,9 @@ def _said(values: Mapping[str, Any], key: str) -> Any:
     return (values.get(part) or {}).get(name)
 
 
-def _explain(error: ValidationError, origins: Mapping[KeyPath, Layer], own: Layer) -> ConfigError:
+def _explain(
+    error: ValidationError, origins: Mapping[KeyPath, Document], own: Document
+) -> ConfigError:
     """The first thing wrong, with its key, file and line, and the nearest key there is."""
     first = error.errors()[0]
     key = tuple(str(part) for part in first["loc"])
@@ -270,12 +294,14 @@ def _explain(error: ValidationError, origins: Mapping[KeyPath, Layer], own: Laye
         k for k in origins for n in range(len(key), 0, -1) if k[:n] == key[:n]
     ]
     layer = origins[known[0]] if known else own
-    where = f"{layer.where(key)}: {'.'.join(key)}"
+    where = f"{layer.origin(key)}: {'.'.join(key)}"
     if first["type"] == "extra_forbidden":
-        names_there = _keys(key[:-1])
-        return ConfigError(
-            f"unknown key {key[-1]!r}", where=where, hint=text.nearest(key[-1], names_there)
+        beside = _keys(key[:-1])
+        close = difflib.get_close_matches(key[-1], beside, n=1)
+        hint = (
+            f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(beside))}"
         )
+        return ConfigError(f"unknown key {key[-1]!r}", where=where, hint=hint)
     return ConfigError(f"{first['msg']} (it is {first['input']!r})", where=where)
 
 
