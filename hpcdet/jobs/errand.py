@@ -1,4 +1,4 @@
-"""One command, run once in a short job of its own, and what it printed.
+"""One command run in a short job of its own, and its output.
 
 The job is made by the site's own template and scheduler, so that it meets what a worker would
 meet. All it needs and all it says lies in a folder that is removed afterwards.
@@ -161,7 +161,7 @@ def _wait(
 
 
 def _cancel(scheduler: Scheduler, made: Submission) -> None:
-    """Whatever became of it; an interrupted submission is looked up by its tag."""
+    """Cancel the job, whatever its state; an interrupted submission is found by its tag."""
     with contextlib.suppress(Unavailable):
         job = scheduler.find(made.name, made.tag)
         if job is not None:

@@ -80,7 +80,7 @@ def python() -> Iterator[SiteFinding]:
 
 
 def imports(folder: Path) -> Iterator[SiteFinding]:
-    """Whether what ranks need can be imported and used, each in a process of its own."""
+    """Check that ranks' packages can be imported and used, each in its own process."""
     code, said = _python(_TORCH)
     version, _, devices = said.partition("\n")
     if code:
@@ -106,7 +106,7 @@ def imports(folder: Path) -> Iterator[SiteFinding]:
 
 
 def folder(root: Path) -> Iterator[SiteFinding]:
-    """Whether the file system keeps the three promises that everything rests on."""
+    """Check the three guarantees of the file system that hpcdet rests on."""
     place = next(path for path in (root, *root.parents) if path.exists())
     made = Path(tempfile.mkdtemp(prefix=".hpcdet-doctor-", dir=place))
     try:
@@ -137,7 +137,7 @@ def folder(root: Path) -> Iterator[SiteFinding]:
 
 
 def launcher(chosen: Launcher) -> Iterator[SiteFinding]:
-    """Whether the launcher starts a process inside this allocation."""
+    """Check that the launcher starts a process inside this allocation."""
     if chosen.kind == "local":
         yield SiteFinding("ok", "ranks are processes of the worker", check="launcher")
         return

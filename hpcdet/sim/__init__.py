@@ -1,1 +1,1 @@
-"""A simulated cluster that runs real searchers: what a search does before it costs anything."""
+"""A simulated cluster that runs real searchers, to forecast a search at no cost."""

@@ -15,7 +15,7 @@ _BLOCK = 256  # trials whose luck is drawn together
 
 @dataclass(slots=True)
 class SimulatedTrial:
-    """A trial as the cluster has it.
+    """A trial and its state on the simulated cluster.
 
     Attributes:
         at: length trained at ``since``, on the way to ``goal`` at ``rate`` seconds per unit.
@@ -48,7 +48,7 @@ class SimulatedTrial:
     version: int = 0
 
     def inherit(self, at: int) -> None:
-        """It begins from another trial's checkpoint, of this length."""
+        """Begin from another trial's checkpoint, of this length."""
         self.origin = self.at = self.saved = self.most = self.reported = at
 
     def aim(self, lengths: Sequence[int]) -> int:
@@ -58,7 +58,7 @@ class SimulatedTrial:
         return place
 
     def leave(self, length: int) -> None:
-        """It leaves its worker, and what it was at this length is saved."""
+        """Leave the worker, with a checkpoint of this length."""
         self.state, self.leaves_with = "leaving", length
         self.version += 1
 
@@ -105,7 +105,7 @@ class SimulatedWorker:
 
 @dataclass
 class Luck:
-    """How slow each stretch of training is: the same whatever the method that made a trial.
+    """Slowness of each stretch of training: the same for every search method.
 
     Attributes:
         places: stretches that a trial has.
@@ -116,7 +116,7 @@ class Luck:
     _blocks: dict[int, list[list[float]]] = field(default_factory=dict)
 
     def of(self, trial: int, place: int) -> float:
-        """Standard normal."""
+        """A standard normal deviate."""
         number = trial // _BLOCK
         if number not in self._blocks:
             rng = np.random.default_rng((self.seed, 4, number))

@@ -1,4 +1,4 @@
-"""The job array: which workers wait in the queue, which may run, which have nothing to do."""
+"""The job array: workers that wait in the queue, run, or are idle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcdet.sim.cluster import Cluster
 
 
 class JobArray:
-    """Workers by what the scheduler lets them do; what they train is the simulation's.
+    """Workers and their state at the scheduler; the simulation assigns their trials.
 
     Attributes:
         coming: workers that wait in the queue.
@@ -39,7 +39,7 @@ class JobArray:
         return self._workers[number]
 
     def submit(self, wanted: int, now: float) -> Iterator[tuple[SimulatedWorker, float]]:
-        """Workers go to the queue, each until then, while fewer are coming than are wanted."""
+        """Submit workers while too few are on their way; yield each and the end of its wait."""
         while self._out and self.coming < wanted:
             worker = self._workers[self._out.popleft()]
             worker.state, worker.submitted = "queued", now
@@ -47,7 +47,7 @@ class JobArray:
             yield worker, now + self.cluster.queue_wait.draw(worker.rng)
 
     def grant(self, worker: SimulatedWorker, now: float) -> bool:
-        """Its turn has come: whether it runs, or is held by the throttle."""
+        """Grant a worker its allocation; False if the throttle holds it back."""
         if self.cluster.throttle and self._granted >= self.cluster.throttle:
             worker.state = "eligible"
             self._eligible.append(worker.number)
@@ -60,7 +60,7 @@ class JobArray:
         return True
 
     def end(self, worker: SimulatedWorker) -> tuple[float, str]:
-        """When and why a worker's allocation ends by itself; at infinity if never."""
+        """Return when and why a worker's allocation ends by itself; infinity if never."""
         ends = [(worker.ends - self.cluster.save_s, "walltime")]
         for rate, why in (
             (self.cluster.preempt_per_h, "preempted"),
@@ -71,27 +71,27 @@ class JobArray:
         return min(ends)
 
     def may_train(self, worker: SimulatedWorker, now: float) -> bool:
-        """Whether another trial makes sense on it."""
+        """True if the worker has time left for another trial."""
         useful = max(self.cluster.min_segment_s, self.cluster.save_s)
         return not worker.going and worker.ends - now >= useful
 
     def rest(self, worker: SimulatedWorker, now: float) -> float:
-        """It has nothing to do; until when it waits for something."""
+        """Make a worker idle, and return until when it waits for work."""
         worker.state, worker.idle_since = "idle", now
         heapq.heappush(self._idle, worker.number)
         return now + self.cluster.idle_s
 
     def has_idled(self, worker: SimulatedWorker, life: int, now: float) -> bool:
-        """Whether it has had nothing to do for so long that it gives its allocation back."""
+        """True if the worker was idle for so long that it gives its allocation back."""
         idle = worker.life == life and worker.state == "idle"
         return idle and now >= worker.idle_since + self.cluster.idle_s
 
     def first_idle(self) -> SimulatedWorker | None:
-        """An idle worker, which is not idle any more."""
+        """Return an idle worker, no longer marked idle; None without one."""
         return self._workers[heapq.heappop(self._idle)] if self._idle else None
 
     def leave(self, worker: SimulatedWorker, now: float) -> SimulatedWorker | None:
-        """Its allocation ends; the worker that the throttle lets run instead, if any."""
+        """End an allocation, and return the worker that the throttle lets run instead."""
         self.allocated_s += now - worker.began
         worker.state, worker.trial, worker.going = "out", 0, False
         worker.life += 1
@@ -103,6 +103,6 @@ class JobArray:
         return self._workers[self._eligible.popleft()] if self._eligible else None
 
     def allocated(self, now: float) -> float:
-        """Worker-seconds up to now, running allocations included."""
+        """Return the worker-seconds up to now, running allocations included."""
         running = (worker for worker in self._workers if worker.state in ("idle", "busy"))
         return self.allocated_s + math.fsum(now - worker.began for worker in running)

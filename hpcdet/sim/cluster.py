@@ -92,11 +92,11 @@ class Cluster:
 
     @property
     def instant(self) -> bool:
-        """A report is decided upon the moment it is written."""
+        """True if every report is decided the moment it is written."""
         return self.poll_s == 0 and self.visible.never and not self.away
 
     def turn(self, at: float) -> float:
-        """The first turn of the crank from a time on."""
+        """Return the time of the controller's next turn from a time on."""
         if self.poll_s:
             at = math.ceil(at / self.poll_s - 1e-9) * self.poll_s
         for begin, end in sorted(self.away):

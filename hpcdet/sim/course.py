@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Moment:
-    """One thing that happened. ``worker`` and ``length`` are -1 where there is none.
+    """One moment of the course. ``worker`` and ``length`` are -1 where there is none.
 
     ``what``: ``create begin restore report pause stop wait continue target finish lost`` of a
     trial, ``grant leave`` of a worker, ``shutdown`` of the search.
@@ -61,7 +61,7 @@ class Course:
     moments: list[Moment] = field(default_factory=list)
 
     def learn(self, at_s: float, trial: int, length: int, loss: float, whole: float | None) -> None:
-        """A trial has reported at a length for the first time; ``whole``: its worth in full."""
+        """Count a trial's first report at a length; ``whole``: its final loss."""
         self.at[length] += 1
         if whole is not None:
             self.finished.append((at_s, trial, whole))
@@ -70,13 +70,13 @@ class Course:
 
     @property
     def utilisation(self) -> float:
-        """Share of what the cluster gave in which a trial trained; 0 where it gave nothing."""
+        """Share of the allocated time in which a trial trained; 0 without any."""
         return self.trained_s / self.allocated_s if self.allocated_s else 0.0
 
     def time_to(self, quality: float) -> float:
-        """When a trial first reported a loss of this much or less; infinity if never."""
+        """Return when a trial first reported at most this loss; infinity if never."""
         return next((at for at, _, loss in self.best if loss <= quality), float("inf"))
 
     def time_to_finished(self, quality: float) -> float:
-        """When a trial worth this much or less was trained in full; infinity if never."""
+        """Return when a trial of at most this final loss was trained in full, or infinity."""
         return next((at for at, _, value in self.finished if value <= quality), float("inf"))

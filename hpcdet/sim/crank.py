@@ -42,11 +42,11 @@ class SimulatedCrank:
         return trial.heard_at
 
     def bring(self, event: events.Event) -> None:
-        """An event is in sight."""
+        """Make an event visible to the searcher."""
         self._facts.append(event)
 
     def next(self) -> events.Event | None:
-        """The next event in sight."""
+        """Return the next visible event; None without one."""
         return self._facts.popleft() if self._facts else None
 
     def tell(self, event: events.Event) -> list[events.Action]:

@@ -117,7 +117,7 @@ class Simulation:
         return self.course
 
     def _settle(self) -> None:
-        """Tell the searcher what it can hear, then give workers what can run."""
+        """Deliver visible events to the searcher, then give runnable trials to workers."""
         while event := self._crank.next():
             for action in self._crank.tell(event):
                 self._do(action)
@@ -142,7 +142,7 @@ class Simulation:
             self.course.moments.append(Moment(self.now, what, trial, worker, length, why))
 
     def _on_grant(self, number: int, life: int) -> None:
-        """Its turn in the queue has come."""
+        """Start a worker whose wait in the queue is over."""
         worker = self._array[number]
         if not self._array.grant(worker, self.now):
             return
@@ -153,7 +153,7 @@ class Simulation:
         self._serve(worker)
 
     def _serve(self, worker: SimulatedWorker) -> None:
-        """Give a worker a trial, or let it wait for one; it leaves where that makes no sense."""
+        """Give a worker a trial, let it wait for one, or let it leave."""
         if not self._array.may_train(worker, self.now):
             self._leave(worker)
         elif self._runnable:
@@ -169,14 +169,14 @@ class Simulation:
             self._leave(worker)
 
     def _leave(self, worker: SimulatedWorker) -> None:
-        """Its allocation ends; the next in line may run."""
+        """End a worker's allocation; the next worker in line may run."""
         self._note("leave", worker=worker.number)
         following = self._array.leave(worker, self.now)
         if following:
             self._on_grant(following.number, following.life)
 
     def _on_end(self, what: tuple[int, str], life: int) -> None:
-        """An allocation ends by itself, and what its trial does with it."""
+        """Handle the end of an allocation by walltime, preemption or failure."""
         number, why = what
         worker = self._array[number]
         if worker.life != life:
@@ -194,7 +194,7 @@ class Simulation:
             self._depart(trial, why)
 
     def _fail(self, trial: SimulatedTrial, worker: SimulatedWorker) -> None:
-        """Nothing more is saved, and the worker is gone."""
+        """End a worker without a further checkpoint."""
         self.course.failures += 1
         if trial.state == "running":
             self._train(trial)
@@ -209,7 +209,7 @@ class Simulation:
         self._push(self.now + self.cluster.detect_s, self._on_left, trial.number, trial.version)
 
     def _start(self, trial: SimulatedTrial, worker: SimulatedWorker) -> None:
-        """An attempt begins."""
+        """Begin an attempt of a trial on a worker."""
         trial.state, trial.worker = "running", worker.number
         worker.state, worker.trial = "busy", trial.number
         trial.at = trial.saved
@@ -230,7 +230,7 @@ class Simulation:
         self._push(trial.since + seconds, self._on_reach, trial.number, trial.version)
 
     def _train(self, trial: SimulatedTrial) -> None:
-        """Bring a running trial's books up to now."""
+        """Account for a running trial's training up to now."""
         spent, again = trial.train(self.now, self.cluster.checkpoint_every_s)
         self.course.trained_s += spent
         self.course.redone_s += again
@@ -250,7 +250,7 @@ class Simulation:
             self._finish(trial)
 
     def _finish(self, trial: SimulatedTrial) -> None:
-        """It has come to its target, whatever is asked of it meanwhile."""
+        """Handle a trial at its target, whatever was requested meanwhile."""
         worker = self._array[trial.worker]
         trial.saved, trial.state, trial.worker = trial.at, "ended", -1
         trial.version += 1
@@ -261,7 +261,7 @@ class Simulation:
         self._free(worker)
 
     def _report(self, trial: SimulatedTrial) -> None:
-        """Validate, count what was not there before, and let the searcher hear of it."""
+        """Validate, count new results, and send the report to the searcher."""
         length, number = trial.at, trial.number
         loss = self.workload.metric(number, length)
         self._note("report", number, trial.worker, length)
@@ -298,7 +298,7 @@ class Simulation:
             self._on_left(trial.number, trial.version)
 
     def _on_left(self, number: int, version: int) -> None:
-        """It has left, and what was asked of it meanwhile holds."""
+        """Handle a trial that left its worker; requests made meanwhile apply."""
         trial = self._trials[number]
         if trial.version != version:
             return
@@ -314,7 +314,7 @@ class Simulation:
             self._free(self._array[worker])
 
     def _park(self, trial: SimulatedTrial) -> None:
-        """It runs no more, for now or for good."""
+        """Take a trial off its worker, for now or for good."""
         trial.state = "paused" if trial.wanted == "pause" else "ended"
         if trial.wanted == "stop":
             self._hear(trial, events.SegmentEnd(trial.number, "stopped"))
@@ -322,7 +322,7 @@ class Simulation:
             self._hear(trial, events.SegmentEnd(trial.number, "failed"))
 
     def _free(self, worker: SimulatedWorker) -> None:
-        """Its trial has left it."""
+        """Free the worker that a trial has left."""
         worker.trial = 0
         worker.going = worker.going or not self.cluster.shared
         self._serve(worker)

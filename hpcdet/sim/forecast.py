@@ -1,4 +1,4 @@
-"""Many simulated courses of one search, and how far they lie apart."""
+"""Summary of many simulated courses of one search, with their spread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Spread:
 
     @staticmethod
     def of(values: Iterable[float]) -> Spread | None:
-        """None of no values."""
+        """Return the spread of the values; None without any."""
         ordered = sorted(values)
         if not ordered:
             return None

@@ -37,7 +37,7 @@ class Workload(Protocol):
         """Let a trial begin from a checkpoint of ``parent``; called before ``begin``."""
 
     def seconds(self, trial: int, begin: int, until: int) -> float:
-        """How long it trains from one length to another on a node of normal speed."""
+        """Seconds of training between two lengths, on a node of normal speed."""
 
     def metric(self, trial: int, length: int) -> float:
         """Metric that a trial reports at a length."""
@@ -66,7 +66,7 @@ class Curves:
     _blocks: dict[int, tuple[list[list[float]], Array]] = field(default_factory=dict, repr=False)
 
     def begin(self, trial: int, params: Mapping[str, Any]) -> None:
-        """The hyperparameters say nothing here: a curve is drawn by the trial's number."""
+        """Draw the curve by the trial's number: hyperparameters have no effect here."""
 
     def inherit(self, trial: int, parent: int) -> None:
         """Continue along the parent's curve: the effect of new hyperparameters is unknown here."""
@@ -82,7 +82,7 @@ class Curves:
         return self._at(trial, self.full)
 
     def quantile(self, share: float) -> float:
-        """The final loss that this share of all configurations reaches or beats."""
+        """Return the final loss that this share of all configurations reaches or beats."""
         finals = _finals()
         return float(finals[min(int(share * len(finals)), len(finals) - 1)])
 

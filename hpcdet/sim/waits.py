@@ -1,4 +1,4 @@
-"""Random times in seconds: how long jobs wait in the queue, how late a file comes into sight."""
+"""Random times in seconds: of jobs in the queue, of files until they are visible."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class QueueWait:
         return self.typical_s == 0 and not any(self.values_s)
 
     def draw(self, rng: Generator) -> float:
-        """One time in seconds."""
+        """Draw one time in seconds."""
         match self.kind:
             case "exp":
                 return float(rng.exponential(self.typical_s))
@@ -70,7 +70,7 @@ class QueueWait:
 
     @staticmethod
     def seen(values_s: Sequence[float]) -> QueueWait:
-        """Waits as they were: each of these is as likely as the others."""
+        """Return a distribution of observed waits, each as likely as the others."""
         return QueueWait("list", values_s=tuple(values_s))
 
 

@@ -1,4 +1,4 @@
-"""Whether a host is of a site: by environment, name, commands on PATH, or the cluster's name."""
+"""Detection of a host's site by environment, name, commands on PATH, or cluster name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_CLUSTER = "Could not establish a configuration source"
 
 
 def parse_config(text: str) -> dict[str, str]:
-    """``scontrol show config`` as a mapping of its keys to their values."""
+    """Parse ``scontrol show config`` to a mapping of its keys to their values."""
     pairs = (line.partition("=") for line in text.splitlines())
     return {key.strip(): value.strip() for key, mark, value in pairs if mark}
 
@@ -54,7 +54,7 @@ class Host:
 
     @property
     def without_cluster(self) -> bool:
-        """Slurm's commands are installed, as by a package, but belong to no cluster.
+        """True if Slurm's commands are installed, but belong to no cluster.
 
         A controller that is down for the moment is a cluster.
         """
@@ -63,7 +63,7 @@ class Host:
 
 
 def recognise(rule: Detection, host: Host) -> str:
-    """Why the rule fits this host, for people; empty if it does not.
+    """Return why the rule fits this host, for people; empty if it does not.
 
     Raises:
         ConfigError: the rule's pattern is not a regular expression.

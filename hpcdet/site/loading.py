@@ -1,4 +1,4 @@
-"""From a site's name, or from nothing, to a resolved site."""
+"""Loading of a site, by its name or by detection, into a resolved site."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _NOBODY = "no site file recognises this host and there is no scheduler here"
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of site files and whose it is."""
+    """A folder of site files and its scope."""
 
     scope: str
     path: Path
 
 
 def folders(kind: str = "sites") -> list[Folder]:
-    """Where ``sites`` or ``templates`` are looked for, nearest first.
+    """Return the search path for ``sites`` or ``templates``, nearest first.
 
     Project, user, ``$HPCDET_SITE_DIR``, system; what hpcdet ships comes last.
     """
@@ -54,7 +54,7 @@ def folders(kind: str = "sites") -> list[Folder]:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """A site file that could be used."""
+    """A site file in the search path."""
 
     name: str
     scope: str
@@ -286,7 +286,7 @@ def _said(values: Mapping[str, Any], key: str) -> Any:
 def _explain(
     error: ValidationError, origins: Mapping[KeyPath, Document], own: Document
 ) -> ConfigError:
-    """The first thing wrong, with its key, file and line, and the nearest key there is."""
+    """Return the first error with its key, file and line, and the nearest known key."""
     first = error.errors()[0]
     key = tuple(str(part) for part in first["loc"])
     # pydantic names the member of a union behind the key; the file has no such key

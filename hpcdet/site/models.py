@@ -1,4 +1,4 @@
-"""A site file as typed models: every key, its type, its default and what it means."""
+"""Models of a site file: every key with its type, default and meaning."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ASKED = (
 
 
 class Model(BaseModel):
-    """A part of a site file: frozen, and without room for misspelt keys."""
+    """A part of a site file: frozen, and without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
@@ -97,7 +97,7 @@ class SiteCapabilities(Model):
 
     @property
     def nobody_submits(self) -> bool:
-        """Whether nothing of an experiment's own may submit once its user has gone home.
+        """True if no process of an experiment may submit jobs without its user.
 
         A searcher on a login node could, and is counted upon where the site file says so; but not
         for a task that dies and does not come back by itself.
@@ -304,7 +304,7 @@ class Site(Model):
 
     @property
     def fallback(self) -> bool:
-        """Whether it was taken only because nothing recognised this host."""
+        """True if the site was chosen only because none recognised this host."""
         return self._fallback
 
     def changed(self, values: dict[str, Any], origins: dict[str, str]) -> Site:

@@ -1,4 +1,4 @@
-"""Where a site wants experiments: on project storage if it has any, else on scratch."""
+"""Folders of a site: experiments on project storage, else on scratch."""
 
 from __future__ import annotations
 

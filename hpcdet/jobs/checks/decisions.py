@@ -1,4 +1,4 @@
-"""How long decisions take, and what trials train beyond rungs meanwhile: an estimate."""
+"""Estimates of decision delays and of the training beyond rungs meanwhile."""
 
 from __future__ import annotations
 

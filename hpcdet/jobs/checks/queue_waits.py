@@ -1,4 +1,4 @@
-"""How long jobs wait in the queue, as far as experiments of the same kind have shown it."""
+"""Queue waits of jobs, by earlier experiments of the same kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is there room for the files of an experiment: on the file system, and by the user's quota."""
+"""Room for an experiment's files: on the file system, and by the user's quota."""
 
 from __future__ import annotations
 

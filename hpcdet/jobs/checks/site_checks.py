@@ -125,7 +125,7 @@ def site_findings(site: Site) -> list[SiteFinding]:
 
 
 def _places(site: Site) -> list[SiteFinding]:
-    """Both places, where a site has project storage beside scratch."""
+    """Check both places, where a site has project storage beside scratch."""
     root = places.experiments(site)
     apart = places.scratch(site, root) if root else None
     if root is None or apart is None:
@@ -263,7 +263,7 @@ def _refuse_impossible(
 
 
 def _fabric(experiment: Resolved, site: Site, launcher: Launcher) -> list[str]:
-    """Whether ranks that speak MPI can be started, as far as can be seen from here."""
+    """Check that ranks with MPI can be started, as far as is visible from here."""
     if experiment.distributed.backend != "mpi" or experiment.resources.slots_per_trial == 1:
         return []
     where = "distributed.backend: mpi"
@@ -290,7 +290,7 @@ def _fabric(experiment: Resolved, site: Site, launcher: Launcher) -> list[str]:
 
 
 def _keeps(experiment: Resolved, site: Site, root: Path) -> list[str]:
-    """Will the files outlive the run?"""
+    """Check that the files outlive the run."""
     days, purged = site.paths.purge_days, places.folder(site.paths.scratch)
     walltime = experiment.resources.walltime_s
     if days is None or purged is None or walltime is None:

@@ -1,4 +1,4 @@
-"""How fast trials train, as far as an experiment of the same name has shown it."""
+"""Training pace of trials, by an earlier experiment of the same name."""
 
 from __future__ import annotations
 

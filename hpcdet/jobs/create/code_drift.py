@@ -1,4 +1,4 @@
-"""Whether the code that a user works on is still the code that an experiment runs."""
+"""Differences between the user's code now and the code that an experiment runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcdet.store.fs import files
 
 
 def code_differs(paths: ExperimentPaths) -> list[str]:
-    """Files of the model folder that are not as in the experiment's snapshot, with how.
+    """Return files of the model folder that differ from the snapshot, each with how.
 
     Empty also where the folder is gone or cannot be looked at: the snapshot is what runs; and of
     somebody else's experiment, which could name any folder.

@@ -1,4 +1,4 @@
-"""Making an experiment: its folder, whole or not at all."""
+"""Creation of an experiment's folder, whole or not at all."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _undo(paths: ExperimentPaths, purged: Path | None) -> None:
 
 
 def _new_folder(root: Path, name: str, purged: Path | None) -> Path:
-    """A folder that is new below ``root``, and below ``purged`` if that is given."""
+    """Make a new folder below ``root``, and below ``purged`` if that is given."""
     try:
         files.make_folder(root.resolve())
         if purged is not None:

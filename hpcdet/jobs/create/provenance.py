@@ -1,4 +1,4 @@
-"""Where a result came from: code, commit, packages, interpreter, host."""
+"""Provenance of results: code, commit, packages, interpreter, host."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _diff(found: Repository, folder: Path, private: Sequence[str]) -> tuple[str,
 
 
 def uncommitted(folder: Path, code: Collection[str]) -> list[str]:
-    """Which files of a snapshot of the folder are in no commit as they are, and which it lacks.
+    """Return files of a snapshot that are in no commit as they are, or that it lacks.
 
     Empty where git knows nothing of the folder, or its repository belongs to another user.
     """

@@ -1,4 +1,4 @@
-"""A Git repository looked at without running anything that it names.
+"""Reading of a Git repository without running any program that it names.
 
 Git runs programs for the one who reads, too: file system monitors, hooks, filters, textconv and
 external diff drivers, helpers of submodules; a repository's own configuration names them, and it

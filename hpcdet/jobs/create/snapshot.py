@@ -1,4 +1,4 @@
-"""The copy of the user's model folder that an experiment runs, whatever happens to the original."""
+"""Snapshot of the user's model folder, the code that an experiment runs."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def digest(entry: SnapshotEntry) -> str:
 
 
 def is_same(entry: SnapshotEntry, digest_: str) -> bool:
-    """Whether a digest is that of a file: of its copy, or of all of it, as in former versions."""
+    """True if a digest is that of a file's copy or, as in former versions, of all of it."""
     return digest(entry) == digest_ or (not entry.link and _sha256(_read(entry)) == digest_)
 
 

@@ -1,4 +1,4 @@
-"""Which variables may travel: out of the submitting shell, into a job, into a step."""
+"""Environment variables that pass from the submitting shell into a job and its steps."""
 
 from __future__ import annotations
 

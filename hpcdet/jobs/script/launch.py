@@ -1,4 +1,4 @@
-"""How the ranks of one attempt are started inside an allocation.
+"""Launch of the ranks of one attempt inside an allocation.
 
 A step is one or more processes: the launcher's own (``srun``, ``mpirun``), or, where there is no
 launcher, one per rank.
@@ -77,7 +77,7 @@ def launch(
     lane: int = 0,
     identity: str = "",
 ) -> Launch:
-    """How to start the ranks of an attempt with the launcher of the site.
+    """Return how to start the ranks of an attempt with the site's launcher.
 
     Args:
         lane: which of the trials side by side in this allocation it is, from 0.
@@ -119,7 +119,7 @@ def launch(
 
 
 def listener_argv(launcher: Launcher, command: tuple[str, ...]) -> tuple[str, ...]:
-    """A step beside all others on the first node, to hear what Slurm tells steps only."""
+    """Return a step on the first node that receives the signals Slurm sends to steps only."""
     return (
         *("srun", "--mpi=none", "--overlap", "--mem=0", "--nodes=1", "--ntasks=1", "--relative=0"),
         *("--cpus-per-task=1", "--cpu-bind=none", "--export=ALL", "--input=none"),

@@ -22,7 +22,7 @@ def place(paths: ExperimentPaths) -> ExperimentPaths:
 
 
 def walltime_s(site: Site) -> int:
-    """How long one of them may run."""
+    """Return the walltime of one of these jobs in seconds."""
     job = site.searcher_job
     most = site.view(job.partition).max_walltime_s
     return min(job.walltime_s, most) if most else job.walltime_s

@@ -1,4 +1,4 @@
-"""Succession: how an experiment goes on at a site after a worker or its node has died.
+"""Succession: how an experiment continues after a worker or its node has died.
 
 Whatever the site, the batch script that survives its worker comes first (``worker.again``,
 ``worker.handover``). This is about what remains when the whole job is gone.
@@ -36,7 +36,7 @@ _DEPENDENCY: dict[Way, str] = {
 
 
 def way(site: Site) -> Way:
-    """Return the way in which this site goes on when a whole job is gone."""
+    """Return the way in which experiments continue here after the loss of a whole job."""
     if site.scheduler != "slurm":
         return "supervisor"
     if site.capabilities.nobody_submits:

@@ -211,7 +211,7 @@ def _without_options(words: list[str]) -> list[str]:
 
 
 def _is_value(words: list[str]) -> bool:
-    """Whether the next word belongs to the option before it, and is not the program."""
+    """True if the next word is the value of the option before it, not the program."""
     return len(words) > 1 and not words[0].startswith("-") and not _runs(words)
 
 
