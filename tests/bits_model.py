@@ -101,9 +101,9 @@ class BitsTrial(pytorch.PyTorchTrial):
         self.context = context
         width = context.get_hparams().get("width", 16)
         if "WARM_UPS" in os.environ:
-            from hpcdet.pytorch.step import parallel
+            from hpcdet.pytorch.gradients import ddp
 
-            parallel._WARM_UPS = int(os.environ["WARM_UPS"])
+            ddp._WARM_UPS = int(os.environ["WARM_UPS"])
         self.model = context.wrap_model(
             nn.Sequential(
                 nn.Linear(24, width),

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcdet.pytorch.step.compression import in_turn
+from hpcdet.pytorch.gradients.compression import in_turn
 from hpcdet.train import mpi
 from hpcdet.train.meeting import rendezvous
 from hpcdet.train.process.ranks import Ranks

@@ -12,8 +12,9 @@ from torch import nn
 
 from hpcdet import config
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch.step import apart, blocks, parallel, recompute, sharding, wrap
-from hpcdet.pytorch.step import buffers as _buffers
+from hpcdet.pytorch.gradients import apart, blocks, ddp, fsdp2
+from hpcdet.pytorch.gradients import buffers as _buffers
+from hpcdet.pytorch.step import recompute, wrap
 from hpcdet.store.config.resolved_config import Fsdp2
 
 
@@ -47,22 +48,22 @@ def test_units_are_found_by_place_class_and_size() -> None:
     model = Model()
     outer = [model.blocks[0][0], model.blocks[0][1], model.blocks[1]]  # type: ignore[index]
     assert blocks.layers(model) == outer
-    assert set(sharding.find_units(model, Fsdp2(["Block"]))) == set(outer)
-    by_size = sharding.find_units(model, Fsdp2(80))
+    assert set(fsdp2.find_units(model, Fsdp2(["Block"]))) == set(outer)
+    by_size = fsdp2.find_units(model, Fsdp2(80))
     assert set(by_size) == set(outer)  # of 88 each; what is left is too small but for the whole
-    nested = sharding.find_units(model, Fsdp2(["Block", "Linear"]))
+    nested = fsdp2.find_units(model, Fsdp2(["Block", "Linear"]))
     assert nested.index(outer[0].linear) < nested.index(outer[0])
     with pytest.raises(ConfigError, match="no module of class 'Blok'"):
-        sharding.find_units(model, Fsdp2(["Blok"]))
+        fsdp2.find_units(model, Fsdp2(["Blok"]))
     with pytest.raises(ConfigError, match="never called"):
-        sharding.find_units(model, Fsdp2(["ModuleList"]))
+        fsdp2.find_units(model, Fsdp2(["ModuleList"]))
 
 
 def test_a_parameter_of_two_units_is_refused() -> None:
     model = Model()
     model.blocks[1].linear.weight = model.blocks[0][0].linear.weight  # type: ignore[index, union-attr]
     with pytest.raises(ConfigError, match=r"blocks\.0\.0\.linear\.weight and blocks\.1\.linear"):
-        sharding._refuse_ties(model, blocks.layers(model))
+        fsdp2._refuse_ties(model, blocks.layers(model))
 
 
 @pytest.mark.parametrize("what", ["full", ["Model"]])
@@ -110,7 +111,7 @@ def test_a_model_may_make_its_buffers_anew() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         model = Caching()
-        parallel.Parallel(model, {})(torch.ones(3)).sum().backward()
+        ddp.Parallel(model, {})(torch.ones(3)).sum().backward()
         assert model.seen == 1 and model.scale.grad == 3
     finally:
         dist.destroy_process_group()

@@ -17,7 +17,7 @@ from hpcdet.checkpoint.format import shard
 from hpcdet.checkpoint.write import reports
 from hpcdet.core import _seen
 from hpcdet.errors import Unavailable, UsageError
-from hpcdet.pytorch.step import gradients
+from hpcdet.pytorch.gradients import accumulated
 from hpcdet.store.config import resolved_config as configs
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Trial, Verdict
@@ -216,13 +216,13 @@ def test_files_of_other_nodes_are_waited_for(
 def test_a_rank_without_gradients_gets_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     mean, peers = torch.full((2,), 0.5), Nodes(iter([["digest", ["w"]]]))
-    monkeypatch.setattr(gradients, "_mean", lambda _: mean)
-    shared, own = gradients.waiting({"w": weight}, peers)  # type: ignore[arg-type]
-    gradients.restore({"w": weight}, shared, own)
+    monkeypatch.setattr(accumulated, "_mean", lambda _: mean)
+    shared, own = accumulated.waiting({"w": weight}, peers)  # type: ignore[arg-type]
+    accumulated.restore({"w": weight}, shared, own)
     assert weight.grad is None
-    gradients.restore({"w": weight}, shared, {"w": 2 * mean})
+    accumulated.restore({"w": weight}, shared, {"w": 2 * mean})
     assert weight.grad is not None and weight.grad[0] == 1.0
-    gradients.restore({"w": weight}, shared, {})  # all had the same, or were of another number
+    accumulated.restore({"w": weight}, shared, {})  # all had the same, or were of another number
     assert weight.grad[0] == 0.5
 
 

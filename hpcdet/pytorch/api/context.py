@@ -15,11 +15,11 @@ from hpcdet.pytorch.api.boards import Boards
 from hpcdet.pytorch.api.data_loader import TorchData, to_device
 from hpcdet.pytorch.api.info import TrialInfo
 from hpcdet.pytorch.api.lr_scheduler import LRScheduler
+from hpcdet.pytorch.gradients import fsdp2
+from hpcdet.pytorch.gradients.ddp import Parallel
+from hpcdet.pytorch.gradients.virtual import Elastic
 from hpcdet.pytorch.metrics.reducers import MetricReducer
-from hpcdet.pytorch.step import sharding
-from hpcdet.pytorch.step.elastic import Elastic
 from hpcdet.pytorch.step.learning import ClipGrads, Learning, StepPosition
-from hpcdet.pytorch.step.parallel import Parallel
 from hpcdet.pytorch.step.reducing import Reducing
 from hpcdet.pytorch.step.wrap import wrap
 from hpcdet.train.data import rng
@@ -336,7 +336,7 @@ class PyTorchTrialContext(TrialInfo):
     @property
     def sharded(self) -> bool:
         """Whether the ranks share some model's parameters, so that none can run it alone."""
-        return any(sharding.is_sharded(model) for model in self.models)
+        return any(fsdp2.is_sharded(model) for model in self.models)
 
     def plain_models(self) -> list[torch.nn.Module]:
         """The models as the user made them."""

@@ -11,11 +11,11 @@ from hpcdet.checkpoint import LoadedState, spread
 from hpcdet.errors import ConfigError, Unrecoverable
 from hpcdet.pytorch.api.callback import PyTorchCallback
 from hpcdet.pytorch.api.context import PyTorchTrialContext
+from hpcdet.pytorch.gradients import accumulated, buffers
 from hpcdet.pytorch.loop import trial_state
 from hpcdet.pytorch.loop.feeds import Feed
 from hpcdet.pytorch.loop.loop_progress import LoopProgress
 from hpcdet.pytorch.metrics.metrics import Tally
-from hpcdet.pytorch.step import buffers, gradients
 from hpcdet.train.comm.agreement import Cause
 from hpcdet.train.data import rng
 
@@ -83,7 +83,7 @@ class Saves:
     def _save(self, kept: tuple[str, ...], metric: float | None, *, must: bool, wait: bool) -> None:
         context, session, units = self._context, self._session, self._progress.units
         self.sync_buffers()
-        common, own = gradients.waiting(trial_state.parameters(context), session.peers)
+        common, own = accumulated.waiting(trial_state.parameters(context), session.peers)
         self._progress.stop = session.stop.anywhere(session.peers)
         self._progress.stopped = session.stop.obeyed
         state = trial_state.shared(context, self._callbacks, self._progress.encode(), common)

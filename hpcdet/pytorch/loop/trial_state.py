@@ -12,12 +12,11 @@ import torch
 from hpcdet.errors import ConfigError, IntegrityError, Unrecoverable
 from hpcdet.pytorch.api.callback import PyTorchCallback
 from hpcdet.pytorch.api.context import PyTorchTrialContext
+from hpcdet.pytorch.gradients import accumulated, buffers, fsdp2
+from hpcdet.pytorch.gradients.accumulated import Gradients
+from hpcdet.pytorch.gradients.compression import Compression
+from hpcdet.pytorch.gradients.ddp import Parallel
 from hpcdet.pytorch.metrics.reducers import load_state, state_of
-from hpcdet.pytorch.step import buffers, sharding
-from hpcdet.pytorch.step import gradients as _gradients
-from hpcdet.pytorch.step.compression import Compression
-from hpcdet.pytorch.step.gradients import Gradients
-from hpcdet.pytorch.step.parallel import Parallel
 from hpcdet.train.checkpoints import warm_start
 from hpcdet.train.data import rng
 
@@ -138,14 +137,14 @@ def _is_misfit(error: Exception) -> bool:
 def _placed(model: torch.nn.Module, saved: State) -> State:
     """A model's saved state in the form that the model has: whole, or this rank's rows."""
     placed = copy.copy(saved)  # torch keeps versions of modules in an attribute of it
-    placed.update(sharding.place_all(saved, model.state_dict()))
+    placed.update(fsdp2.place_all(saved, model.state_dict()))
     return placed
 
 
 def load_gradients(context: PyTorchTrialContext, shared: State, private: State | None) -> None:
     """Put back gradients that wait for more batches. Old checkpoints have private ones only."""
     own = private["gradients"] if private is not None else {}
-    _gradients.restore(parameters(context), shared.get("gradients", {}), own)
+    accumulated.restore(parameters(context), shared.get("gradients", {}), own)
 
 
 def load_callbacks(callbacks: Mapping[str, PyTorchCallback], saved: State) -> None:
@@ -181,7 +180,7 @@ def _other_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def parameters(context: PyTorchTrialContext) -> dict[str, torch.nn.Parameter]:
     """All parameters by fully qualified name, the model's number in front."""
-    sharding.settle(context.models)
+    fsdp2.settle(context.models)
     return {
         f"{number}.{name}": parameter
         for number, model in enumerate(context.plain_models())
@@ -220,9 +219,7 @@ def _load_optimizer(
     optimizer.load_state_dict(
         {
             "state": {
-                index[name]: {
-                    key: sharding.place(one, own[index[name]]) for key, one in slots.items()
-                }
+                index[name]: {key: fsdp2.place(one, own[index[name]]) for key, one in slots.items()}
                 for name, slots in saved["state"].items()
             },
             "param_groups": [

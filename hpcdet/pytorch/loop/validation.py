@@ -13,10 +13,10 @@ from hpcdet.errors import ConfigError
 from hpcdet.pytorch.api.callback import PyTorchCallback, takes
 from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.api.trial import PyTorchTrial
+from hpcdet.pytorch.gradients.ddp import Parallel
 from hpcdet.pytorch.loop.feeds import passes, whole
 from hpcdet.pytorch.metrics.metrics import Tally, named
 from hpcdet.pytorch.metrics.reducers import Reducer
-from hpcdet.pytorch.step.parallel import Parallel
 from hpcdet.train.data import rng
 
 Callbacks = Mapping[str, PyTorchCallback]

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 
 from hpcdet.errors import ConfigError, UsageError
-from hpcdet.pytorch.step import sharding
-from hpcdet.pytorch.step.elastic import Elastic
-from hpcdet.pytorch.step.parallel import Parallel
+from hpcdet.pytorch.gradients import fsdp2
+from hpcdet.pytorch.gradients.ddp import Parallel
+from hpcdet.pytorch.gradients.virtual import Elastic
 from hpcdet.train.data.virtual_ranks import WHERE
 from hpcdet.train.telemetry.phases import Phases
 
@@ -100,8 +100,8 @@ class Learning:
         for model in models:
             if isinstance(model, Parallel):
                 model.exchange(gradients=self.steps_now)
-            elif self._waits and sharding.is_sharded(model):
-                sharding.sync_buffers(model)
+            elif self._waits and fsdp2.is_sharded(model):
+                fsdp2.sync_buffers(model)
 
     def current(self) -> StepPosition:
         """The step under way.

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from hpcdet.pytorch.step import blocks
+from hpcdet.pytorch.gradients import blocks
 
 _WHERE = "optimizations.activation_checkpointing"
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdet.errors import UsageError
+from hpcdet.pytorch.gradients.virtual import Elastic
 from hpcdet.pytorch.metrics.metrics import across_ranks
 from hpcdet.pytorch.metrics.reducers import FunctionReducer, MetricReducer
-from hpcdet.pytorch.step.elastic import Elastic
 from hpcdet.train.comm.collectives import Peers
 
 

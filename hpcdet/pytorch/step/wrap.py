@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch.step import recompute, sharding
-from hpcdet.pytorch.step.compression import Compression
-from hpcdet.pytorch.step.parallel import Parallel
+from hpcdet.pytorch.gradients import fsdp2
+from hpcdet.pytorch.gradients.compression import Compression
+from hpcdet.pytorch.gradients.ddp import Parallel
+from hpcdet.pytorch.step import recompute
 from hpcdet.store.config.resolved_config import Fsdp2
 from hpcdet.train.attempt.session import Session
 from hpcdet.train.process.console import say
@@ -32,7 +33,7 @@ def wrap(model: nn.Module, session: Session) -> nn.Module:
         options = wanted.compile if isinstance(wanted.compile, dict) else {}
         _compile(model, options, how.fsdp2 if shards else None)
     if shards:
-        return sharding.shard(model, how.fsdp2, session.device)
+        return fsdp2.shard(model, how.fsdp2, session.device)
     model = model.to(session.device)
     if session.ranks.world == 1 or session.virtual is not None or not learns:
         return model
@@ -65,7 +66,7 @@ def _compile(model: nn.Module, options: dict[str, Any], sharded: Fsdp2 | None) -
     options = {"dynamic": False, **options}
     if options.get("backend", "inductor") == "inductor":
         _need_compiler()
-    for module in (sharded and sharding.find_units(model, sharded)) or [model]:
+    for module in (sharded and fsdp2.find_units(model, sharded)) or [model]:
         try:
             module.forward = torch.compile(module.forward, **options)
         except RuntimeError as error:  # a mode or a backend that there is not

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from blake3 import blake3
 
 from hpcdet.checkpoint.state.tree import Sharded, encode
-from hpcdet.pytorch.step import sharding
+from hpcdet.pytorch.gradients import fsdp2
 from hpcdet.train.comm.collectives import Peers
 
 Parameters = Mapping[str, torch.nn.Parameter]
@@ -51,7 +51,7 @@ def restore(parameters: Parameters, shared: Gradients, own: Gradients | None) ->
     for_all = own == {}
     for name, saved in (shared | (own or {})).items():
         if for_all or (own and name in own) or hasattr(parameters[name], "device_mesh"):
-            gradient = sharding.place(_decode(saved), parameters[name])
+            gradient = fsdp2.place(_decode(saved), parameters[name])
             parameters[name].grad = gradient.to(parameters[name].device)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from hpcdet.checkpoint.state.tree import Sharded, rows
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch.step import blocks
+from hpcdet.pytorch.gradients import blocks
 from hpcdet.store.config.resolved_config import Fsdp2
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hpcdet.pytorch.step import buffers as _buffers
-from hpcdet.pytorch.step.compression import Compression
+from hpcdet.pytorch.gradients import buffers as _buffers
+from hpcdet.pytorch.gradients.compression import Compression
 from hpcdet.train.data import rng
 from hpcdet.train.telemetry.phases import Phases
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from hpcdet.pytorch.gradients import buffers
 from hpcdet.pytorch.metrics.metrics import over_all
 from hpcdet.pytorch.metrics.reducers import MetricReducer, load_state, state_of
-from hpcdet.pytorch.step import buffers
 from hpcdet.train.comm.collectives import Peers
 from hpcdet.train.data.virtual_ranks import Virtual
 

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from hpcdet.errors import ConfigError
+from hpcdet.pytorch.gradients import buffers as _buffers
+from hpcdet.pytorch.gradients.apart import Apart, Buffers, Group, State
 from hpcdet.pytorch.metrics.metrics import Tally
 from hpcdet.pytorch.metrics.reducers import MetricReducer, Reducer
-from hpcdet.pytorch.step import buffers as _buffers
-from hpcdet.pytorch.step.apart import Apart, Buffers, Group, State
 from hpcdet.train.comm.collectives import Peers
 from hpcdet.train.data import rng
 from hpcdet.train.data.virtual_ranks import WHERE, Fold, TreeSum, Virtual, total
