@@ -156,10 +156,10 @@ def test_a_node_without_a_compiler_is_named(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ConfigError, match=r"C\+\+ compiler"):
-        wrap._compile(nn.Linear(1, 1), {}, None)
-    wrap._compile(nn.Linear(1, 1), {"backend": "aot_eager"}, None)
+        wrap._compile([nn.Linear(1, 1)], {})
+    wrap._compile([nn.Linear(1, 1)], {"backend": "aot_eager"})
     with pytest.raises(ConfigError, match="zip"):
-        wrap._compile(nn.Linear(1, 1), {"backend": "zip"}, None)
+        wrap._compile([nn.Linear(1, 1)], {"backend": "zip"})
 
 
 def test_what_has_no_effect_is_said(tmp_path: Path) -> None:

@@ -284,7 +284,8 @@ def test_a_device_that_fails_while_a_state_is_put_back_is_tried_again(
 ) -> None:
     model = torch.nn.Linear(2, 2)
     others: dict[str, Any] = {"optimizers": [], "lr_schedulers": [], "scaler": None}
-    context: Any = SimpleNamespace(models=[model], plain_models=lambda: [model], **others)
+    reducer = SimpleNamespace(plain=lambda: [model], settle=lambda: None)
+    context: Any = SimpleNamespace(reducer=reducer, **others)
     state = {"models": [model.state_dict()], "other_buffers": [{}], **others}
     trial_state.load_shared(context, state)
 

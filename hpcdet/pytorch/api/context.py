@@ -15,9 +15,7 @@ from hpcdet.pytorch.api.boards import Boards
 from hpcdet.pytorch.api.data_loader import TorchData, to_device
 from hpcdet.pytorch.api.info import TrialInfo
 from hpcdet.pytorch.api.lr_scheduler import LRScheduler
-from hpcdet.pytorch.gradients import fsdp2
-from hpcdet.pytorch.gradients.ddp import Parallel
-from hpcdet.pytorch.gradients.virtual import Elastic
+from hpcdet.pytorch.gradients import strategy
 from hpcdet.pytorch.metrics.reducers import MetricReducer
 from hpcdet.pytorch.step.learning import ClipGrads, Learning, StepPosition
 from hpcdet.pytorch.step.reducing import Reducing
@@ -33,7 +31,8 @@ class PyTorchTrialContext(TrialInfo):
         reducers: wrapped metric reducers.
         profiler: torch's, of ``set_profiler``; None without.
         learning: what the trainer tells of each batch, and asks of gradients and optimizers.
-        elastic: the virtual ranks of this rank, with ``reproducibility.elastic: exact``.
+        reducer: of gradients over all ranks.
+        division: of each batch, over all ranks.
     """
 
     def __init__(
@@ -48,28 +47,19 @@ class PyTorchTrialContext(TrialInfo):
         self.models: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.lr_schedulers: list[LRScheduler] = []
-        self.reducers = Reducing(session.peers)
         self.experimental = Experimental(self)
         self.profiler: Any = None
         self._stop_requested = False
         self._boards = Boards(core.train)
-        self._phases = session.profile.phases
-        self.elastic: Elastic | None = None
-        if session.virtual is not None:
-            self.elastic = self.reducers.elastic = Elastic(
-                session.virtual,
-                session.peers,
-                lambda: self.models,
-                self.reducers.all,
-                session.generators,
-                self._phases,
-            )
-            self.elastic.reducers.shared += [self, core, session, self.models]
+        self.reducer, self.division = strategy.choose(
+            session, lambda: self.models, lambda: self.reducers.all()
+        )
+        self.division.exempt(self, core, session, self.models)
+        self.reducers = Reducing(self.division)
         self.learning = Learning(
             session.device,
-            self._phases,
-            self.elastic,
-            waits=session.ranks.world > 1,
+            session.profile.phases,
+            self.reducer,
             aggregation=aggregation,
             average=average,
         )
@@ -77,8 +67,7 @@ class PyTorchTrialContext(TrialInfo):
     @property
     def virtual_rank(self) -> int:
         """Whose share of a batch is trained or evaluated now: this rank's, or a virtual rank's."""
-        turn = self.elastic.current if self.elastic is not None else None
-        return self.distributed.rank if turn is None else turn
+        return self.division.current
 
     def get_stop_requested(self) -> bool:
         return self._stop_requested
@@ -102,9 +91,7 @@ class PyTorchTrialContext(TrialInfo):
         Raises:
             ConfigError: what the config asks for does not go with this model or this machine.
         """
-        wrapped = wrap(model, self.core.session)
-        if isinstance(wrapped, Parallel):
-            wrapped.phases = self._phases
+        wrapped = wrap(model, self.core.session, self.reducer)
         self.models.append(wrapped)
         return wrapped
 
@@ -122,8 +109,7 @@ class PyTorchTrialContext(TrialInfo):
             average_aggregated_gradients: of this optimizer, if not what the config says:
                 whether gradients of several batches are averaged or summed.
         """
-        if self.elastic is not None:
-            optimizer.register_step_pre_hook(self.elastic.guard)
+        self.reducer.watch(optimizer)
         self.optimizers.append(optimizer)
         if average_aggregated_gradients is not None:
             self.learning.averages[id(optimizer)] = average_aggregated_gradients
@@ -149,8 +135,7 @@ class PyTorchTrialContext(TrialInfo):
             if isinstance(lr_scheduler, LRScheduler)
             else LRScheduler(lr_scheduler, step_mode, frequency)
         )
-        if self.elastic is not None:
-            wrapped.later = self.elastic.later
+        wrapped.later = self.reducer.apply
         inner: Any = wrapped.scheduler
         if not any(getattr(inner, "optimizer", one) is one for one in self.optimizers):
             raise UsageError(
@@ -332,15 +317,6 @@ class PyTorchTrialContext(TrialInfo):
     def scaler(self) -> Any:
         """The wrapped scaler of gradients, or None."""
         return self.learning.scaler
-
-    @property
-    def sharded(self) -> bool:
-        """Whether the ranks share some model's parameters, so that none can run it alone."""
-        return any(fsdp2.is_sharded(model) for model in self.models)
-
-    def plain_models(self) -> list[torch.nn.Module]:
-        """The models as the user made them."""
-        return [one.module if isinstance(one, Parallel) else one for one in self.models]
 
     def ready(self, data: TorchData) -> TorchData:
         """A batch as the trial gets it: on the device, unless it wants to see to that itself."""

@@ -9,6 +9,7 @@ import torch
 
 from hpcdet.core import Context, DistributedContext
 from hpcdet.errors import ConfigError
+from hpcdet.pytorch.gradients.division import Division
 from hpcdet.units import Length
 
 GLOBAL_BATCH = "global_batch_size"
@@ -22,7 +23,10 @@ class TrialInfo:
 
     Attributes:
         core: the Core API's context below.
+        division: of each batch, over all ranks; set by who makes it.
     """
+
+    division: Division
 
     def __init__(self, core: Context, exp_conf: Mapping[str, Any] | None = None) -> None:
         self.core = core
@@ -77,14 +81,12 @@ class TrialInfo:
     @property
     def shares(self) -> int:
         """Shares that a global batch is cut into: as many as ranks, or virtual ranks."""
-        virtual = self.core.session.virtual
-        return virtual.count if virtual is not None else self.distributed.size
+        return self.division.count
 
     @property
     def mine(self) -> range:
         """Which of the shares are this rank's."""
-        virtual, rank = self.core.session.virtual, self.distributed.rank
-        return virtual.mine if virtual is not None else range(rank, rank + 1)
+        return self.division.mine
 
     def get_trial_seed(self) -> int:
         return self.core.seed

@@ -19,7 +19,7 @@ class LRScheduler:
         frequency: every how many of these it is.
 
     Attributes:
-        later: does what virtual ranks do once, after all; None where there are none.
+        later: does what needs the summed gradients (``GradientReducer.apply``).
     """
 
     class StepMode(enum.Enum):
@@ -43,7 +43,7 @@ class LRScheduler:
         self._scheduler = scheduler
         self._mode = step_mode
         self._frequency = frequency
-        self.later: Callable[[Callable[[], None]], None] | None = None
+        self.later: Callable[[Callable[[], None]], None] = _now
 
     @property
     def scheduler(self) -> torch.optim.lr_scheduler.LRScheduler:
@@ -57,10 +57,7 @@ class LRScheduler:
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step it now: for ``MANUAL_STEP``. In ``train_batch``, virtual ranks do so together."""
-        if self.later is not None:
-            self.later(lambda: self._scheduler.step(*args, **kwargs))
-        else:
-            self._scheduler.step(*args, **kwargs)
+        self.later(lambda: self._scheduler.step(*args, **kwargs))
 
     def get_last_lr(self) -> list[float]:
         """Rates of all parameter groups, as last set."""
@@ -105,3 +102,7 @@ def _count_milestones(scheduler: Any) -> None:
         scheduler.milestones = Counter(scheduler.milestones)
     for one in getattr(scheduler, "_schedulers", ()):
         _count_milestones(one)
+
+
+def _now(action: Callable[[], None]) -> None:
+    action()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +12,54 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hpcdet.pytorch.gradients import buffers as _buffers
 from hpcdet.pytorch.gradients.compression import Compression
+from hpcdet.pytorch.gradients.reducer import AveragingReducer, State
 from hpcdet.train.data import rng
 from hpcdet.train.telemetry.phases import Phases
 
 _WARM_UPS = 2
+
+
+class DdpReducer(AveragingReducer):
+    """Every rank has the whole model; gradients travel in buckets while backward runs."""
+
+    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
+        session = self._session
+        devices = [session.device] if session.device.type == "cuda" else None
+        parallel = Parallel(super().distribute(model), session.generators, device_ids=devices)
+        parallel.compression = Compression(parallel, session.config.optimizations)
+        parallel.phases = self._phases
+        return parallel
+
+    def plain(self) -> list[torch.nn.Module]:
+        return [one.module if isinstance(one, Parallel) else one for one in self._models()]
+
+    def begin(self, batches: int, *, steps: bool) -> None:
+        super().begin(batches, steps=steps)
+        for model in self._wrapped():
+            model.exchange(gradients=steps)
+
+    @contextlib.contextmanager
+    def silence(self) -> Iterator[None]:
+        wrapped = self._wrapped()
+        for model in wrapped:
+            model.bypass = True
+        try:
+            yield
+        finally:
+            for model in wrapped:
+                model.bypass = False
+
+    def state(self) -> list[State]:
+        found = [one.compression.state() for one in self._wrapped() if one.compression]
+        return found if any(found) else []
+
+    def load(self, saved: Sequence[State]) -> None:
+        there = [one.compression for one in self._wrapped() if one.compression]
+        for compression, one in zip(there, saved, strict=False):
+            compression.load(one, self._session.device)
+
+    def _wrapped(self) -> list[Parallel]:
+        return [one for one in self._models() if isinstance(one, Parallel)]
 
 
 class Parallel(DistributedDataParallel):

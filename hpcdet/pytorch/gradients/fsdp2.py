@@ -6,16 +6,18 @@ the same order, in validation as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from hpcdet.checkpoint import spread
 from hpcdet.checkpoint.state.tree import Sharded, rows
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch.gradients import blocks
+from hpcdet.pytorch.gradients.reducer import AveragingReducer, State
 from hpcdet.store.config.resolved_config import Fsdp2
 
 if TYPE_CHECKING:
@@ -23,6 +25,47 @@ if TYPE_CHECKING:
 
 _WHERE = "distributed.fsdp2.units"
 _DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Fsdp2Reducer(AveragingReducer):
+    """Every rank has its rows of each parameter; gradients are summed where their rows are kept.
+
+    So they travel with each backward pass, while gradients of several batches are aggregated, too:
+    DDP would leave each rank its own, and a checkpoint, which has one for all, would not be what
+    training went on with.
+    """
+
+    def units(self, model: nn.Module) -> list[nn.Module]:
+        return find_units(model, self._session.config.distributed.fsdp2) or [model]
+
+    def distribute(self, model: nn.Module) -> nn.Module:
+        return shard(model, self._session.config.distributed.fsdp2, self._session.device)
+
+    @property
+    def shares_parameters(self) -> bool:
+        return any(is_sharded(model) for model in self._models())
+
+    def begin(self, batches: int, *, steps: bool) -> None:
+        """Give all ranks rank 0's buffers at every step, as DDP does."""
+        super().begin(batches, steps=steps)
+        for model in self._models():
+            if is_sharded(model):
+                for buffer in model.buffers():
+                    dist.broadcast(buffer, src=0)
+
+    def settle(self) -> None:
+        """Give back what is gathered."""
+        for model in self._models():
+            for module in model.modules():
+                if is_sharded(module):
+                    cast("FSDPModule", module).reshard()
+
+    def spread(self, state: State) -> State:
+        if not self.shares_parameters:
+            return state
+        ranks, peers = self._session.ranks, self._session.peers
+        own: State = spread(state, ranks.rank, ranks.world, peers.allgather, peers.open_swap)
+        return own
 
 
 def shard(model: nn.Module, wanted: Fsdp2, device: torch.device) -> nn.Module:
@@ -80,22 +123,8 @@ def find_units(model: nn.Module, wanted: Fsdp2) -> list[nn.Module]:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether the ranks share this model's parameters."""
+    """True if the ranks share this model's parameters."""
     return hasattr(model, "set_requires_gradient_sync")
-
-
-def settle(models: Iterable[nn.Module]) -> None:
-    """Give back what is gathered: parameters are then what optimizers know and checkpoints hold."""
-    for model in models:
-        for module in model.modules():
-            if is_sharded(module):
-                cast("FSDPModule", module).reshard()
-
-
-def sync_buffers(model: nn.Module) -> None:
-    """Rank 0's buffers are everybody's at every step, as with DDP."""
-    for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)
 
 
 def place(value: Any, like: torch.Tensor) -> Any:

@@ -61,7 +61,7 @@ def feed_of(data: Any, context: PyTorchTrialContext, batch: int) -> Feed:
     seed, ranks = context.core.seed, context.core.session.ranks
     if isinstance(data, DataLoader) and not data.streams:
         return _Indexed(data, data.order(seed, batch), context)
-    _refuse_virtual(data, context)
+    context.division.check_indexed(data)
     if isinstance(data, DataLoader):
         data.check_resumable()
         stream = data.stream(seed, ranks.rank)
@@ -80,22 +80,12 @@ def passes(data: Any, context: PyTorchTrialContext) -> Iterator[Batch]:
     session = context.core.session
     if isinstance(data, DataLoader) and not data.streams:
         return data.validation(context.core.seed, context.mine, context.shares)
-    _refuse_virtual(data, context)
+    context.division.check_indexed(data)
     if isinstance(data, DataLoader):
         stream = data.stream(context.core.seed, session.ranks.rank)
         return _in_step(stream.once(), session.peers)
     _accept(data, context, "build_validation_data_loader")
     return _in_step(((_samples(batch), batch) for batch in data), session.peers)
-
-
-def _refuse_virtual(data: Any, context: PyTorchTrialContext) -> None:
-    if context.elastic is not None:
-        raise ConfigError(
-            f"a {type(getattr(data, 'dataset', data)).__name__} has no indices, and cannot be "
-            "shared by virtual ranks",
-            where="reproducibility.elastic: exact",
-            hint="give the data set __len__ and __getitem__",
-        )
 
 
 def whole(data: Any, context: PyTorchTrialContext) -> Any:

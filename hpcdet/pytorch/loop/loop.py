@@ -25,7 +25,6 @@ from hpcdet.pytorch.loop.unregistered import unregistered
 from hpcdet.pytorch.loop.validation import Validator
 from hpcdet.pytorch.metrics import best
 from hpcdet.pytorch.metrics.metrics import Tally, named
-from hpcdet.pytorch.metrics.reducers import Reducer
 from hpcdet.pytorch.step.learning import StepPosition
 from hpcdet.train.attempt.session import Units
 from hpcdet.train.comm.agreement import Cause
@@ -44,12 +43,10 @@ class Loop:
         self._core = context.core
         self._session = context.core.session
         self._progress = LoopProgress()
-        if context.elastic is not None:
-            context.elastic.reducers.shared += [trial, *context.models]
+        context.division.exempt(trial, *context.models)
         self._callbacks = trial.build_callbacks()
-        self._tally = Tally(lambda _name: Reducer.AVG)
         self._validator = Validator(trial, context, self._callbacks, self._poll_validation)
-        self._saves = Saves(context, self._callbacks, self._tally, self._progress)
+        self._saves = Saves(context, self._callbacks, self._progress)
         self._saves_at_rungs = self._session.config.searcher.saves_at_rungs
         self._save_due = False
         self._leave: Cause | None = None
@@ -174,26 +171,23 @@ class Loop:
         """Train one global batch.
 
         Args:
-            part, batch: this rank's share of it; of virtual ranks the first one's.
-            more: where those of its other virtual ranks come from.
+            part, batch: this rank's share of it, or the first of several.
+            more: where the others come from.
         """
         units, context = self._progress.units, self._context
         if units.records % self._feed.epoch_records == 0:
             for callback in self._callbacks.values():
                 start_epoch(callback, part.epoch)
-        if context.elastic is None:
-            # all ranks' gradients are averaged; shares of different size must count by their size
-            scale = part.weight * self._session.ranks.world / part.records
-            self._learn(part, batch, scale, self._tally)
-        else:
 
-            def learn(v: int, tally: Tally) -> None:
-                self._session.profile.phases.switch("data")
-                own = (part, batch) if v == context.mine[0] else next(more)
-                self._learn(*own, own[0].weight / part.records, tally)
+        def learn(share: int, tally: Tally) -> None:
+            self._session.profile.phases.switch("data")
+            own = (part, batch) if share == context.mine[0] else next(more)
+            # shares of different size must count by their size where their mean is taken, too
+            self._learn(*own, own[0].weight * context.reducer.averaged / part.records, tally)
 
-            context.elastic.step(units.batches, learn)
-            context.learning.end()
+        context.learning.begin(units.batches)
+        context.division.step(units.batches, learn)
+        context.learning.end()
         epochs = part.epoch + part.last
         self._saves.changed = True
         self._progress.units = Units(units.batches + 1, units.records + part.records, epochs)
@@ -209,8 +203,9 @@ class Loop:
         """Let the trial train a share of a global batch, and count its metrics."""
         units, context = self._progress.units, self._context
         starts = units.records % self._feed.epoch_records == 0
-        step = StepPosition(units.batches, part.epoch, starts=starts, ends=part.last, scale=scale)
-        context.learning.begin(step, context.models)
+        context.learning.step = StepPosition(
+            units.batches, part.epoch, starts=starts, ends=part.last, scale=scale
+        )
         profile = self._session.profile
         profile.phases.switch("data")
         ready = context.ready(batch)
@@ -218,8 +213,6 @@ class Loop:
         profile.phases.switch("forward")
         with context.learning.precision():
             metrics = self._trial.train_batch(ready, part.epoch, units.batches)
-        if context.elastic is None:
-            context.learning.end()
         profile.phases.switch("other")
         profile.end_batch()
         length = self._trial.get_batch_length(batch) if part.weight else 0
@@ -259,12 +252,8 @@ class Loop:
         context, units = self._context, self._progress.units
         metrics: dict[str, Any] = {}
         with self._session.profile.phases.within("communication"):
-            if context.elastic is None:
-                metrics |= self._tally.reduced(self._session.peers)
-            else:
-                metrics |= context.elastic.report()
+            metrics |= context.division.report()
             metrics |= context.reducers.reduced(training=True)
-        self._tally.clear()
         context.reducers.reset(training=True)
         self._session.report("training", units, metrics)
         for callback in self._callbacks.values():
@@ -280,7 +269,7 @@ class Loop:
         """
         units = self._progress.units
         with self._session.profile.phases.within("validation"):
-            self._saves.sync_buffers()
+            self._context.reducer.sync_buffers()
             metrics = self._validator.run()
         if metrics is None:
             assert self._leave is not None

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch.distributed as dist
-
-from hpcdet.checkpoint import LoadedState, spread
+from hpcdet.checkpoint import LoadedState
 from hpcdet.errors import ConfigError, Unrecoverable
 from hpcdet.pytorch.api.callback import PyTorchCallback
 from hpcdet.pytorch.api.context import PyTorchTrialContext
-from hpcdet.pytorch.gradients import accumulated, buffers
+from hpcdet.pytorch.gradients import accumulated
 from hpcdet.pytorch.loop import trial_state
 from hpcdet.pytorch.loop.feeds import Feed
 from hpcdet.pytorch.loop.loop_progress import LoopProgress
-from hpcdet.pytorch.metrics.metrics import Tally
 from hpcdet.train.comm.agreement import Cause
 from hpcdet.train.data import rng
 
@@ -24,7 +21,6 @@ class Saves:
     """All ranks call together.
 
     Args:
-        tally: running metrics of training.
         progress: how far the loop is.
 
     Attributes:
@@ -38,14 +34,12 @@ class Saves:
         self,
         context: PyTorchTrialContext,
         callbacks: Mapping[str, PyTorchCallback],
-        tally: Tally,
         progress: LoopProgress,
     ) -> None:
         self.changed = True
         self._context = context
         self._session = context.core.session
         self._callbacks = callbacks
-        self._tally = tally
         self._progress = progress
         self._saved_at = -1
 
@@ -82,19 +76,17 @@ class Saves:
 
     def _save(self, kept: tuple[str, ...], metric: float | None, *, must: bool, wait: bool) -> None:
         context, session, units = self._context, self._session, self._progress.units
-        self.sync_buffers()
+        context.reducer.sync_buffers()
         common, own = accumulated.waiting(trial_state.parameters(context), session.peers)
         self._progress.stop = session.stop.anywhere(session.peers)
         self._progress.stopped = session.stop.obeyed
         state = trial_state.shared(context, self._callbacks, self._progress.encode(), common)
         for callback in self._callbacks.values():
             callback.on_checkpoint_save_start(state)
-        if context.sharded:
-            ranks, peers = session.ranks, session.peers
-            state = spread(state, ranks.rank, ranks.world, peers.allgather, peers.open_swap)
+        state = context.reducer.spread(state)
         private = {}
-        if context.elastic is None:
-            private = trial_state.private(context, self._callbacks, self._tally.state(), own)
+        if context.division.own_state:
+            private = trial_state.private(context, self._callbacks, own)
         if (position := self.feed.state()) is not None:
             private["data"] = position
         meta: dict[str, Any] = {"global_batch": self.feed.batch}
@@ -123,15 +115,6 @@ class Saves:
                 callback.on_checkpoint_write_end(str(folder))
             callback.on_checkpoint_upload_end(name)
 
-    def sync_buffers(self) -> None:
-        """Rank 0's buffers are everybody's, as they will be at the next step in any case."""
-        if self._session.ranks.world == 1 or self._context.elastic is not None:
-            return
-        models = self._context.plain_models()
-        now = buffers.named(models)
-        for name in buffers.alike(models, self._session.peers):
-            dist.broadcast(now[name], src=0)
-
     # -- going on ----------------------------------------------------------------------------
 
     def restore(self) -> LoadedState | None:
@@ -140,8 +123,9 @@ class Saves:
         Raises:
             Unrecoverable: a loop of the user's own has saved it.
         """
-        sharded = self._context.sharded
-        weights = [] if sharded else [one.state_dict() for one in self._context.plain_models()]
+        reducer = self._context.reducer
+        sharded = reducer.shares_parameters
+        weights = [] if sharded else [one.state_dict() for one in reducer.plain()]
         loaded = self._session.keeper.restore(sharded=sharded, into={"models": weights})
         if loaded is not None:
             if "progress" not in loaded.shared:
@@ -179,14 +163,13 @@ class Saves:
         own = private.get("registered") if private is not None else None
         self._session.registered.load(shared.get("registered", {}), own)
         self.feed.load(private.get("data") if private is not None else None)
-        if self._context.elastic is not None and "virtual" in shared:
+        if self._context.division.is_in(shared):
             trial_state.load_callbacks(self._callbacks, shared["callbacks"])
-            self._context.elastic.load(shared["virtual"], self._session.device)
+            self._context.division.load(shared, self._session.device)
         elif private is None:
             trial_state.load_callbacks(self._callbacks, shared["callbacks"])
         else:
             trial_state.load_private(self._context, self._callbacks, private)
-            self._tally.load(private["training_metrics"], self._session.device)
 
     def _check(self, loaded: LoadedState, size: int | None) -> None:
         """See that a step means what it meant when the checkpoint was made."""
@@ -202,14 +185,10 @@ class Saves:
 
     def begin_random(self, loaded: LoadedState | None) -> None:
         """Random numbers, last: nothing may draw between here and the first batch."""
-        elastic, batches = self._context.elastic, self._progress.units.batches
-        if loaded is not None and elastic is not None and "virtual" in loaded.shared:
+        division = self._context.division
+        if loaded is not None and division.is_in(loaded.shared):
             return  # each step begins its own
         if loaded is not None and loaded.private:
             rng.restore(loaded.private["rng"], self._session.generators)
-        # at the beginning, and with another number of ranks: new streams, the same at each such
-        # resume
-        elif elastic is not None:
-            elastic.common("begin", batches)
-        else:
-            self._session.seed(self._session.ranks.rank, batches)
+        else:  # at the beginning, and with another number of ranks
+            division.begin_random(self._progress.units.batches)

@@ -14,8 +14,6 @@ from hpcdet.pytorch.api.callback import PyTorchCallback
 from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.gradients import accumulated, buffers, fsdp2
 from hpcdet.pytorch.gradients.accumulated import Gradients
-from hpcdet.pytorch.gradients.compression import Compression
-from hpcdet.pytorch.gradients.ddp import Parallel
 from hpcdet.pytorch.metrics.reducers import load_state, state_of
 from hpcdet.train.checkpoints import warm_start
 from hpcdet.train.data import rng
@@ -35,9 +33,7 @@ def shared(
     """
     names = _names(context)
     session = context.core.session
-    of_all: State = {}
-    if context.elastic is not None:
-        of_all["virtual"] = context.elastic.state(list(context.reducers.of(training=True)))
+    of_all = context.division.shared_state(list(context.reducers.of(training=True)))
     if registered := session.registered.shared(session.peers):
         of_all["registered"] = registered
     of_callbacks = {name: one.state_dict() for name, one in callbacks.items()}
@@ -45,8 +41,8 @@ def shared(
         of_callbacks = session.peers.broadcast(of_callbacks, "the state of callbacks")
     return {
         **of_all,
-        "models": [model.state_dict() for model in context.plain_models()],
-        "other_buffers": [_other_buffers(model) for model in context.plain_models()],
+        "models": [model.state_dict() for model in context.reducer.plain()],
+        "other_buffers": [_other_buffers(model) for model in context.reducer.plain()],
         "optimizers": [_optimizer(one, names) for one in context.optimizers],
         "lr_schedulers": [one.state_dict() for one in context.lr_schedulers],
         "scaler": context.scaler.state_dict() if context.scaler is not None else None,
@@ -59,7 +55,6 @@ def shared(
 def private(
     context: PyTorchTrialContext,
     callbacks: Mapping[str, PyTorchCallback],
-    tally: State,
     gradients: Gradients | None,
 ) -> State:
     """State that each rank has for itself."""
@@ -68,13 +63,13 @@ def private(
     state = {
         "rng": rng.capture(context.core.session.generators),
         "gradients": gradients,
-        "training_metrics": tally,
+        "training_metrics": context.division.tally.state(),
         "reducers": {name: state_of(one) for name, one in reducers.items()},
         "callbacks": {name: one.state_dict() for name, one in callbacks.items()},
         **({"registered": registered} if registered else {}),
     }
-    compression = [one.state() for one in _compressions(context)]
-    return state | {"compression": compression} if any(compression) else state
+    compression = context.reducer.state()
+    return state | {"compression": compression} if compression else state
 
 
 def load_shared(context: PyTorchTrialContext, state: State, *, inherited: bool = False) -> None:
@@ -91,9 +86,9 @@ def load_shared(context: PyTorchTrialContext, state: State, *, inherited: bool =
     """
     names = _names(context)
     try:
-        for model, saved in zip(context.plain_models(), state["models"], strict=True):
+        for model, saved in zip(context.reducer.plain(), state["models"], strict=True):
             model.load_state_dict(_placed(model, saved))
-        for model, others in zip(context.plain_models(), state["other_buffers"], strict=True):
+        for model, others in zip(context.reducer.plain(), state["other_buffers"], strict=True):
             buffers.put_back(model, others)
         for optimizer, saved in zip(context.optimizers, state["optimizers"], strict=True):
             _load_optimizer(optimizer, saved, names, inherited)
@@ -162,14 +157,8 @@ def load_private(
         if name in state["reducers"]:
             load_state(reducer, state["reducers"][name])
     load_callbacks(callbacks, state["callbacks"])
-    saved = state.get("compression", [])
-    for compression, one in zip(_compressions(context), saved, strict=False):
-        compression.load(one, context.device)
-
-
-def _compressions(context: PyTorchTrialContext) -> list[Compression]:
-    found = (one.compression for one in context.models if isinstance(one, Parallel))
-    return [one for one in found if one is not None]
+    context.reducer.load(state.get("compression", []))
+    context.division.tally.load(state["training_metrics"], context.device)
 
 
 def _other_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -180,10 +169,10 @@ def _other_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def parameters(context: PyTorchTrialContext) -> dict[str, torch.nn.Parameter]:
     """All parameters by fully qualified name, the model's number in front."""
-    fsdp2.settle(context.models)
+    context.reducer.settle()
     return {
         f"{number}.{name}": parameter
-        for number, model in enumerate(context.plain_models())
+        for number, model in enumerate(context.reducer.plain())
         for name, parameter in model.named_parameters()
     }
 

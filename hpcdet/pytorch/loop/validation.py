@@ -13,7 +13,6 @@ from hpcdet.errors import ConfigError
 from hpcdet.pytorch.api.callback import PyTorchCallback, takes
 from hpcdet.pytorch.api.context import PyTorchTrialContext
 from hpcdet.pytorch.api.trial import PyTorchTrial
-from hpcdet.pytorch.gradients.ddp import Parallel
 from hpcdet.pytorch.loop.feeds import passes, whole
 from hpcdet.pytorch.metrics.metrics import Tally, named
 from hpcdet.pytorch.metrics.reducers import Reducer
@@ -79,7 +78,7 @@ class Validator:
             callback.on_validation_start()
             callback.on_validation_epoch_start()
         outputs: list[Any] = []
-        with _alone(context):
+        with context.reducer.silence(), context.learning.precision():
             metrics = self._whole() if self._full else self._batches(outputs)
         if metrics is None:
             return None
@@ -93,25 +92,19 @@ class Validator:
 
     def _batches(self, outputs: list[Any]) -> dict[str, Any] | None:
         context = self._context
-        session = context.core.session
         kinds = self._trial.evaluation_reducer()
 
         def kind(name: str) -> Reducer:
             return kinds.get(name, Reducer.AVG) if isinstance(kinds, dict) else kinds
 
-        mine, elastic = context.mine, context.elastic
-        batches = context.core.train.units.batches
+        mine, batches = context.mine, context.core.train.units.batches
         tallies = {share: Tally(kind) for share in mine}
         for number, (part, batch) in enumerate(passes(self._data, context)):
             index, place = divmod(number, len(mine))
             share = mine[place]
             # where ranks share the parameters, one without samples must take part all the same
-            if part.weight or context.sharded:
-                with (
-                    elastic.evaluating(share, batches, index)
-                    if elastic
-                    else contextlib.nullcontext()
-                ):
+            if part.weight or context.reducer.shares_parameters:
+                with context.division.evaluating(share, batches, index):
                     ready = context.ready(batch)
                     position = (index,) if self._numbered else ()
                     found = named(self._trial.evaluate_batch(ready, *position))
@@ -121,15 +114,12 @@ class Validator:
                 outputs.append(found)
             if share == mine[-1] and self._interrupted():
                 return None
-        if elastic is None:
-            return dict(tallies[mine[0]].reduced(session.peers))
-        elastic.common("validation", batches)
-        return dict(elastic.reduced(tallies))
+        return dict(context.division.validated(tallies, batches))
 
     def _whole(self) -> dict[str, Any]:
         context = self._context
         metrics: dict[str, Any] = {}
-        if context.core.session.ranks.chief or context.sharded:
+        if context.core.session.ranks.chief or context.reducer.shares_parameters:
             metrics = named(self._trial.evaluate_full_dataset(whole(self._data, context)))
         return context.core.session.peers.broadcast(metrics, "evaluate_full_dataset")
 
@@ -146,20 +136,6 @@ def _evaluating(context: PyTorchTrialContext) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-@contextlib.contextmanager
-def _alone(context: PyTorchTrialContext) -> Iterator[None]:
-    """Models silent towards other ranks, in the precision of training."""
-    parallel = [one for one in context.models if isinstance(one, Parallel)]
-    for model in parallel:
-        model.bypass = True
-    try:
-        with context.learning.precision():
-            yield
-    finally:
-        for model in parallel:
-            model.bypass = False
 
 
 def overrides(trial: PyTorchTrial, method: str) -> bool:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-from hpcdet.errors import ConfigError, UsageError
-from hpcdet.pytorch.gradients import fsdp2
-from hpcdet.pytorch.gradients.ddp import Parallel
-from hpcdet.pytorch.gradients.virtual import Elastic
-from hpcdet.train.data.virtual_ranks import WHERE
+from hpcdet.errors import UsageError
+from hpcdet.pytorch.gradients.reducer import GradientReducer
 from hpcdet.train.telemetry.phases import Phases
 
 ClipGrads = Callable[[Any], Any]
@@ -43,8 +40,7 @@ class Learning:
     Args:
         device: of the models.
         phases: told what time is spent on.
-        elastic: the virtual ranks of this rank, if there are any.
-        waits: there are other ranks, whose gradients a backward pass waits for.
+        reducer: of gradients over all ranks.
         aggregation: batches per step of the optimizers.
         average: whether their gradients are averaged or summed.
 
@@ -59,9 +55,8 @@ class Learning:
         self,
         device: torch.device,
         phases: Phases,
-        elastic: Elastic | None,
+        reducer: GradientReducer,
         *,
-        waits: bool,
         aggregation: int,
         average: bool,
     ) -> None:
@@ -72,8 +67,7 @@ class Learning:
         self.steps_now = True
         self._device = device
         self._phases = phases
-        self._elastic = elastic
-        self._waits = waits and elastic is None
+        self._reducer = reducer
         self._average = average
         self._amp = False
         self._update_scaler = False
@@ -88,20 +82,10 @@ class Learning:
 
     # -- a batch -----------------------------------------------------------------------------
 
-    def begin(self, step: StepPosition, models: Sequence[torch.nn.Module]) -> None:
-        """A batch begins: gradients travel only if the optimizers step after it.
-
-        Buffers always do, and with FSDP2 gradients, too, which are summed up where they are kept:
-        each rank's rows. DDP would leave each rank its own while gradients are aggregated;
-        then a checkpoint, which has one for all, would not be what training went on with.
-        """
-        self.step = step
-        self.steps_now = (step.batches + 1) % self.aggregation == 0
-        for model in models:
-            if isinstance(model, Parallel):
-                model.exchange(gradients=self.steps_now)
-            elif self._waits and fsdp2.is_sharded(model):
-                fsdp2.sync_buffers(model)
+    def begin(self, batches: int) -> None:
+        """Begin the batch after so many ``batches``."""
+        self.steps_now = (batches + 1) % self.aggregation == 0
+        self._reducer.begin(batches, steps=self.steps_now)
 
     def current(self) -> StepPosition:
         """The step under way.
@@ -114,7 +98,11 @@ class Learning:
         return self.step
 
     def end(self) -> None:
-        """A batch has been trained: the scaler learns once what all optimizers saw."""
+        """End the batch: all shares have had their backward passes.
+
+        The scaler learns once what all optimizers saw.
+        """
+        self._reducer.reduce()
         if self._update_scaler:
             self.scaler.update()
             self._update_scaler = False
@@ -137,25 +125,11 @@ class Learning:
             loss = loss * scale
         if self._amp:
             loss = self.scaler.scale(loss)
-        if self._waits and self.steps_now and loss.requires_grad:
-            loss.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
-        with self._elastic.apart() if self._elastic is not None else contextlib.nullcontext():
+        with self._reducer.collect(loss):
             torch.autograd.backward(
                 loss, gradient, retain_graph=retain_graph, create_graph=create_graph
             )
         self._phases.switch(before)
-
-    def _backward_begins(self, _gradient: torch.Tensor) -> None:
-        """Asks to be called when this rank has computed its gradients.
-
-        That is right before the others' are waited for: callbacks run in the order in which
-        they were asked for, and those that wait are asked for with the last gradient.
-        """
-        engine = torch.autograd.Variable._execution_engine
-        engine.queue_callback(self._gradients_computed)
-
-    def _gradients_computed(self) -> None:
-        self._phases.switch("communication")
 
     # -- optimizers --------------------------------------------------------------------------
 
@@ -169,22 +143,15 @@ class Learning:
         """Step an optimizer, if the gradients of enough batches are there.
 
         Raises:
-            ConfigError: a scaler of the user's own, with virtual ranks.
+            ConfigError: the reducer does not go with a scaler of the user's own.
         """
         if not self.steps_now:
             return
         if self._amp:
             scaler, self._update_scaler = self.scaler, True
-        if self._elastic is None:
-            self._step(optimizer, clip_grads, auto_zero_grads, scaler)
-            return
-        if scaler is not None and not self._amp:
-            raise ConfigError(
-                "a scaler of one's own is updated before all virtual ranks have had their turn",
-                where=WHERE,
-                hint="use context.experimental.use_amp()",
-            )
-        self._elastic.later(lambda: self._step(optimizer, clip_grads, auto_zero_grads, scaler))
+        elif scaler is not None:
+            self._reducer.check_scaler()
+        self._reducer.apply(lambda: self._step(optimizer, clip_grads, auto_zero_grads, scaler))
 
     def _step(
         self,

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdet.errors import UsageError
-from hpcdet.pytorch.gradients.virtual import Elastic
-from hpcdet.pytorch.metrics.metrics import across_ranks
+from hpcdet.pytorch.gradients.division import Division
 from hpcdet.pytorch.metrics.reducers import FunctionReducer, MetricReducer
-from hpcdet.train.comm.collectives import Peers
 
 
 @dataclass(frozen=True)
@@ -24,12 +22,11 @@ class Reducing:
     """Reducers by name; iterating gives them in order.
 
     Attributes:
-        elastic: set where virtual ranks have a state of each reducer of their own.
+        division: of batches over all ranks.
     """
 
-    def __init__(self, peers: Peers) -> None:
-        self.elastic: Elastic | None = None
-        self._peers = peers
+    def __init__(self, division: Division) -> None:
+        self.division = division
         self._wrapped: dict[str, _Wrapped] = {}
 
     def __iter__(self) -> Iterator[MetricReducer]:
@@ -70,16 +67,8 @@ class Reducing:
 
     def reset(self, *, training: bool) -> None:
         """Those of training or of validation begin anew."""
-        found = self.of(training=training)
-        if self.elastic is not None:
-            self.elastic.reducers.reset(list(found))
-            return
-        for reducer in found.values():
-            reducer.reset()
+        self.division.reset(self.of(training=training))
 
     def reduced(self, *, training: bool) -> dict[str, Any]:
         """Values of those of training or of validation over all ranks, on all ranks."""
-        found = self.of(training=training)
-        if self.elastic is not None:
-            return self.elastic.reducers.reduce(list(found))
-        return across_ranks(found, self._peers)
+        return self.division.reduce(self.of(training=training))

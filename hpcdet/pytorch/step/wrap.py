@@ -10,42 +10,30 @@ import torch
 from torch import nn
 
 from hpcdet.errors import ConfigError
-from hpcdet.pytorch.gradients import fsdp2
-from hpcdet.pytorch.gradients.compression import Compression
-from hpcdet.pytorch.gradients.ddp import Parallel
+from hpcdet.pytorch.gradients.reducer import GradientReducer
 from hpcdet.pytorch.step import recompute
-from hpcdet.store.config.resolved_config import Fsdp2
 from hpcdet.train.attempt.session import Session
 from hpcdet.train.process.console import say
 
 
-def wrap(model: nn.Module, session: Session) -> nn.Module:
+def wrap(model: nn.Module, session: Session, reducer: GradientReducer) -> nn.Module:
     """A model on this rank's device, as the config wants it.
 
     Raises:
         ConfigError: what the config asks for does not go with this model or this machine.
     """
-    wanted, how = session.config.optimizations, session.config.distributed
+    wanted = session.config.optimizations
     learns = any(one.requires_grad for one in model.parameters())
-    shards = how.strategy == "fsdp2" and learns and _can_shard(session)
+    if learns and session.config.distributed.strategy == "fsdp2" and session.ranks.world == 1:
+        _check_alone(session)
     recompute.recompute(model, wanted.activation_checkpointing)
     if wanted.compile:
         options = wanted.compile if isinstance(wanted.compile, dict) else {}
-        _compile(model, options, how.fsdp2 if shards else None)
-    if shards:
-        return fsdp2.shard(model, how.fsdp2, session.device)
-    model = model.to(session.device)
-    if session.ranks.world == 1 or session.virtual is not None or not learns:
-        return model
-    devices = [session.device] if session.device.type == "cuda" else None
-    parallel = Parallel(model, session.generators, device_ids=devices)
-    parallel.compression = Compression(parallel, wanted)
-    return parallel
+        _compile(reducer.units(model) if learns else [model], options)
+    return reducer.distribute(model) if learns else model.to(session.device)
 
 
-def _can_shard(session: Session) -> bool:
-    if session.ranks.world > 1:
-        return True
+def _check_alone(session: Session) -> None:
     if session.config.resources.slots_per_trial == 1:
         raise ConfigError(
             "fsdp2 shards a model over ranks, and there is one",
@@ -53,10 +41,9 @@ def _can_shard(session: Session) -> bool:
             hint="use ddp, or more resources.slots_per_trial",
         )
     say("one rank is tried alone: the model is not sharded here")
-    return False
 
 
-def _compile(model: nn.Module, options: dict[str, Any], sharded: Fsdp2 | None) -> None:
+def _compile(units: list[nn.Module], options: dict[str, Any]) -> None:
     """Compile forward, in place: names of parameters stay as they are.
 
     What gathers parameters stays outside: of a sharded model, each unit is compiled by itself.
@@ -66,7 +53,7 @@ def _compile(model: nn.Module, options: dict[str, Any], sharded: Fsdp2 | None) -
     options = {"dynamic": False, **options}
     if options.get("backend", "inductor") == "inductor":
         _need_compiler()
-    for module in (sharded and fsdp2.find_units(model, sharded)) or [model]:
+    for module in units:
         try:
             module.forward = torch.compile(module.forward, **options)
         except RuntimeError as error:  # a mode or a backend that there is not

@@ -20,6 +20,7 @@ from hpcdet.integrations._ranks import announce
 from hpcdet.pytorch import MetricReducer, TorchData, to_device
 from hpcdet.pytorch.api.boards import Boards
 from hpcdet.pytorch.api.info import TrialInfo
+from hpcdet.pytorch.gradients.division import Division
 from hpcdet.pytorch.step.reducing import Reducing
 
 
@@ -65,7 +66,8 @@ class DeepSpeedTrialContext(TrialInfo):
         if hparams is not None and not core_context.session.attached:
             core_context.hparams = dict(hparams)
         self.models: list[Any] = []
-        self.reducers = Reducing(core_context.session.peers)
+        self.division = Division(core_context.session)
+        self.reducers = Reducing(self.division)
         self.batches = self.epoch_length = 0
         self.manual_accumulation = self.unchecked_data = False
         self._stop_requested = False

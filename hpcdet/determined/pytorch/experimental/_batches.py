@@ -21,6 +21,7 @@ import torch
 from hpcdet import core
 from hpcdet.errors import UsageError
 from hpcdet.pytorch import DataLoader, MetricReducer, TorchData, to_device
+from hpcdet.pytorch.gradients.division import Division
 from hpcdet.pytorch.metrics.reducers import load_state, state_of
 from hpcdet.pytorch.step.reducing import Reducing
 from hpcdet.train.data import rng
@@ -42,7 +43,7 @@ class TorchBatchProcessorContext:
     def __init__(self, core_context: core.Context, storage_path: str = "") -> None:
         self._core = core_context
         self.device = get_default_device(core_context)
-        self.reducers = Reducing(core_context.session.peers)
+        self.reducers = Reducing(Division(core_context.session))
         name = storage_path or f"rank_{core_context.distributed.rank}"
         self.outputs = core_context.session.place.trial.root / "outputs" / name
 

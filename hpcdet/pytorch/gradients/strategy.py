@@ -1,0 +1,36 @@
+"""Which reducer and which division the config asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from hpcdet.pytorch.gradients.ddp import DdpReducer
+from hpcdet.pytorch.gradients.division import Division
+from hpcdet.pytorch.gradients.fsdp2 import Fsdp2Reducer
+from hpcdet.pytorch.gradients.reducer import GradientReducer
+from hpcdet.pytorch.gradients.virtual import VirtualReducer
+from hpcdet.pytorch.gradients.virtual_division import VirtualDivision
+from hpcdet.pytorch.metrics.reducers import MetricReducer
+from hpcdet.train.attempt.session import Session
+
+
+def choose(
+    session: Session,
+    models: Callable[[], Sequence[torch.nn.Module]],
+    reducers: Callable[[], Mapping[str, MetricReducer]],
+) -> tuple[GradientReducer, Division]:
+    """The reducer of this rank's gradients, and the division of its batches.
+
+    Args:
+        models: wrapped so far.
+        reducers: the user's metric reducers, by name.
+    """
+    if session.virtual is not None:
+        virtual = VirtualReducer(session, models, session.virtual)
+        return virtual, VirtualDivision(session, virtual, session.virtual, reducers)
+    kind = GradientReducer
+    if session.ranks.world > 1:
+        kind = Fsdp2Reducer if session.config.distributed.strategy == "fsdp2" else DdpReducer
+    return kind(session, models), Division(session)
