@@ -87,14 +87,14 @@ def long_search(made: World, trials: int) -> None:
     holder.tell(events.Start())
     heard = set[int]()
     while len(heard) < trials:
-        new = sorted(holder.decided.plans.keys() - heard)
+        new = sorted(holder.decided.trials.plans.keys() - heard)
         for number in new or ():
             for step in range(1, REPORTS + 1):
                 length = step * TOP_LENGTH // REPORTS
                 metrics = {"loss": loss(number, length), "accuracy": 0.5}
                 report = events.Report(number, Length("batches", length), metrics, 60.0 * step)
                 holder.tell(report)
-            plan = holder.decided.plans[number]
+            plan = holder.decided.trials.plans[number]
             if plan.searcher == "run":
                 holder.tell(events.SegmentEnd(number, "target"))
         heard.update(new)
@@ -104,7 +104,7 @@ def long_search(made: World, trials: int) -> None:
         holder.snapshot()
         if not new:
             break
-    due = max(holding.SNAPSHOT_EVERY, len(holder.decided.plans) // holding.SNAPSHOT_PART)
+    due = max(holding.SNAPSHOT_EVERY, len(holder.decided.trials.plans) // holding.SNAPSHOT_PART)
     while holder._unsnapped < due - 1:
         late = events.Report(1, Length("batches", TOP_LENGTH), {"loss": 1.0}, 600.0)
         holder.tell(late)

@@ -233,7 +233,7 @@ def test_a_child_that_is_canceled_waits_no_longer_for_its_parent(
     later(world, holder, 2)
     record = Trial.read(child.record)
     assert record is not None and not record.origin
-    assert holder.decided.plans[2].ended == "canceled"
+    assert holder.decided.trials.plans[2].ended == "canceled"
 
 
 def test_a_checkpoint_that_vanishes_while_it_is_linked_leaves_the_one_before_it(
@@ -260,7 +260,7 @@ def test_a_checkpoint_that_vanishes_while_it_is_linked_leaves_the_one_before_it(
         assert not [*child.checkpoints.glob("*")] and len(seen) < 9
         later(world, holder, 1)
     assert seen == [saved[2], saved[2], saved[1]]
-    assert holder.decided.plans[2].origin == {}
+    assert holder.decided.trials.plans[2].origin == {}
     [line] = [line for line in chain.read(world.paths) if line["kind"] == "clone"]
     assert line["why"] == "begins from nothing: 1@50 batches has no checkpoint"
     assert not [*child.checkpoints.glob("*")]

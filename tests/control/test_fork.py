@@ -193,10 +193,14 @@ def test_what_users_did_to_trials_that_had_ended_goes_along() -> None:
     adopt = {"kind": "adopt", "parents": {"3": ""}, "carried": fork._by_commands(lines, then)}
     there = fork._folded([*heard, adopt])
     for trial in (1, 2, 4):
-        assert there.plans[trial] == then.plans[trial]
-    assert there.control(there.plans[1]).rewinds == [["00000010.g1", 3]]
-    assert (there.plans[1].base, there.plans[2].killed, there.plans[4].base) == (2, True, 0)
-    assert not there.plans[3].failed and there.given_up == [4]
+        assert there.trials.plans[trial] == then.trials.plans[trial]
+    assert there.control(there.trials.plans[1]).rewinds == [["00000010.g1", 3]]
+    assert (
+        there.trials.plans[1].base,
+        there.trials.plans[2].killed,
+        there.trials.plans[4].base,
+    ) == (2, True, 0)
+    assert not there.trials.plans[3].failed and there.trials.given_up == [4]
 
 
 def test_a_trial_that_was_retried_goes_on_in_a_fork_and_the_lengths_go_along(
@@ -226,8 +230,8 @@ def test_a_trial_that_was_retried_goes_on_in_a_fork_and_the_lengths_go_along(
     made = fork.fork(world.paths, {})
     monkeypatch.undo()
     there = fork._folded(chain.read(made.paths))
-    assert there.open == {1} and not there.plans[1].ended
-    assert there.longer == fork._folded(lines).longer == [80, 160]
+    assert there.trials.open == {1} and not there.trials.plans[1].ended
+    assert there.searcher.longer == fork._folded(lines).searcher.longer == [80, 160]
     best = Best.read(made.paths.best)
     assert best is not None and best.metric == 0.5
 
@@ -244,7 +248,7 @@ def test_an_heir_without_its_link_yet_begins_in_a_fork_where_the_search_thinks_i
     )
     until = Length("batches", 600)
     then = fork._folded([])
-    then.plans = {
+    then.trials.plans = {
         1: TrialPlan(1, {}, 1, until, told=450),
         2: TrialPlan(2, {}, 1, until, ended="target"),
     }

@@ -146,7 +146,7 @@ def test_a_search_that_ends_before_anybody_could_be_asked_says_what_nobody_has_s
         ends_by_itself(play, attempt, 9)
     later(world, holder, 1)
     if name == "async_halving":  # it can tell nobody from another: it asks as soon as all lack it
-        assert holder.decided.asks
+        assert holder.decided.searcher.asks
         return
     unseen = f"no trial of {number} has shown a finite number as 'loss'"
     why = f"{number} of {number} trials succeeded; {unseen}; the last one reports accuracy, "
@@ -326,7 +326,7 @@ def test_a_searcher_is_not_asked_again_while_records_are_missing(tmp_path: Path)
     assert max(packed.numbers(world.paths.terms, ".json")) == 2
     journal_of_one.write_bytes(whole)
     assert advance(world.paths, holder).state == "RUNNING"
-    assert holder.decided.plans[1].told == 50
+    assert holder.decided.trials.plans[1].told == 50
 
 
 class Vague(Waves):

@@ -228,7 +228,7 @@ def test_what_searchers_decided_before_they_asked_folds_into_what_it_was(
     told = zip([Start(), *events], [[1, 2, 3], *recorded], strict=True)
     for event, actions in told:
         decided.take({"kind": "event", "event": codec.encode_event(event)})
-        wants = [action for action in decided.owed if not isinstance(action, Ask)]
+        wants = [action for action in decided.searcher.owed if not isinstance(action, Ask)]
         for action in actions:
             until = Length("batches", 9)
             one = Create(action, {}, 1, until) if isinstance(action, int) else action
@@ -236,7 +236,7 @@ def test_what_searchers_decided_before_they_asked_folds_into_what_it_was(
         assert [type(want) for want in wants] == [
             Create if isinstance(action, int) else type(action) for action in actions
         ]
-    [left] = decided.owed
+    [left] = decided.searcher.owed
     assert isinstance(left, Ask), "nothing is decided a second time, and the user is asked now"
 
 
@@ -265,11 +265,11 @@ def test_what_was_done_instead_of_what_is_wanted_today_takes_its_place() -> None
     def left(*wanted: Action, recorded: Action) -> list[Action]:
         decided = Decided(Wants(*wanted))
         decided.hear(Start())
-        for create in list(decided.owed):
+        for create in list(decided.searcher.owed):
             decided.take({"kind": "action", "action": codec.encode_action(create)})
         decided.hear(Report(1, Length("batches", 1), {}))
         decided.take({"kind": "action", "action": codec.encode_action(recorded)})
-        return decided.owed
+        return decided.searcher.owed
 
     assert left(Pause(1), new, recorded=Stop(1)) == [new]
     assert left(Pause(2), Pause(1), new, recorded=Stop(1)) == [Pause(2), new]

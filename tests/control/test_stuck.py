@@ -184,7 +184,7 @@ def test_a_task_that_its_user_cancels_before_its_worker_is_up_was_launched(tmp_p
     world.scheduler.cancel("1")
     turns(world, holder, 3)
     intent = Intent.read(world.paths.intent(2))
-    assert intent is not None and intent.exclude == [] and not holder.decided.unlaunched
+    assert intent is not None and intent.exclude == [] and not holder.decided.jobs.unlaunched
 
 
 def test_all_nodes_of_a_submission_whose_launches_fail_are_avoided(tmp_path: Path) -> None:
@@ -198,11 +198,11 @@ def test_all_nodes_of_a_submission_whose_launches_fail_are_avoided(tmp_path: Pat
     turns(world, holder, 3)
     intent = Intent.read(world.paths.intent(2))
     assert intent is not None and intent.exclude == ["n0", "n1", "n2"]
-    assert len(holder.decided.unlaunched) == 3
+    assert len(holder.decided.jobs.unlaunched) == 3
     holder.close()
     holder = world.holder()
     turns(world, holder, 1)
-    assert len(holder.decided.unlaunched) == 3
+    assert len(holder.decided.jobs.unlaunched) == 3
 
 
 @pytest.mark.parametrize("restarts", [0, 1])

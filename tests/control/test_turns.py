@@ -743,7 +743,9 @@ def test_a_searcher_that_raises_pauses_the_search_and_loses_nothing(tmp_path: Pa
     method.breaks_at = 0
     commands.ask(world.paths, "resume")
     advance(world.paths, holder)
-    assert holder.decided.search["heard"] == 1, "what it changed before it failed is forgotten"
+    assert holder.decided.searcher.search["heard"] == 1, (
+        "what it changed before it failed is forgotten"
+    )
     play.finish(play.claim(worker))
     advance(world.paths, holder)
     assert closed(world) == ("COMPLETED", "2 of 2 trials succeeded")

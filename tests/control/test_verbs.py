@@ -398,10 +398,10 @@ def test_a_search_that_reached_its_target_says_so_and_goes_on_when_more_is_asked
     commands.ask(world.paths, "set", reopen=True, **{"searcher.max_trials": 3})
     holder.close()
     later(world, holder := world.holder(), 1)
-    assert holder.decided.state[0] != "COMPLETED" and sorted(holder.decided.open) == [2]
+    assert holder.decided.state[0] != "COMPLETED" and sorted(holder.decided.trials.open) == [2]
     commands.ask(world.paths, "set", **{"searcher.max_length": {"batches": 200}})  # type: ignore[arg-type]
     later(world, holder, 1)  # the first trial had come to its end with the report that ended it
-    assert sorted(holder.decided.open) == [1, 2]
+    assert sorted(holder.decided.trials.open) == [1, 2]
     assert standing(world.paths.trial(1)).state == "runnable"
     again = gather.gather(world.paths)
     assert [extending.further(again, {"searcher.max_trials": n}) for n in (2, 3, 4)] == [
@@ -428,7 +428,7 @@ def test_a_search_made_longer_again_and_again_is_compared_at_each_of_its_lengths
     assert [bool(why) for why in refused] == [False, True, False]
     assert "until 27 batches; that can only be made longer" in refused[1]
     later(world, holder, 1)
-    assert holder.decided.search.brackets[0].rungs == [3, 9, 27, 81]
+    assert holder.decided.searcher.search.brackets[0].rungs == [3, 9, 27, 81]
 
     def rungs() -> list[int]:
         session = Session(

@@ -217,7 +217,7 @@ def _somebody_works(crank: CommandCrank) -> bool:
     if gathered.closed is not None or states.experiment_state(gathered)[0] == "PAUSED":
         return True
     watch = crank.holder.watch
-    hopeless = {row.job for row in watch.hopeless}
+    hopeless = {row.job for row in watch.scheduler.hopeless}
     jobs = {one.number: one.submitted.job for one in gathered.jobs if one.submitted}
     staying = any(
         _lives(worker, crank.holder)
@@ -227,7 +227,7 @@ def _somebody_works(crank: CommandCrank) -> bool:
     )
     begun = {worker.paths.submission for worker in gathered.workers}
     fresh = any(job and n not in begun and job not in hopeless for n, job in jobs.items())
-    return staying or fresh or any(row.job not in hopeless for row in watch.waiting())
+    return staying or fresh or any(row.job not in hopeless for row in watch.scheduler.waiting())
 
 
 def _lives(worker: gather.GatheredWorker, holder: Holder) -> bool:

@@ -66,7 +66,7 @@ def by_slots(resolved: Resolved, side_by_side: int) -> int:
 
 def _lanes(holder: Holder, submission: int) -> int:
     """Return how many trials each task of a submission runs at once."""
-    intent, _ = holder.watch.submission(submission)
+    intent, _ = holder.watch.files.submission(submission)
     return lanes.of_intent(holder.hands.resolved, intent) if intent else 1
 
 

@@ -26,9 +26,9 @@ def waits_for(holder: Holder) -> str:
     If that one did not complete, this one is halted until its user decides.
     """
     decided = holder.decided
-    if decided.halted or decided.canceled:
+    if decided.jobs.halted or decided.user.canceled:
         return ""
-    for folder in decided.follows:
+    for folder in decided.user.follows:
         paths = ExperimentPaths(Path(os.path.normpath(holder.paths.root / folder)))
         closed = Closed.read(paths.closed)
         if closed is None and paths.config.exists():
@@ -50,18 +50,18 @@ def tend(holder: Holder, seen: FleetView) -> None:
     """
     decided, scheduler = holder.decided, holder.hands.scheduler
     jobs = {place.job: place.submission for place in seen.live if place.phase == "pending"}
-    in_vain = {row.job for row in holder.watch.waiting() if row.wait.kind == "in_vain"}
+    in_vain = {row.job for row in holder.watch.scheduler.waiting() if row.wait.kind == "in_vain"}
     try:
         for job, number in jobs.items():
-            intent, _ = holder.watch.submission(number)
-            if not job or intent is None or holder.watch.elsewhere(job):
+            intent, _ = holder.watch.files.submission(number)
+            if not job or intent is None or holder.watch.scheduler.elsewhere(job):
                 continue
-            if decided.held != decided.holds.get(job, intent.held):
+            if decided.user.held != decided.jobs.holds.get(job, intent.held):
                 holder.fence()
-                scheduler.hold(job, decided.held)
-                holder.record("held", job=job, on=decided.held)
-                holder.actions.append(f"{'hold' if decided.held else 'release'} job {job}")
-            if job in in_vain and not decided.halted:
+                scheduler.hold(job, decided.user.held)
+                holder.record("held", job=job, on=decided.user.held)
+                holder.actions.append(f"{'hold' if decided.user.held else 'release'} job {job}")
+            if job in in_vain and not decided.jobs.halted:
                 holder.fence()
                 scheduler.cancel(job)
                 waited = ", ".join(intent.after)

@@ -31,24 +31,28 @@ def nodes(decided: Decided) -> set[str]:
 
     Of a job on several nodes, any of which may be at fault, those that failed more than once.
     """
-    last = max((one["submission"] for one in decided.unlaunched), default=0)
-    since = max(decided.resumed_after, last - LAUNCHES)
-    recent = [one["nodes"] for one in decided.unlaunched if one["submission"] > since]
+    last = max((one["submission"] for one in decided.jobs.unlaunched), default=0)
+    since = max(decided.user.resumed_after, last - LAUNCHES)
+    recent = [one["nodes"] for one in decided.jobs.unlaunched if one["submission"] > since]
     times = Counter(node for found in recent for node in found)
     alone = {found[0] for found in recent if len(found) == 1}
     return alone | {node for node, count in times.items() if count > 1}
 
 
 def _launches(holder: Holder) -> str:
-    why = {one["submission"]: one["why"] for one in holder.decided.unlaunched}
+    why = {one["submission"]: one["why"] for one in holder.decided.jobs.unlaunched}
     row: list[int] = []
     for number in sorted(holder.paths.submissions(), reverse=True):
-        if number <= holder.decided.resumed_after or number not in why or _took(holder, number):
+        if (
+            number <= holder.decided.user.resumed_after
+            or number not in why
+            or _took(holder, number)
+        ):
             break
         row.append(number)
     if len(row) < LAUNCHES:
         return ""
-    failed = (one["nodes"] for one in holder.decided.unlaunched if one["submission"] in row)
+    failed = (one["nodes"] for one in holder.decided.jobs.unlaunched if one["submission"] in row)
     where = sorted({node for nodes in failed for node in nodes})
     on = f" on {', '.join(where)}" if where else ""
     return (
@@ -63,7 +67,7 @@ def _workers(holder: Holder, seen: FleetView) -> str:
         by_submission.setdefault(place.submission, []).append(place)
     count = 0
     for number in sorted(by_submission, reverse=True):
-        if number <= holder.decided.resumed_after:
+        if number <= holder.decided.user.resumed_after:
             break
         if all(_came_to_nothing(place) for place in by_submission[number]):
             if _took(holder, number):
@@ -82,7 +86,7 @@ def _workers(holder: Holder, seen: FleetView) -> str:
 def _took(holder: Holder, submission: int) -> bool:
     """True if a worker of a submission has ever claimed a trial."""
     if submission not in holder.took:
-        for number in holder.decided.plans:
+        for number in holder.decided.trials.plans:
             holder.stay()
             holder.took |= {
                 int(claim.worker.partition("-")[0])

@@ -28,7 +28,7 @@ def tell(holder: Holder, seen: FleetView) -> None:
     jobs = {place.job for place in seen.live if place.phase == "pending"}
     now, most_s = files.now(), holder.hands.site.limits.waits_warn_s
     counts: Counter[tuple[str, WaitKind]] = Counter()
-    for row in (row for row in holder.watch.waiting() if row.job in jobs):
+    for row in (row for row in holder.watch.scheduler.waiting() if row.job in jobs):
         counts[row.reason.partition(",")[0], row.wait.kind] += row.count
     since = _since(holder) if counts else {}
     holder.lease.waits = [
@@ -50,12 +50,12 @@ def note_unlaunched(holder: Holder, seen: FleetView) -> None:
     user cancels, before or after its worker starts, ends by a signal.
     """
     for place in seen.places:
-        if place.phase != "over" or place.submission <= holder.decided.resumed_after:
+        if place.phase != "over" or place.submission <= holder.decided.user.resumed_after:
             continue
         by_us = ("cancel", place.job), ("cancel", place.job, place.index)
         if any(key in holder.written for key in by_us):
             continue
-        row = holder.watch.row(place.job, place.index)
+        row = holder.watch.scheduler.row(place.job, place.index)
         if row is None or row.state is not TaskState.CANCELED or not row.nodes or row.exit_code:
             continue
         if place.worker is None or place.worker.incarnation < row.restarts:
@@ -76,7 +76,7 @@ def mend(holder: Holder, seen: FleetView) -> None:
                 continue
             if row.wait.kind == "launch":
                 _launch_failed(holder, row, numbers[row.job])
-            elif not holder.decided.halted:
+            elif not holder.decided.jobs.halted:
                 holder.fence()
                 _cancel(holder, row)
                 why = f"job {row.job} cannot start ({row.reason}): {row.wait.repair}"
@@ -103,7 +103,9 @@ def _unlaunched(
 ) -> None:
     run = [row.job, row.index, row.restarts]
     key = ("unlaunched", *run)  # of a wide array there are more than ``decided`` remembers
-    if key not in holder.written and all(run != one["run"] for one in holder.decided.unlaunched):
+    if key not in holder.written and all(
+        run != one["run"] for one in holder.decided.jobs.unlaunched
+    ):
         holder.record("unlaunched", run=run, submission=submission, nodes=list(nodes), why=why)
     holder.written[key] = True
 
@@ -125,7 +127,7 @@ def _name(row: Task) -> str:
 
 def _is_held(holder: Holder, job: str) -> bool:
     """True if the user has held the job; Slurm shows an administrator's hold as such."""
-    return holder.decided.held or holder.decided.holds.get(job, False)
+    return holder.decided.user.held or holder.decided.jobs.holds.get(job, False)
 
 
 def _since(holder: Holder) -> dict[str, str]:

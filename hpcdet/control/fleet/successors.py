@@ -37,7 +37,7 @@ def post(holder: Holder, seen: FleetView) -> None:
     over = {place.submission for place in seen.places} - live
     try:
         for number in holder.paths.submissions():
-            _, submitted = holder.watch.submission(number)
+            _, submitted = holder.watch.files.submission(number)
             if number not in over and submitted is not None and submitted.job:
                 _post(holder, number, submitted.job)
     except Unavailable as error:
@@ -95,7 +95,7 @@ def _intent(holder: Holder, number: int, job: str) -> Intent:
         throttle=1,
         term=holder.lease.term,
         script=str(holder.paths.sentinel_script(number).relative_to(holder.paths.root)),
-        overrides=holder.decided.overrides,
+        overrides=holder.decided.user.overrides,
         at=files.now(),
         watches=job,
     )

@@ -50,7 +50,7 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
     pending = list(_open_intents(holder))
     if not pending and live >= wanted:
         return
-    if holder.hands.clock() < holder.throttled_until or holder.decided.halted:
+    if holder.hands.clock() < holder.throttled_until or holder.decided.jobs.halted:
         return
     if live < wanted and (why := fruitless.why(holder, seen)):
         halt(holder, why)
@@ -80,7 +80,7 @@ def cancel_all(holder: Holder, places: list[TaskPlace]) -> None:
             key: tuple[object, ...] = ("cancel", job)
             if key in holder.written:
                 continue
-            if host := holder.watch.elsewhere(job):
+            if host := holder.watch.scheduler.elsewhere(job):
                 holder.actions.append(f"job {job} can only be canceled on {host}")
             else:
                 holder.fence()
@@ -100,7 +100,7 @@ def prune(holder: Holder, seen: FleetView) -> None:
     scheduler = holder.hands.scheduler
     running = {place.job for place in seen.live if place.phase == "running"}
     waiting = [p for p in seen.live if p.phase == "pending" and p.job in running and p.job]
-    waiting = [place for place in waiting if not holder.watch.elsewhere(place.job)]
+    waiting = [place for place in waiting if not holder.watch.scheduler.elsewhere(place.job)]
     try:
         for job in dict.fromkeys(place.job for place in waiting):
             if ("prune", job) in holder.written:
@@ -153,10 +153,10 @@ def _throttle(holder: Holder, seen: FleetView, wanted: int) -> None:
     left = max(1, wanted)
     try:
         for place, number in enumerate(live, 1):
-            intent, submitted = holder.watch.submission(number)
+            intent, submitted = holder.watch.files.submission(number)
             if intent is None or submitted is None or not submitted.job:
                 continue
-            if holder.watch.elsewhere(submitted.job):
+            if holder.watch.scheduler.elsewhere(submitted.job):
                 continue
             side_by_side = lanes.of_intent(holder.hands.resolved, intent)
             most = capacity.at_once(holder.resolved, side_by_side)
@@ -172,9 +172,9 @@ def _throttle(holder: Holder, seen: FleetView, wanted: int) -> None:
 
 def _throttle_job(holder: Holder, intent: Intent, job: str, running: int) -> None:
     """Throttle a job once per change; a new holder repeats it, as the former one may have died."""
-    said = holder.decided.throttles.get(job, intent.throttle)
+    said = holder.decided.jobs.throttles.get(job, intent.throttle)
     key = ("throttle", job)
-    if said == running and (job not in holder.decided.throttles or holder.written.get(key)):
+    if said == running and (job not in holder.decided.jobs.throttles or holder.written.get(key)):
         return
     if said != running:
         holder.record("throttle", job=job, running=running)
@@ -186,7 +186,7 @@ def _throttle_job(holder: Holder, intent: Intent, job: str, running: int) -> Non
 
 def _open_intents(holder: Holder) -> Iterator[Intent]:
     for number in holder.paths.submissions():
-        intent, submitted = holder.watch.submission(number)
+        intent, submitted = holder.watch.files.submission(number)
         lost = number <= holder.watch.left_behind
         if intent is not None and submitted is None and not (intent.hold or lost):
             yield intent
@@ -208,7 +208,7 @@ def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
         raise _Later("as many jobs are queued as the site allows")
     workers = min(missing, width)
     # records that a fork has taken over name workers of former submissions
-    number = max([holder.decided.submissions, *holder.paths.submissions()]) + 1
+    number = max([holder.decided.jobs.submissions, *holder.paths.submissions()]) + 1
     name = f"{holder.paths.id}-{number}"
     intent = Intent(
         number=number,
@@ -220,11 +220,11 @@ def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
         exclude=_excluded(holder),
         script=str(holder.paths.script(number).relative_to(holder.paths.root)),
         hold=holder.hold,
-        overrides=holder.decided.overrides,
+        overrides=holder.decided.user.overrides,
         at=files.now(),
-        held=holder.decided.held,
+        held=holder.decided.user.held,
         # once a worker has begun, what it was to begin after is over
-        after=[] if any(holder.paths.workers()) else holder.decided.after,
+        after=[] if any(holder.paths.workers()) else holder.decided.user.after,
         host=_host(holder),
         spares=width - workers,
     )
@@ -345,7 +345,7 @@ def _excluded(holder: Holder) -> list[str]:
     """
     found: list[End] = []
     decided = holder.decided
-    for number in sorted(decided.open.union(decided.recent)):
+    for number in sorted(decided.trials.open.union(decided.trials.recent)):
         holder.stay()
         found += [end for _, end in holder.facts.ends(holder.paths.trial(number))]
     bad = retry_rules.black_holes(sorted(found, key=lambda end: end.at))

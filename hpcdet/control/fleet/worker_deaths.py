@@ -27,7 +27,7 @@ def why(holder: Holder, seen: FleetView) -> str:
         by_submission.setdefault(place.submission, []).append(place)
     most, deaths = holder.hands.site.max_restarts_in_place, 0
     for number in sorted(by_submission, reverse=True):
-        if number <= holder.decided.resumed_after:
+        if number <= holder.decided.user.resumed_after:
             break
         places = by_submission[number]
         if any(place.phase != "over" for place in places):

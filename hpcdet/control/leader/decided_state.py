@@ -6,14 +6,15 @@ recorded event to the searcher.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcdet.control.leader.decided_parts import JobsPart, SearcherPart, TrialsPart, UserPart
 from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.errors import HpcdetError
 from hpcdet.search.api import codec, events
+from hpcdet.search.api.codec import PART, PASSING
 from hpcdet.store.config import overrides
 from hpcdet.store.folder.records import Action, Control
 from hpcdet.store.fs.journal import Line
@@ -33,98 +34,38 @@ def program(method: events.Method[Any]) -> dict[str, Any]:
 
 
 @dataclass
-class Decided:
+class Decided(codec.StateRecord):
     """The decided state of an experiment; ``take`` adds one record of the chain.
 
     Attributes:
-        owed: actions that the searcher wants after the last event, not recorded yet.
-        broken: why the searcher failed on an event; it gets no more events until ``resume``.
-        asks: what the searcher wants the user to look at; likewise.
-        halted: nothing is submitted until ``resume``, and why.
         state: the last ``state`` record, with its why.
         notified: events that a hook has been run for.
-        at_once: canceled without saving first.
-        overrides: what users have changed of the config, dotted key to value.
-        throttles: how many tasks of a job may run at once, where that is not as it was submitted.
-        held: what waits in the queue is not to start until ``release``.
-        holds: jobs whose hold was changed after they were submitted, and to what.
-        follows: folders of the experiments, relative to this one, that have to end well first.
-        after: ids of the jobs that have to.
-        unsaid: the user has changed the limits of the search, which it has not been told.
-        longer: greatest lengths that it has been told instead of the config's, ascending.
-        open: numbers of the trials whose end the searcher has not been told.
-        given_up: those that were, also if they were given another chance since.
-        recent: those that ended last.
-        touched: those of which something else may be wanted than their files say.
-        submissions: the number of the last one of the experiment that this is a fork of.
-        unlaunched: the last tasks that the scheduler could not launch, and canceled or holds
-            (``submission``, ``run``, ``nodes``, ``why``).
     """
 
-    method: events.Method[Any]
-    search: Any = None
-    started: bool = False
-    plans: dict[int, TrialPlan] = field(default_factory=dict)
-    owed: list[events.Action] = field(default_factory=list)
-    shutdown: events.Shutdown | None = None
-    broken: str = ""
-    asks: str = ""
-    halted: str = ""
-    paused: bool = False
-    canceled: bool = False
-    at_once: bool = False
-    commands: int = 0
-    overrides: dict[str, Any] = field(default_factory=dict)
+    method: events.Method[Any] = field(metadata=PASSING)
+    searcher: SearcherPart = field(init=False, metadata=PART)
+    trials: TrialsPart = field(default_factory=TrialsPart, metadata=PART)
+    user: UserPart = field(default_factory=UserPart, metadata=PART)
+    jobs: JobsPart = field(default_factory=JobsPart, metadata=PART)
     state: tuple[str, str] = ("", "")
     notified: set[str] = field(default_factory=set)
-    throttles: dict[str, int] = field(default_factory=dict)
-    resumed_after: int = 0
-    held: bool = False
-    holds: dict[str, bool] = field(default_factory=dict)
-    follows: list[str] = field(default_factory=list)
-    after: list[str] = field(default_factory=list)
-    unsaid: bool = False
-    longer: list[int] = field(default_factory=list)
-    open: set[int] = field(default_factory=set)
-    given_up: list[int] = field(default_factory=list)
-    recent: list[int] = field(default_factory=list)
-    touched: set[int] = field(default_factory=set)
-    submissions: int = 0
-    unlaunched: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.search = self.method.initial()
+        self.searcher = SearcherPart(self.method.initial())
 
     def encode(self) -> dict[str, Any] | None:
         """Return the state as plain JSON; None if the searcher has failed or actions are owed."""
-        if self.broken or self.owed:
+        if self.searcher.broken or self.searcher.owed:
             return None
-        plain = {name: getattr(self, name) for name in _PLAIN}
-        shutdown = self.shutdown and codec.encode_action(self.shutdown)
-        return {
-            **plain,
-            "search": codec.encode_state(self.search),
-            "plans": [plan.encode() for plan in self.plans.values()],
-            "shutdown": shutdown,
-            "notified": sorted(self.notified),
-            "state": list(self.state),
-        }
+        return {**super().encode(), "notified": sorted(self.notified), "state": list(self.state)}
 
-    @classmethod
-    def decode(cls, method: events.Method[Any], value: Mapping[str, Any]) -> Decided:
+    def decode(self, value: Mapping[str, Any]) -> Decided:
         """The inverse of ``encode``."""
-        found = cls(method)
-        for name in _PLAIN & value.keys():
-            setattr(found, name, value[name])
-        found.search = codec.decode_state(found.search, value["search"])
-        found.plans = {plain["number"]: TrialPlan.decode(plain) for plain in value["plans"]}
-        shutdown = codec.decode_action(value["shutdown"]) if value["shutdown"] else None
-        found.shutdown = shutdown if isinstance(shutdown, events.Shutdown) else None
-        found.open = {plan.number for plan in found.plans.values() if not plan.ended}
-        # a snapshot was written when what is wanted of those that have ended had been done
-        found.touched = set(found.open)
-        found.notified = set(value["notified"])
-        found.state = (value["state"][0], value["state"][1])
+        found = Decided(self.method)
+        found.searcher = self.searcher.decode(value)
+        found.trials, found.user = self.trials.decode(value), self.user.decode(value)
+        found.jobs = self.jobs.decode(value)
+        found.state, found.notified = (value["state"][0], value["state"][1]), set(value["notified"])
         return found
 
     def take(self, line: Line) -> None:
@@ -135,21 +76,21 @@ class Decided:
 
     def hear(self, event: events.Event) -> None:
         """Add the record of an event to the state and pass the event to the searcher."""
-        self.owed = []
+        self.searcher.owed = []
         if isinstance(event, events.Report):
-            self.plans[event.trial].told = event.length.value
-            self.touched.add(event.trial)
+            self.trials.plans[event.trial].told = event.length.value
+            self.trials.touched.add(event.trial)
         elif isinstance(event, events.Start):
-            self.started = True
+            self.searcher.started = True
         elif isinstance(event, events.SegmentEnd):
-            self.plans[event.trial].ended = event.reason
-            self.open.discard(event.trial)
-            self.recent = [*self.recent[1 - RECENT :], event.trial]
-            self.touched.add(event.trial)
+            self.trials.plans[event.trial].ended = event.reason
+            self.trials.open.discard(event.trial)
+            self.trials.recent = [*self.trials.recent[1 - RECENT :], event.trial]
+            self.trials.touched.add(event.trial)
         elif isinstance(event, events.Limits):
-            self.unsaid = False
-            if event.max_length is not None and overrides.MAX_LENGTH in self.overrides:
-                self.longer = sorted({*self.longer, event.max_length.value})
+            self.searcher.unsaid = False
+            if event.max_length is not None and overrides.MAX_LENGTH in self.user.overrides:
+                self.searcher.longer = sorted({*self.searcher.longer, event.max_length.value})
         self._tell(event)
 
     def control(self, plan: TrialPlan) -> Control:
@@ -167,48 +108,44 @@ class Decided:
             return "kill", "canceled by its user"
         if plan.searcher == "stop":
             return "stop", plan.why
-        if plan.paused or (self.paused and not plan.alone):
+        if plan.paused or (self.user.paused and not plan.alone):
             return "pause", BY_USER
-        if plan.searcher == "pause" and self.shutdown is not None:
+        if plan.searcher == "pause" and self.searcher.shutdown is not None:
             return "stop", "the search is over"
         if plan.searcher == "pause":
             return "pause", plan.why
         return "run", ""
 
     @property
-    def deaf(self) -> bool:
-        """True while the searcher gets no events, until ``resume``."""
-        return bool(self.broken or self.asks)
-
-    @property
     def aimless(self) -> bool:
         """True if, with nothing running, no event can come though the search is not over."""
-        calm = self.deaf or self.canceled or self.paused or self.unsaid
-        if not self.started or self.shutdown is not None or calm:
+        calm = self.searcher.deaf or self.user.canceled or self.user.paused or self.searcher.unsaid
+        if not self.searcher.started or self.searcher.shutdown is not None or calm:
             return False
-        waits = (self.plans[number] for number in self.open)
+        waits = (self.trials.plans[number] for number in self.trials.open)
         return all(p.searcher == "pause" and not (p.paused or p.killed or p.failed) for p in waits)
 
     @property
     def alone(self) -> list[int]:
         """The trials that run though the experiment as a whole is paused."""
-        if not self.paused:
+        if not self.user.paused:
             return []
-        return [n for n in sorted(self.open) if self._wanted(self.plans[n])[0] == "run"]
+        plans = (self.trials.plans[number] for number in sorted(self.trials.open))
+        return [plan.number for plan in plans if self.action(plan) == "run"]
 
     def action(self, plan: TrialPlan) -> Action:
         """Return the action that the control in force should ask of a trial."""
         return self._wanted(plan)[0]
 
     def _tell(self, event: events.Event) -> None:
-        if self.broken:
+        if self.searcher.broken:
             return  # its state is not what was decided any more
         try:
-            self.search, actions = self.method.on_event(self.search, event)
-            self.owed = list(actions)
+            self.searcher.search, actions = self.method.on_event(self.searcher.search, event)
+            self.searcher.owed = list(actions)
         except Exception as error:  # the searcher may be user code
             kind = "" if isinstance(error, HpcdetError) else f"{type(error).__name__}: "
-            self.broken = f"searcher {self.method.name}: {kind}{error}"
+            self.searcher.broken = f"searcher {self.method.name}: {kind}{error}"
 
     def _take_event(self, line: Line) -> None:
         event = codec.decode_event(line["event"])
@@ -217,32 +154,34 @@ class Decided:
 
     def _take_action(self, line: Line) -> None:
         action = codec.decode_action(line["action"])
-        if self.owed and action is not None:
+        if self.searcher.owed and action is not None:
             self._settle(action)
-        if isinstance(action, events.Shutdown) or self.shutdown is not None:
-            self.touched |= self.open  # those that are paused go with the search, or stay with it
+        if isinstance(action, events.Shutdown) or self.searcher.shutdown is not None:
+            # those that are paused go with the search, or stay with it
+            self.trials.touched |= self.trials.open
         if action is not None and not isinstance(action, events.Shutdown | events.Ask):
-            self.touched.add(action.trial)
+            self.trials.touched.add(action.trial)
         match action:
             case events.Create(trial, params, seed, until, parent):
-                self.shutdown = None
-                plan = TrialPlan(trial, dict(params), seed, until, parent, killed=self.canceled)
-                self.plans.setdefault(trial, plan)
-                self._reopen(trial)
+                self.searcher.shutdown = None
+                killed = self.user.canceled
+                plan = TrialPlan(trial, dict(params), seed, until, parent, killed=killed)
+                self.trials.plans.setdefault(trial, plan)
+                self.trials.reopen(trial)
             case events.Continue(trial, until, why):
-                self.shutdown = None
-                plan = self.plans[trial]
+                self.searcher.shutdown = None
+                plan = self.trials.plans[trial]
                 plan.until = until or plan.until
                 plan.searcher, plan.why, plan.ended = "run", why, ""
-                self._reopen(trial)
+                self.trials.reopen(trial)
             case events.Pause(trial, why):
-                self.plans[trial].searcher, self.plans[trial].why = "pause", why
+                self.trials.plans[trial].searcher, self.trials.plans[trial].why = "pause", why
             case events.Stop(trial, why):
-                self.plans[trial].searcher, self.plans[trial].why = "stop", why
+                self.trials.plans[trial].searcher, self.trials.plans[trial].why = "stop", why
             case events.Shutdown() as shutdown:
-                self.shutdown = shutdown
+                self.searcher.shutdown = shutdown
             case events.Ask(why):
-                self.asks = why
+                self.searcher.asks = why
 
     def _settle(self, recorded: events.Action) -> None:
         """Drop a recorded action, and any that should precede it, from what is owed.
@@ -252,134 +191,119 @@ class Decided:
         the same trial, or else the next action. Only a question stays owed, and replaces nothing:
         it changes no trial, and the user has not been asked yet.
         """
-        one = codec.subject(recorded)
-        place = next((n for n, owed in enumerate(self.owed) if codec.subject(owed) == one), None)
+        one, owed = codec.subject(recorded), self.searcher.owed
+        place = next((n for n, each in enumerate(owed) if codec.subject(each) == one), None)
         if place is not None:
-            asks = [owed for owed in self.owed[:place] if isinstance(owed, events.Ask)]
-            self.owed[: place + 1] = asks
+            owed[: place + 1] = [each for each in owed[:place] if isinstance(each, events.Ask)]
         elif not isinstance(recorded, events.Ask):
-            others = [owed for owed in self.owed if not isinstance(owed, events.Ask)]
-            replaced = [owed for owed in others if codec.concerns(owed, one[1])] or others[:1]
-            self.owed = [owed for owed in self.owed if owed not in replaced]
+            others = [each for each in owed if not isinstance(each, events.Ask)]
+            replaced = [each for each in others if codec.concerns(each, one[1])] or others[:1]
+            self.searcher.owed = [each for each in owed if each not in replaced]
 
     def _take_clone(self, line: Line) -> None:
-        self.plans[line["trial"]].origin = line["origin"]
+        self.trials.plans[line["trial"]].origin = line["origin"]
 
     def _take_forked(self, line: Line) -> None:
-        self.submissions = line.get("submissions", 0)
-        self.longer = list(line.get("longer", ()))
+        self.jobs.submissions = line.get("submissions", 0)
+        self.searcher.longer = list(line.get("longer", ()))
 
     def _take_adopt(self, line: Line) -> None:
         """Adopt the trials of another experiment; for those that go on, no past failure counts."""
         for text, parent in line["parents"].items():
-            plan = self.plans[int(text)]
+            plan = self.trials.plans[int(text)]
             plan.parent, plan.origin = parent, None
             plan.failed = plan.given_up = ""
             plan.allowed = plan.base = 0
             plan.ended = ""  # one that was given up and then retried goes on, too
-            self._reopen(plan.number)
+            self.trials.reopen(plan.number)
         for number in line.get("killed", ()):  # as former versions recorded it
-            self.plans[number].killed = True
+            self.trials.plans[number].killed = True
         for text, known in line.get("carried", {}).items():
             for name, value in known.items():
-                setattr(self.plans[int(text)], name, value)
-        self.given_up = [number for number in self.given_up if self.plans[number].failed]
-        self.touched |= self.plans.keys()
+                setattr(self.trials.plans[int(text)], name, value)
+        given_up = self.trials.given_up
+        self.trials.given_up = [n for n in given_up if self.trials.plans[n].failed]
+        self.trials.touched |= self.trials.plans.keys()
 
     def _take_retry(self, line: Line) -> None:
-        plan = self.plans[line["trial"]]
+        plan = self.trials.plans[line["trial"]]
         plan.allowed = line["attempts"]
-        self.touched.add(plan.number)
+        self.trials.touched.add(plan.number)
         if "base" in line:  # a user's, as former versions recorded it
-            self._begin_again(plan, line["base"])
-
-    def _reopen(self, trial: int) -> None:
-        if not self.plans[trial].ended:
-            self.open.add(trial)
-            self.touched.add(trial)
-
-    def _begin_again(self, plan: TrialPlan, attempts: int) -> None:
-        """Let a trial begin again at the user's request: its attempts so far no longer count."""
-        plan.allowed, plan.base = attempts + 1, attempts
-        plan.ended = plan.failed = plan.given_up = ""
-        plan.killed = plan.now = False
-        self._reopen(plan.number)
+            self.trials.begin_again(plan.number, line["base"])
 
     def _take_fail(self, line: Line) -> None:
-        plan = self.plans[line["trial"]]
+        plan = self.trials.plans[line["trial"]]
         plan.failed, plan.given_up = line["why"], line.get("reason", "failed")
-        self.given_up.append(plan.number)
-        self.touched.add(plan.number)
+        self.trials.given_up.append(plan.number)
+        self.trials.touched.add(plan.number)
 
     def _take_command(self, line: Line) -> None:
-        self.commands = line["seq"]
+        self.user.commands = line["seq"]
         if line.get("refused"):
             return
         trial, verb, arguments = line.get("trial", 0), line["verb"], line.get("arguments", {})
-        chosen = [plan for plan in self.plans.values() if trial in (0, plan.number)]
-        self.touched |= self.open | ({trial} & self.plans.keys())
+        chosen = [plan for plan in self.trials.plans.values() if trial in (0, plan.number)]
+        self.trials.touched |= self.trials.open | ({trial} & self.trials.plans.keys())
         if verb == "cancel":
             now = bool(arguments.get("now"))
-            self.canceled = self.canceled or not trial
-            self.at_once = self.at_once or (now and not trial)
+            self.user.canceled = self.user.canceled or not trial
+            self.user.at_once = self.user.at_once or (now and not trial)
             for plan in chosen:
                 plan.killed = plan.killed or not plan.ended
                 plan.now = plan.now or (now and plan.killed)
         elif verb in ("pause", "resume"):
             for plan in chosen:
                 plan.paused = bool(trial) and verb == "pause"
-                plan.alone = bool(trial) and verb == "resume" and self.paused
+                plan.alone = bool(trial) and verb == "resume" and self.user.paused
             if not trial:
-                self.paused = verb == "pause"
+                self.user.paused = verb == "pause"
         elif verb in ("hold", "release"):
-            self.held = verb == "hold"
+            self.user.held = verb == "hold"
         elif verb == "after":
-            self.follows += arguments.get("experiments", [])
-            self.after += arguments.get("jobs", [])
+            self.user.follows += arguments.get("experiments", [])
+            self.user.after += arguments.get("jobs", [])
         if verb == "resume" and not trial:
-            self.follows, self.after = [], []  # a user who resumes it wants it now
+            self.user.follows, self.user.after = [], []  # a user who resumes it wants it now
         if verb in ("resume", "retry"):
-            self.halted = self.asks = ""
-            self.resumed_after = line.get("submissions", 0)
+            self.jobs.halted = self.searcher.asks = ""
+            self.user.resumed_after = line.get("submissions", 0)
         self._change(line, verb, arguments)
 
     def _change(self, line: Line, verb: str, arguments: Mapping[str, Any]) -> None:
         """Apply a command's changes of the config, the nodes, and where its trials go on from."""
         changed = overrides.asked(verb, arguments)
-        self.overrides = {**self.overrides, **changed}
-        self.unsaid = self.unsaid or not overrides.OF_SEARCH.isdisjoint(changed)
+        self.user.overrides = {**self.user.overrides, **changed}
+        self.searcher.unsaid = self.searcher.unsaid or not overrides.OF_SEARCH.isdisjoint(changed)
         for number, attempts in line.get("again", ()):
-            self._begin_again(self.plans[number], attempts)
+            self.trials.begin_again(number, attempts)
         for number, name, attempt in line.get("rewinds", ()):
-            self.plans[number].rewinds.append([name, attempt])
+            self.trials.plans[number].rewinds.append([name, attempt])
         if any(key in overrides.LATER for key in changed):
             # an allocation that was asked for before is not what these trials want now
             for number in line.get("trials", ()):
-                self.plans[number].since = line.get("submissions", 0) + 1
-                self.touched.add(number)
+                self.trials.plans[number].since = line.get("submissions", 0) + 1
+                self.trials.touched.add(number)
 
     def _take_held(self, line: Line) -> None:
-        self.holds[line["job"]] = line["on"]
+        self.jobs.holds[line["job"]] = line["on"]
 
     def _take_unlaunched(self, line: Line) -> None:
         keys = ("submission", "run", "nodes", "why")
-        self.unlaunched = [*self.unlaunched[1 - RECENT :], {key: line[key] for key in keys}]
+        last = self.jobs.unlaunched[1 - RECENT :]
+        self.jobs.unlaunched = [*last, {key: line[key] for key in keys}]
 
     def _take_state(self, line: Line) -> None:
         self.state = (line["state"], line.get("why", ""))
         if line.get("by") == "scheduler":
-            self.halted = line["why"]
+            self.jobs.halted = line["why"]
 
     def _take_notify(self, line: Line) -> None:
         self.notified.add(line["event"])
 
     def _take_throttle(self, line: Line) -> None:
-        self.throttles[line["job"]] = line["running"]
+        self.jobs.throttles[line["job"]] = line["running"]
 
-
-_OTHERWISE = {"method", "search", "owed", "broken", "plans", "shutdown", "notified", "state"}
-_OTHERWISE |= {"open", "touched"}
-_PLAIN = {each.name for each in dataclasses.fields(Decided)} - _OTHERWISE
 
 _HANDLERS: dict[str, Callable[[Decided, Line], None]] = {
     "event": Decided._take_event,

@@ -253,7 +253,7 @@ class Holder:
             raise
         since, history = self._chain.since, self._chain.history
         self._chain.history = []  # a long search has many
-        self._decided = Decided.decode(method, known[since].state) if since else Decided(method)
+        self._decided = Decided(method).decode(known[since].state) if since else Decided(method)
         self._take_again(history)
         self._unsnapped = len(history)
 
@@ -303,7 +303,7 @@ class Holder:
     def snapshot(self) -> None:
         """Write a snapshot of the decided state if many records were added since the last one."""
         assert self._chain is not None
-        if self._unsnapped < max(SNAPSHOT_EVERY, len(self.decided.plans) // SNAPSHOT_PART):
+        if self._unsnapped < max(SNAPSHOT_EVERY, len(self.decided.trials.plans) // SNAPSHOT_PART):
             return
         self.commit()
         self._unsnapped = 0
@@ -316,7 +316,7 @@ class Holder:
     @property
     def resolved(self) -> Resolved:
         """The experiment's config with the users' changes."""
-        changes = self.decided.overrides  # another dict whenever they change
+        changes = self.decided.user.overrides  # another dict whenever they change
         if self._laid is None or self._laid[0] is not changes:
             self._laid = changes, overrides.lay(self.hands.resolved, changes)
         return self._laid[1]
@@ -350,7 +350,7 @@ class Holder:
 
     def settle(self) -> None:
         """Record the actions that the searcher wants and a former term had no time to record."""
-        for action in list(self.decided.owed):
+        for action in list(self.decided.searcher.owed):
             self._note("action", action=codec.encode_action(action))
 
     def commit(self) -> None:

@@ -7,20 +7,18 @@ all while the files show that it can have no job of the experiment.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import math
-import os
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcdet.errors import Unavailable
-from hpcdet.schedulers.common.base import Hastens, Job, PerHost, Scheduler, Task, TaskState
+from hpcdet.control.leader.fleet_files import FleetFiles
+from hpcdet.control.leader.scheduler_answers import SchedulerAnswers
+from hpcdet.schedulers.common.base import Job, Scheduler, Task, TaskState
 from hpcdet.site.models import Site
 from hpcdet.store.folder import home
 from hpcdet.store.folder.layout import ExperimentPaths, WorkerPaths
-from hpcdet.store.folder.records import Final, Intent, Reason, Submitted, WorkerClaim, WorkerEnd
+from hpcdet.store.folder.records import Final, Intent, Reason
 from hpcdet.store.fs import files
 
 Phase = Literal["pending", "running", "over"]
@@ -101,9 +99,8 @@ class Watch:
     """The memory between looks: what is over for good, and what was suspected when.
 
     Attributes:
-        blind: why the scheduler could not be asked at the last look, or what it cannot know; ""
-            if it answered for all.
-        newest: the newest worker of each place, by submission and index, at the last look.
+        files: of submissions and workers.
+        scheduler: its last answer.
         left_behind: submissions up to this number come from another place (``store.folder.home``):
             their jobs are not this experiment's, and their workers are gone.
     """
@@ -115,31 +112,16 @@ class Watch:
         scheduler: Scheduler,
         clock: Callable[[], float],
     ) -> None:
-        self.paths = paths
-        self.blind = ""
+        poll_min_s = site.limits.poll_min_s
+        self.files = FleetFiles(paths, BUSY * poll_min_s, clock)
+        self.scheduler = SchedulerAnswers(scheduler, poll_min_s, clock)
         self.left_behind = home.left_behind(paths)
         self._site = site
-        self._scheduler = scheduler
         self._clock = clock
         self._over: set[tuple[int, int]] = set()
         self._suspicions: dict[tuple[object, ...], _Suspicion] = {}
-        self._answers: dict[str, list[Task]] = {}
-        self._asked: set[str] = set()
-        self._hastened: set[tuple[str, int, int]] = set()
-        self._asked_at: float | None = None
-        self._answer = 0.0
-        self._settled: dict[int, tuple[Intent, Submitted]] = {}
-        self.newest: dict[tuple[int, int], WorkerPaths] = {}
-        self._known: dict[str, WorkerPaths] = {}
-        self._left: dict[tuple[int, int, int], WorkerEnd] = {}
-        self._ends: dict[tuple[int, int, int], str] = {}  # where live workers will record it
-        self._looked: set[tuple[int, int, int]] = set()
-        self._busy: Set[str] = frozenset()
-        self._asked_end: dict[str, float] = {}
-        self._rows: dict[tuple[str, int], Task] = {}
-        self._steady: dict[
-            tuple[int, int], tuple[Task, TaskPlace]
-        ] = {}  # as the same answer had it
+        # as the same answer had it
+        self._steady: dict[tuple[int, int], tuple[Task, TaskPlace]] = {}
 
     def look(self, busy: Set[str] = frozenset()) -> FleetView:
         """Read the files and, if jobs may live there and it is time, ask the scheduler.
@@ -147,28 +129,20 @@ class Watch:
         Args:
             busy: names of workers that have an attempt that has not ended.
         """
-        self._looked.clear()
-        self._busy = busy
-        newest = self.newest = self._newest_workers()
-        submissions = list(self._submissions(newest))
+        self.files.look(busy)
+        newest = self.files.newest
+        submissions = list(self.files.submissions())
         for intent, _ in submissions:
             self._note_ends(intent, newest)
-        alive = [
-            Job(submitted.job, intent.tasks, submitted.at)
-            for intent, submitted in submissions
-            if submitted.job
-            and intent.number > self.left_behind
-            and any((intent.number, i) not in self._over for i in range(intent.tasks))
-        ]
-        away = self._away(alive)
-        here = [job for job in alive if job.job not in away]
-        if here:
-            self._ask(here)
-        elif away:
-            self.blind = ""
-        if away and not self.blind:
-            hosts = ", ".join(sorted(set(away.values())))
-            self.blind = f"jobs of this experiment are on {hosts}, and can only be seen there"
+        self.scheduler.ask(
+            [
+                Job(submitted.job, intent.tasks, submitted.at)
+                for intent, submitted in submissions
+                if submitted.job
+                and intent.number > self.left_behind
+                and any((intent.number, i) not in self._over for i in range(intent.tasks))
+            ]
+        )
         places: list[TaskPlace] = []
         gone: list[Gone] = []
         for intent, submitted in submissions:
@@ -197,79 +171,17 @@ class Watch:
         now = self._clock()
         before = self._suspicions.get(key)
         if before is None or before.beat != beat:
-            self._suspicions[key] = _Suspicion(beat, now, self._answer)
+            self._suspicions[key] = _Suspicion(beat, now, self.scheduler.answered_at)
             return False
-        another = by_files or self._answer != before.answer
+        another = by_files or self.scheduler.answered_at != before.answer
         return another and now - before.since >= self._site.limits.poll_min_s
 
-    def submission(self, number: int) -> tuple[Intent | None, Submitted | None]:
-        """Return a submission's intent and result; both are read once when they are final."""
-        if number in self._settled:
-            return self._settled[number]
-        intent = Intent.read(self.paths.intent(number))
-        submitted = Submitted.read(self.paths.submitted(number))
-        if intent is not None and submitted is not None:
-            self._settled[number] = intent, submitted
-        return intent, submitted
-
-    def _submissions(
-        self, newest: dict[tuple[int, int], WorkerPaths]
-    ) -> Iterator[tuple[Intent, Submitted]]:
-        for number in self.paths.submissions():
-            intent, submitted = self.submission(number)
-            if intent is None:
-                continue
-            if submitted is None and intent.hold:
-                # given to the scheduler by hand: its workers know the job's id
-                submitted = Submitted(self._by_hand(number, newest))
-                yield intent, submitted
-            elif submitted is not None and submitted.job:
-                yield intent, submitted
-
-    def _by_hand(self, number: int, newest: dict[tuple[int, int], WorkerPaths]) -> str:
-        for (submission, _), worker in newest.items():
-            claim = WorkerClaim.read(worker.claim) if submission == number else None
-            if claim is not None:
-                return claim.job.partition("_")[0]
-        return ""
-
-    def has_left(self, worker: WorkerPaths) -> bool:
-        """True if a worker's end is recorded, by itself or for it; read once in each look."""
-        return self._end(worker) is not None
-
-    def _end(self, worker: WorkerPaths) -> WorkerEnd | None:
-        key = (worker.submission, worker.index, worker.incarnation)
-        if key in self._left or key in self._looked:
-            return self._left.get(key)
-        self._looked.add(key)
-        if worker.name in self._busy and self._was_asked(worker.name):
-            return None
-        # a live worker is in no archive, and opening a missing file is cheap
-        if key in self._ends and not _opens(self._ends[key]):
-            return None
-        end = WorkerEnd.read(worker.end)
-        if end is None:
-            self._ends[key] = str(worker.end)
-        else:
-            self._left[key] = end
-        return end
-
-    def _was_asked(self, worker: str) -> bool:
-        """True if a worker was checked recently; else the check of now is remembered."""
-        now = self._clock()
-        if now - self._asked_end.get(worker, -math.inf) < BUSY * self._site.limits.poll_min_s:
-            return True
-        self._asked_end[worker] = now
-        return False
-
-    def _newest_workers(self) -> dict[tuple[int, int], WorkerPaths]:
-        newest: dict[tuple[int, int], WorkerPaths] = {}
-        for worker in self.paths.workers(self._known):
-            key = (worker.submission, worker.index)
-            former = newest.get(key)
-            if former is None or worker.incarnation > former.incarnation:
-                newest[key] = worker
-        return newest
+    def stuck(self) -> list[Task]:
+        """Return the ``hopeless`` tasks that two answers in a row confirm."""
+        found = {("waits", row.job, row.index, row.reason): row for row in self.scheduler.hopeless}
+        for key in [key for key in self._suspicions if key[0] == "waits" and key not in found]:
+            del self._suspicions[key]
+        return [row for key, row in found.items() if self.confirmed(key)]
 
     def _note_ends(self, intent: Intent, newest: dict[tuple[int, int], WorkerPaths]) -> None:
         """Count tasks as over whose worker has recorded its end and that cannot be requeued."""
@@ -279,79 +191,12 @@ class Watch:
             worker = newest.get(key)
             if key in self._over or worker is None:
                 continue
-            end = self._end(worker)
+            end = self.files.end(worker)
             if end is None:
                 continue
             stays = end.why in LEFT_BY_ITSELF or not may_return
             if stays or Final.read(worker.final) is not None:
                 self._over.add(key)
-
-    def _ask(self, jobs: list[Job]) -> None:
-        now = self._clock()
-        wanted = {job.job for job in jobs}
-        recent = self._asked_at is not None and (
-            now - self._asked_at < self._site.limits.poll_min_s and wanted <= self._asked
-        )
-        if recent:
-            return
-        try:
-            self._answers = self._scheduler.query(jobs)
-        except Unavailable as error:
-            self.blind = error.what
-            return
-        self.blind = ""
-        self._rows = {}
-        for job, rows in self._answers.items():
-            for row in rows:
-                self._rows.setdefault((job, row.index), row)
-        self._asked, self._asked_at = wanted, now
-        self._answer = self._scheduler.answered_at
-        self._hasten()
-
-    def _away(self, jobs: list[Job]) -> dict[str, str]:
-        """Return the jobs that live on other machines, with these. They are taken to live on."""
-        hosts = {job.job: self.elsewhere(job.job) for job in jobs}
-        return {job: host for job, host in hosts.items() if host}
-
-    def elsewhere(self, job: str) -> str:
-        """Return the only machine that can control a job; "" if it is this one, or any can."""
-        return self._scheduler.elsewhere(job) if isinstance(self._scheduler, PerHost) else ""
-
-    def waiting(self) -> list[Task]:
-        """Return the pending tasks of the scheduler's last answer."""
-        rows = (row for rows in self._answers.values() for row in rows)
-        return [row for row in rows if row.state is TaskState.PENDING]
-
-    @property
-    def hopeless(self) -> list[Task]:
-        """The pending tasks of the scheduler's last answer that cannot start by themselves."""
-        return [row for row in self.waiting() if row.wait.kind in ("launch", "never")]
-
-    def stuck(self) -> list[Task]:
-        """Return the ``hopeless`` tasks that two answers in a row confirm."""
-        found = {("waits", row.job, row.index, row.reason): row for row in self.hopeless}
-        for key in [key for key in self._suspicions if key[0] == "waits" and key not in found]:
-            del self._suspicions[key]
-        return [row for key, row in found.items() if self.confirmed(key)]
-
-    def _hasten(self) -> None:
-        """Let requeued tasks start before Slurm's two minutes are over; asked once each."""
-        if not isinstance(self._scheduler, Hastens):
-            return
-        for row in (row for rows in self._answers.values() for row in rows):
-            wait = (row.job, row.index, row.restarts)
-            begins = row.wait.kind == "begin_time"
-            if begins and row.restarts and wait not in self._hastened:
-                self._hastened.add(wait)
-                with contextlib.suppress(Unavailable):
-                    self._scheduler.hasten(row.job, row.index)
-
-    def row(self, job: str, index: int) -> Task | None:
-        """Return a task's row in the scheduler's last answer; None if there is none."""
-        found = self._rows.get((job, index))
-        if found is not None:
-            return found
-        return next((row for row in self._answers.get(job, []) if row.index < 0), None)
 
     def _judge(
         self, intent: Intent, job: str, index: int, worker: WorkerPaths | None
@@ -362,14 +207,15 @@ class Watch:
             return TaskPlace(intent.number, index, job, phase, said, worker)
 
         if key in self._over:
-            return place("over", self._said(job, index)), []
-        is_open = worker is not None and not self.has_left(worker)
+            ended = self.scheduler.row(job, index)
+            return place("over", ended.state if ended else None), []
+        is_open = worker is not None and not self.files.has_left(worker)
         if intent.number <= self.left_behind:
             self._over.add(key)
             return place("over"), [Gone(worker, "lost")] if worker is not None and is_open else []
-        if job not in self._asked:
+        if job not in self.scheduler.asked:
             return place("running" if is_open else "pending"), []
-        row = self.row(job, index)
+        row = self.scheduler.row(job, index)
         known = self._steady.get(key)
         if known is not None and known[0] is row and known[1].worker is worker and is_open:
             return known[1], []
@@ -403,10 +249,6 @@ class Watch:
         gone = [Gone(worker, self._reason(said))] if worker is not None and is_open else []
         return place("over", said), gone
 
-    def _said(self, job: str, index: int) -> TaskState | None:
-        row = self.row(job, index)
-        return row.state if row else None
-
     def _reason(self, said: TaskState) -> Reason:
         if said is TaskState.CANCELED and self._site.capabilities.preempt_as_cancelled:
             return "preempted"
@@ -420,12 +262,3 @@ class Watch:
     @staticmethod
     def _beat(worker: WorkerPaths) -> str:
         return files.canonical(files.read_json(worker.beat) or {}).decode()
-
-
-def _opens(path: str) -> bool:
-    """True if a file exists; opening it asks the server, where a lookup may come from a cache."""
-    try:
-        os.close(os.open(path, os.O_RDONLY))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True

@@ -86,28 +86,30 @@ def fork(
     every = chain.whole(source)
     lines = every if trials is None else _until(every, trials, source)
     then, now = _folded(lines), _folded(every)
-    if not then.started:
+    if not then.searcher.started:
         raise UsageError("its search has not begun", where=source.id, hint="submit it anew")
-    further = any(then.overrides.get(key) != changes[key] for key in OF_SEARCH & changes.keys())
-    if then.shutdown is not None and not further:
+    further = any(
+        then.user.overrides.get(key) != changes[key] for key in OF_SEARCH & changes.keys()
+    )
+    if then.searcher.shutdown is not None and not further:
         hint = "let it go on further: --set searcher.max_trials=N, or begin earlier: --trials N"
         raise UsageError("its search is over", where=source.id, hint=hint)
-    for plan in then.plans.values():
-        later = now.plans[plan.number]
+    for plan in then.trials.plans.values():
+        later = now.trials.plans[plan.number]
         if plan.ended and (later.ended, later.told) != (plan.ended, plan.told):
             what = f"trial {plan.number} had ended by then and has trained on since"
             raise UsageError(what, where=source.id, hint="fork it at a later point")
     events = sum(line["kind"] == "event" for line in lines)
     found = Forked(source, events)
     if dry:
-        for plan in then.plans.values():
+        for plan in then.trials.plans.values():
             _begins(source, found, then, plan)
         return found
 
     def fill(paths: ExperimentPaths) -> None:
         nonlocal found
         found = Forked(paths, events)
-        for plan in then.plans.values():
+        for plan in then.trials.plans.values():
             given = _begins(source, found, then, plan)
             if plan.ended:
                 _link_all(source.trial(plan.number), paths.trial(plan.number))
@@ -115,7 +117,7 @@ def fork(
                 parents.give(given, paths.trial(plan.number))
         _write_records(source, found, lines, then)
         _write_best(source, paths, lines)
-        asked = {**then.overrides, **changes}
+        asked = {**then.user.overrides, **changes}
         if asked:
             commands.ask(paths, "set", **asked)
 
@@ -179,7 +181,7 @@ def _begins(
     if own:
         return _goes_on(source, found, plan, plan.number, unit, own[-1])
     if parent is not None:
-        donor = None if parent.experiment else then.plans.get(parent.trial)
+        donor = None if parent.experiment else then.trials.plans.get(parent.trial)
         if donor is not None and not donor.ended and donor.number < plan.number:
             # here it begins from its newest, which may be behind what this one is to begin from
             length = parent.length or Length(unit, max(donor.told, 0))
@@ -230,9 +232,9 @@ def _write_records(
     records = Chain.open(paths, lease.term, "fork")
     try:
         # workers of the other one, whom claims and controls name, are none of this one's
-        last = max([then.submissions, *source.submissions()])
+        last = max([then.jobs.submissions, *source.submissions()])
         about_source = {"experiment": source.id, "events": found.events, "submissions": last}
-        records.note("forked", **about_source, longer=then.longer)
+        records.note("forked", **about_source, longer=then.searcher.longer)
         for line in lines:
             if line["kind"] in _KINDS:
                 about = {key: value for key, value in line.items() if key not in _OF_LINE}
@@ -249,8 +251,8 @@ def _by_commands(lines: list[Line], then: Decided) -> dict[str, dict[str, Any]]:
     """Return the fields of ended trials that users' commands set, which are not carried over."""
     heard = _folded([line for line in lines if line["kind"] in _KINDS])
     found: dict[str, dict[str, Any]] = {}
-    for plan in then.plans.values():
-        alike = heard.plans[plan.number]
+    for plan in then.trials.plans.values():
+        alike = heard.trials.plans[plan.number]
         other = [name for name in _BY_COMMANDS if getattr(plan, name) != getattr(alike, name)]
         if plan.ended and other:
             found[str(plan.number)] = {name: getattr(plan, name) for name in other}

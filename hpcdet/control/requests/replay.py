@@ -74,8 +74,8 @@ class Replay:
             if self.difference is not None:
                 return
             self._decided.take(line)
-            if self._decided.broken:
-                self.failed = self._decided.broken
+            if self._decided.searcher.broken:
+                self.failed = self._decided.searcher.broken
                 return
             where = (self.term, self.n)
             if where in self._states:
@@ -86,7 +86,7 @@ class Replay:
 
     def _compare(self, line: Line) -> None:
         """Compare a record with the searcher's wishes before it is folded."""
-        owed = self._decided.owed
+        owed = self._decided.searcher.owed
         if line["kind"] == "event":
             self.events += 1
             if owed:  # the next event comes after all that was decided on the one before

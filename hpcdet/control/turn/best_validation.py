@@ -49,7 +49,7 @@ def lacking(holder: Holder) -> str:
             told = line["event"]["metrics"]
             if finite(told.get(metric)) is not None:
                 return ""
-    return sanity.unseen(len(holder.decided.plans), metric) + sanity.said(told)
+    return sanity.unseen(len(holder.decided.trials.plans), metric) + sanity.said(told)
 
 
 def write(holder: Holder) -> None:

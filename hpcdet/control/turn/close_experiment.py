@@ -25,12 +25,12 @@ REOPENING = frozenset({"resume", "retry", "set"})
 
 def is_over(decided: Decided, standings: Mapping[int, Standing]) -> bool:
     """True if nothing can begin any more, where nothing runs."""
-    if decided.canceled:
+    if decided.user.canceled:
         # only what a control has closed stays unclaimed
         return all(s.state in ("done", "stopped", "failed") for s in standings.values())
-    if decided.shutdown is None or decided.deaf:
+    if decided.searcher.shutdown is None or decided.searcher.deaf:
         return False
-    return not decided.open
+    return not decided.trials.open
 
 
 def close(holder: Holder, fleet: FleetView) -> bool:
@@ -69,7 +69,7 @@ def sweep(holder: Holder) -> None:
     A trial that ends well keeps by the rules itself, but always its newest checkpoint.
     """
     newest_goes = not holder.hands.resolved.checkpoint_storage.save_trial_latest
-    plans = holder.decided.plans.values()
+    plans = holder.decided.trials.plans.values()
     left = any(plan.ended not in SUCCESSES or plan.searcher == "pause" for plan in plans)
     if holder.hands.sweep and (newest_goes or left):
         holder.hands.sweep(holder.paths)
@@ -78,11 +78,11 @@ def sweep(holder: Holder) -> None:
 def _end(holder: Holder) -> tuple[Literal["COMPLETED", "CANCELED", "ERROR"], str]:
     """Return how the experiment ends, and why."""
     decided = holder.decided
-    if decided.canceled:
+    if decided.user.canceled:
         return "CANCELED", "canceled by its user"
-    said = decided.shutdown.why if decided.shutdown is not None else ""
-    if good := sum(plan.ended in SUCCESSES for plan in decided.plans.values()):
-        why = f"{good} of {len(decided.plans)} trials succeeded"
+    said = decided.searcher.shutdown.why if decided.searcher.shutdown is not None else ""
+    if good := sum(plan.ended in SUCCESSES for plan in decided.trials.plans.values()):
+        why = f"{good} of {len(decided.trials.plans)} trials succeeded"
         return "COMPLETED", "; ".join(filter(None, (why, said, best_validation.lacking(holder))))
-    failures = (plan.failed for plan in decided.plans.values() if plan.failed)
+    failures = (plan.failed for plan in decided.trials.plans.values() if plan.failed)
     return "ERROR", next(failures, said or "no trial")

@@ -101,7 +101,7 @@ def advance(paths: ExperimentPaths, holder: Holder, *, calm: bool = False) -> Tu
         state=state,
         closed=closed is not None,
         actions=tuple(holder.actions),
-        blind=holder.watch.blind,
+        blind=holder.watch.scheduler.blind,
         sent=holder.sent,
     )
     if closed is not None:
@@ -145,7 +145,7 @@ def _turn(holder: Holder, calm: bool) -> Turn:
 def _look_at_fleet(holder: Holder) -> FleetView:
     """Return the tasks and workers that live; close those that are gone."""
     fleet = holder.watch.look(close_attempts.busy(holder))
-    holder.lease.blind = holder.watch.blind
+    holder.lease.blind = holder.watch.scheduler.blind
     holder.lease.waiting = sum(place.phase == "pending" for place in fleet.places)
     stuck_jobs.tell(holder, fleet)
     stuck_jobs.note_unlaunched(holder, fleet)

@@ -17,15 +17,15 @@ def state_of(
 ) -> tuple[ExperimentState, str, str]:
     """Return the state, why, and the cause of a halt if it is one."""
     running = demand.running
-    if decided.canceled:
+    if decided.user.canceled:
         return "STOPPING", "canceled by its user", ""
-    if decided.deaf:
-        return "PAUSED", decided.broken or decided.asks, "searcher"
-    if decided.halted:
-        return "PAUSED", decided.halted, "scheduler"
+    if decided.searcher.deaf:
+        return "PAUSED", decided.searcher.broken or decided.searcher.asks, "searcher"
+    if decided.jobs.halted:
+        return "PAUSED", decided.jobs.halted, "scheduler"
     if decided.alone:
         return "RUNNING", f"paused by its user, but for {_trials(decided.alone)}", ""
-    if decided.paused:
+    if decided.user.paused:
         return "STOPPING" if running else "PAUSED", "paused by its user", ""
     if demand.broke:
         return "PAUSED", demand.broke, "budget"
@@ -36,7 +36,7 @@ def state_of(
     state: ExperimentState = "RUNNING" if begun or runs else "PENDING"
     if state == "PENDING" and demand.after:
         return state, f"waits for the end of {demand.after}", ""
-    return state, "held by its user" if decided.held and not runs else "", ""
+    return state, "held by its user" if decided.user.held and not runs else "", ""
 
 
 def record(holder: Holder, state: ExperimentState, why: str, by: str) -> None:
@@ -46,7 +46,7 @@ def record(holder: Holder, state: ExperimentState, why: str, by: str) -> None:
         holder.record("state", state=state, why=why, by=by)
         holder.actions.append(f"state {state}" + (f": {why}" if why else ""))
     if by:
-        notify(holder, f"stuck {decided.resumed_after} {why}", "stuck", why)
+        notify(holder, f"stuck {decided.user.resumed_after} {why}", "stuck", why)
 
 
 def _trials(numbers: list[int]) -> str:

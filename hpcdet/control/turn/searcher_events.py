@@ -19,9 +19,9 @@ from hpcdet.store.trials.standing import Standing
 def tell_start_and_limits(holder: Holder) -> None:
     """Tell the searcher that the search begins, or that its user has changed the limits."""
     decided = holder.decided
-    if not decided.started:
+    if not decided.searcher.started:
         holder.tell(events.Start())
-    if decided.unsaid and not (decided.deaf or decided.canceled):
+    if decided.searcher.unsaid and not (decided.searcher.deaf or decided.user.canceled):
         now = holder.resolved.searcher
         holder.tell(events.Limits(now.max_trials, now.max_concurrent_trials, now.max_length))
 
@@ -30,16 +30,16 @@ def learn(holder: Holder) -> dict[int, Standing]:
     """Pass each trial's news to the searcher; return the standings of trials that go on."""
     standings: dict[int, Standing] = {}
     decided = holder.decided
-    for number in sorted(decided.open):
+    for number in sorted(decided.trials.open):
         holder.stay()
-        plan = decided.plans[number]
+        plan = decided.trials.plans[number]
         known = ("record", number) in holder.written
         if not (known or holder.paths.trial(number).record.exists()):
             continue
         seen = holder.sight.trial(number)
         standing = seen.standing
         if seen.fresh:
-            decided.touched.add(number)
+            decided.trials.touched.add(number)
         if seen.fresh or standing.open_attempt:
             _tell_reports(holder, plan, seen)
         judged = plan.failed or plan.allowed >= standing.next_attempt
@@ -61,7 +61,7 @@ def _tell_reports(holder: Holder, plan: TrialPlan, seen: TrialView) -> None:
         seen.paths, unit, plan.told, running, only_running=not seen.fresh
     )
     for report in reports:
-        if holder.decided.deaf or holder.decided.canceled:
+        if holder.decided.searcher.deaf or holder.decided.user.canceled:
             # it is heard when the searcher can hear again
             holder.facts.forget(plan.number)
             holder.sight.forget(plan.number)
@@ -96,7 +96,7 @@ def _judge(holder: Holder, plan: TrialPlan, attempts: int) -> None:
 def _end(holder: Holder, plan: TrialPlan, standing: Standing) -> None:
     """Pass the end of a trial's segment to the searcher: it will not train further by itself."""
     decided = holder.decided
-    if decided.deaf or decided.canceled:
+    if decided.searcher.deaf or decided.user.canceled:
         return
     reason: Literal["target", "stopped", "failed", "invalid_hp", "user_exit", "canceled"]
     if plan.failed:
@@ -135,8 +135,8 @@ def _how_done(
 
 def notify_failures(holder: Holder) -> None:
     """Run the user's hook once for each trial that was given up."""
-    for number in holder.decided.given_up:
-        plan = holder.decided.plans[number]
+    for number in holder.decided.trials.given_up:
+        plan = holder.decided.trials.plans[number]
         if plan.given_up == "failed":
             why = f"trial {plan.number}: {plan.failed}"
             notify(holder, f"failure {plan.number}.{plan.base}", "failure", why)

@@ -24,7 +24,7 @@ def obey(holder: Holder) -> None:
 def asked(holder: Holder) -> Iterator[tuple[int, Command]]:
     """Yield the commands that have not been obeyed, up to one that cannot be read yet."""
     for seq in packed.numbers(holder.paths.commands, ".json"):
-        if seq <= holder.decided.commands:
+        if seq <= holder.decided.user.commands:
             continue
         command = Command.read(holder.paths.command(seq))
         if command is None:
@@ -34,7 +34,7 @@ def asked(holder: Holder) -> Iterator[tuple[int, Command]]:
 
 def _obey(holder: Holder, seq: int, command: Command) -> None:
     refused = _refusal(holder, command)
-    again = holder.decided.broken or holder.decided.aimless
+    again = holder.decided.searcher.broken or holder.decided.aimless
     arguments: dict[str, Any] = command.arguments
     try:
         arguments = changing.of_command(command.verb, arguments)
@@ -66,14 +66,14 @@ def _obey(holder: Holder, seq: int, command: Command) -> None:
 def _refusal(holder: Holder, command: Command) -> str:
     """Return why a command cannot be obeyed; "" if it can."""
     decided = holder.decided
-    if command.trial and command.trial not in decided.plans:
+    if command.trial and command.trial not in decided.trials.plans:
         return f"there is no trial {command.trial}"
-    if command.verb in ("retry", "resume", "pause") and decided.canceled:
+    if command.verb in ("retry", "resume", "pause") and decided.user.canceled:
         return "the experiment has been canceled"
     if command.verb == "resume" and command.arguments.get("from"):
         return _no_rewind(holder, command)
     if command.verb == "resume" and command.trial:
-        plan = decided.plans[command.trial]
+        plan = decided.trials.plans[command.trial]
         if plan.searcher == "pause" and not plan.ended:
             return "the searcher has paused it, and lets it go on if it is worth it"
     return ""
@@ -82,7 +82,7 @@ def _refusal(holder: Holder, command: Command) -> str:
 def _no_rewind(holder: Holder, command: Command) -> str:
     """Return why a trial cannot begin again from an older checkpoint; "" if it can."""
     number = command.trial or command.arguments.get("from_trial", 0)
-    plan = holder.decided.plans.get(number)
+    plan = holder.decided.trials.plans.get(number)
     if plan is None:
         return "it does not say which trial is to begin again from a checkpoint"
     trial = holder.paths.trial(number)
@@ -100,7 +100,7 @@ def _chosen(holder: Holder, command: Command) -> list[TrialPlan]:
     """Return the trials that a command makes go on."""
     if command.verb not in ("resume", "retry"):
         return []
-    plans = [p for p in holder.decided.plans.values() if command.trial in (0, p.number)]
+    plans = [p for p in holder.decided.trials.plans.values() if command.trial in (0, p.number)]
     if command.verb != "retry":
         return [plan for plan in plans if not plan.ended or plan.failed]
     failed = [plan for plan in plans if plan.failed or (command.trial and plan.killed)]

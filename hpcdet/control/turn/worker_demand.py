@@ -34,7 +34,7 @@ class Demand:
 def demand(holder: Holder, standings: Mapping[int, Standing], running: int) -> Demand:
     """Return the demand, by the budget that is left."""
     after = dependencies.waits_for(holder)
-    plans = (holder.decided.plans[number] for number in sorted(holder.decided.open))
+    plans = (holder.decided.trials.plans[number] for number in sorted(holder.decided.trials.open))
     waiting = [plan for plan in plans if _waits(holder, plan, standings.get(plan.number))]
     room = holder.spending.room() if waiting else 0
     broke = _broke(holder) if waiting and not running and not room else ""
@@ -51,14 +51,14 @@ def provide(
     decided, waiting = holder.decided, demand.waiting
     if demand.after:
         return 0
-    if decided.canceled or (decided.paused and not decided.alone):
+    if decided.user.canceled or (decided.user.paused and not decided.alone):
         _free(holder, fleet, demand.running)
         return 0
     holder.unheeded_since = None
     resolved = holder.resolved
     # a trial that was asked to leave makes room for the next one
     leaving = sum(
-        bool(standing.open_attempt) and decided.action(decided.plans[number]) != "run"
+        bool(standing.open_attempt) and decided.action(decided.trials.plans[number]) != "run"
         for number, standing in standings.items()
     )
     trials, most = demand.running - leaving + len(waiting), resolved.searcher.max_concurrent_trials
@@ -126,7 +126,7 @@ def _free(holder: Holder, fleet: FleetView, running: int) -> None:
     limits, now = holder.hands.site.limits, holder.hands.clock()
     if holder.unheeded_since is None:
         holder.unheeded_since = now
-    patience = 0 if holder.decided.at_once else limits.signal_lead_s + limits.kill_wait_s
+    patience = 0 if holder.decided.user.at_once else limits.signal_lead_s + limits.kill_wait_s
     if not running or now - holder.unheeded_since >= patience:
         worker_count.cancel_all(holder, fleet.live)
     else:

@@ -27,14 +27,14 @@ def apply(holder: Holder) -> None:
     _write_limits(holder)
     wrong: list[IntegrityError] = []
     needed: set[int | None] = set()
-    touched = holder.decided.touched
+    touched = holder.decided.trials.touched
     for number in _in_turn(holder):
         holder.stay()
-        plan = holder.decided.plans[number]
+        plan = holder.decided.trials.plans[number]
         trial = holder.paths.trial(number)
         wanted = _wanted(holder, plan)
         settled = plan.ended and holder.written.get(("control", number), (0, 0))[1] == wanted
-        never = holder.decided.canceled and plan.killed and not trial.root.exists()
+        never = holder.decided.user.canceled and plan.killed and not trial.root.exists()
         if number in needed and wanted.action == "stop":
             continue  # stopped, it would remove what its heir is to begin from
         if not (settled or never):
@@ -66,7 +66,7 @@ def _in_turn(holder: Holder) -> list[int]:
     Only the donors of their checkpoints come after them: a checkpoint is linked before its owner
     is told that it may leave.
     """
-    plans, touched = holder.decided.plans, holder.decided.touched
+    plans, touched = holder.decided.trials.plans, holder.decided.trials.touched
     heirs = {n for n in touched if _is_heir(plans[n])}
     donors = {_donor(plans[n]) for n in heirs}
     return sorted(touched, key=lambda n: (1 if n in heirs else 2 * (n in donors), n))
@@ -85,8 +85,8 @@ def _donor(plan: TrialPlan) -> int | None:
 
 def _write_limits(holder: Holder) -> None:
     """Write the limits once a user has changed them; until then the config's hold."""
-    resolved, changed = holder.resolved, holder.decided.overrides
-    wanted = limits.wanted(resolved, changed, holder.decided.longer)
+    resolved, changed = holder.resolved, holder.decided.user.overrides
+    wanted = limits.wanted(resolved, changed, holder.decided.searcher.longer)
     if changed.keys().isdisjoint(limits.KEYS) or holder.written.get(("limits",)) == wanted:
         return
     if not limits.alike(limits.in_force(holder.paths, holder.hands.resolved), wanted):

@@ -63,7 +63,7 @@ def charge(holder: Holder, places: Sequence[TaskPlace]) -> None:
         return
     live = {place.submission for place in places if place.phase != "over"}
     try:
-        found = list(_due(holder.paths, holder.spending, live, holder.watch.has_left))
+        found = list(_due(holder.paths, holder.spending, live, holder.watch.files.has_left))
         fresh = _ask(holder.spending, scheduler, found) if found else ([], [])
         if any(fresh):
             holder.fence()

@@ -62,7 +62,7 @@ def busy(holder: Holder) -> frozenset[str]:
 
 
 def _open_attempts(holder: Holder) -> Iterator[tuple[AttemptPaths, Claim]]:
-    for number in sorted(holder.decided.open):
+    for number in sorted(holder.decided.trials.open):
         holder.stay()
         yield from holder.sight.trial(number).open
 
@@ -73,10 +73,10 @@ def _is_orphan(holder: Holder, claim: Claim) -> bool:
     if place is None:
         return False
     submission, index, incarnation = place
-    newest = holder.watch.newest.get((submission, index))
+    newest = holder.watch.files.newest.get((submission, index))
     if newest is not None and newest.incarnation != incarnation:
         return newest.incarnation > incarnation
-    return holder.watch.has_left(newest or holder.paths.worker(*place))
+    return holder.watch.files.has_left(newest or holder.paths.worker(*place))
 
 
 @functools.lru_cache(maxsize=4096)

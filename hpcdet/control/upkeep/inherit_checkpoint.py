@@ -117,7 +117,7 @@ def _about_to_save(
     does not run, only a child waits that would begin from nothing. A pause by the user changes
     nothing of what the search has decided.
     """
-    plan = None if parent.experiment else holder.decided.plans.get(parent.trial)
+    plan = None if parent.experiment else holder.decided.trials.plans.get(parent.trial)
     stands = standing(donor)
     if found and (chosen is None or (parent.length and found[-1].at >= parent.length.value)):
         return False  # what it has is there, or beyond

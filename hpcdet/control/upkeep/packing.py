@@ -67,15 +67,15 @@ def pack_ended(holder: Holder) -> None:
         _tidy_seldom(holder)
     left = PER_TURN
     decided, waiting = holder.decided, holder.to_pack
-    holder.packed -= decided.open
-    ended = decided.plans.keys() - decided.open
+    holder.packed -= decided.trials.open
+    ended = decided.trials.plans.keys() - decided.trials.open
     for number in sorted(ended - holder.packed - waiting.keys()):
         waiting[number] = now
     for number, since in list(waiting.items()):
         if now - since < QUIET_S or not left:
             break  # those behind it ended later
         del waiting[number]
-        if number in decided.open:
+        if number in decided.trials.open:
             continue
         left -= 1
         if _tidy(holder, number):
@@ -102,8 +102,8 @@ def pack_all(holder: Holder) -> None:
     Raises:
         Fenced: the term ended meanwhile.
     """
-    holder.packed -= holder.decided.open
-    for number in sorted(holder.decided.plans.keys() - holder.packed):
+    holder.packed -= holder.decided.trials.open
+    for number in sorted(holder.decided.trials.plans.keys() - holder.packed):
         holder.stay()
         if _tidy(holder, number):
             holder.packed.add(number)

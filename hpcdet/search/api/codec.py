@@ -111,6 +111,8 @@ def concerns(action: events.Action, trial: int) -> bool:
 
 PART = {"part": True}
 """Metadata of a field that is a ``StateRecord``: in JSON its keys stand among the others."""
+PASSING = {"passing": True}
+"""Metadata of a field that is not in the JSON."""
 
 
 @dataclass
@@ -121,6 +123,8 @@ class StateRecord:
         """The JSON of a snapshot; it shares lists with the state."""
         found: dict[str, Any] = {}
         for each in dataclasses.fields(self):
+            if "passing" in each.metadata:
+                continue
             value = encode_state(getattr(self, each.name))
             found |= value if "part" in each.metadata else {each.name: value}
         return found
