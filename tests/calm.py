@@ -37,7 +37,9 @@ class Calm:
         for kind, trial in turns:
             event = self._event(kind, trial)
             yield _plain(codec.encode_event(event))
-            state, actions = method.on_event(json.loads(json.dumps(state)), event)
+            kept = json.loads(json.dumps(codec.encode_state(state)))
+            state = codec.decode_state(method.initial(), kept)
+            state, actions = method.on_event(state, event)
             for action in actions:
                 self._take(action)
                 yield _plain(codec.encode_action(action))
