@@ -7,14 +7,25 @@ unexport WORKERS
 RERUN := --reruns 2 --reruns-delay 2 --rerun-except BitsDiffer
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(RERUN)
 
-.PHONY: demo test searches test-frameworks test-determined names check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-gpu bench-search bench-search-tables bench-calibration clean
+.PHONY: demo test test-quick test-for coverage hooks searches test-frameworks test-determined names check packages setup wheel chaos fuzz stranded attack bench-cli bench-index bench-search-control bench-overhead bench-checkpoint bench-mpi bench-meeting bench-elastic bench-gpu bench-search bench-search-tables bench-calibration clean
 
 demo:  ## set up, train the example search on this machine, write report.html
 	@scripts/setup.sh demo
 	@$(PY) scripts/demo.py
 
 test: packages setup check  ## set up (Slurm included) and run all tests
-	$(PYTEST) $(TESTS)
+	$(PYTEST) --durations=10 --junit-xml=build/tests.xml $(TESTS)
+
+test-quick: setup  ## the tests that need no cluster and end soon: under 3 minutes
+	$(PYTEST) $$($(PY) scripts/test_map.py quick)
+
+test-for: setup  ## the tests that execute a module: make test-for FILE=hpcdet/store/fs/files.py
+	$(PYTEST) $$($(PY) scripts/test_map.py for $(or $(FILE),$(error FILE names a module, such as hpcdet/store/fs/files.py)))
+
+coverage: packages setup  ## lines and branches that the tests execute, ranks included, and tests/map.json (an hour)
+	mkdir -p build/coverage
+	$(PYTEST) --cov --cov-context=test --cov-report=term:skip-covered --junit-xml=build/tests.xml $(TESTS)
+	$(PY) scripts/test_map.py record
 
 test-frameworks:  ## every adapter on its framework, all of them installed in an environment of their own (gigabytes)
 	venv=$$(scripts/setup.sh frameworks) && HPCDET_FRAMEWORKS=1 $$venv/bin/python -m pytest --durations=8 tests/integrations/test_frameworks.py tests/determined/test_frameworks.py
@@ -30,6 +41,9 @@ check: setup  ## style, types, architecture
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	.venv/bin/lint-imports
+
+hooks: setup  ## Git runs the checks before each commit
+	$(PY) -m pre_commit install --hook-type pre-commit --hook-type commit-msg
 
 packages:
 	@scripts/packages.sh

@@ -163,8 +163,7 @@ def measure_loads(rank: int, world: int, rounds: int, quick: bool, folder: Path)
 def measure_saves(
     rank: int, world: int, rounds: int, quick: bool, folder: Path, names: Iterable[str] | None
 ) -> Seen:
-    """What these ways to save take (None: all), once while nothing else happens, once while
-    training goes on."""
+    """Time these ways to save (None: all), once alone, and once while training goes on."""
     methods, step = Methods(state(quick), rank, world), Step()
     seen: Seen = {name: [] for name in names or methods.saves}
     for turn in range(rounds + 1):

@@ -94,8 +94,11 @@ class Loads:
         return lambda: load(at)
 
     def _warm(self) -> None:
-        """Free as much memory as any load takes. A virtual machine gives back to its host what is
-        free for long; then the first who takes it pays for that, be it for pages of files."""
+        """Free as much memory as any load takes.
+
+        A virtual machine gives back to its host what is free for long; then the first who takes it
+        pays for that, be it for pages of files.
+        """
         memory = mmap.mmap(-1, 2 * self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(23)
         memory.close()

@@ -41,6 +41,8 @@ def loss(metrics: Mapping[str, Any], metric: str, smaller_is_better: bool) -> fl
 
 @dataclass(frozen=True)
 class Objective:
+    """A metric that a search makes small or large."""
+
     metric: str
     smaller_is_better: bool = True
 

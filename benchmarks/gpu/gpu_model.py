@@ -35,8 +35,10 @@ def records() -> Any:
 
 
 class Stopwatch:
-    """Seconds of a step, over all steps behind the first ``settle``; the device is waited for
-    before the clock is read, and only then."""
+    """Seconds of a step, over all steps behind the first ``settle``.
+
+    The device is waited for before the clock is read, and only then.
+    """
 
     def __init__(self, device: torch.device, settle: int, steps: int) -> None:
         self._device = device

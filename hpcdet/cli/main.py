@@ -223,8 +223,11 @@ def _leave(number: int, _: FrameType | None) -> None:
 
 
 def _mend_streams() -> None:
-    """Open closed standard streams on ``/dev/null``; print undecodable file names unchanged and
-    characters that standard output cannot encode as ``?``."""
+    """Repair standard streams that are closed or cannot encode what is printed.
+
+    Closed ones are opened on ``/dev/null``; undecodable file names are printed unchanged, and
+    characters that standard output cannot encode as ``?``.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))

@@ -259,6 +259,7 @@ class _Successor:
 
 
 def main(argv: list[str]) -> int:
+    """Run the searcher of one experiment in its own job; return the exit code."""
     parser = argparse.ArgumentParser(prog="hpcdet.control.searcher_job")
     parser.add_argument("experiment", type=Path)
     parser.add_argument("--number", type=int, required=True)

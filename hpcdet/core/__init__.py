@@ -9,8 +9,8 @@
             context.train.report_training_metrics(step + 1, {"loss": loss})
             if context.preempt.should_preempt():
                 context.checkpoint.save(state, step + 1)
-                return
 
+Return:
 Outside hpcdet the same script runs alone, with the same calls.
 """
 

@@ -84,8 +84,7 @@ class CheckpointContext:
         return self._loaded is not None and self._loaded.inherited
 
     def latest_private(self) -> Any:
-        """This rank's ``private`` of the newest checkpoint; None at the beginning or if the
-        number of ranks has changed."""
+        """This rank's ``private`` of the newest checkpoint; None if the ranks' number changed."""
         loaded = self._session.keeper.restore()
         return loaded.private["state"] if loaded and loaded.private else None
 

@@ -15,8 +15,11 @@ GROUP = "profiling"
 
 
 class ProfilerContext:
-    """The phases of a loop of one's own; and Determined's ``on`` and ``off``: CPU use, memory and,
-    where there is one, the accelerator's, of rank 0's process, as metrics of a group."""
+    """The phases of a user's own loop; and Determined's ``on`` and ``off``.
+
+    Those report CPU use, memory and, where there is one, the accelerator's, of rank 0's process, as
+    metrics of a group.
+    """
 
     def __init__(self, train: TrainContext, profile: Profile) -> None:
         self._train = train

@@ -35,7 +35,8 @@ class Loader(DataLoader[Any]):
         drop_last: bool = True,
         **options: Any,
     ) -> None:
-        """
+        """Share a data set's batches among the ranks.
+
         Args:
             dataset: with ``__len__`` and ``__getitem__``.
             batch: samples in a global batch, which the ranks share evenly.

@@ -9,8 +9,9 @@ from hpcdet.errors import ConfigError
 
 
 def announce(context: core.Context, *, also_alone: bool = False) -> None:
-    """Set ``RANK``, ``WORLD_SIZE`` and the like for this process; none of them for one alone,
-    which most frameworks would have look for others.
+    """Set ``RANK``, ``WORLD_SIZE`` and the like for this process; none if it is alone.
+
+    With them, most frameworks would look for other ranks.
 
     The process group exists already where there are several ranks, so the address of rank 0 is
     only there for code that looks whether it is set.

@@ -221,7 +221,7 @@ class Journal(Logger):
         return str(self._context.session.place.attempt.number)
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
-        """hpcdet knows them."""
+        """Hpcdet knows them."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         values = {name: value for name, value in metrics.items() if name != "epoch"}

@@ -181,8 +181,10 @@ def _last(text: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """``FOLDER NONCE [PARTITION]``: look at a node. The folder holds a site, and the nonce in
-    ``seen``, which whoever asks has written on another machine."""
+    """``FOLDER NONCE [PARTITION]``: look at a node.
+
+    The folder holds a site, and ``seen`` with the nonce, written on the machine that asks.
+    """
     place, nonce, partition = Path(argv[0]), argv[1], argv[2] if len(argv) > 2 else None
 
     def seen() -> Iterator[SiteFinding]:

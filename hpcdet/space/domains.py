@@ -64,11 +64,14 @@ def between(value: Any, low: float, high: float) -> bool:
 
 
 def rounded(value: float) -> float:
+    """Round a value to 12 significant digits, which every machine prints alike."""
     return float(f"{value:.12g}")
 
 
 @dataclass(frozen=True)
 class Const:
+    """A hyperparameter with one value."""
+
     val: Any
 
     def draw(self, bits: int) -> Any:

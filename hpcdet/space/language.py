@@ -36,11 +36,15 @@ class SpaceLeaf:
 
 @dataclass(frozen=True)
 class Group:
+    """A mapping of hyperparameters by name."""
+
     children: Mapping[str, Node]
 
 
 @dataclass(frozen=True)
 class Items:
+    """A list of hyperparameters."""
+
     children: tuple[Node, ...]
 
 
@@ -58,6 +62,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Derived:
+    """A value computed from other hyperparameters."""
+
     expression: Expression
 
 

@@ -174,5 +174,6 @@ def sort_key(path: Path) -> tuple[tuple[int, int, str], ...]:
 
 
 def guess(name: str, known: set[str]) -> str:
+    """The question whether a similar known name was meant; empty if none is similar."""
     close = difflib.get_close_matches(name, sorted(known), n=1)
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(known))}"

@@ -1,3 +1,5 @@
+"""``python -m hpcdet.worker``: one worker, in a task of a job array."""
+
 import sys
 
 from hpcdet.worker.main import main

@@ -26,7 +26,7 @@ FRAMEWORKS = {
 
 
 def face(module: str) -> ModuleType | None:
-    """hpcdet's module for one of Determined's; None where its absence is explained."""
+    """Hpcdet's module for one of Determined's; None where its absence is explained."""
     try:
         return importlib.import_module(f"hpcdet.{module}")
     except ModuleNotFoundError:

@@ -133,7 +133,7 @@ def test_ranks_on_two_hosts_meet_over_the_wire_between_them(
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine")
 def test_mpi_does_so_too(hosts: tuple[Host, Host], tmp_path: Path) -> None:
-    """mpirun has a shell for the other host, as it would have ssh."""
+    """Mpirun has a shell for the other host, as it would have ssh."""
     trial = make(tmp_path, "mpi")
     shell = tmp_path / "shell"
     other = shlex.join(hosts[1].argv("sh", "-c"))

@@ -80,8 +80,7 @@ class RankFile:
             raise IntegrityError(str(error), where=str(self.path), hint=HINT) from error
 
     def begin(self, direct: bool) -> None:
-        """Put the disk to work on the table at once, without anybody waiting for it, if the page
-        cache has not got the file.
+        """Start reading the table from disk, without waiting, if it is not in the page cache.
 
         Args:
             direct: then read past the page cache from now on.
@@ -97,8 +96,9 @@ class RankFile:
             self._advise(offset, offset + length)
 
     def fetch(self, wanted: Iterable[TableRow]) -> None:
-        """Have these of the first bytes, ascending, fetched into the page cache; ``fill`` finds
-        them there. Nothing is done where the page cache has them already.
+        """Start fetching these of the first bytes, ascending, into the page cache.
+
+        ``fill`` finds them there. Nothing is done where the page cache has them already.
         """
         if not self._cold:
             return

@@ -56,12 +56,12 @@ class Shard:
 
 
 def file_name(rank: int, world: int) -> str:
-    """``rank-00003-of-00008.h5``"""
+    """Name of a rank's file: ``rank-00003-of-00008.h5``."""
     return f"rank-{rank:05d}-of-{world:05d}.h5"
 
 
 def frozen_name(rank: int, world: int) -> str:
-    """Name of the file of unchanged leaves: ``rank-00003-of-00008.frozen.h5``"""
+    """Name of the file of unchanged leaves: ``rank-00003-of-00008.frozen.h5``."""
     return f"rank-{rank:05d}-of-{world:05d}.frozen.h5"
 
 

@@ -43,9 +43,11 @@ class TableRow:
 
 @dataclass(frozen=True)
 class RankTable:
-    """Attributes:
-    frame: BLAKE3 of the bytes that are in no dataset.
-    rows: the leaves, and the holes between them, ascending; they cover the file but the table.
+    """The table of one rank's file.
+
+    Attributes:
+        frame: BLAKE3 of the bytes that are in no dataset.
+        rows: the leaves, and the holes between them, ascending; they cover the file but the table.
     """
 
     frame: str

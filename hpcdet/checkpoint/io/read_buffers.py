@@ -67,8 +67,9 @@ def _plain(size: int) -> Bytes:
 
 
 def populate(memory: Bytes) -> None:
-    """Have the kernel find all pages of new memory at once, for less than one by one, when each is
-    first written to; what is in them stays.
+    """Have the kernel map all pages of new memory at once; their contents stay.
+
+    That costs less than one by one, when each is first written to.
 
     A kernel that knows no such thing finds them one by one, as ever.
     """

@@ -150,8 +150,11 @@ class Piece:
         self._hashed.set()
 
     def _is_large(self, part: Range) -> bool:
-        """Whether a part is a leaf of which more than Python's objects takes time. For others the
-        thread that makes those does all: any other would wait for Python longer than it takes."""
+        """True if a part is a leaf that takes longer than Python's objects for it.
+
+        For others the thread that makes those does all: any other would wait for Python longer than
+        it takes.
+        """
         start, end = part.start, part.end
         is_large = end - start >= _LARGE or start < self.start or end > self.end
         return is_large and part.leaf is not None

@@ -102,8 +102,10 @@ def read(
 
 
 def _has_threads(pool: ThreadPoolExecutor) -> bool:
-    """Whether others can work: Python gives none to a script that ends, whose last checkpoint is
-    then copied, nor does a limit."""
+    """True if other threads can work.
+
+    Python gives none to a script that ends, whose last checkpoint is then copied, nor does a limit.
+    """
     try:
         pool.submit(int)
     except RuntimeError:

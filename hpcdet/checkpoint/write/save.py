@@ -58,7 +58,7 @@ def alone(value: Any) -> list[Any]:
     return [value]
 
 
-def save(
+def save(  # noqa: PLR0913 - the parts of a checkpoint
     folder: Path,
     shared: Any,
     private: Any = None,
@@ -215,7 +215,7 @@ class Saving:
             raise _failed(self._folder, _say(error)) from error
 
 
-def begin(
+def begin(  # noqa: PLR0913 - the parts of a checkpoint
     folder: Path,
     shared: Any,
     private: Any = None,

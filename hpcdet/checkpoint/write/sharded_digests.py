@@ -44,7 +44,7 @@ class WholesFailed(Exception):
         self.cause = cause
 
 
-def alone(pieces: Sequence[torch.Tensor] | None, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
+def alone(pieces: Sequence[torch.Tensor] | None, sizes: Sequence[int]) -> Sequence[torch.Tensor]:  # noqa: ARG001 - the signature of a swap
     """The swap of a single rank."""
     if pieces is None:
         raise WholesFailed(None)

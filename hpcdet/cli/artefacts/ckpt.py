@@ -169,8 +169,10 @@ def export(
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
 @output("ckpt.import")
 def import_file(out: Output, file: Path, folder: Path | None) -> None:
-    """Make a checkpoint of a file of weights (.safetensors, or .pt without code in it),
-    to begin training from. It goes to FOLDER, else to the file's name with .ckpt, here.
+    """Make a checkpoint of a file of weights, to begin training from.
+
+    The file is .safetensors, or .pt without code in it. The checkpoint goes to FOLDER, else to the
+    file's name with .ckpt, here.
 
     \b
     Example: hpcdet ckpt import resnet18.pt

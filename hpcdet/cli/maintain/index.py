@@ -27,7 +27,6 @@ def index_command() -> None:
 
 def _each(ids: Sequence[str], make: Callable[[ExperimentPaths], Path]) -> None:
     """Update the index of these experiments, or of all readable ones, and print its path."""
-
     chosen = [one.paths for one in references(ids)] or find.experiments(settings().root)
     failed: list[Exception] = []
     for paths in chosen:

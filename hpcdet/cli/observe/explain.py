@@ -218,7 +218,7 @@ def _by_hand(gathered: gather.Gathered, script: str) -> str:
         return script
 
 
-def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:
+def _trial(gathered: gather.Gathered, row: dict[str, Any]) -> Iterator[Finding]:  # noqa: PLR0915 - one finding after the other
     attempts = views.attempts(gathered, row["trial"])
     failed = [a for a in attempts if a["reason"] in ("user_error", "oom", "launch_failed")]
     if row["state"] == "ERROR" or failed:

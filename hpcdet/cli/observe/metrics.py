@@ -60,7 +60,9 @@ def metrics_command(
     axis: series.Axis | None,
     all_: bool,
 ) -> None:
-    """Metrics of experiments or trials. Where attempts overlap, the last one's values count.
+    """Metrics of experiments or trials.
+
+    Where attempts overlap, the last one's values count.
     Seconds of a step by phase (--group timing) and what was used (system) come when asked for.
 
     \b

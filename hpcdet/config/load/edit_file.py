@@ -107,8 +107,7 @@ def _replace(text: str, node: yaml.Node, key_end: int, value: str) -> str:
     between = text[key_end:start]
     if key_end and "#" not in between:
         start, value = key_end, f": {value}"
-        if end < start:
-            end = start
+        end = max(end, start)
         if end == node.start_mark.index and ":" not in between:
             end = text.index(":", key_end) + 1  # an empty value: the colon comes after its mark
     return text[:start] + value + text[end:]

@@ -134,7 +134,7 @@ def close() -> None:
 
 
 def url_reverse_webui_exp_view() -> str:
-    """hpcdet has no web server: the command that shows the experiment.
+    """Hpcdet has no web server: the command that shows the experiment.
 
     Raises:
         UsageError: before ``init``.

@@ -46,7 +46,7 @@ def slug(name: str) -> str:
     return text or "experiment"
 
 
-def create(
+def create(  # noqa: PLR0913, PLR0917 - the parts of an experiment
     loaded: CheckedConfig,
     site: Site,
     model_dir: Path,
@@ -198,7 +198,7 @@ def _made_beside(folder: Path, purged: Path) -> bool:
     return True
 
 
-def _fill(
+def _fill(  # noqa: PLR0917 - the parts of an experiment
     paths: ExperimentPaths,
     resolved: dict[str, Any],
     literal: Mapping[str, Any],

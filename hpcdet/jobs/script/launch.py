@@ -129,8 +129,10 @@ def listener_argv(launcher: Launcher, command: tuple[str, ...]) -> tuple[str, ..
 
 
 def with_variables(given: Mapping[str, str], wanted: Environment) -> dict[str, str]:
-    """The variables of a training process: with those of ``environment`` on top, as they are for
-    processes that see accelerators, or none."""
+    """The variables of a training process, with those of ``environment`` on top.
+
+    They differ for processes that see accelerators.
+    """
     found = {**given, **wanted.environment_variables}
     return found | (wanted.cuda_variables if devices(found, 0, 1) else wanted.cpu_variables)
 

@@ -44,8 +44,9 @@ class TrialInfo:
 
     @property
     def horizon(self) -> Length | None:
-        """The whole training, whatever the searcher has decided so far: what a schedule of
-        learning rates has to span. None where ``fit(max_length=…)`` alone knows it.
+        """The whole training, whatever the searcher has decided so far.
+
+        A schedule of learning rates spans it. None where ``fit(max_length=…)`` alone knows it.
         """
         return self.core.horizon
 

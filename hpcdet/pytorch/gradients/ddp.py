@@ -63,10 +63,11 @@ class DdpReducer(AveragingReducer):
 
 
 class Parallel(DistributedDataParallel):
-    """DDP groups gradients into buckets anew after its first step, so that with three or more
-    ranks the sums of a resumed run would differ from those of one that was never interrupted.
-    So each attempt first runs two backwards with gradients of zero, and undoes what they
-    changed: from its first step on, every attempt has the final buckets.
+    """DDP whose buckets are the final ones from the first step of each attempt on.
+
+    DDP groups gradients into buckets anew after its first step, so that with three or more ranks
+    the sums of a resumed run would differ from those of one that was never interrupted. So each
+    attempt first runs two backwards with gradients of zero, and undoes what they changed.
 
     Attributes and methods of the model are found on this, too. A method of it that computes with
     parameters runs on this rank alone: gradients meet after calls of the model itself.
@@ -105,8 +106,11 @@ class Parallel(DistributedDataParallel):
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def exchange(self, *, gradients: bool) -> None:
-        """With the next pass buffers travel, and gradients if so; a module's attributes are set
-        only where they change, since it looks for parameters in whatever it is given."""
+        """Send buffers with the next pass, and gradients if so.
+
+        A module's attributes are set only where they change, since it looks for parameters in
+        whatever it is given.
+        """
         if self.require_backward_grad_sync != gradients:
             self.require_backward_grad_sync = gradients
         if not self.require_forward_param_sync:

@@ -34,8 +34,7 @@ class StepPosition(NamedTuple):
 
 
 class Learning:
-    """Backward passes and optimizers' steps, so that the gradients of all ranks and of all batches
-    that are aggregated add up rightly.
+    """Backward passes and steps of optimizers; gradients of all ranks and batches add up rightly.
 
     Args:
         device: of the models.

@@ -157,8 +157,10 @@ def ranks(trial: GatheredTrial) -> list[RankTimes]:
 
 
 def of_trial(trial: GatheredTrial) -> Times:
-    """Return the sum of all attempts and ranks: ``seconds`` of slots, ``steps`` and ``samples`` of
-    the trial, repeated ones included."""
+    """Sum all attempts and ranks of a trial, repeated steps included.
+
+    ``seconds`` of slots, ``steps`` and ``samples`` of the trial.
+    """
     rows = ranks(trial)
     whole = total(row.times for row in rows)
     chiefs = [row.times for row in rows if row.rank == 0]

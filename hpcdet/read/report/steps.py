@@ -27,6 +27,8 @@ class StepPart:
 
 @dataclass(frozen=True)
 class Bar:
+    """The bar of one trial: its step, divided into phases."""
+
     trial: int
     y: float
     parts: list[StepPart]

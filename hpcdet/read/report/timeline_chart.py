@@ -30,6 +30,8 @@ WRONG = "✗"
 
 @dataclass(frozen=True)
 class SpanBar:
+    """A span of time of one kind, as a bar."""
+
     kind: str
     x: float
     width: float
@@ -38,6 +40,8 @@ class SpanBar:
 
 @dataclass(frozen=True)
 class ChartMark:
+    """A moment, as a sign."""
+
     x: float
     sign: str
     title: str
@@ -45,6 +49,8 @@ class ChartMark:
 
 @dataclass(frozen=True)
 class ChartLane:
+    """The line of one trial."""
+
     trial: int
     y: float
     bars: list[SpanBar]

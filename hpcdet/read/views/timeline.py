@@ -102,7 +102,7 @@ def _attempt(attempt: GatheredAttempt) -> Iterator[Event]:
         yield _event(attempt.end.at, "ended", f"{attempt.end.reason}{error}", *at)
 
 
-def _journal_text(line: Line) -> str:
+def _journal_text(line: Line) -> str:  # noqa: C901, PLR0911 - a case for each kind of line
     """Return the text in the timeline for a line of an attempt's journal; "" if none."""
     match line["kind"]:
         case "start" if line.get("checkpoint"):

@@ -276,8 +276,10 @@ def _traces(gathered: Gathered, attempt: GatheredAttempt) -> list[str]:
 
 
 def show(source: Source) -> View:
-    """Return ``status``, and ``config, changes, attempts, jobs, allocations`` (``costs``),
-    ``checkpoints, provenance, files``.
+    """Return ``status`` and everything else that is known of the experiment.
+
+    Keys: ``config, changes, attempts, jobs, allocations`` (``costs``), ``checkpoints, provenance,
+    files``.
 
     ``config`` is what holds now: what was submitted, with ``changes`` laid over it.
     """

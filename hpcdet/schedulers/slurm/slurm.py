@@ -100,8 +100,11 @@ class ScriptExecutor(SlurmExecutor):
         return job
 
     def _internal_process_submissions(self, delayed_submissions: Sequence[Any]) -> list[Any]:
-        """One script for all tasks. submitit's own array path would build a script of its own
-        by a plain SlurmExecutor, and pickle functions that nobody is to load."""
+        """Submit one script for all tasks.
+
+        submitit's own array path would build a script of its own by a plain SlurmExecutor, and
+        pickle functions that no task is to load.
+        """
         first = self._submit_command("")
         if len(delayed_submissions) == 1:
             return [first]

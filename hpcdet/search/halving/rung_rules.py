@@ -53,7 +53,7 @@ def _in_place(rank: int, cut: int) -> Verdict:
     return "on" if rank < cut else "pause"
 
 
-def _later(rank: int, cut: int) -> Verdict:
+def _later(rank: int, cut: int) -> Verdict:  # noqa: ARG001 - the signature of a rule
     return "pause"
 
 

@@ -21,6 +21,8 @@ Step = tuple[Length, Mapping[str, Any]]
 
 @dataclass
 class ScheduleState(StateRecord):
+    """The state of a schedule: how many trials it has made, and if all are over."""
+
     made: int = 0
     over: bool = False
 

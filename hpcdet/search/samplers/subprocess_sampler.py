@@ -115,6 +115,7 @@ class _Asked:
 
 
 def main() -> None:
+    """Answer one question from standard input: the parameters that a sampler suggests."""
     question = json.load(sys.stdin)
     fields = ("seed", "model", "startup", "random_fraction", "objectives", "population")
     space = Space(question["hyperparameters"])

@@ -41,7 +41,7 @@ AT_ONCE = 200
 
 @dataclass(frozen=True)
 class Term(JsonRecord):
-    """``terms/N.json``: the process that took the term. ``kind``: daemon, worker, wait, …"""
+    """The process that took a term, in ``terms/N.json``. ``kind``: daemon, worker, wait, …."""
 
     number: int
     kind: str

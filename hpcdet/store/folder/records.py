@@ -195,7 +195,8 @@ class WorkerEnd(JsonRecord):
 class Final(JsonRecord):
     """``final.json`` of a worker: its batch script does not requeue the task.
 
-    ``code``: the worker's exit code, as a shell shows it."""
+    ``code``: the worker's exit code, as a shell shows it.
+    """
 
     code: int
     at: str = ""

@@ -89,7 +89,6 @@ class Archive:
     @classmethod
     def read(cls, path: Path) -> Archive:
         """Read the table of contents. Raises as ``zipfile`` does for damage, and OSError."""
-
         folders: dict[str, set[str]] = {}
         units: set[str] = set()
         small: dict[str, bytes] = {}
@@ -185,7 +184,7 @@ def _archives(home: Path) -> Iterator[Archive | None]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _read(path: Path, stamp: tuple[int, ...]) -> Archive | None:
+def _read(path: Path, stamp: tuple[int, ...]) -> Archive | None:  # noqa: ARG001 - a part of the cache's key
     import zipfile
     import zlib
 

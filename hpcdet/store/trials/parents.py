@@ -107,7 +107,7 @@ def donations(trial: TrialPaths, unit: str) -> list[Donation]:
 
 
 @functools.lru_cache(maxsize=256)
-def _manifest(folder: Path, inode: int, written_ns: int) -> dict[str, Any]:
+def _manifest(folder: Path, inode: int, written_ns: int) -> dict[str, Any]:  # noqa: ARG001 - parts of the cache's key
     """Return a checkpoint's manifest, cached, as a child may wait for many turns."""
     return hard_links.manifest(folder)
 

@@ -35,8 +35,10 @@ def keys(part: Slice) -> list[Key]:
 
 
 class Sources:
-    """The sources of random numbers that a data set or a sampler may draw from: python, numpy,
-    torch, and generators of its own (in its attributes, its transforms, …)."""
+    """The sources of random numbers that a data set or a sampler may draw from.
+
+    Python, numpy, torch, and generators of its own (in its attributes, its transforms, …).
+    """
 
     def __init__(self, *roots: Any) -> None:
         self._own = Own.of(*roots)

@@ -53,7 +53,7 @@ def walk(
             waiting.extend(_inside(path, value))
 
 
-def _inside(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _inside(path: str, value: Any) -> Iterator[tuple[str, Any]]:  # noqa: C901, PLR0912 - a case for each kind of object
     if isinstance(value, Mapping):
         for number, (key, item) in enumerate(value.items()):
             if number == _MOST_ITEMS:

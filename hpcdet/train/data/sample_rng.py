@@ -154,7 +154,7 @@ class Numpy:
 
 
 class Own:
-    """Generators of a data set's own, in its attributes, its transforms, …"""
+    """Generators of a data set's own, in its attributes, its transforms and the like."""
 
     def __init__(self, generators: Sequence[rng.Generator] = ()) -> None:
         self._generators = list(generators)

@@ -76,8 +76,11 @@ def prepare(ranks: Ranks) -> None:
 
 
 def leave() -> None:
-    """The ranks part. What is MPI's is given back at the end of a process that has come to here;
-    one that ends otherwise is a crash for the launcher, which ends the others."""
+    """Part from the other ranks.
+
+    What is MPI's is given back at the end of a process that has come to here; one that ends
+    otherwise is a crash for the launcher, which ends the others.
+    """
     ProgressThread.stop()
     atexit.register(say_goodbye)
 

@@ -139,8 +139,11 @@ def in_host_memory(tensor: torch.Tensor) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> Any:
-    """The tensor's memory, without a copy. mpi4py takes a device's tensor itself, as bytes: it
-    knows few kinds of numbers, and is told which one it is."""
+    """The tensor's memory, without a copy.
+
+    mpi4py takes a device's tensor itself, as bytes: it knows few kinds of numbers, and is told
+    which one it is.
+    """
     return _plain(tensor) if tensor.is_cuda else _plain(tensor).numpy()
 
 
@@ -150,6 +153,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def in_place() -> Any:
+    """MPI's mark for a buffer that is both sent and received."""
     from mpi4py import MPI
 
     return MPI.IN_PLACE

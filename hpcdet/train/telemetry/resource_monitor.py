@@ -63,8 +63,10 @@ class ResourceMonitor:
                 self._counts[name] = self._counts.get(name, 0) + 1
 
     def take(self) -> dict[str, float]:
-        """Means since the last call, and of all that is measured in bytes the peaks as well
-        (``rss_bytes``, ``rss_bytes_max``)."""
+        """Means since the last call, and peaks of what is measured in bytes.
+
+        A peak has its own name: ``rss_bytes``, ``rss_bytes_max``.
+        """
         with self._lock:
             means = {name: total / self._counts[name] for name, total in self._sums.items()}
             peaks = {f"{n}_max": v for n, v in self._peaks.items() if n.endswith("_bytes")}
@@ -77,8 +79,9 @@ class ResourceMonitor:
 
 
 class Processes:
-    """This process and those that it started: ``cpu_cores, rss_bytes, read_bytes_per_s,
-    written_bytes_per_s``.
+    """The use of this process and those that it started.
+
+    ``cpu_cores, rss_bytes, read_bytes_per_s, written_bytes_per_s``.
 
     Memory that processes share counts for each of them.
     """

@@ -168,7 +168,8 @@ def _launcher_killed(text: str) -> str:
     """Return the signal of the launcher's first reported failure; "" if none.
 
     Of srun's report only SIGKILL counts, and only before any other exit: srun itself sends those
-    that follow."""
+    that follow.
+    """
     if died := _MPI_DIED.search(text):
         return Signals(int(died[1])).name
     if number := _hydra_killed(text):

@@ -90,7 +90,7 @@ class Trainer:
         self._records = 0
         self._tally = Tally(lambda _: Reducer.AVG)
 
-    def fit(
+    def fit(  # noqa: C901 - Determined's loop, in its order
         self,
         checkpoint_period: TrainUnit | None = None,
         validation_period: TrainUnit | None = None,
