@@ -13,6 +13,7 @@ import inspect
 import itertools
 import operator
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -127,13 +128,12 @@ class _Chosen(Section):
 def model(section: type[Any]) -> type[Section]:
     """Return the model of a section of the config, which is a dataclass of ``store.config``."""
     hints = typing.get_type_hints(section, include_extras=True)
-    meanings = _meanings(section)
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(section):
         hint = hints[field.name]
         keys = _keys(hint)
         if not any(key.own for key in keys):
-            made = Field(_default(field, keys), description=meanings.get(field.name))
+            made = Field(_default(field, keys), description=_meaning(section, field.name))
             fields[field.name] = (_checked(hint), made)
     base = _Chosen if section is Stopping else Section
     return create_model(section.__name__, __base__=base, **fields)
@@ -175,18 +175,27 @@ def _default(field: dataclasses.Field[Any], keys: Iterable[Key]) -> Any:
     return model(type(value))() if is_section else value  # type: ignore[arg-type]
 
 
-def _meanings(section: type[Any]) -> dict[str, str]:
-    """Return the texts below the fields of a dataclass, those that it inherits included."""
-    found: dict[str, str] = {}
-    for each in filter(dataclasses.is_dataclass, reversed(section.__mro__)):
-        body = ast.parse(inspect.getsource(each)).body[0]
-        for line, text in itertools.pairwise(getattr(body, "body", ())):
-            match line, text:
+def _meaning(section: type[Any], name: str) -> str | None:
+    """Return the text below a field of a dataclass, which may be an inherited one."""
+    for each in filter(dataclasses.is_dataclass, section.__mro__):
+        if text := _texts(each.__module__).get((each.__name__, name)):
+            return text
+    return None
+
+
+@functools.cache
+def _texts(module: str) -> dict[tuple[str, str], str]:
+    """Return the texts below annotated names, by class and name."""
+    found: dict[tuple[str, str], str] = {}
+    for section in ast.parse(inspect.getsource(sys.modules[module])).body:
+        for line, text in itertools.pairwise(getattr(section, "body", ())):
+            match section, line, text:
                 case (
+                    ast.ClassDef(name=owner),
                     ast.AnnAssign(target=ast.Name(id=name)),
                     ast.Expr(value=ast.Constant(value=str(meaning))),
                 ):
-                    found[name] = inspect.cleandoc(meaning)
+                    found[owner, name] = inspect.cleandoc(meaning)
     return found
 
 
