@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from hpcdet.cli.frame.output import Column, Item, Output, output, table, text
 from hpcdet.cli.frame.progress import working
 from hpcdet.cli.frame.settings import settings
 from hpcdet.cli.frame.times import Seconds
-from hpcdet.cli.inputs.loading import config_argument, request, setting_options
+from hpcdet.cli.inputs.loading import SubmitRequest, config_argument, request, setting_options
 from hpcdet.cli.run import planned
 from hpcdet.config.check.plan import plan
 from hpcdet.errors import ConfigError, Unsuccessful, UsageError
@@ -27,8 +27,8 @@ from hpcdet.sim.engine import Simulation
 from hpcdet.sim.forecast import Forecast
 from hpcdet.sim.surrogate import Besides, Curves
 from hpcdet.sim.waits import QueueWait
-from hpcdet.store.config.resolved_config import Budget, Resolved
-from hpcdet.units import Length
+from hpcdet.store.config.resolved_config import Budget, Resolved, Searcher
+from hpcdet.units import Length, Unit
 
 _FULL_TRIAL_S = 3600.0
 _RATE = click.FloatRange(min=0)
@@ -147,74 +147,35 @@ def simulate_command(
                --queue-wait exp:30m --preempt 0.1
     """
     wanted = request(config_file, model_dir, sets, site_name)
-    resolved = wanted.resolved
-    begun = wanted.begun
-    expected = plan(resolved, begun=begun)
-    asked = resolved.searcher
-    top, unit = asked.top, asked.max_length.unit if asked.max_length else "batches"
-    if top is None:
-        hint = "say how long a trial trains: searcher.max_length: {batches: 1000}"
-        raise ConfigError("a search without a length", where="searcher.max_length", hint=hint)
-    cluster = _cluster(resolved, expected, assumed)
-    lengths = {top, *(length for bracket in asked.brackets for length in bracket.rungs)}
-    if asked.interval:
-        lengths |= {rung.value for rung in asked.rungs}
-    kept = rules_from_config.comparable(asked.stopping)
-    at = Length(unit, begun) if asked.begin_from is not None else None
-    free = replace(asked, constraints=[], stopping=kept, begin_at=at)
-    unbound = replace(resolved, searcher=free)
-    courses: list[Course] = []
-    with working(f"simulate {seeds} courses") as tell:
-        for seed in range(seeds):
-            unit_s = (trial_time or _FULL_TRIAL_S) / top
-            simulation = Simulation(
-                searcher(unbound, wanted.model_dir.absolute(), history=wanted.history),
-                cluster,
-                Curves(seed, top, unit_s, costs=cost_spread),
-                sorted(lengths),
-                seed=seed,
-                unit=unit,
-                metric=asked.metric,
-                smaller_is_better=asked.smaller_is_better,
-                time_metric=asked.time_metric or "",
-                besides=Besides(asked.goals, seed, top) if asked.goals.several else None,
-                slots=resolved.resources.slots_per_trial,
-                begun=begun,
-            )
-            courses.append(_whole(simulation.run(), seed))
-            tell((seed + 1) / seeds)
-    forecast = Forecast(courses)
+    expected = plan(wanted.resolved, begun=wanted.begun)
+    asked = wanted.resolved.searcher
+    lengths = _lengths(asked)
+    cluster = _cluster(wanted.resolved, expected, assumed)
+    full_s = trial_time or _FULL_TRIAL_S
+    unit_s = full_s / lengths[-1]
+    curves = (Curves(seed, lengths[-1], unit_s, costs=cost_spread) for seed in range(seeds))
+    forecast = Forecast(_courses(wanted, cluster, lengths, curves, seeds))
     item: Item = {
-        "id": resolved.name,
+        "id": wanted.resolved.name,
         "searcher": asked.name,
         "seeds": seeds,
-        "unit": asked.time_metric or unit,
+        "unit": asked.time_metric or _unit(asked),
         "brackets": expected["brackets"],
-        **forecast.figures(resolved.resources.slots_per_trial),
+        **forecast.figures(wanted.resolved.resources.slots_per_trial),
         "rungs": [
             {"length": length, "trials": vars(spread)} for length, spread in forecast.rungs.items()
         ],
         "assumed": {
-            "trial_time_s": trial_time or _FULL_TRIAL_S,
+            "trial_time_s": full_s,
             "workers": cluster.workers,
-            "begin_at": begun,
+            "begin_at": wanted.begun,
             "walltime_s": None if math.isinf(cluster.walltime_s) else cluster.walltime_s,
         },
     }
-    warnings = [*wanted.loaded.warnings]
-    if asked.constraints:
-        warnings.append("constraints are taken to be kept: nothing here knows how often they are")
-    if asked.begin_from is not None and asked.time_metric is not None:
-        metric = asked.time_metric
-        warnings.append(
-            f"trials are taken to begin at {metric} 0: no checkpoint says how far it is"
-        )
-    if left_out := [name for name in asked.stopping if name not in kept]:
-        what = f"nothing ends by {', '.join(left_out)}"
-        warnings.append(f"{what}: that asks for values of the metric, and these are synthetic")
+    warnings = [*wanted.loaded.warnings, *_simplified(asked)]
     if trial_time is None:
         warnings.append("a full trial is taken to train 1 hour; --trial-time says it better")
-    warnings += _beyond(resolved.budget, item)
+    warnings += _beyond(wanted.resolved.budget, item)
     if not out.for_people or out.fields:
         out.emit([item], (), warnings=warnings)
         return
@@ -222,6 +183,72 @@ def simulate_command(
         settings().warn(warning)
     _say(item)
     settings().note("nothing was made; learning curves are synthetic")
+
+
+def _unit(asked: Searcher) -> Unit:
+    return asked.max_length.unit if asked.max_length else "batches"
+
+
+def _lengths(asked: Searcher) -> list[int]:
+    """Return the lengths at which trials report, ascending. Raises ConfigError: there is none."""
+    if asked.top is None:
+        hint = "say how long a trial trains: searcher.max_length: {batches: 1000}"
+        raise ConfigError("a search without a length", where="searcher.max_length", hint=hint)
+    lengths = {asked.top, *(length for bracket in asked.brackets for length in bracket.rungs)}
+    if asked.interval:
+        lengths |= {rung.value for rung in asked.rungs}
+    return sorted(lengths)
+
+
+def _courses(
+    wanted: SubmitRequest,
+    cluster: Cluster,
+    lengths: Sequence[int],
+    curves: Iterable[Curves],
+    seeds: int,
+) -> list[Course]:
+    """Run a course for each of so many ``curves``. Raises Unsuccessful: one does not end."""
+    resolved, asked = wanted.resolved, wanted.resolved.searcher
+    unit = _unit(asked)
+    kept = rules_from_config.comparable(asked.stopping)
+    at = Length(unit, wanted.begun) if asked.begin_from is not None else None
+    free = replace(asked, constraints=[], stopping=kept, begin_at=at)
+    unbound = replace(resolved, searcher=free)
+    courses: list[Course] = []
+    with working(f"simulate {seeds} courses") as tell:
+        for seed, training in enumerate(curves):
+            simulation = Simulation(
+                searcher(unbound, wanted.model_dir.absolute(), history=wanted.history),
+                cluster,
+                training,
+                lengths,
+                seed=seed,
+                unit=unit,
+                metric=asked.metric,
+                smaller_is_better=asked.smaller_is_better,
+                time_metric=asked.time_metric or "",
+                besides=Besides(asked.goals, seed, lengths[-1]) if asked.goals.several else None,
+                slots=resolved.resources.slots_per_trial,
+                begun=wanted.begun,
+            )
+            courses.append(_whole(simulation.run(), seed))
+            tell((seed + 1) / seeds)
+    return courses
+
+
+def _simplified(asked: Searcher) -> list[str]:
+    """Return warnings of what the simulation leaves out of a search."""
+    found = []
+    if asked.constraints:
+        found.append("constraints are taken to be kept: nothing here knows how often they are")
+    if asked.begin_from is not None and asked.time_metric is not None:
+        metric = asked.time_metric
+        found.append(f"trials are taken to begin at {metric} 0: no checkpoint says how far it is")
+    kept = rules_from_config.comparable(asked.stopping)
+    if left_out := [name for name in asked.stopping if name not in kept]:
+        what = f"nothing ends by {', '.join(left_out)}"
+        found.append(f"{what}: that asks for values of the metric, and these are synthetic")
+    return found
 
 
 def _beyond(budget: Budget, item: Item) -> list[str]:
