@@ -27,7 +27,7 @@ sys.path[:0] = [str(TOP), str(TOP / "benchmarks")]
 import control_waits  # noqa: E402
 import results  # noqa: E402
 
-from hpcdet.control.leader import leader as holding  # noqa: E402
+from hpcdet.control.leader import decision_log  # noqa: E402
 from hpcdet.control.leader.trial_cache import Sight  # noqa: E402
 from hpcdet.control.turn.controller import advance  # noqa: E402
 from hpcdet.search import registry  # noqa: E402
@@ -101,11 +101,13 @@ def long_search(made: World, trials: int) -> None:
         holder.commit()
         made.clock.now += 1
         holder.lease.beat()
-        holder.snapshot()
+        holder.log.snapshot(holder.fence)
         if not new:
             break
-    due = max(holding.SNAPSHOT_EVERY, len(holder.decided.trials.plans) // holding.SNAPSHOT_PART)
-    while holder._unsnapped < due - 1:
+    due = max(
+        decision_log.SNAPSHOT_EVERY, len(holder.decided.trials.plans) // decision_log.SNAPSHOT_PART
+    )
+    while holder.log.unsnapped < due - 1:
         late = events.Report(1, Length("batches", TOP_LENGTH), {"loss": 1.0}, 600.0)
         holder.tell(late)
     holder.commit()
@@ -119,8 +121,7 @@ def restart(made: World, *, snapshot: bool) -> float:
         began = time.perf_counter()
         assert holder.begin()
         took = time.perf_counter() - began
-    assert holder._chain is not None
-    assert (holder._chain.since is not None) == snapshot
+    assert (holder.log.chain.since is not None) == snapshot
     holder.close()
     return took
 

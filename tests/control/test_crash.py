@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.control.leader import leader as holding
+from hpcdet.control.leader import decision_log
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests import commands
 from hpcdet.control.requests.replay import Replay
@@ -259,8 +259,8 @@ class Inherited(Life):
 
 def _drop(holder: Holder) -> None:
     """What the kernel does for a killed process: close its files."""
-    if holder._chain is not None:
-        holder._chain.close()
+    if holder._log is not None:
+        holder._log.chain.close()
 
 
 @pytest.fixture
@@ -285,7 +285,7 @@ def test_dying_at_every_effect_loses_and_doubles_nothing(
     life: type[Life],
     trouble: bool,
 ) -> None:
-    monkeypatch.setattr(holding, "SNAPSHOT_EVERY", 1)
+    monkeypatch.setattr(decision_log, "SNAPSHOT_EVERY", 1)
     calm = life(tmp_path / "calm", killer)
     calm.story()
     expected, effects = calm.outcome(), killer.count

@@ -449,8 +449,8 @@ class Chaos:
 
     @staticmethod
     def _die(holder: Holder) -> None:
-        if holder._chain is not None:
-            holder._chain.close()
+        if holder._log is not None:
+            holder._log.chain.close()
 
     def command(self) -> None:
         if not self.closed:

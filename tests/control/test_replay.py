@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpcdet.control.leader import leader as holding
+from hpcdet.control.leader import decision_log
 from hpcdet.control.leader.decided_state import Decided, program
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.requests.replay import Replay
@@ -80,7 +80,7 @@ def folded(world: World) -> Decided:
 def test_a_snapshot_is_what_the_records_fold_into(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holding, "SNAPSHOT_EVERY", 1)
+    monkeypatch.setattr(decision_log, "SNAPSHOT_EVERY", 1)
     world = World.make(tmp_path, Promotion())
     read: list[int] = []
 
@@ -92,7 +92,7 @@ def test_a_snapshot_is_what_the_records_fold_into(
         fresh = world.holder()
         assert fresh.begin()
         assert fresh.decided.encode() == folded(world).encode()
-        read.append(fresh._chain.since.n if fresh._chain and fresh._chain.since else 0)
+        read.append(fresh._log.chain.since.n if fresh._log and fresh._log.chain.since else 0)
         fresh.close()
 
     searched(world, another)
@@ -107,7 +107,7 @@ def test_a_snapshot_is_what_the_records_fold_into(
 def test_a_searcher_may_keep_what_is_no_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holding, "SNAPSHOT_EVERY", 1)
+    monkeypatch.setattr(decision_log, "SNAPSHOT_EVERY", 1)
     method = Promotion()
     first = method.initial
     monkeypatch.setattr(method, "initial", lambda: {**first(), "mean": math.nan})
@@ -127,7 +127,7 @@ def _snapshots(world: World) -> list[snapshots.Snapshot]:
 def test_a_snapshot_that_is_damaged_or_another_versions_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holding, "SNAPSHOT_EVERY", 1)
+    monkeypatch.setattr(decision_log, "SNAPSHOT_EVERY", 1)
     world = World.make(tmp_path, Promotion())
     searched(world)
     newest, *older = _snapshots(world)

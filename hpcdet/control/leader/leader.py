@@ -14,26 +14,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcdet.control.leader.decided_state import Decided, program
+from hpcdet.control.leader.decided_state import Decided
+from hpcdet.control.leader.decision_log import DecisionLog
 from hpcdet.control.leader.journal_cache import JournalFacts
 from hpcdet.control.leader.lost_workers import Watch
 from hpcdet.control.leader.trial_cache import Sight
 from hpcdet.errors import IntegrityError
 from hpcdet.schedulers.common.base import Scheduler, Submission
-from hpcdet.search.api import codec, events
+from hpcdet.search.api import events
 from hpcdet.site.models import Site
 from hpcdet.store.config import overrides, resolved_config
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost.spending import Spending
-from hpcdet.store.decisions import chain, snapshots
-from hpcdet.store.decisions.chain import Chain, Point
+from hpcdet.store.decisions import chain
 from hpcdet.store.decisions.lease import Lease
-from hpcdet.store.decisions.snapshots import Snapshot
 from hpcdet.store.folder import home
 from hpcdet.store.folder.held_folder import Held, hold
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
-from hpcdet.store.fs.journal import Line
 from hpcdet.store.trials import history
 
 SWEEP_S = 120.0
@@ -41,11 +39,6 @@ SWEEP_S = 120.0
 LEND_EVERY_S = 600.0
 LEND_S = 20.0
 """A holder that cannot submit, and would have to, gives way so often and for so long."""
-
-SNAPSHOT_EVERY = 2000
-SNAPSHOT_PART = 5
-"""Records after which a snapshot is written, or this part of the number of trials if that is
-more: one costs as much as there are trials, and a new holder reads only what came since."""
 
 Build = Callable[[ExperimentPaths, Intent, Resolved, Site], Submission]
 
@@ -175,8 +168,7 @@ class Holder:
         self.spending = Spending(self.paths, hands.resolved, self.stay)
         self.lease = Lease(self.paths, self.kind, hands.site.lease_ttl_s, hands.clock)
         hands.pulse.beat = self.lease.verify  # not Fenced: a searcher's are its failures
-        self._chain: Chain | None = None
-        self._decided: Decided | None = None
+        self._log: DecisionLog | None = None
         self._laid: tuple[dict[str, Any], Resolved] | None = None
         self._unreadable = False
         self._stay_at = 0.0
@@ -204,8 +196,13 @@ class Holder:
     @property
     def decided(self) -> Decided:
         """The decided state; only while the lease is held."""
-        assert self._decided is not None
-        return self._decided
+        return self.log.decided
+
+    @property
+    def log(self) -> DecisionLog:
+        """The decisions of the term; only while the lease is held."""
+        assert self._log is not None
+        return self._log
 
     def begin(self) -> bool:
         """Take or keep the lease; a new term starts from the decisions of all former terms.
@@ -226,36 +223,21 @@ class Holder:
         if not self.lease.try_acquire():
             self._forget()
             return False
-        if self._chain is not None and self._chain.term == self.lease.term:
+        if self._log is not None and self._log.chain.term == self.lease.term:
             return True
         self._forget()
-        self._stay_at = self.hands.clock() + self.lease.ttl_s / 10
+        hands = self.hands
+        self._stay_at = hands.clock() + self.lease.ttl_s / 10
         with _uncollected():
-            self._recall()
-        self.settle()
+            try:
+                self._log = DecisionLog(self.paths, self.lease.term, self.name, self.hands.method)
+            except IntegrityError:
+                self._unreadable = True
+                raise
+            self._log.recall(hands.known, self.stay)
+        self._log.settle()
         self.commit()
         return True
-
-    def _recall(self) -> None:
-        """Begin the term's journal and restore the decided state from the former ones."""
-        method = self.hands.method
-        known: dict[Point, Snapshot] = {}
-
-        def points() -> Iterator[Point]:
-            for one in snapshots.read(self.paths, program(method)):
-                known[one.point] = one
-                yield one.point
-
-        try:
-            self._chain = Chain.open(self.paths, self.lease.term, self.name, points())
-        except IntegrityError:
-            self._unreadable = True
-            raise
-        since, history = self._chain.since, self._chain.history
-        self._chain.history = []  # a long search has many
-        self._decided = Decided(method).decode(known[since].state) if since else Decided(method)
-        self._take_again(history)
-        self._unsnapped = len(history)
 
     def ask_again(self) -> None:
         """Replay all events to a searcher that has failed, as it may have been repaired.
@@ -270,21 +252,10 @@ class Holder:
             self._unreadable = True
             self.close()
             raise Fenced from error
-        self._decided = Decided(self.hands.method)
-        self._take_again(lines)
-        self.settle()
+        self.log.decided = Decided(self.hands.method)
+        self.log.fold(lines, self.hands.known, self.stay)
+        self.log.settle()
         self.commit()
-
-    def _take_again(self, lines: list[Line]) -> None:
-        """Fold records; hyperparameters that were suggested then are kept."""
-        known = self.hands.known
-        actions = (line["action"] for line in lines if line["kind"] == "action")
-        known.update({each["trial"]: each["params"] for each in actions if "params" in each})
-        for line in lines:
-            if line["kind"] == "event":  # not behind the last: what is owed then is to be recorded
-                self.stay()
-            self.decided.take(line)
-        known.clear()
 
     def stay(self) -> None:
         """Keep the lease during long work: call it once for each trial in a loop over them.
@@ -299,19 +270,6 @@ class Holder:
             if not self.lease.verify():
                 self._forget()
                 raise Fenced
-
-    def snapshot(self) -> None:
-        """Write a snapshot of the decided state if many records were added since the last one."""
-        assert self._chain is not None
-        if self._unsnapped < max(SNAPSHOT_EVERY, len(self.decided.trials.plans) // SNAPSHOT_PART):
-            return
-        self.commit()
-        self._unsnapped = 0
-        state = self.decided.encode()
-        if state is not None:
-            found = Snapshot(self._chain.point, state)
-            with contextlib.suppress(OSError, ValueError, TypeError):  # it is a shortcut, no more
-                snapshots.write(self.paths, found, program(self.hands.method), self.fence)
 
     @property
     def resolved(self) -> Resolved:
@@ -333,7 +291,7 @@ class Holder:
 
     def record(self, kind: str, **fields: Any) -> None:
         """Record a decision: durable when this returns, and part of the decided state."""
-        self._note(kind, **fields)
+        self.log.note(kind, **fields)
         self.commit()
 
     def tell(self, event: events.Event, **about: Any) -> None:
@@ -341,27 +299,13 @@ class Holder:
 
         Durable with the next ``commit``, which every ``fence`` does, as reports are many.
         """
-        assert self._chain is not None
-        self._chain.note("event", event=codec.encode_event(event), **about)
-        self._unsnapped += 1
-        self.decided.hear(event)
-        self.settle()
+        self.log.tell(event, **about)
         self.stay()
-
-    def settle(self) -> None:
-        """Record the actions that the searcher wants and a former term had no time to record."""
-        for action in list(self.decided.searcher.owed):
-            self._note("action", action=codec.encode_action(action))
 
     def commit(self) -> None:
         """Make all decisions durable."""
-        if self._chain is not None:
-            self._chain.commit()
-
-    def _note(self, kind: str, **fields: Any) -> None:
-        assert self._chain is not None
-        self.decided.take(self._chain.note(kind, **fields))
-        self._unsnapped += 1
+        if self._log is not None:
+            self._log.chain.commit()
 
     def lend(self) -> None:
         """Release the lease briefly from time to time, for a process that may submit to take it."""
@@ -379,10 +323,9 @@ class Holder:
     def _forget(self) -> None:
         """Forget all state: what was seen or decided may not have been acted upon."""
         hands = self.hands
-        if self._chain is not None:
-            self._chain.close()
-        self._chain = self._decided = None
-        self._unsnapped = 0
+        if self._log is not None:
+            self._log.chain.close()
+        self._log = None
         self.written.clear()
         self.to_pack.clear()
         self.packed.clear()

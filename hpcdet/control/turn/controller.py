@@ -136,7 +136,7 @@ def _turn(holder: Holder, calm: bool) -> Turn:
     stuck_jobs.mend(holder, fleet)
     pack_ended(holder)
     successors.post(holder, fleet)
-    holder.snapshot()
+    holder.log.snapshot(holder.fence)
     live = tuple(dict.fromkeys(place.submission for place in fleet.live))
     lacking = max(0, wanted - len(fleet.live))
     return Turn(True, live=live, busy=running, wanted=wanted, lacking=lacking)
