@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import os
 import sys
 import time
 import traceback
@@ -26,11 +25,11 @@ from hpcdet.store.cost.spending import Spending
 from hpcdet.store.folder import scratch
 from hpcdet.store.folder.held_folder import Held, hold, identity
 from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, WorkerPaths
-from hpcdet.store.folder.records import Closed, End, Reason, WorkerEnd
+from hpcdet.store.folder.records import End, WorkerEnd
 from hpcdet.store.fs import files, journal
 from hpcdet.worker import again
 from hpcdet.worker.allocation import allocation as allocations
-from hpcdet.worker.allocation import allowance
+from hpcdet.worker.allocation import time_left
 from hpcdet.worker.allocation.fitting import Fitting
 from hpcdet.worker.allocation.notice import Notices
 from hpcdet.worker.allocation.time_left import Remaining
@@ -44,12 +43,10 @@ from hpcdet.worker.claims.appearing import appeared
 from hpcdet.worker.claims.claimable import Outlook
 from hpcdet.worker.crank.retry import START_S, insist, within
 from hpcdet.worker.crank.turn_crank import WorkerCrank
+from hpcdet.worker.departure import BEAT_S, LOOK_S, Departure, Heartbeat
 
-BEAT_S = 15
-_LOOK_S = 0.5
 _SOON_S = 1.0
 _SLURM_EARLY_S = 90  # Slurm looks at time limits every 30 s and may warn a minute early
-_BAD_NODE = 2
 
 
 @dataclass
@@ -65,14 +62,8 @@ class Worker:
     log: journal.Writer
     crank: WorkerCrank
     held: Held | None = None
-    _beat_at: float = 0.0
-    _launch_failures: int = 0
     _busy: list[Lane] = field(default_factory=list)
-    _why: str = ""
-    _said: str = ""
-    _told_by: str = ""
     _noted: bool = False
-    _drain_until: float = 0.0
 
     def __post_init__(self) -> None:
         self.held = self.held or hold(self.paths.root)
@@ -80,6 +71,10 @@ class Worker:
         self.spending = Spending(self.paths, self.experiment)
         self.lanes = self.experiment.lanes
         self.remaining = Remaining(self.allocation.end_at, self.site.limits.signal_lead_s)
+        self.heartbeat = Heartbeat(self.me)
+        self.leaving = Departure(
+            self.paths, self.me, self.experiment, self.site, self.notices, self.remaining
+        )
         self.fitting = Fitting(self.experiment, self.remaining, self._note)
         self.outlook = Outlook()
         self.cancels = Cancels(self.paths, min(EVERY_S, self.crank.every_s))
@@ -107,8 +102,8 @@ class Worker:
         if heard := self.notices.heard():
             self._note_notice(heard)
         # a task that ended by an error would not be requeued, and might not be replaced
-        end = insist(lambda: self._end(why), self._left_to_drain)
-        insist(lambda: end.write_once(self.me.end), self._left_to_drain)
+        end = insist(lambda: self._end(why), self.leaving.left_to_drain)
+        insist(lambda: end.write_once(self.me.end), self.leaving.left_to_drain)
         self._note("end", why=end.why, sync=True)
         if end.returns:
             return REQUEUE
@@ -143,10 +138,11 @@ class Worker:
         idle_since = time.monotonic()
         look_at, turns = 0.0, 0
         while True:
-            self._tick()
+            self.heartbeat.tick(self.leaving.why)
+            self.crank.turn()
             for end, used_up in self._ends():
                 idle_since, look_at = time.monotonic(), 0.0
-                self._why = self._why or self._leave_after(end.reason, used_up)
+                self.leaving.after(end.reason, used_up)
             news = self.crank.turns != turns or bool(self.notices.heard())
             if len(self._busy) < self.lanes and (news or time.monotonic() >= look_at):
                 # seldom on a cluster: many workers look through the same folders
@@ -154,10 +150,10 @@ class Worker:
                 idle_s = time.monotonic() - idle_since
                 every_s = min(self.crank.every_s, max(_SOON_S, idle_s))
                 turns, look_at = self.crank.turns, time.monotonic() + every_s
-                self._why = self._why or self._reason_to_leave()
+                self.leaving.look(self.spending, idle=not self._busy)
                 self._fill_lanes()
-            if self._why and not self._busy:
-                return self._why
+            if self.leaving.why and not self._busy:
+                return self.leaving.why
             over_s = time.monotonic() - idle_since - self.experiment.worker.idle_s
             if not self._busy and over_s > 0 and not self._awaits_the_lost(over_s):
                 return "idle"
@@ -165,7 +161,7 @@ class Worker:
             for lane in self._busy:
                 lane.enforce()
             awake = self._busy or self.crank.decides
-            self.notices.wait(_LOOK_S if awake else max(0.0, look_at - time.monotonic()))
+            self.notices.wait(LOOK_S if awake else max(0.0, look_at - time.monotonic()))
 
     def _awaits_the_lost(self, over_s: float) -> bool:
         """True if a silent worker's trial may soon be free and no other worker can be submitted.
@@ -181,31 +177,9 @@ class Worker:
         except OSError:
             return True  # who cannot look does not know; there is an end to it
 
-    def _reason_to_leave(self) -> str:
-        with contextlib.suppress(OSError):  # unavailable storage ends nothing
-            if Closed.read(self.paths.closed) is not None:
-                return "closed"
-            if WorkerEnd.read(self.me.end) is not None:
-                return "lost"  # so others believe, and have taken over what it had
-        if self.notices.heard():
-            return "signal"
-        with contextlib.suppress(OSError):
-            if not self._busy and self.spending.room() < 1:
-                return "idle"  # what it holds costs, too
-        return "" if self.remaining.suffices(self.experiment.worker.min_segment_s) else "time"
-
-    def _leave_after(self, reason: Reason, used_up: bool) -> str:
-        self._launch_failures = self._launch_failures + 1 if reason == "launch_failed" else 0
-        if reason in ("preempted", "walltime") and not used_up:
-            self._told_by = reason  # the allocation is what ends, and so all that is in it
-            return "time" if reason == "walltime" else "signal"
-        if self._launch_failures >= _BAD_NODE:
-            return "bad_node"
-        return "idle" if self.experiment.worker.mode == "per_trial" else ""
-
     def _fill_lanes(self) -> None:
         """Start claimable trials while a lane is free."""
-        while not self._why and len(self._busy) < self.lanes:
+        while not self.leaving.why and len(self._busy) < self.lanes:
             self.fitting.passed_over.clear()
             attempt = None
             with contextlib.suppress(OSError):
@@ -220,7 +194,7 @@ class Worker:
                 )
             if attempt is None:
                 if self.fitting.passed_over and not self._busy:
-                    self._why = "time"  # a fresh allocation does it better
+                    self.leaving.why = "time"  # a fresh allocation does it better
                 return
             free = set(range(self.lanes)) - {lane.number for lane in self._busy}
             self._busy.append(self._begin(attempt, min(free)))
@@ -230,7 +204,7 @@ class Worker:
         oom_kills, slots = evidence.kernel_oom_kills(), self.experiment.resources.slots_per_trial
         opened = self.opened
         try:
-            own = allowance.within(self.allocation, attempt, slots)
+            own = time_left.of_attempt(self.allocation, attempt, slots)
             claimed = opened.trial(attempt.trial).attempt(attempt.number)
             left_s = within(START_S, self.notices.heard)
             same = insist(lambda: identity(opened, claimed), left_s)
@@ -287,7 +261,7 @@ class Worker:
         for lane in self._busy:
             if lane.at_work and self.cancels.has(lane.attempt.trial):
                 lane.end()
-        notice = self.notices.heard() or self._told_by
+        notice = self.leaving.notice
         if not notice and self.remaining.is_last:
             notice = "walltime"
         told = [lane.tell() for lane in self._busy if notice]
@@ -306,15 +280,16 @@ class Worker:
         slurm = self.allocation.slurm
         oom = evidence.kernel_oom_kills() > lane.oom_kills
         self.notices.look()
-        noticed = bool(self.notices.heard() or self._told_by or lane.is_used_up)
-        early = _SLURM_EARLY_S if slurm else _LOOK_S
+        noticed = bool(self.leaving.notice or lane.is_used_up)
+        early = _SLURM_EARLY_S if slurm else LOOK_S
         time_up = lane.is_used_up or self.remaining.left_s < self.remaining.lead_s + early
         stands = close_attempt.spoke(lane) or allocations.stands(self.allocation)
         then = Circumstances(noticed, time_up, oom, stands)
-        drain_staging.drain(self.paths, self.experiment, attempt, self._left_to_drain)
+        drain_staging.drain(self.paths, self.experiment, attempt, self.leaving.left_to_drain)
         nodes, by = self.allocation.nodes, self.me.name
         return insist(
-            lambda: close_attempt.conclude(self.paths, lane, then, nodes, by), self._left_to_drain
+            lambda: close_attempt.conclude(self.paths, lane, then, nodes, by),
+            self.leaving.left_to_drain,
         )
 
     def _journal_end(self, attempt: AttemptPaths, end: End | None) -> None:
@@ -328,27 +303,10 @@ class Worker:
                 exit_code=end.exit_code,
             )
 
-    def _tick(self) -> None:
-        if time.monotonic() >= self._beat_at or self._why != self._said:
-            self._beat_at, self._said = time.monotonic() + BEAT_S, self._why
-            leaving = {"leaving": self._why} if self._why else {}
-            beat = files.canonical({"at": files.now(), "pid": os.getpid(), **leaving})
-            with contextlib.suppress(OSError):  # a full disk: the scheduler knows that we live
-                files.replace(self.me.beat, beat)
-        self.crank.turn()
-
     def _note(self, kind: str, *, sync: bool = False, **fields: Any) -> None:
         """Add a record for users to the journal; an error here must not end a running trial."""
         with contextlib.suppress(OSError):
             self.log.append(kind, sync=sync, **fields)
-
-    def _left_to_drain(self) -> float:
-        """Seconds left to copy staged checkpoints; after a notice at most half of the kill wait."""
-        left = self.remaining.left_s - _LOOK_S
-        if not self.notices.heard():
-            return left
-        self._drain_until = self._drain_until or time.monotonic() + self.site.limits.kill_wait_s / 2
-        return min(left, self._drain_until - time.monotonic())
 
 
 def run(exp: str, submission: int, index: int, digest: str) -> int:

@@ -32,7 +32,7 @@ from hpcdet.store.folder.records import Charges, Claim, End
 from hpcdet.store.fs import files, packed
 from hpcdet.store.trials import standing as trials
 from hpcdet.store.trials.standing import standing
-from hpcdet.worker.allocation.allowance import within
+from hpcdet.worker.allocation.time_left import of_attempt
 from hpcdet.worker.claims import claims
 from tests.control.test_turns import later
 from tests.paper import Waves, World
@@ -344,7 +344,7 @@ def test_a_worker_claims_within_budget_and_limit(tmp_path: Path) -> None:
     commands.ask(world.paths, "set", max_concurrent_trials=3)
     advance(world.paths, holder)
     three = claims.next_attempt(world.paths, workers[2], here, spending)
-    assert three is not None and within(here, three, 1) is here
+    assert three is not None and of_attempt(here, three, 1) is here
 
 
 def test_a_budget_that_is_used_up_pauses_until_it_is_raised(tmp_path: Path) -> None:

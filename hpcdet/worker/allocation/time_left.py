@@ -1,10 +1,16 @@
-"""The time that an allocation has left."""
+"""The time that an allocation has left, and that one attempt in it may run."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from dataclasses import dataclass, field
+
+from hpcdet.jobs.script.launch import Allocation
+from hpcdet.store.cost.spending import epoch
+from hpcdet.store.folder.layout import AttemptPaths
+from hpcdet.store.folder.records import Claim
 
 
 @dataclass(frozen=True)
@@ -42,3 +48,14 @@ class Remaining:
     def suffices(self, least_s: float) -> bool:
         """True if ``least_s`` are left; an allocation shorter than that is used at least once."""
         return self.left_s > min(least_s, self.length_s / 2)
+
+
+def of_attempt(allocation: Allocation, attempt: AttemptPaths, slots: int) -> Allocation:
+    """Return the allocation, ended where the attempt's reservation ends if that is sooner."""
+    claim = Claim.read(attempt.claim)
+    if claim is None or not claim.reserved_slot_s:
+        return allocation
+    end = epoch(claim.at) + claim.reserved_slot_s / slots
+    if allocation.end_at is not None and allocation.end_at <= end:
+        return allocation
+    return dataclasses.replace(allocation, end_at=end)

@@ -1,0 +1,108 @@
+"""When and why a worker leaves, and the beat that says that it is there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from hpcdet.site import Site
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.cost.spending import Spending
+from hpcdet.store.folder.layout import ExperimentPaths, WorkerPaths
+from hpcdet.store.folder.records import Closed, Reason, WorkerEnd
+from hpcdet.store.fs import files
+from hpcdet.worker.allocation.notice import Notices
+from hpcdet.worker.allocation.time_left import Remaining
+
+BEAT_S = 15
+LOOK_S = 0.5
+_BAD_NODE = 2
+
+
+class Heartbeat:
+    """The beat of a worker: a file that is replaced every few seconds."""
+
+    def __init__(self, me: WorkerPaths) -> None:
+        self._me = me
+        self._beat_at = 0.0
+        self._said = ""
+
+    def tick(self, leaving: str) -> None:
+        """Beat if it is time, or if there is a new reason to leave."""
+        if time.monotonic() < self._beat_at and leaving == self._said:
+            return
+        self._beat_at, self._said = time.monotonic() + BEAT_S, leaving
+        why = {"leaving": leaving} if leaving else {}
+        beat = files.canonical({"at": files.now(), "pid": os.getpid(), **why})
+        with contextlib.suppress(OSError):  # a full disk: the scheduler knows that we live
+            files.replace(self._me.beat, beat)
+
+
+class Departure:
+    """The reasons of a worker to leave.
+
+    Attributes:
+        why: the first one; "" while it stays.
+    """
+
+    def __init__(
+        self,
+        paths: ExperimentPaths,
+        me: WorkerPaths,
+        experiment: Resolved,
+        site: Site,
+        notices: Notices,
+        remaining: Remaining,
+    ) -> None:
+        self.why = ""
+        self._paths, self._me = paths, me
+        self._worker = experiment.worker
+        self._kill_wait_s = site.limits.kill_wait_s
+        self._notices, self._remaining = notices, remaining
+        self._told_by = ""
+        self._launch_failures = 0
+        self._drain_until = 0.0
+
+    @property
+    def notice(self) -> str:
+        """What ends the allocation: a signal, or the reason of an attempt; "" if nothing does."""
+        return self._notices.heard() or self._told_by
+
+    def look(self, spending: Spending, *, idle: bool) -> None:
+        """Look for a reason. ``idle``: no trial runs here."""
+        self.why = self.why or self._reason(spending, idle)
+
+    def after(self, reason: Reason, used_up: bool) -> None:
+        """Learn from the end of an attempt. ``used_up``: so was its reservation."""
+        self.why = self.why or self._reason_after(reason, used_up)
+
+    def left_to_drain(self) -> float:
+        """Seconds left to copy staged checkpoints; after a notice at most half of the kill wait."""
+        left = self._remaining.left_s - LOOK_S
+        if not self._notices.heard():
+            return left
+        self._drain_until = self._drain_until or time.monotonic() + self._kill_wait_s / 2
+        return min(left, self._drain_until - time.monotonic())
+
+    def _reason(self, spending: Spending, idle: bool) -> str:
+        with contextlib.suppress(OSError):  # unavailable storage ends nothing
+            if Closed.read(self._paths.closed) is not None:
+                return "closed"
+            if WorkerEnd.read(self._me.end) is not None:
+                return "lost"  # so others believe, and have taken over what it had
+        if self._notices.heard():
+            return "signal"
+        with contextlib.suppress(OSError):
+            if idle and spending.room() < 1:
+                return "idle"  # what it holds costs, too
+        return "" if self._remaining.suffices(self._worker.min_segment_s) else "time"
+
+    def _reason_after(self, reason: Reason, used_up: bool) -> str:
+        self._launch_failures = self._launch_failures + 1 if reason == "launch_failed" else 0
+        if reason in ("preempted", "walltime") and not used_up:
+            self._told_by = reason  # the allocation is what ends, and so all that is in it
+            return "time" if reason == "walltime" else "signal"
+        if self._launch_failures >= _BAD_NODE:
+            return "bad_node"
+        return "idle" if self._worker.mode == "per_trial" else ""
