@@ -19,6 +19,7 @@ from hpcdet.checkpoint import StateError
 from hpcdet.errors import IntegrityError, Unrecoverable
 from hpcdet.pytorch.loop import trial_state
 from hpcdet.store.folder.layout import TrialPaths
+from hpcdet.store.trials import manifests
 from hpcdet.train.data import rng
 from tests import alone
 from tests.alone import as_script
@@ -322,3 +323,11 @@ def test_a_state_that_cannot_be_saved_is_refused_before_the_first_batch(tmp_path
     with pytest.raises(StateError, match="callbacks/counter/epochs"):
         alone.train(Trial, tmp_path, 2)
     assert next(trained) == 0
+
+
+def test_a_manifest_remembers_what_is_declared(interrupted: tuple[Path, Metrics]) -> None:
+    storage, _ = interrupted
+    declared = manifests.ManifestMeta.__annotations__.keys()
+    assert manifests._META.keys() <= declared
+    found = alone.checkpoints(storage)
+    assert found and all(one.meta.keys() <= declared for one in found)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from hpcdet.store.folder.layout import CHECKPOINT_NAME, INHERITED, TrialPaths
 from hpcdet.store.fs import files
 from hpcdet.store.fs import sealed_json as sealed
 from hpcdet.store.trials import manifests, standing
+from hpcdet.store.trials.manifests import ManifestMeta
 from hpcdet.store.trials.manifests import NewerFormat as NewerFormat
 from hpcdet.store.trials.standing import MANIFEST
 
@@ -38,7 +38,7 @@ class Manifest:
         shared: digest of the shared state alone.
         private: digest of each rank's private state; "" for an empty one.
         shards: one per rank.
-        meta: what its writer says of it: ``step``, ``metric``, ``kind`` …; plain JSON.
+        meta: what its writer remembers beside the state; plain JSON.
         prev_root: root of the checkpoint before, or "".
         root: BLAKE3 of everything else in the manifest; ``sealed`` sets it.
         writer: program and version that wrote it.
@@ -51,7 +51,7 @@ class Manifest:
     shared: str
     private: tuple[str, ...]
     shards: tuple[Shard, ...]
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: ManifestMeta = field(default_factory=lambda: ManifestMeta())
     prev_root: str = ""
     root: str = ""
     writer: str = f"hpcdet {__version__}"

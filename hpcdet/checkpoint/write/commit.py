@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hpcdet.checkpoint.format.manifest import Manifest, state_digest
 from hpcdet.checkpoint.format.shard import Shard
@@ -13,6 +13,7 @@ from hpcdet.checkpoint.write.leaf_plan import Content, Report, digest
 from hpcdet.errors import Unavailable
 from hpcdet.store.folder import records
 from hpcdet.store.fs import files
+from hpcdet.store.trials.manifests import ManifestMeta
 from hpcdet.store.trials.standing import MANIFEST
 
 
@@ -74,7 +75,7 @@ def commit(
         shared=shared,
         private=private,
         shards=shards,
-        meta={key: _json(value) for key, value in meta.items()},
+        meta=cast(ManifestMeta, {key: _json(value) for key, value in meta.items()}),
         prev_root=previous,
         schema=2 if everyone[0]["parts"] else 1,
     ).sealed()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from hpcdet.checkpoint import LoadedState
 from hpcdet.errors import ConfigError, Unrecoverable
@@ -13,6 +12,7 @@ from hpcdet.pytorch.gradients import accumulated
 from hpcdet.pytorch.loop import trial_state
 from hpcdet.pytorch.loop.feeds import Feed
 from hpcdet.pytorch.loop.loop_progress import LoopProgress
+from hpcdet.store.trials.manifests import ManifestMeta
 from hpcdet.train.comm.agreement import Cause
 from hpcdet.train.data import rng
 
@@ -89,7 +89,7 @@ class Saves:
             private = trial_state.private(context, self._callbacks, own)
         if (position := self.feed.state()) is not None:
             private["data"] = position
-        meta: dict[str, Any] = {"global_batch": self.feed.batch}
+        meta: ManifestMeta = {"global_batch": self.feed.batch}
         if self.feed.batch is None and (step := context.learning.step) is not None:
             meta["starts_epoch"] = step.starts
         if not session.save(

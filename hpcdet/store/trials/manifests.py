@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from hpcdet.errors import IntegrityError
 from hpcdet.store.fs import bounded_json, files, sealed_json
@@ -23,6 +23,47 @@ _FORMAT = "hpcdet-checkpoint"
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST_BYTES = 1 << 62
+
+
+class Linked(TypedDict):
+    """The checkpoint that another one is a copy of: its name, and the root of its manifest."""
+
+    name: str
+    root: str
+
+
+class ManifestMeta(TypedDict, total=False):
+    """What a manifest remembers beside the state; keys of users and of newer versions are kept.
+
+    Keys:
+        kind: ``kept`` if the rules of retention see it, for the reasons in ``kept``; ``resume``;
+            ``import`` of a foreign file.
+        metric: the searcher's at this step, if it was validated there; not a number is text.
+        batches, records, epochs: trained so far; ``validated``: as far as the last validation.
+        save_s: seconds of the save before.
+        journal_bytes: length of the attempt's journal; ``untold``: lines that it did not hold yet.
+        fingerprint: the environment; ``metadata``: the user's.
+        global_batch: samples of a step; None if their number is not fixed, and then
+            ``starts_epoch`` tells if the last batch began an epoch.
+        linked: where another trial's checkpoint came from.
+    """
+
+    kind: str
+    kept: list[str]
+    metric: float | str | None
+    trial: int
+    batches: int
+    records: int
+    epochs: int
+    validated: dict[str, int] | None
+    save_s: float
+    journal_bytes: int
+    untold: list[dict[str, Any]]
+    fingerprint: dict[str, Any]
+    metadata: dict[str, Any]
+    global_batch: int | None
+    starts_epoch: bool
+    linked: Linked
 
 
 class NewerFormat(IntegrityError):

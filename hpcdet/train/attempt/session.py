@@ -21,6 +21,7 @@ from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.cost import limits
 from hpcdet.store.folder.records import Trial, Verdict
 from hpcdet.store.fs import files
+from hpcdet.store.trials.manifests import ManifestMeta
 from hpcdet.train.attempt import fingerprint, stop_request
 from hpcdet.train.attempt.control_reader import Wanted
 from hpcdet.train.attempt.rung_wait import RungWait
@@ -317,13 +318,15 @@ class Session:
         metric: float | None = None,
         must: bool = False,
         wait: bool = True,
-        meta: Mapping[str, Any] | None = None,
+        meta: ManifestMeta | None = None,
         alone: bool = False,
     ) -> bool:
         """Make a checkpoint (``saving.Keeper.save``); whether there is one now, or will be."""
-        described = {
+        described: ManifestMeta = {
             **(meta or {}),
-            **dataclasses.asdict(units),
+            "batches": units.batches,
+            "records": units.records,
+            "epochs": units.epochs,
             "trial": self.record.number,
             "fingerprint": self._fingerprint,
         }

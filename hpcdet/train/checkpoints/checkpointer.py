@@ -13,6 +13,7 @@ from hpcdet.checkpoint.io import memory_limit
 from hpcdet.checkpoint.keep import retention
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import number
+from hpcdet.store.trials.manifests import ManifestMeta
 from hpcdet.store.trials.standing import MANIFEST
 from hpcdet.train.checkpoints import parent
 from hpcdet.train.checkpoints.deadline import Deadline
@@ -110,7 +111,7 @@ class Keeper:
         *,
         kept: Sequence[str] = (),
         metric: float | None = None,
-        meta: dict[str, Any] | None = None,
+        meta: ManifestMeta | None = None,
         must: bool = False,
         wait: bool = True,
         alone: bool = False,
@@ -140,8 +141,11 @@ class Keeper:
             if self._peers.ranks.chief:
                 say(f"{self.latest} is there already, and stays")
             return True
-        described = {**(meta or {}), "save_s": round(self._deadline.save_s, 3)}
-        described["journal_bytes"] = self._tracker.flush(sync=wait)
+        described: ManifestMeta = {
+            **(meta or {}),
+            "save_s": round(self._deadline.save_s, 3),
+            "journal_bytes": self._tracker.flush(sync=wait),
+        }
         if untold := self._tracker.untold():
             described["untold"] = untold
         known = None if metric is None else number(metric)
@@ -203,7 +207,7 @@ class Keeper:
         folder = self._folder(where, order.step)
         about = order.without_state()  # what was copied is not kept alive
 
-        def meta() -> dict[str, Any]:
+        def meta() -> ManifestMeta:
             self._tracker.flush(sync=True)  # what was told before this step stays told
             if not self._tracker.untold():
                 about.described.pop("untold", None)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from hpcdet.checkpoint import CheckpointFailed, Saved, Saving, StateError
 from hpcdet.errors import UsageError
 from hpcdet.store.trials import standing
+from hpcdet.store.trials.manifests import ManifestMeta
 from hpcdet.train.comm.collectives import Peers
 from hpcdet.train.process.location import AttemptLocation
 
@@ -27,12 +28,16 @@ class SaveRequest:
     metric: float | str | None
     shared: Any
     private: Any
-    described: dict[str, Any]
+    described: ManifestMeta
 
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> ManifestMeta:
         """Return the manifest's metadata beside the state."""
-        kind = "kept" if self.kept else "resume"
-        return {**self.described, "kind": kind, "kept": list(self.kept), "metric": self.metric}
+        return {
+            **self.described,
+            "kind": "kept" if self.kept else "resume",
+            "kept": list(self.kept),
+            "metric": self.metric,
+        }
 
     def record(self, saved: Saved) -> dict[str, Any]:
         """Return the record of the checkpoint in the journal."""
