@@ -1,4 +1,4 @@
-"""When and why a worker leaves, and the beat that says that it is there."""
+"""A worker's reasons to leave, and the beat that shows that it lives."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Departure:
 
     @property
     def notice(self) -> str:
-        """What ends the allocation: a signal, or the reason of an attempt; "" if nothing does."""
+        """The notice that the allocation ends: a signal, or an attempt's reason; "" if none."""
         return self._notices.heard() or self._told_by
 
     def look(self, spending: Spending, *, idle: bool) -> None:

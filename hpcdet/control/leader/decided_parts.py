@@ -12,7 +12,7 @@ from hpcdet.search.api.codec import PASSING, StateRecord
 
 @dataclass
 class SearcherPart(StateRecord):
-    """What the searcher has decided, and has been told.
+    """The decisions of the searcher, and the events that it knows.
 
     Attributes:
         search: its state.
@@ -94,7 +94,7 @@ class TrialsPart(StateRecord):
 
 @dataclass
 class UserPart(StateRecord):
-    """What users want.
+    """The wishes of users.
 
     Attributes:
         commands: number of the last one that was obeyed.
@@ -119,7 +119,7 @@ class UserPart(StateRecord):
 
 @dataclass
 class JobsPart(StateRecord):
-    """What was decided on jobs.
+    """The decisions on jobs.
 
     Attributes:
         halted: nothing is submitted until ``resume``, and why.

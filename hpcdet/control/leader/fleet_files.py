@@ -11,7 +11,7 @@ from hpcdet.store.folder.records import Intent, Submitted, WorkerClaim, WorkerEn
 
 
 class FleetFiles:
-    """What the experiment's files say of its submissions and workers.
+    """The submissions and workers of an experiment, as its files show them.
 
     Attributes:
         newest: the newest worker of each task, by submission and index, at the last ``look``.

@@ -10,7 +10,7 @@ from hpcdet.schedulers.common.base import Hastens, Job, PerHost, Scheduler, Task
 
 
 class SchedulerAnswers:
-    """What the scheduler says of this experiment's jobs.
+    """The scheduler's rows of this experiment's jobs.
 
     Attributes:
         asked: the jobs that the last answer is about.

@@ -59,7 +59,7 @@ class Sampler(Protocol):
 
     @property
     def learns(self) -> bool:
-        """Whether it wants to know the hyperparameters of former trials."""
+        """True if it learns from the hyperparameters of former trials."""
 
     @property
     def constant(self) -> bool:

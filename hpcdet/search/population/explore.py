@@ -37,7 +37,7 @@ class Explorer(Protocol):
 
     @property
     def learns(self) -> bool:
-        """Whether it looks at what trials have shown."""
+        """True if it learns from the reports of trials."""
 
     def explore(
         self, view: View, donor: int, params: Mapping[str, Any], number: int

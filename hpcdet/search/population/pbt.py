@@ -195,7 +195,7 @@ class Pbt:
     # -- who is good, who is bad -------------------------------------------------------------
 
     def _is_bad(self, state: PopulationState, one: Member) -> bool:
-        """Whether it is among the worst, and somebody is good."""
+        """True if a member is among the worst, and another may be copied."""
         place, of = self._rank(state, one)
         number = cut(self.quantile, self.population, of)
         return place >= of - number and bool(self._donors(state, one.generation))
@@ -308,7 +308,7 @@ class Pbt:
         return min((at // self.interval + 1) * self.interval, until) if in_turns else until
 
     def _somebody_is_behind(self, state: PopulationState, one: Member) -> bool:
-        """Whether a member that is less far has no place, and there is none free."""
+        """True if a member that is less far waits, and no place is free."""
         others = [each for each in state.living if each.generation < one.generation]
         full = state.training >= (state.places or self.population)
         return full and any(each.status == WAITS for each in others)

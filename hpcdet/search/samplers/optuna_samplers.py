@@ -130,7 +130,7 @@ class ModelBased:
         return self.space.sample(self.seed, number)
 
     def has_learned(self, view: View, number: int) -> bool:
-        """Whether the suggestion for this trial is the model's."""
+        """True if the model suggests this trial's hyperparameters."""
         return not self._draws(number) and bool(self._results(view)[1])
 
     def _draws(self, number: int) -> bool:

@@ -57,7 +57,7 @@ class Lane:
 
     @property
     def at_work(self) -> bool:
-        """True while the step runs and has not been told to stop."""
+        """True while the step runs and no stop was sent."""
         return not self.told and self.judged is None and self.step is not None
 
     def end(self) -> None:

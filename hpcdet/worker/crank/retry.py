@@ -38,6 +38,6 @@ def insist(action: Callable[[], T], left_s: Callable[[], float]) -> T:
 
 
 def within(seconds: float, heard: Callable[[], str] = str) -> Callable[[], float]:
-    """Return a function that counts ``seconds`` down from now, or to 0 once a notice is heard."""
+    """Return a function that counts ``seconds`` down from now, or to 0 after a notice."""
     limit = time.monotonic() + seconds
     return lambda: 0.0 if heard() else limit - time.monotonic()
