@@ -12,7 +12,8 @@ from hpcdet import site as sites
 from hpcdet.jobs.script import succession
 from hpcdet.jobs.script.render import render
 from hpcdet.site import Site
-from hpcdet.store.config.resolved_config import Resolved, Resources
+from hpcdet.store.config.placement import Resources
+from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
 from tests.commands import Cli

@@ -17,7 +17,7 @@ from hpcdet import checkpoint, core, pytorch
 from hpcdet import determined as det
 from hpcdet.errors import ConfigError, NotFound, UsageError
 from hpcdet.read.views import timeline
-from hpcdet.store.config.resolved_config import Searcher
+from hpcdet.store.config.searcher_keys import Searcher
 from hpcdet.train.attempt.session import Units
 from hpcdet.units import Length
 from tests import TESTS, alone, ranks

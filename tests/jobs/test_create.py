@@ -24,8 +24,9 @@ from hpcdet.jobs.script import render, submission
 from hpcdet.read.lookup import find
 from hpcdet.site import Site
 from hpcdet.store.config import resolved_config
-from hpcdet.store.config.resolved_config import Distributed, Resolved, Resources, Worker
-from hpcdet.store.config.resolved_config import Searcher as SearcherConfig
+from hpcdet.store.config.placement import Resources
+from hpcdet.store.config.resolved_config import Distributed, Resolved, Worker
+from hpcdet.store.config.searcher_keys import Searcher as SearcherConfig
 from hpcdet.store.folder import trust
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent

@@ -17,7 +17,8 @@ from hpcdet.jobs.script import environment, options
 from hpcdet.jobs.script.render import render
 from hpcdet.schedulers.common import variables
 from hpcdet.site import Site
-from hpcdet.store.config.resolved_config import Environment, Resolved, Resources, Slurm
+from hpcdet.store.config.placement import Resources
+from hpcdet.store.config.resolved_config import Environment, Resolved, Slurm
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
 from tests import RECORDED

@@ -15,7 +15,7 @@ from hpcdet.errors import ConfigError
 from hpcdet.pytorch.gradients import apart, blocks, ddp, fsdp2
 from hpcdet.pytorch.gradients import buffers as _buffers
 from hpcdet.pytorch.step import recompute, wrap
-from hpcdet.store.config.resolved_config import Fsdp2
+from hpcdet.store.config.placement import Fsdp2
 
 
 class Block(nn.Module):

@@ -20,7 +20,7 @@ from hpcdet.checkpoint.format import shard
 from hpcdet.errors import ConfigError, UsageError
 from hpcdet.pytorch.api.periods import TrainUnit
 from hpcdet.pytorch.metrics.metrics import Tally, across_ranks
-from hpcdet.store.config.resolved_config import Searcher
+from hpcdet.store.config.searcher_keys import Searcher
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.folder.records import Verdict
 from hpcdet.train.attempt.session import Units

@@ -17,7 +17,8 @@ from hpcdet.search.api import events
 from hpcdet.search.api.events import Action, Create, Method, Report, SegmentEnd, Shutdown, Start
 from hpcdet.search.registry import NAMES, searcher
 from hpcdet.search.samplers import optuna_samplers
-from hpcdet.store.config.resolved_config import COPYING, WHOLE, resolve
+from hpcdet.store.config.resolved_config import resolve
+from hpcdet.store.config.searcher_keys import COPYING, WHOLE
 from hpcdet.store.folder.records import Trial
 from hpcdet.units import Length
 from tests.json_states import plain, tell

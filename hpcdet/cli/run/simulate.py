@@ -27,7 +27,8 @@ from hpcdet.sim.engine import Simulation
 from hpcdet.sim.forecast import Forecast
 from hpcdet.sim.surrogate import Besides, Curves
 from hpcdet.sim.waits import QueueWait
-from hpcdet.store.config.resolved_config import Budget, Resolved, Searcher
+from hpcdet.store.config.resolved_config import Budget, Resolved
+from hpcdet.store.config.searcher_keys import Searcher
 from hpcdet.units import Length, Unit
 
 _FULL_TRIAL_S = 3600.0

@@ -25,7 +25,7 @@ from hpcdet.jobs.checks import decisions, throughput
 from hpcdet.jobs.create import create, provenance
 from hpcdet.jobs.script import submission
 from hpcdet.read.views import views
-from hpcdet.site import Site, from_resolved
+from hpcdet.site import from_resolved
 from hpcdet.store.cost.budget import Budget
 from hpcdet.store.folder.layout import ExperimentPaths
 
@@ -178,15 +178,12 @@ def _prepared(
         ConfigError: the config can never run at this site, or its code is in no commit and has to.
         Unavailable: the scheduler does not answer, and is needed.
     """
-    described = bool(wanted.resolved.description)
-    loaded = wanted.loaded
+    described, loaded = bool(wanted.resolved.description), wanted.loaded
     if asked.note and not described:
         loaded = loaded.with_value("description", asked.note, "--set description")
     wanted = replace(wanted, loaded=loaded, include=tuple(asked.include))
-    if asked.offline:
-        warnings = list(wanted.loaded.warnings)
-    else:
-        warnings = wanted.warnings(submits=not (asked.dry_run or asked.prepare))
+    submits = not (asked.dry_run or asked.prepare)
+    warnings = list(loaded.warnings) if asked.offline else wanted.warnings(submits)
     warnings += _too_fast(wanted)
     if asked.note and described:
         warnings.append("the config has a description, which stays; the note is left out")
@@ -291,15 +288,11 @@ def _item(paths: ExperimentPaths, wanted: SubmitRequest) -> dict[str, Any]:
         "trials": len(status["trials"]),
         "jobs": [job["job"] for job in jobs if job["job"]],
         "scripts": [job["script"] for job in jobs],
-        "argv": [_argv(site, job) for job in jobs],
+        "argv": [submission.argv(site, Path(job["script"])) for job in jobs],
         "errors": [job["error"] for job in jobs if job["error"]],
         "path": str(paths.root),
         "budget": status["spent"]["budget"],
     }
-
-
-def _argv(site: Site, job: dict[str, Any]) -> list[str]:
-    return submission.argv(site, Path(job["script"]))
 
 
 def _where_to_look(paths: ExperimentPaths, wanted: SubmitRequest) -> list[str]:

@@ -22,7 +22,8 @@ from hpcdet.jobs.checks.site_checks import SiteFinding
 from hpcdet.jobs.script.environment import fold_defaults
 from hpcdet.schedulers.slurm import facts
 from hpcdet.site import Site, places
-from hpcdet.store.config.resolved_config import Resolved, Resources
+from hpcdet.store.config.placement import Resources
+from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.fs import files
 
 COLUMNS = (

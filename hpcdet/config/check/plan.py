@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hpcdet.rungs import Bracket
-from hpcdet.store.config.resolved_config import MODELLED, Resolved
+from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.config.searcher_keys import MODELLED
 from hpcdet.store.folder import inodes
 
 _EXPERIMENT_INODES = 40  # folders, config, site, provenance, decisions, the first submission

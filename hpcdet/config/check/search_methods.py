@@ -82,26 +82,14 @@ def problems(asked: Searcher) -> Iterator[Problem]:
             yield Problem(f"searcher.{other}", what, "keep one of them")
 
 
-def unlimited(asked: Searcher) -> Iterator[Problem]:
-    """Yield a limit that a model's pace makes ineffective (``search.halving.rung_rules``).
-
-    Only new configs are checked: searches that have begun go on as they are.
-    """
+def of_new(asked: Searcher) -> Iterator[Problem]:
+    """Yield values that a new search does not take; those that began with them keep them."""
     sampler = asked.sampler.name or MODELLED.get(asked.name, "random")
-    compared = asked.name in _COMPARED and asked.rule == "hybrid"
-    if (
-        compared
-        and asked.rule_version == 5
-        and sampler != "random"
-        and _said(asked, "promotion_share")
-    ):
+    modelled = asked.name in _COMPARED and asked.rule == "hybrid" and sampler != "random"
+    if modelled and asked.rule_version == 5 and _said(asked, "promotion_share"):
         what = f"with the sampler {sampler}, rule_version: 5 keeps its own pace"
         hint = "leave it out, or use rule_version: 6 or the sampler random"
         yield Problem("searcher.promotion_share", what, hint)
-
-
-def dropped(asked: Searcher) -> Iterator[Problem]:
-    """Yield values that a search keeps which began with them, and that a new one does not take."""
     if asked.stopping_version == 1:
         what = "rules of version 1 are those of experiments that began with them"
         yield Problem("searcher.stopping_version", what, "leave it out")

@@ -137,8 +137,7 @@ def _check(
         raise problems.failure(wrong, origins, source) from None
     if not wrong:
         wrong += [*key_consistency.errors(config), *entrypoints.errors(config)]
-        wrong += search_methods.unlimited(config.searcher)
-        wrong += search_methods.dropped(config.searcher)
+        wrong += search_methods.of_new(config.searcher)
     if wrong:
         raise problems.failure(wrong, origins, source)
     derived = [key for key in DERIVED if _is_absent(key, values)]

@@ -25,7 +25,8 @@ from hpcdet.schedulers.opening import open_scheduler
 from hpcdet.schedulers.slurm.slurm_text import PartitionInfo
 from hpcdet.site import PartitionView, Site, places
 from hpcdet.site.models import Launcher
-from hpcdet.store.config.resolved_config import Resolved, Resources
+from hpcdet.store.config.placement import Resources
+from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder import trust
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent

@@ -14,7 +14,8 @@ from hpcdet.errors import ConfigError
 from hpcdet.schedulers.local.local import accelerators, shared_slots
 from hpcdet.site.models import PartitionView, Site
 from hpcdet.store.config import overrides
-from hpcdet.store.config.resolved_config import Resolved, Resources
+from hpcdet.store.config.placement import Resources
+from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.records import Intent
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from hpcdet.jobs.script import environment
 from hpcdet.jobs.script.lanes import devices
 from hpcdet.site.models import Launcher, Site
-from hpcdet.store.config.resolved_config import Environment, Resolved, Resources
+from hpcdet.store.config.placement import Resources
+from hpcdet.store.config.resolved_config import Environment, Resolved
 from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
 
 # What Slurm says of the batch step's own place. srun replaces it; other launchers do not.

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from hpcdet.errors import ConfigError
 from hpcdet.site.models import PartitionView, Value
-from hpcdet.store.config.resolved_config import Resolved, Resources
+from hpcdet.store.config.placement import Resources
+from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Intent
 

@@ -18,7 +18,7 @@ from hpcdet.checkpoint.state.tree import Sharded, rows
 from hpcdet.errors import ConfigError
 from hpcdet.pytorch.gradients import blocks
 from hpcdet.pytorch.gradients.reducer import AveragingReducer, State
-from hpcdet.store.config.resolved_config import Fsdp2
+from hpcdet.store.config.placement import Fsdp2
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule

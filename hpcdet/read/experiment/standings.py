@@ -17,7 +17,7 @@ from hpcdet import pareto
 from hpcdet.goals import Goals, GoalStanding
 from hpcdet.read.experiment import series
 from hpcdet.read.experiment.gather import Gathered
-from hpcdet.store.config.resolved_config import Searcher
+from hpcdet.store.config.searcher_keys import Searcher
 
 View = dict[str, Any]
 

@@ -11,7 +11,7 @@ from hpcdet.goals import Objective, finite
 from hpcdet.read.experiment import standings
 from hpcdet.read.experiment.gather import Gathered
 from hpcdet.read.report.scale import Axes, number, scale
-from hpcdet.store.config.resolved_config import Searcher
+from hpcdet.store.config.searcher_keys import Searcher
 
 FRAME = LEFT, TOP, RIGHT, BOTTOM = (72, 12, 624, 276)
 DOTS = 1000

@@ -18,14 +18,8 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from hpcdet.errors import ConfigError, IntegrityError
-from hpcdet.store.config.placement import Distributed, Pbs, Slurm
-from hpcdet.store.config.placement import Fsdp2 as Fsdp2
-from hpcdet.store.config.placement import Resources as Resources
-from hpcdet.store.config.searcher_keys import COPYING as COPYING
-from hpcdet.store.config.searcher_keys import HALVING as HALVING
-from hpcdet.store.config.searcher_keys import MODELLED as MODELLED
-from hpcdet.store.config.searcher_keys import WHOLE as WHOLE
-from hpcdet.store.config.searcher_keys import Searcher as Searcher
+from hpcdet.store.config.placement import Distributed, Pbs, Resources, Slurm
+from hpcdet.store.config.searcher_keys import Searcher
 from hpcdet.store.fs import files, typed_fields, yaml_bounds
 from hpcdet.store.fs.typed_fields import Bytes, Key, Seconds, Variables
 from hpcdet.units import Length

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpcdet.store.config.resolved_config import Searcher
+from hpcdet.store.config.searcher_keys import Searcher
 from hpcdet.train.attempt.session import Units
 from hpcdet.train.telemetry.tracker import finite
 
