@@ -6,10 +6,15 @@ import gzip
 import itertools
 import json
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psutil
+import pynvml
 import pytest
 
 from hpcdet.errors import UsageError
@@ -20,10 +25,11 @@ from hpcdet.read.views import efficiency, views
 from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.fs import journal
 from hpcdet.train.attempt.session import Units
-from hpcdet.train.telemetry import resource_monitor
+from hpcdet.train.telemetry import probes
 from hpcdet.train.telemetry.device_timer import DeviceTimes, corrected
 from hpcdet.train.telemetry.phases import PHASES, Phases
 from hpcdet.train.telemetry.profile import Profile
+from hpcdet.train.telemetry.resource_monitor import ResourceMonitor
 from hpcdet.train.telemetry.tracker import Tracker
 from tests import ranks
 from tests.builders import EPOCH, AttemptBuilder, Builder
@@ -295,7 +301,7 @@ def test_what_a_job_uses_is_read_from_its_cgroup(tmp_path: Path) -> None:
     for name, text in files.items():
         (two / name).write_text(text)
     said = "0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0\n"
-    probe = resource_monitor.job_cgroup(said, tmp_path / "v2")
+    probe = probes.job_cgroup(said, tmp_path / "v2")
     assert probe is not None
     (two / "cpu.stat").write_text("usage_usec 9000000\n")
     found = probe()
@@ -312,43 +318,109 @@ def test_what_a_job_uses_is_read_from_its_cgroup(tmp_path: Path) -> None:
     (one / "memory/slurm/uid_0/job_12/memory.limit_in_bytes").write_text(f"{2**63 - 4096}\n")
     (one / "memory/slurm/uid_0/job_12/memory.stat").write_text("total_inactive_file 100\n")
     path = "/slurm/uid_0/job_12/step_0/task_0"
-    probe = resource_monitor.job_cgroup(f"5:cpu,cpuacct:{path}\n4:memory:{path}\n", one)
+    probe = probes.job_cgroup(f"5:cpu,cpuacct:{path}\n4:memory:{path}\n", one)
     assert probe is not None
     assert probe()["job_memory_bytes"] == 600
     assert "job_memory_limit_bytes" not in probe()
     # what is no job's (a login session, a container) says nothing of one
-    assert resource_monitor.job_cgroup("0::/user.slice/user-0.slice/session-2.scope\n", two) is None
+    assert probes.job_cgroup("0::/user.slice/user-0.slice/session-2.scope\n", two) is None
 
 
-def test_processes_count_those_that_they_started(tmp_path: Path) -> None:
+def test_processes_count_those_that_they_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
 
     def process(pid: int, ticks: int, pages: int, children: str) -> None:
         folder = tmp_path / str(pid)
         (folder / "task" / str(pid)).mkdir(parents=True, exist_ok=True)
         (folder / "task" / str(pid) / "children").write_text(children)
-        fields = ["S", *["0"] * 10, str(ticks), "0", *["0"] * 8, str(pages), "0"]
+        fields = ["S", *["0"] * 10, str(ticks), "0", *["0"] * 27]
         (folder / "stat").write_text(f"{pid} (a) b) " + " ".join(fields))
-        (folder / "io").write_text(f"rchar: 1\nread_bytes: {ticks}\nwrite_bytes: 0\n")
+        (folder / "statm").write_text(f"0 {pages} 0 0 0 0 0\n")
+        io = {"rchar": 1, "wchar": 1, "syscr": 1, "syscw": 1, "read_bytes": ticks, "write_bytes": 0}
+        (folder / "io").write_text("".join(f"{name}: {value}\n" for name, value in io.items()))
 
     pid = os.getpid()
     process(pid, 0, 10, "77 78")
     process(77, 0, 5, "79")
     process(79, 0, 1, "")  # 78 has just ended
-    probe = resource_monitor.Processes(tmp_path, clock)
-    second = resource_monitor._TICKS
+    probe = probes.Processes(clock)
+    second, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     process(pid, 2 * second, 10, "77 78")
     process(79, 2 * second, 3, "")
     clock.now = 2.0
-    looked = resource_monitor.ResourceMonitor([probe])
+    looked = ResourceMonitor([probe])
     looked.look()
+    (tmp_path / "77" / "io").unlink()  # as of one that may not be asked
     clock.now = 3.0
     looked.look()
     found = looked.take()
     assert found["cpu_cores"] == pytest.approx((2.0 + 0.0) / 2)
-    assert found["rss_bytes"] == found["rss_bytes_max"] == 18 * resource_monitor._PAGE
+    assert found["rss_bytes"] == found["rss_bytes_max"] == 18 * page
     assert found["read_bytes_per_s"] == pytest.approx(second)
     assert looked.take() == {}
+
+
+def test_processes_of_this_machine_are_measured() -> None:
+    probe = probes.Processes()
+    before = probe()["rss_bytes"]
+    code = "import time; held = b'x' * 2**27; print(flush=True); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None and child.stdout.readline()
+        found = probe()
+    finally:
+        child.kill()
+        child.communicate()
+    assert list(found) == ["cpu_cores", "rss_bytes", "read_bytes_per_s", "written_bytes_per_s"]
+    assert found["rss_bytes"] > before + 2**27
+    assert found["cpu_cores"] > 0
+
+
+class FakeNvml:
+    """Stands in for the driver's library below pynvml; its numbers are made up."""
+
+    def __init__(self, *lacks: str) -> None:
+        self.lacks = lacks
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*given: Any) -> int:
+            self.asked.append(name)
+            if name in self.lacks:
+                return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            if name == "nvmlDeviceGetHandleByUUID" and given[0].value != b"GPU-1234-5678":
+                return int(pynvml.NVML_ERROR_NOT_FOUND)
+            if name == "nvmlDeviceGetUtilizationRates":
+                given[1]._obj.gpu, given[1]._obj.memory = 87, 31
+            if name == "nvmlDeviceGetMemoryInfo":
+                given[1]._obj.total, given[1]._obj.used = 80 * 2**30, 5 * 2**30
+            if name == "nvmlDeviceGetPowerUsage":
+                given[1]._obj.value = 412_345
+            return 0
+
+        return call
+
+
+def test_an_accelerator_is_asked_through_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def library(fake: FakeNvml) -> FakeNvml:
+        monkeypatch.setattr(pynvml, "nvmlLib", fake)
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        return fake
+
+    whole = library(FakeNvml())
+    assert probes.nvidia("9999") is None
+    probe = probes.nvidia("1234-5678")  # as torch writes it
+    assert probe is not None
+    assert probe() == {"gpu_percent": 87.0, "gpu_memory_bytes": 5 * 2.0**30, "gpu_watts": 412.345}
+    assert all(name.startswith("nvml") for name in whole.asked), "no call of CUDA's"
+    library(FakeNvml("nvmlDeviceGetPowerUsage", "nvmlDeviceGetUtilizationRates"))
+    probe = probes.nvidia("GPU-1234-5678")
+    assert probe is not None and list(probe()) == ["gpu_memory_bytes"]
+    library(FakeNvml("nvmlInitWithFlags"))
+    assert probes.nvidia("1234-5678") is None
 
 
 # -- read ----------------------------------------------------------------------------------

@@ -19,10 +19,9 @@ import torch
 from hpcdet.errors import UsageError
 from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
-from hpcdet.train.telemetry import nvml
 from hpcdet.train.telemetry.device_timer import DeviceTimes, corrected
 from hpcdet.train.telemetry.phases import Phases, Within
-from hpcdet.train.telemetry.resource_monitor import Probe, Processes, ResourceMonitor, job_cgroup
+from hpcdet.train.telemetry.resource_monitor import ResourceMonitor
 from hpcdet.train.telemetry.tracker import Tracker
 
 PERIOD_S = 10.0
@@ -93,10 +92,12 @@ class Profile:
         """
         if place.experiment is None or not wanted:
             return cls(None)
+        from hpcdet.train.telemetry import probes
+
         own = tracker if ranks.chief else Tracker(place.attempt.profile(ranks.rank))
         cuda = device.type == "cuda"
         events = DeviceTimes(_event) if cuda else None
-        sampler = ResourceMonitor(_probes(ranks, device))
+        sampler = ResourceMonitor(probes.of_rank(ranks, device))
         return cls(own, sampler, events, rank=ranks.rank, host=socket.gethostname())
 
     def begin(self) -> None:
@@ -208,17 +209,3 @@ def _event() -> Any:
 
 def _rounded(spent: Mapping[str, float]) -> dict[str, float]:
     return {name: round(seconds, 5) for name, seconds in spent.items() if seconds >= 5e-6}
-
-
-def _probes(ranks: Ranks, device: torch.device) -> list[Probe]:
-    probes: list[Probe] = [Processes()]
-    job = job_cgroup() if ranks.local == 0 else None  # one of a node's ranks tells of all
-    if job is not None:
-        probes.append(job)
-    if device.type == "cuda":
-        uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-        of_driver = nvml.probe(str(uuid)) if uuid else None
-        probes.append(lambda: {"accelerator_bytes": float(torch.cuda.memory_allocated(device))})
-        if of_driver is not None:
-            probes.append(of_driver)
-    return probes
