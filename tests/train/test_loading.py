@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
 import random
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -13,13 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
-from hpcdet.errors import ConfigError
+from hpcdet.errors import ConfigError, Unavailable
+from hpcdet.train.attempt.verdicts import verdict_on
 from hpcdet.train.data import loader, object_graph, rng
 from hpcdet.train.data.batch_order import BatchOrder
 from hpcdet.train.data.sample_order import Slice
 from hpcdet.train.data.streams import Stream
+from hpcdet.worker.attempts import exit_reason
+from hpcdet.worker.attempts.exit_reason import Evidence
 
 
 class OwnNoise:
@@ -81,6 +86,106 @@ def test_a_worker_ends_with_its_rank_whoever_forked_it() -> None:
             process.kill()
         rank.wait()
         worker.join()
+
+
+class Forks:
+    """Stops children of this process at their fork, before they run any code of their own.
+
+    Attributes:
+        stop: the numbers of the forks, from 1, whose children stop; 0: every one.
+    """
+
+    def __init__(self) -> None:
+        self.stop: set[int] = set()
+        self.count = 0
+        os.register_at_fork(before=self._before, after_in_child=self._child)
+
+    def begin(self, *stop: int) -> None:
+        self.stop, self.count = {*stop}, 0
+
+    def _before(self) -> None:
+        self.count += 1
+
+    def _child(self) -> None:
+        if self.count in self.stop or 0 in self.stop:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.fixture(scope="module")
+def all_forks() -> Forks:
+    return Forks()  # a hook of forks stays for the life of the process
+
+
+@pytest.fixture
+def forks(all_forks: Forks, monkeypatch: pytest.MonkeyPatch) -> Iterator[Forks]:
+    monkeypatch.setattr(loader, "_BEGIN_S", 2.0)
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)  # to join one
+    yield all_forks
+    all_forks.begin()
+
+
+class Seeds:
+    """Each item is a number from the worker's own seed, which the loader draws at its start."""
+
+    def __getitems__(self, indices: list[int]) -> list[float]:
+        return [torch.initial_seed() + index for index in indices]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_worker_that_is_stuck_at_its_fork_is_replaced(
+    forks: Forks, capfd: pytest.CaptureFixture[str], persistent: bool
+) -> None:
+    def drawn() -> list[Any]:
+        def slices() -> Iterator[Slice]:
+            yield from (Slice(0, 1, np.array([index]), 1, False) for index in range(6))
+
+        made = loader.ShardedLoader(
+            OwnNoise(), slices, (1,), num_workers=2, persistent_workers=persistent
+        )
+        return [[batch for _, batch in made] for _ in range(2)]
+
+    expected = drawn()
+    assert "did not begin" not in capfd.readouterr().err
+    forks.begin(2)
+    assert drawn() == expected
+    assert forks.count == (4 if persistent else 6)
+    assert capfd.readouterr().err.count("did not begin within 2 s") == 1
+    assert not multiprocessing.active_children()
+
+
+def test_a_loader_draws_the_same_seeds_at_its_second_start(forks: Forks) -> None:
+    def seeds() -> list[int]:
+        options = loader.process_options({"num_workers": 1}, 7)
+        made: DataLoader[Any] = DataLoader(
+            Seeds(),  # type: ignore[arg-type]
+            batch_sampler=[[0], [1]],
+            collate_fn=list,
+            **options,
+        )
+        return [batch[0] for _ in range(2) for batch in loader.started(made)]
+
+    expected = seeds()
+    forks.begin(1)
+    assert seeds() == expected
+
+
+def test_workers_that_are_always_stuck_end_the_attempt_and_no_code_is_to_blame(
+    forks: Forks,
+) -> None:
+    forks.begin(0)
+    with pytest.raises(Unavailable, match="at any of 3 starts") as raised:
+        next(Stream(Numbers(), 5, 7, 0, num_workers=1).endless())
+    assert forks.count == 3
+    assert not multiprocessing.active_children()
+    seen = Evidence(verdict_on(raised.value, ""), None, 1, first_step=True)
+    assert exit_reason.judge(seen) == ("lost", "a rank was killed")
+
+
+def test_a_worker_that_dies_before_it_begins_is_an_error_at_once(forks: Forks) -> None:
+    forks.begin(1)
+    threading.Timer(1.0, lambda: multiprocessing.active_children()[0].kill()).start()
+    with pytest.raises(RuntimeError, match="killed by signal: Killed"):
+        next(Stream(Numbers(), 5, 7, 0, num_workers=2).endless())
 
 
 def batches(epoch: int) -> list[list[int]]:

@@ -8,22 +8,32 @@ were.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import select
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate, get_worker_info
 
+from hpcdet.errors import Unavailable
 from hpcdet.train.data import rng
 from hpcdet.train.data.sample_order import Slice, subseed
 from hpcdet.train.data.sample_rng import Draws, Own, Plant, nothing
 from hpcdet.train.process import signals
+from hpcdet.train.process.console import say
+
+_STARTS = 3
+_BEGIN_S = 300.0
+"""Seconds in which all workers of a loader begin; spawned ones import torch first."""
 
 Key = tuple[int, int]
 """Epoch and index of a sample."""
@@ -136,7 +146,7 @@ class ShardedLoader(Iterable[tuple[Slice, Any]]):
     def __iter__(self) -> Iterator[tuple[Slice, Any]]:
         if self._here:  # torch's loader would only pass them on
             return ((one, self._data.__getitems__(keys(one))) for one in self._slices())
-        batches = iter(self._batches)
+        batches = started(self._batches)
         ahead = self._keys.ahead  # this iterator's, whoever iterates as well
         return ((ahead.popleft(), batch) for batch in batches)
 
@@ -148,6 +158,58 @@ def process_options(options: dict[str, Any], *seed: int | str) -> dict[str, Any]
     prepare = options.pop("worker_init_fn", None)
     init = _Prepare(prepare) if options.get("num_workers") else None
     return {**options, "generator": generator, "worker_init_fn": init}
+
+
+def started(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Return an iterator of a loader, all of whose workers have begun.
+
+    A fork may leave a worker stuck before its first line of Python: that of CPython 3.11.7 takes
+    a lock of the runtime before it makes the lock anew. The rank would wait for it without end,
+    and the other ranks for this one. So the worker is killed, and all of them start once more.
+
+    Args:
+        loader: made with ``process_options``.
+
+    Raises:
+        Unavailable: a worker was stuck at each of ``_STARTS`` starts.
+    """
+    prepare, generator = loader.worker_init_fn, loader.generator
+    if not isinstance(prepare, _Prepare) or loader._iterator is not None:  # persistent ones
+        return iter(loader)
+    seeds = generator.get_state()
+    for _ in range(_STARTS):
+        generator.set_state(seeds)
+        reports, prepare.reports = multiprocessing.Pipe(duplex=False)
+        with reports, prepare.reports:
+            batches: Any = iter(loader)
+            late = _late(reports, batches._workers)
+        if not late:
+            return batches  # type: ignore[no-any-return]
+        # torch first, which takes the end of a worker that it knows for an error
+        batches._shutdown_workers()
+        loader._iterator = None
+        for worker in late:
+            worker.kill()  # a stuck one takes no notice of SIGTERM
+            worker.join()
+        found = f"DataLoader worker (pid {late[0].pid}) did not begin within {_BEGIN_S:.0f} s"
+        say(found)
+    raise Unavailable(f"{found}, at any of {_STARTS} starts; killed by signal: Killed")
+
+
+def _late(reports: Connection, workers: Sequence[BaseProcess]) -> list[BaseProcess]:
+    """Wait until all workers have begun; those that have not in time. One that ends is torch's."""
+    late = dict(enumerate(workers))
+    until = time.monotonic() + _BEGIN_S
+    while late:
+        ends = [worker.sentinel for worker in late.values()]
+        ready = wait([reports, *ends], max(0.0, until - time.monotonic()))
+        if reports in ready:
+            late.pop(int(reports.recv_bytes()))
+        elif ready:
+            return []
+        else:
+            break
+    return list(late.values())
 
 
 def as_is(batch: Any) -> Any:
@@ -198,7 +260,13 @@ class _Keys:
 
 
 class _Prepare:
-    """First thing in a loader's worker: signals are its rank's business, its end is its own."""
+    """First thing in a loader's worker: signals are its rank's business, its end is its own.
+
+    Attributes:
+        reports: where a worker writes its number once it has begun.
+    """
+
+    reports: Connection
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then
@@ -207,5 +275,7 @@ class _Prepare:
     def __call__(self, number: int) -> None:
         signals.ignore()
         end_with(self._rank)
+        with self.reports:
+            self.reports.send_bytes(str(number).encode())
         if self._then is not None:
             self._then(number)

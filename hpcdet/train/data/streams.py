@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from hpcdet.errors import ConfigError
-from hpcdet.train.data.loader import Sources, as_is, process_options
+from hpcdet.train.data.loader import Sources, as_is, process_options, started
 
 State = dict[str, Any]
 
@@ -76,7 +76,7 @@ class Stream:
 
     def endless(self) -> Iterator[Any]:
         """Batches from the position on, pass after pass."""
-        for found in self._loader(self._workers, self._turn, passes=None):
+        for found in self._read(self._workers, self._turn, passes=None):
             if found is not None:  # a worker whose turn came before this attempt says None
                 _, batch, self._workers[self._turn] = found
                 self._turn = (self._turn + 1) % len(self._workers)
@@ -84,12 +84,10 @@ class Stream:
 
     def once(self) -> Iterator[tuple[int, Any]]:
         """One pass from the beginning, whatever was read before: batches with their sizes."""
-        for size, batch, _ in self._loader([self._start] * len(self._workers), 0, passes=1):
+        for size, batch, _ in self._read([self._start] * len(self._workers), 0, passes=1):
             yield size, batch
 
-    def _loader(
-        self, positions: list[State | None], turn: int, passes: int | None
-    ) -> DataLoader[Any]:
+    def _read(self, positions: list[State | None], turn: int, passes: int | None) -> Iterator[Any]:
         readers = _Readers(
             self._dataset,
             self._collate,
@@ -101,7 +99,7 @@ class Stream:
             passes,
         )
         options = process_options(self._options, *self._seed)
-        return DataLoader(readers, batch_size=None, collate_fn=as_is, **options)
+        return started(DataLoader(readers, batch_size=None, collate_fn=as_is, **options))
 
 
 @dataclass(eq=False)
