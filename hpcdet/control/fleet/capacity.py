@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import TaskPlace
 from hpcdet.jobs.script import lanes
+from hpcdet.site.models import Site
 from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Claim
 from hpcdet.store.fs import files
 from hpcdet.store.trials.standing import Standing
@@ -32,9 +34,9 @@ def workers(
     if each == 1 and max(lanes_of.values(), default=1) == 1:
         return trials
     there = [lanes_of[place.submission] for place in places]
-    open_lanes = _open_lanes(holder, standings)
+    open_lanes = _open_lanes(holder.paths, standings)
     for index, place in enumerate(places):
-        full = place.submission < since or _takes_nothing_more(holder, place)
+        full = place.submission < since or _takes_nothing_more(holder.hands.site, place)
         if place.worker is not None and full:
             there[index] = open_lanes[place.worker.name]
     spare = sum(there) - trials
@@ -70,20 +72,20 @@ def _lanes(holder: Holder, submission: int) -> int:
     return lanes.of_intent(holder.hands.resolved, intent) if intent else 1
 
 
-def _open_lanes(holder: Holder, standings: Mapping[int, Standing]) -> Counter[str]:
+def _open_lanes(paths: ExperimentPaths, standings: Mapping[int, Standing]) -> Counter[str]:
     """Return the number of open attempts of each worker, by its name."""
     found: Counter[str] = Counter()
     for number, standing in standings.items():
         if standing.open_attempt:
-            attempt = holder.paths.trial(number).attempt(standing.open_attempt)
+            attempt = paths.trial(number).attempt(standing.open_attempt)
             if (claim := Claim.read(attempt.claim)) is not None:
                 found[claim.worker] += 1
     return found
 
 
-def _takes_nothing_more(holder: Holder, place: TaskPlace) -> bool:
+def _takes_nothing_more(site: Site, place: TaskPlace) -> bool:
     """True if the worker of a task is leaving and the task will not be requeued."""
     beat = files.read_json(place.worker.beat) if place.worker else None
     leaving = beat.get("leaving", "") if isinstance(beat, dict) else ""
-    returns = holder.hands.site.capabilities.requeue == "user" and leaving in ("time", "signal")
+    returns = site.capabilities.requeue == "user" and leaving in ("time", "signal")
     return bool(leaving) and not returns

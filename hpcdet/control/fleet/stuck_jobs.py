@@ -11,10 +11,11 @@ from collections import Counter
 from datetime import datetime
 
 from hpcdet.control.fleet import worker_count
+from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView
 from hpcdet.errors import Unavailable
-from hpcdet.schedulers.common.base import Prunes, Remembers, Task, TaskState, WaitKind
+from hpcdet.schedulers.common.base import Prunes, Remembers, Scheduler, Task, TaskState, WaitKind
 from hpcdet.store.decisions import lease
 from hpcdet.store.fs import files
 
@@ -72,13 +73,13 @@ def mend(holder: Holder, seen: FleetView) -> None:
     try:
         for row in holder.watch.stuck():
             key = ("stuck", row.job, row.index, row.restarts)
-            if key in holder.written or row.job not in numbers or _is_held(holder, row.job):
+            if key in holder.written or row.job not in numbers or _is_held(holder.decided, row.job):
                 continue
             if row.wait.kind == "launch":
                 _launch_failed(holder, row, numbers[row.job])
             elif not holder.decided.jobs.halted:
                 holder.fence()
-                _cancel(holder, row)
+                _cancel(holder.hands.scheduler, row)
                 why = f"job {row.job} cannot start ({row.reason}): {row.wait.repair}"
                 worker_count.halt(holder, why, row.wait.change)
             holder.written[key] = True
@@ -93,7 +94,7 @@ def _launch_failed(holder: Holder, row: Task, submission: int) -> None:
         nodes = scheduler.launched_on(row.job, row.index)
     _unlaunched(holder, row, submission, nodes, row.reason)
     holder.fence()
-    _cancel(holder, row)
+    _cancel(holder.hands.scheduler, row)
     on = f" on {', '.join(nodes)}" if nodes else ""
     holder.actions.append(f"cancel {_name(row)}: {row.reason}{on}")
 
@@ -110,9 +111,8 @@ def _unlaunched(
     holder.written[key] = True
 
 
-def _cancel(holder: Holder, row: Task) -> None:
+def _cancel(scheduler: Scheduler, row: Task) -> None:
     """Cancel a row's tasks: a single one, or those of an array that were never started."""
-    scheduler = holder.hands.scheduler
     if row.index >= 0:
         scheduler.cancel(row.job, row.index)
     elif isinstance(scheduler, Prunes):
@@ -125,9 +125,9 @@ def _name(row: Task) -> str:
     return f"job {row.job}" if row.index < 0 else f"task {row.job}_{row.index}"
 
 
-def _is_held(holder: Holder, job: str) -> bool:
+def _is_held(decided: Decided, job: str) -> bool:
     """True if the user has held the job; Slurm shows an administrator's hold as such."""
-    return holder.decided.user.held or holder.decided.jobs.holds.get(job, False)
+    return decided.user.held or decided.jobs.holds.get(job, False)
 
 
 def _since(holder: Holder) -> dict[str, str]:

@@ -14,13 +14,21 @@ from collections.abc import Iterable, Iterator
 from hpcdet.control.fleet import capacity, fruitless
 from hpcdet.control.leader import retry_rules
 from hpcdet.control.leader.leader import Holder
-from hpcdet.control.leader.lost_workers import FleetView, TaskPlace
+from hpcdet.control.leader.lost_workers import FleetView, TaskPlace, Watch
 from hpcdet.errors import HpcdetError, Unavailable
 from hpcdet.jobs.script import lanes, succession
-from hpcdet.schedulers.common.base import PerHost, Prunes, Refusal, SubmissionRefused, TaskState
+from hpcdet.schedulers.common.base import (
+    PerHost,
+    Prunes,
+    Refusal,
+    Scheduler,
+    SubmissionRefused,
+    TaskState,
+)
 from hpcdet.site.models import Site
 from hpcdet.store.config import overrides
 from hpcdet.store.config.resolved_config import Resolved
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import End, Intent, Submitted, WorkerClaim, WorkerEnd
 from hpcdet.store.fs import files
 
@@ -47,7 +55,7 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
     if not holder.submits:
         holder.unmet = live < wanted
         return
-    pending = list(_open_intents(holder))
+    pending = list(_open_intents(holder.paths, holder.watch))
     if not pending and live >= wanted:
         return
     if holder.hands.clock() < holder.throttled_until or holder.decided.jobs.halted:
@@ -184,10 +192,10 @@ def _throttle_job(holder: Holder, intent: Intent, job: str, running: int) -> Non
     holder.actions.append(f"job {job}: at most {running} tasks at once")
 
 
-def _open_intents(holder: Holder) -> Iterator[Intent]:
-    for number in holder.paths.submissions():
-        intent, submitted = holder.watch.files.submission(number)
-        lost = number <= holder.watch.left_behind
+def _open_intents(paths: ExperimentPaths, watch: Watch) -> Iterator[Intent]:
+    for number in paths.submissions():
+        intent, submitted = watch.files.submission(number)
+        lost = number <= watch.left_behind
         if intent is not None and submitted is None and not (intent.hold or lost):
             yield intent
 
@@ -225,7 +233,7 @@ def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
         held=holder.decided.user.held,
         # once a worker has begun, what it was to begin after is over
         after=[] if any(holder.paths.workers()) else holder.decided.user.after,
-        host=_host(holder),
+        host=_host(holder.hands.scheduler),
         spares=width - workers,
     )
     holder.record("intent", number=number, tasks=width, tag=intent.tag, exclude=intent.exclude)
@@ -238,7 +246,7 @@ def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
 def _settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int:
     """Submit an intent's job or give it up; return the number of tasks that live now."""
     scheduler = holder.hands.scheduler
-    if intent.host and intent.host != _host(holder):
+    if intent.host and intent.host != _host(holder.hands.scheduler):
         raise Unavailable(f"submission {intent.number} was begun on {intent.host}")
     job = None if fresh else scheduler.find(intent.name, intent.tag)
     if job is not None:
@@ -267,9 +275,8 @@ def _settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int
     return _submitted(holder, intent, job)
 
 
-def _host(holder: Holder) -> str:
+def _host(scheduler: Scheduler) -> str:
     """Return this machine's name where jobs of other machines cannot be seen; else ""."""
-    scheduler = holder.hands.scheduler
     return scheduler.host if isinstance(scheduler, PerHost) else ""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView, TaskPlace
-from hpcdet.store.folder.layout import AttemptPaths, WorkerPaths
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths, WorkerPaths
 from hpcdet.store.folder.records import End, WorkerEnd
 from hpcdet.store.fs import journal
 from hpcdet.store.trials import progress
@@ -52,20 +52,20 @@ def _deaths(holder: Holder, newest: WorkerPaths) -> int | None:
     end = WorkerEnd.read(newest.end)
     if end is None or end.why != "lost":
         return None
-    ends = [End.read(attempt.end) for attempt in _attempts(holder, newest)]
+    ends = [End.read(attempt.end) for attempt in _attempts(holder.paths, newest)]
     if any(one is not None and one.reason not in _DEATHS for one in ends):
         return None
     count = 0
     for incarnation in range(newest.incarnation, -1, -1):
         holder.stay()
         worker = holder.paths.worker(newest.submission, newest.index, incarnation)
-        if any(progress.of(attempt).progressed for attempt in _attempts(holder, worker)):
+        if any(progress.of(attempt).progressed for attempt in _attempts(holder.paths, worker)):
             break
         count += 1
     return count or None
 
 
-def _attempts(holder: Holder, worker: WorkerPaths) -> Iterator[AttemptPaths]:
+def _attempts(paths: ExperimentPaths, worker: WorkerPaths) -> Iterator[AttemptPaths]:
     """Yield the attempts that a worker ran, from the worker's own journal."""
     for line in journal.Reader(worker.journal).read("claimed"):
-        yield holder.paths.trial(int(line["trial"])).attempt(int(line["attempt"]))
+        yield paths.trial(int(line["trial"])).attempt(int(line["attempt"]))

@@ -11,6 +11,7 @@ from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.control.turn import best_validation
 from hpcdet.control.upkeep.notify import notify
 from hpcdet.search.api import events
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Control, Verdict
 from hpcdet.store.trials import standing as trials
 from hpcdet.store.trials.standing import Standing
@@ -101,8 +102,8 @@ def _end(holder: Holder, plan: TrialPlan, standing: Standing) -> None:
     reason: Literal["target", "stopped", "failed", "invalid_hp", "user_exit", "canceled"]
     if plan.failed:
         reason = "invalid_hp" if plan.given_up == "invalid_hp" else "failed"
-    elif standing.state == "done" and _is_all(holder, plan, standing):
-        reason = _how_done(holder, plan, standing)
+    elif standing.state == "done" and _is_all(holder.paths, plan, standing):
+        reason = _how_done(holder.paths, plan, standing)
     elif standing.state == "stopped" and decided.control(plan).action in ("stop", "kill"):
         reason = "canceled" if plan.killed else "stopped"
     else:
@@ -110,19 +111,19 @@ def _end(holder: Holder, plan: TrialPlan, standing: Standing) -> None:
     holder.tell(events.SegmentEnd(plan.number, reason), attempt=standing.attempts)
 
 
-def _is_all(holder: Holder, plan: TrialPlan, standing: Standing) -> bool:
+def _is_all(paths: ExperimentPaths, plan: TrialPlan, standing: Standing) -> bool:
     """True if a trial that is done by its files was not asked for more in this turn."""
-    last = holder.paths.trial(plan.number).attempt(standing.next_attempt - 1)
+    last = paths.trial(plan.number).attempt(standing.next_attempt - 1)
     end, wanted = standing.last_end, Control("run", plan.until)
     return end is not None and trials.finished(end, Verdict.read(last.verdict), wanted)
 
 
 def _how_done(
-    holder: Holder, plan: TrialPlan, standing: Standing
+    paths: ExperimentPaths, plan: TrialPlan, standing: Standing
 ) -> Literal["target", "stopped", "user_exit"]:
     if standing.last_end is not None and standing.last_end.reason == "stopped":
         return "stopped"
-    last = holder.paths.trial(plan.number).attempt(standing.next_attempt - 1)
+    last = paths.trial(plan.number).attempt(standing.next_attempt - 1)
     verdict = Verdict.read(last.verdict)
     if verdict is None or verdict.until is not None:
         return "target"

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hpcdet.config.load import changing
+from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.errors import ConfigError
 from hpcdet.store.config import overrides
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.folder.records import Command, Reason
 from hpcdet.store.fs import packed
 from hpcdet.store.trials import standing as trials
@@ -71,7 +73,7 @@ def _refusal(holder: Holder, command: Command) -> str:
     if command.verb in ("retry", "resume", "pause") and decided.user.canceled:
         return "the experiment has been canceled"
     if command.verb == "resume" and command.arguments.get("from"):
-        return _no_rewind(holder, command)
+        return _no_rewind(holder.paths, holder.decided, command)
     if command.verb == "resume" and command.trial:
         plan = decided.trials.plans[command.trial]
         if plan.searcher == "pause" and not plan.ended:
@@ -79,13 +81,13 @@ def _refusal(holder: Holder, command: Command) -> str:
     return ""
 
 
-def _no_rewind(holder: Holder, command: Command) -> str:
+def _no_rewind(paths: ExperimentPaths, decided: Decided, command: Command) -> str:
     """Return why a trial cannot begin again from an older checkpoint; "" if it can."""
     number = command.trial or command.arguments.get("from_trial", 0)
-    plan = holder.decided.trials.plans.get(number)
+    plan = decided.trials.plans.get(number)
     if plan is None:
         return "it does not say which trial is to begin again from a checkpoint"
-    trial = holder.paths.trial(number)
+    trial = paths.trial(number)
     standing = trials.standing(trial)
     if plan.ended and not plan.failed:
         return f"trial {number} has ended"

@@ -11,6 +11,8 @@ from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.lost_workers import FleetView, TaskPlace
 from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.control.upkeep import close_attempts
+from hpcdet.store.cost.spending import Spending
+from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.trials.standing import Standing
 
 
@@ -37,7 +39,7 @@ def demand(holder: Holder, standings: Mapping[int, Standing], running: int) -> D
     plans = (holder.decided.trials.plans[number] for number in sorted(holder.decided.trials.open))
     waiting = [plan for plan in plans if _waits(holder, plan, standings.get(plan.number))]
     room = holder.spending.room() if waiting else 0
-    broke = _broke(holder) if waiting and not running and not room else ""
+    broke = _broke(holder.spending, holder.paths) if waiting and not running and not room else ""
     return Demand(running, waiting[: int(min(room, len(waiting)))], after, broke)
 
 
@@ -110,12 +112,11 @@ def _waits(holder: Holder, plan: TrialPlan, standing: Standing | None) -> bool:
     return standing is None or standing.state in ("runnable", "doubtful")
 
 
-def _broke(holder: Holder) -> str:
+def _broke(spending: Spending, paths: ExperimentPaths) -> str:
     """Return the message that the budget is used up; constant per budget, so it is sent once."""
-    spending = holder.spending
     terms = spending.terms(spending.limits)
     key = terms.exhausted(spending.account(), time.time())
-    return f"budget of {terms.budget} is used up; to go on: hpcdet set {holder.paths.id} {key}=MORE"
+    return f"budget of {terms.budget} is used up; to go on: hpcdet set {paths.id} {key}=MORE"
 
 
 def _free(holder: Holder, fleet: FleetView, running: int) -> None:

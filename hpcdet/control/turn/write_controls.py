@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.control.upkeep import inherit_checkpoint
 from hpcdet.errors import IntegrityError
+from hpcdet.store.config.resolved_config import Searcher
 from hpcdet.store.cost import limits
 from hpcdet.store.folder.layout import TrialPaths
 from hpcdet.store.folder.records import Control, Trial
@@ -27,12 +29,12 @@ def apply(holder: Holder) -> None:
     _write_limits(holder)
     wrong: list[IntegrityError] = []
     needed: set[int | None] = set()
-    touched = holder.decided.trials.touched
-    for number in _in_turn(holder):
+    touched, search = holder.decided.trials.touched, holder.resolved.searcher
+    for number in _in_turn(holder.decided):
         holder.stay()
         plan = holder.decided.trials.plans[number]
         trial = holder.paths.trial(number)
-        wanted = _wanted(holder, plan)
+        wanted = _wanted(holder.decided, search, plan)
         settled = plan.ended and holder.written.get(("control", number), (0, 0))[1] == wanted
         never = holder.decided.user.canceled and plan.killed and not trial.root.exists()
         if number in needed and wanted.action == "stop":
@@ -51,22 +53,22 @@ def apply(holder: Holder) -> None:
         raise wrong[0]
 
 
-def _wanted(holder: Holder, plan: TrialPlan) -> Control:
+def _wanted(decided: Decided, search: Searcher, plan: TrialPlan) -> Control:
     """Return a trial's wanted control, with the decided length where trials wait at rungs."""
-    control, search = holder.decided.control(plan), holder.resolved.searcher
+    control = decided.control(plan)
     if not search.wait_at_rungs_s:
         return control
-    decided = [rung.value for rung in search.rungs if rung.value <= plan.told]
-    return dataclasses.replace(control, heard=max(decided, default=0))
+    rungs = [rung.value for rung in search.rungs if rung.value <= plan.told]
+    return dataclasses.replace(control, heard=max(rungs, default=0))
 
 
-def _in_turn(holder: Holder) -> list[int]:
+def _in_turn(decided: Decided) -> list[int]:
     """Return the trials to write, heirs late, as they copy where there are no hard links.
 
     Only the donors of their checkpoints come after them: a checkpoint is linked before its owner
     is told that it may leave.
     """
-    plans, touched = holder.decided.trials.plans, holder.decided.trials.touched
+    plans, touched = decided.trials.plans, decided.trials.touched
     heirs = {n for n in touched if _is_heir(plans[n])}
     donors = {_donor(plans[n]) for n in heirs}
     return sorted(touched, key=lambda n: (1 if n in heirs else 2 * (n in donors), n))

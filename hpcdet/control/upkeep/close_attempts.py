@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 
 from hpcdet.control.leader.leader import Holder
-from hpcdet.control.leader.lost_workers import Gone
-from hpcdet.store.folder.layout import AttemptPaths
+from hpcdet.control.leader.lost_workers import Gone, Watch
+from hpcdet.store.folder.layout import AttemptPaths, ExperimentPaths
 from hpcdet.store.folder.records import Claim, End, Reason, Verdict, WorkerEnd
 from hpcdet.store.fs import files
 from hpcdet.store.trials import progress, standing
@@ -31,7 +31,9 @@ def close_gone(holder: Holder, gone: list[Gone]) -> None:
         holder.actions.append(f"worker {one.worker.name} is gone ({one.reason})")
     for attempt, claim in open_attempts:
         key = ("orphan", attempt.trial, attempt.number)
-        if _is_orphan(holder, claim) and holder.watch.confirmed(key, by_files=True):
+        if _is_orphan(holder.watch, holder.paths, claim) and holder.watch.confirmed(
+            key, by_files=True
+        ):
             ids = [[attempt.trial, attempt.number]]
             holder.record("lost", worker=claim.worker, reason="lost", attempts=ids)
             close_attempt(holder, attempt, claim, "lost")
@@ -67,16 +69,16 @@ def _open_attempts(holder: Holder) -> Iterator[tuple[AttemptPaths, Claim]]:
         yield from holder.sight.trial(number).open
 
 
-def _is_orphan(holder: Holder, claim: Claim) -> bool:
+def _is_orphan(watch: Watch, paths: ExperimentPaths, claim: Claim) -> bool:
     """True if the worker of an open attempt has ended or was followed by another."""
     place = _place(claim.worker)
     if place is None:
         return False
     submission, index, incarnation = place
-    newest = holder.watch.files.newest.get((submission, index))
+    newest = watch.files.newest.get((submission, index))
     if newest is not None and newest.incarnation != incarnation:
         return newest.incarnation > incarnation
-    return holder.watch.files.has_left(newest or holder.paths.worker(*place))
+    return watch.files.has_left(newest or paths.worker(*place))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -18,11 +18,12 @@ from __future__ import annotations
 import errno
 from typing import Any
 
+from hpcdet.control.leader.decided_state import Decided
 from hpcdet.control.leader.leader import Holder
 from hpcdet.control.leader.trial_plan import TrialPlan
 from hpcdet.errors import HpcdetError, IntegrityError, UsageError
 from hpcdet.store.folder import scratch
-from hpcdet.store.folder.layout import TrialPaths
+from hpcdet.store.folder.layout import ExperimentPaths, TrialPaths
 from hpcdet.store.trials import parents
 from hpcdet.store.trials.parents import Donation, Parent
 from hpcdet.store.trials.standing import standing
@@ -59,13 +60,13 @@ def has_origin(holder: Holder, plan: TrialPlan, child: TrialPaths) -> bool:
         donor = parent.paths(holder.paths)
         found = parents.donations(donor, unit)
         chosen = parents.choose(found, parent.length, goal if goal and goal.unit == unit else None)
-        if _about_to_save(holder, parent, donor, found, chosen):
+        if _about_to_save(holder.decided, parent, donor, found, chosen):
             return False
         if chosen is None:
             _record(holder, plan, {}, f"begins from nothing: {_lacks(parent, found, unit)}")
             return True
         holder.fence()
-        _prepare(holder)
+        _prepare(holder.paths)
         made = _link(chosen, child)
         if made is None:
             return False
@@ -105,7 +106,7 @@ def _lacks(parent: Parent, found: list[Donation], unit: str) -> str:
 
 
 def _about_to_save(
-    holder: Holder,
+    decided: Decided,
     parent: Parent,
     donor: TrialPaths,
     found: list[Donation],
@@ -117,7 +118,7 @@ def _about_to_save(
     does not run, only a child waits that would begin from nothing. A pause by the user changes
     nothing of what the search has decided.
     """
-    plan = None if parent.experiment else holder.decided.trials.plans.get(parent.trial)
+    plan = None if parent.experiment else decided.trials.plans.get(parent.trial)
     stands = standing(donor)
     if found and (chosen is None or (parent.length and found[-1].at >= parent.length.value)):
         return False  # what it has is there, or beyond
@@ -129,10 +130,10 @@ def _about_to_save(
     return plan is None or plan.told <= parent.length.value
 
 
-def _prepare(holder: Holder) -> None:
+def _prepare(paths: ExperimentPaths) -> None:
     """Ensure that checkpoints may be written on scratch, if they are kept there."""
     try:
-        scratch.prepare(holder.paths)
+        scratch.prepare(paths)
     except HpcdetError as error:
         raise IntegrityError(error.what, where=error.where, hint=error.hint) from error
 

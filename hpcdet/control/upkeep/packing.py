@@ -87,10 +87,10 @@ def pack_ended(holder: Holder) -> None:
 def _tidy_seldom(holder: Holder) -> None:
     """Pack workers and remove old terms, which would pile up in a search of many weeks."""
     paths = holder.paths
-    with _without_trouble(holder, "workers"), contextlib.suppress(FileNotFoundError):
+    with _without_trouble(holder.actions, "workers"), contextlib.suppress(FileNotFoundError):
         if len(os.listdir(paths.root / "workers")) > WORKERS:
             pack_workers(paths, holder.fence, holder.stay, WORKERS)
-    with _without_trouble(holder, "terms"):
+    with _without_trouble(holder.actions, "terms"):
         holder.fence()
         if gone := lease.prune(paths, holder.lease.term):
             holder.actions.append(f"{gone} old terms removed")
@@ -107,14 +107,14 @@ def pack_all(holder: Holder) -> None:
         holder.stay()
         if _tidy(holder, number):
             holder.packed.add(number)
-    with _without_trouble(holder, "workers"):
+    with _without_trouble(holder.actions, "workers"):
         pack_workers(holder.paths, holder.fence, holder.stay)
 
 
 def _tidy(holder: Holder, number: int) -> bool:
     """Pack one trial; False if it should be looked at again."""
     outcome: Outcome = "later"
-    with _without_trouble(holder, f"trial {number}"):
+    with _without_trouble(holder.actions, f"trial {number}"):
         outcome = pack(holder.paths.trial(number), holder.fence, holder.stay)
     if outcome == "packed":
         holder.actions.append(f"trial {number} packed")
@@ -122,14 +122,14 @@ def _tidy(holder: Holder, number: int) -> bool:
 
 
 @contextlib.contextmanager
-def _without_trouble(holder: Holder, what: str) -> Iterator[None]:
+def _without_trouble(actions: list[str], what: str) -> Iterator[None]:
     """Suppress errors: a search does not stop because packing fails."""
     try:
         yield
     except Fenced:
         raise
     except Exception as error:
-        holder.actions.append(f"{what}: not packed: {type(error).__name__}: {error}")
+        actions.append(f"{what}: not packed: {type(error).__name__}: {error}")
 
 
 def pack(trial: TrialPaths, fence: Fence, stay: Fence = _nobody) -> Outcome:
