@@ -73,7 +73,7 @@ def _workers(holder: Holder, seen: FleetView) -> str:
             if _took(holder, number):
                 break
             count += 1
-        elif number in holder.took:
+        elif number in holder.pace.took:
             break
     if count < WORKERS:
         return ""
@@ -85,15 +85,15 @@ def _workers(holder: Holder, seen: FleetView) -> str:
 
 def _took(holder: Holder, submission: int) -> bool:
     """True if a worker of a submission has ever claimed a trial."""
-    if submission not in holder.took:
+    if submission not in holder.pace.took:
         for number in holder.decided.trials.plans:
             holder.stay()
-            holder.took |= {
+            holder.pace.took |= {
                 int(claim.worker.partition("-")[0])
                 for attempt in holder.paths.trial(number).attempts()
                 if (claim := Claim.read(attempt.claim)) is not None
             }
-    return submission in holder.took
+    return submission in holder.pace.took
 
 
 def _came_to_nothing(place: TaskPlace) -> bool:

@@ -31,7 +31,7 @@ def post(holder: Holder, seen: FleetView) -> None:
     """
     if not succession.dependency(holder.hands.site):
         return
-    if not holder.submits or holder.hold or holder.hands.clock() < holder.throttled_until:
+    if not holder.submits or holder.hold or holder.hands.clock() < holder.pace.throttled_until:
         return
     live = {place.submission for place in seen.live}
     over = {place.submission for place in seen.places} - live

@@ -58,7 +58,7 @@ def provide(holder: Holder, seen: FleetView, wanted: int) -> None:
     pending = list(_open_intents(holder.paths, holder.watch))
     if not pending and live >= wanted:
         return
-    if holder.hands.clock() < holder.throttled_until or holder.decided.jobs.halted:
+    if holder.hands.clock() < holder.pace.throttled_until or holder.decided.jobs.halted:
         return
     if live < wanted and (why := fruitless.why(holder, seen)):
         halt(holder, why)
@@ -154,7 +154,7 @@ def _throttle(holder: Holder, seen: FleetView, wanted: int) -> None:
 
     Spare tasks must not start without work: only as many run as there is work for.
     """
-    if holder.hands.clock() < holder.throttled_until:
+    if holder.hands.clock() < holder.pace.throttled_until:
         return
     spared = holder.hands.site.capabilities.nobody_submits
     live = Counter(place.submission for place in seen.live if place.job)
@@ -204,7 +204,7 @@ def _intend(holder: Holder, live: int, missing: int) -> Intent | None:
     """Decide on a new submission, as wide as the scheduler accepts."""
     limits, able = holder.hands.site.limits, holder.hands.scheduler.capabilities()
     spared = spares(holder.resolved, holder.hands.site, missing)
-    width = min(missing + spared, holder.width, limits.max_array, able.max_array_tasks)
+    width = min(missing + spared, holder.pace.width, limits.max_array, able.max_array_tasks)
     for most in (limits.max_submit, able.max_submit):
         if most is not None:
             room = most - live
@@ -271,7 +271,7 @@ def _settle(holder: Holder, intent: Intent, missing: int, *, fresh: bool) -> int
         return _refused(holder, intent, Refusal("invalid", str(error)))
     holder.actions.append(f"submit {intent.tasks} workers as job {job}")
     if not fresh:
-        holder.width = 2 * intent.tasks  # the scheduler takes jobs again
+        holder.pace.width = 2 * intent.tasks  # the scheduler takes jobs again
     return _submitted(holder, intent, job)
 
 
@@ -294,7 +294,7 @@ def _submitted(holder: Holder, intent: Intent, job: str) -> int:
 
 def _refused(holder: Holder, intent: Intent, refusal: Refusal) -> int:
     if refusal.kind in ("limit", "width") and intent.tasks > 1:
-        holder.width = max(1, intent.tasks // 2)
+        holder.pace.width = max(1, intent.tasks // 2)
         _give_up(holder, intent, f"too wide for now: {refusal.message}")
         return 0
     if refusal.kind in ("limit", "unavailable"):
@@ -324,7 +324,7 @@ def halt(holder: Holder, why: str, change: str = "") -> None:
 def later(holder: Holder, why: str) -> None:
     """Submit nothing for a while, as the scheduler refuses."""
     wait = min(RETRY_S, max(1.0, holder.hands.site.limits.poll_min_s))
-    holder.throttled_until = holder.hands.clock() + wait
+    holder.pace.throttled_until = holder.hands.clock() + wait
     holder.actions.append(f"scheduler asked again later: {why}")
 
 

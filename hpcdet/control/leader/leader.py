@@ -127,6 +127,25 @@ def _sweep(python: str, paths: ExperimentPaths) -> None:
 
 
 @dataclass
+class SchedulerPace:
+    """What a holder has learnt of the scheduler; times are by ``Hands.clock``.
+
+    Attributes:
+        throttled_until: it is not asked to take jobs before.
+        width: widest array that it has been seen to accept lately.
+        charges_at: accounting is not asked before.
+        unheeded_since: since when running trials are asked to leave.
+        took: submissions of which a worker is known to have claimed a trial.
+    """
+
+    throttled_until: float = 0.0
+    width: int = 1 << 30
+    charges_at: float = 0.0
+    unheeded_since: float | None = None
+    took: set[int] = field(default_factory=set)
+
+
+@dataclass
 class Holder:
     """A process that may hold the lease; keep one per process and experiment for all turns.
 
@@ -136,14 +155,10 @@ class Holder:
         submits: False where jobs cannot be submitted from: everything else is done.
         unmet: this turn wanted a submission that it may not make.
         actions, sent: what this turn has done, for people; the tasks that it has submitted.
-        throttled_until: by ``hands.clock``; the scheduler is not asked to take jobs before.
-        charges_at: by ``hands.clock``; accounting is not asked before.
-        unheeded_since: by ``hands.clock``; since when running trials are asked to leave.
+        pace: how the scheduler is dealt with.
         written: what this holder has made sure of in its term, to spare reading it again.
         to_pack: trials that have ended, and since when that is known; ``packed``: of which nothing
             is left to pack.
-        took: submissions of which a worker is known to have claimed a trial.
-        width: widest array that the scheduler has been seen to accept lately.
     """
 
     paths: ExperimentPaths
@@ -154,14 +169,10 @@ class Holder:
     unmet: bool = False
     actions: list[str] = field(default_factory=list)
     sent: int = 0
-    throttled_until: float = 0.0
-    width: int = 1 << 30
-    charges_at: float = 0.0
-    unheeded_since: float | None = None
+    pace: SchedulerPace = field(default_factory=SchedulerPace)
     written: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     to_pack: dict[int, float] = field(default_factory=dict)
     packed: set[int] = field(default_factory=set)
-    took: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         hands = self.hands

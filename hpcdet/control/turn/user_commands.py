@@ -59,8 +59,8 @@ def _obey(holder: Holder, seq: int, command: Command) -> None:
     why = f", refused: {refused}" if refused else ""
     holder.actions.append(f"obey command {seq}: {command.verb}{why}")
     if not refused and command.verb in ("resume", "retry"):
-        holder.throttled_until = 0.0
-        holder.unheeded_since = None
+        holder.pace.throttled_until = 0.0
+        holder.pace.unheeded_since = None
         if again:
             holder.ask_again()
 

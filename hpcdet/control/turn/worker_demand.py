@@ -56,7 +56,7 @@ def provide(
     if decided.user.canceled or (decided.user.paused and not decided.alone):
         _free(holder, fleet, demand.running)
         return 0
-    holder.unheeded_since = None
+    holder.pace.unheeded_since = None
     resolved = holder.resolved
     # a trial that was asked to leave makes room for the next one
     leaving = sum(
@@ -125,10 +125,10 @@ def _free(holder: Holder, fleet: FleetView, running: int) -> None:
     Code that does not react is ended through the scheduler, as at a time limit.
     """
     limits, now = holder.hands.site.limits, holder.hands.clock()
-    if holder.unheeded_since is None:
-        holder.unheeded_since = now
+    if holder.pace.unheeded_since is None:
+        holder.pace.unheeded_since = now
     patience = 0 if holder.decided.user.at_once else limits.signal_lead_s + limits.kill_wait_s
-    if not running or now - holder.unheeded_since >= patience:
+    if not running or now - holder.pace.unheeded_since >= patience:
         worker_count.cancel_all(holder, fleet.live)
     else:
         worker_count.cancel_all(holder, fleet.unstarted)

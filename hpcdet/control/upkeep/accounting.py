@@ -56,9 +56,9 @@ def charge(holder: Holder, places: Sequence[TaskPlace]) -> None:
         Fenced: the term ended meanwhile.
     """
     scheduler, now = holder.hands.scheduler, holder.hands.clock()
-    if not isinstance(scheduler, Accounts) or now < holder.charges_at:
+    if not isinstance(scheduler, Accounts) or now < holder.pace.charges_at:
         return
-    holder.charges_at = now + holder.hands.site.limits.poll_min_s
+    holder.pace.charges_at = now + holder.hands.site.limits.poll_min_s
     if not scheduler.capabilities().accounting:
         return
     live = {place.submission for place in places if place.phase != "over"}
