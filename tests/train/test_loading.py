@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -186,6 +187,24 @@ def test_a_worker_that_dies_before_it_begins_is_an_error_at_once(forks: Forks) -
     threading.Timer(1.0, lambda: multiprocessing.active_children()[0].kill()).start()
     with pytest.raises(RuntimeError, match="killed by signal: Killed"):
         next(Stream(Numbers(), 5, 7, 0, num_workers=2).endless())
+
+
+LEFT = """
+import numpy as np
+from hpcdet.train.data import loader
+from hpcdet.train.data.sample_order import Slice
+
+slices = lambda: (Slice(0, 1, np.array([index]), 1, False) for index in range(9))
+kept = loader.ShardedLoader(range(9), slices, (1,), num_workers=2, persistent_workers=True)
+print(sum(int(batch) for _, batch in kept))
+half = iter(loader.ShardedLoader(range(9), slices, (1,), num_workers=2))
+print(next(half)[1])
+"""
+
+
+def test_a_script_ends_though_workers_of_its_loaders_are_left() -> None:
+    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=300)
+    assert (done.stdout, done.stderr, done.returncode) == ("36\ntensor([0])\n", "", 0)
 
 
 def batches(epoch: int) -> list[list[int]]:

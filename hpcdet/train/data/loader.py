@@ -8,12 +8,14 @@ were.
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import random
 import select
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -34,6 +36,9 @@ from hpcdet.train.process.console import say
 _STARTS = 3
 _BEGIN_S = 300.0
 """Seconds in which all workers of a loader begin; spawned ones import torch first."""
+
+_running = weakref.WeakSet[Any]()
+os.register_at_fork(after_in_child=_running.clear)
 
 Key = tuple[int, int]
 """Epoch and index of a sample."""
@@ -184,16 +189,28 @@ def started(loader: DataLoader[Any]) -> Iterator[Any]:
             batches: Any = iter(loader)
             late = _late(reports, batches._workers)
         if not late:
+            _running.add(batches)
             return batches  # type: ignore[no-any-return]
-        # torch first, which takes the end of a worker that it knows for an error
-        batches._shutdown_workers()
         loader._iterator = None
-        for worker in late:
-            worker.kill()  # a stuck one takes no notice of SIGTERM
-            worker.join()
+        _end(batches)
         found = f"DataLoader worker (pid {late[0].pid}) did not begin within {_BEGIN_S:.0f} s"
         say(found)
     raise Unavailable(f"{found}, at any of {_STARTS} starts; killed by signal: Killed")
+
+
+def _end(batches: Any) -> None:
+    """End the workers of an iterator, whatever they are doing; they ignore SIGTERM."""
+    batches._shutdown_workers()  # first: torch takes the end of a worker that it knows for an error
+    for worker in batches._workers:
+        worker.kill()
+        worker.join()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Else ``multiprocessing`` sends SIGTERM to those that are left, and waits for them."""
+    for batches in list(_running):
+        _end(batches)
 
 
 def _late(reports: Connection, workers: Sequence[BaseProcess]) -> list[BaseProcess]:
