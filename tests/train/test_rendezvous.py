@@ -23,7 +23,7 @@ from torch.distributed import HashStore
 from hpcdet.errors import ConfigError
 from hpcdet.store.fs import files
 from hpcdet.train.attempt import verdicts
-from hpcdet.train.comm import side_group
+from hpcdet.train.comm import collectives
 from hpcdet.train.meeting import rendezvous
 from hpcdet.train.process.ranks import Ranks
 from tests import ranks as processes
@@ -172,10 +172,10 @@ def test_groups_beside_the_training_have_no_thread_that_looks_for_messages() -> 
     try:
         while (with_one := looking()) == before:  # it gives itself its name
             time.sleep(0.01)
-        groups = [side_group.new_group() for _ in range(2)]
+        groups = [collectives.new_group() for _ in range(2)]
         # as by init_process_group(device_id=...) in a script of one's own
         dist.distributed_c10d._get_default_group().bound_device_id = torch.device("cuda:0")
-        groups.append(side_group.new_group())
+        groups.append(collectives.new_group())
         assert looking() == with_one == before + 1
         for number, group in enumerate(groups):
             value = torch.tensor([number])

@@ -275,8 +275,8 @@ def test_ranks_of_which_one_has_loaded_a_checkpoint_keep_in_step(
 
 HEAP = """
 import ctypes, resource, sys
-from hpcdet.train.process import malloc
-assert malloc.keep() is (sys.argv[1] == "keeps")
+from hpcdet.train.attempt.startup import keep_memory
+assert keep_memory() is (sys.argv[1] == "keeps")
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import shutil
 import tempfile
@@ -22,11 +23,17 @@ from hpcdet.train.attempt.verdicts import verdict_on
 from hpcdet.train.checkpoints.deadline import Deadline
 from hpcdet.train.comm.collectives import Peers
 from hpcdet.train.meeting import rendezvous
-from hpcdet.train.process import deterministic, malloc, signals
+from hpcdet.train.process import deterministic, signals
 from hpcdet.train.process.location import AttemptLocation
 from hpcdet.train.process.ranks import Ranks
 
 _met = False
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in malloc.h
+_KEPT_BYTES = 2**30
+_LARGEST_BYTES = 2**25
+"""What is larger has pages of its own, and gives them back at once. It is the most that a glibc
+before 2.35 takes on 64 bits, half of a heap of its; it refuses anything above."""
+_MALLOC_SET = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def meet() -> None:
@@ -76,7 +83,7 @@ def join(
         Unavailable: the other ranks did not come.
     """
     signals.install()
-    malloc.keep()
+    keep_memory()
     ranks = Ranks.from_environment()
     place = AttemptLocation.from_environment()
     if place is None:
@@ -119,3 +126,24 @@ def _alone(
     return Session(
         ranks, AttemptLocation.alone(Path(root)), record, Resolved(), Deadline.from_environment()
     )
+
+
+def keep_memory(environment: Mapping[str, str] = os.environ) -> bool:
+    """Keep up to 1 GiB of memory that one step frees and the next one asks for again.
+
+    glibc gives memory that lies free at the end of its heap back to the system. Asked for again,
+    it comes page by page, each by a fault that clears it. Whether that happens at every step is
+    chance, for it depends on what else lies on the heap: with gradients of 5 MB, 500 to 1200
+    faults were counted in each step, and next to none when the memory is kept. With an allocator
+    other than glibc's nothing changes.
+
+    Returns:
+        False if it cannot be set, or the user has set it.
+    """
+    if any(name in environment for name in _MALLOC_SET):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # no glibc
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_BYTES) and mallopt(_TRIM_THRESHOLD, _KEPT_BYTES))

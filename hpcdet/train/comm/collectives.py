@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
 from hpcdet.checkpoint.write.sharded_digests import WholesFailed, alone
-from hpcdet.train.comm import messages, side_group
+from hpcdet.train.comm import messages
+from hpcdet.train.meeting import gloo
+from hpcdet.train.meeting.liveness import NEVER
 from hpcdet.train.process.ranks import Ranks
 from hpcdet.train.wire import Garbled
 
 T = TypeVar("T")
 _ECHO = re.compile(r"gloo/transport|Connection closed by peer|NCCL|MPI \w+ failed: ")
+_BESIDE = "hpcdet_beside"
 
 
 class Peers:
@@ -27,7 +30,7 @@ class Peers:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         # of its own, so that nothing here is ever queued behind a gradient
-        self._group = side_group.new_group() if ranks.world > 1 else None
+        self._group = new_group() if ranks.world > 1 else None
         self._swapping: dist.ProcessGroup | None = None
         self._ready = torch.zeros(1, dtype=torch.int32)  # where there is no memory for it any more
 
@@ -64,7 +67,7 @@ class Peers:
     def open_swap(self) -> None:
         """See that ``swap`` can be called. Called by the main thread, as whatever makes groups."""
         if self._swapping is None and self.ranks.world > 1:
-            self._swapping = side_group.new_group()
+            self._swapping = new_group()
 
     def swap(
         self, pieces: Sequence[torch.Tensor] | None, sizes: Sequence[int]
@@ -115,3 +118,42 @@ def is_peer_loss(error: BaseException) -> bool:
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and bool(_ECHO.search(text))
+
+
+def new_group() -> dist.ProcessGroup:
+    """Make a gloo group over all ranks; all of them call this, in their main threads.
+
+    Each gloo group has a thread of its own that looks for messages 100 times a second whether
+    there are any or not. Where all cores train, that costs 2 % of a step for every further group.
+    So those beside the training share the thread of the default group where that is gloo, too;
+    their messages stay apart.
+    """
+    kind = "gloo"
+    if _devices() is not None:
+        kind = _BESIDE
+        if kind not in dist.Backend.backend_list:
+            # as gloo: a default group that is bound to an accelerator asks each group for its own
+            where = list(dist.Backend.backend_capability["gloo"])
+            dist.Backend.register_backend(kind, _create, extended_api=True, devices=where)
+    made: dist.ProcessGroup = dist.new_group(backend=kind, timeout=NEVER)
+    return made
+
+
+def _devices() -> Any:
+    """The gloo devices of the default group; None if it has none or an older torch hides them."""
+    group = dist.distributed_c10d._get_default_group()
+    try:
+        found = group._get_backend(torch.device("cpu"))
+    except RuntimeError:  # it is for accelerators only
+        return None
+    is_gloo = isinstance(found, dist.ProcessGroupGloo)
+    return getattr(getattr(found, "options", None), "_devices", None) if is_gloo else None
+
+
+def _create(options: Any, _: Any) -> dist.ProcessGroupGloo:
+    """Called by ``dist.new_group``."""
+    own = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    own._devices = _devices()
+    own._threads = 1
+    own._timeout = options.timeout
+    return gloo.new_group(options.store, options.group_rank, options.group_size, own)
