@@ -185,7 +185,7 @@ def test_workers_that_are_always_stuck_end_the_attempt_and_no_code_is_to_blame(
 def test_a_worker_that_dies_before_it_begins_is_an_error_at_once(forks: Forks) -> None:
     forks.begin(1)
     threading.Timer(1.0, lambda: multiprocessing.active_children()[0].kill()).start()
-    with pytest.raises(RuntimeError, match="killed by signal: Killed|exited unexpectedly"):
+    with pytest.raises(RuntimeError, match=r"killed by signal: Killed|exited unexpectedly"):
         next(Stream(Numbers(), 5, 7, 0, num_workers=2).endless())
 
 
