@@ -25,8 +25,7 @@ is left alone.
 
 from hpcdet.checkpoint.format.host_image import Image
 from hpcdet.checkpoint.format.manifest import Manifest, NewerFormat, committed
-from hpcdet.checkpoint.keep.inherit import link
-from hpcdet.checkpoint.keep.replicate import Secured, secure
+from hpcdet.checkpoint.keep.replicate import Secured, link, secure
 from hpcdet.checkpoint.keep.retention import RetentionRules, sweep
 from hpcdet.checkpoint.read.load import LoadedState, content_digest, load, newest, restore, verify
 from hpcdet.checkpoint.state.tree import Sharded, StateError

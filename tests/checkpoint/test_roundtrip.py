@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from hpcdet import checkpoint
 from hpcdet.checkpoint import CheckpointFailed, LoadedState, Saved, StateError
 from hpcdet.checkpoint.state import tree
-from hpcdet.checkpoint.state.partition import partition
 from hpcdet.checkpoint.state.tree import Leaf
+from hpcdet.checkpoint.write.leaf_plan import partition
 from tests import RECORDED
 from tests.trees import TORCH_TYPES, ranks, same, tensor, trees
 

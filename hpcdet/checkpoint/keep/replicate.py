@@ -4,6 +4,8 @@ Scratch is purged; what the policy keeps must outlive that. A copy is made besid
 that goes on: into a folder with a temporary name, synced, read again byte for byte, and only then
 given its name. A kill at any point leaves the copies that were there, whole, and a folder with a
 temporary name for the next attempt to take away.
+
+``link`` is the other way to a second checkpoint of the same content: another trial's, taken over.
 """
 
 from __future__ import annotations
@@ -11,17 +13,20 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcdet.checkpoint.format import manifest as manifests
 from hpcdet.checkpoint.format import remove
+from hpcdet.checkpoint.format.manifest import Manifest
 from hpcdet.checkpoint.keep.retention import Key, RetentionRules, ended, existing, keep, pinned
 from hpcdet.checkpoint.read import load
-from hpcdet.errors import IntegrityError
+from hpcdet.errors import IntegrityError, UsageError
 from hpcdet.store.folder.layout import ExperimentPaths
 from hpcdet.store.fs import files
+from hpcdet.store.trials import hard_links
 from hpcdet.store.trials.standing import MANIFEST
 
 _PIECE = 4 << 20
@@ -178,3 +183,28 @@ def say(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{error.strerror or error} ({error.filename})" if error.filename else str(error)
     return str(error)
+
+
+def link(
+    source: Path, target: Path, *, meta: Mapping[str, Any] | None = None, previous: str = ""
+) -> Manifest:
+    """Make ``target`` a checkpoint of the same content (``store.trials.hard_links.link``).
+
+    Args:
+        source: a checkpoint; every byte of it is checked.
+        target: ``TrialPaths.checkpoint(step, attempt)`` of the same step.
+        meta: what is remembered beside what ``source`` does.
+        previous: root of the checkpoint before ``target``.
+
+    Raises:
+        IntegrityError: the source is damaged.
+        UsageError: there is a checkpoint already, or its name says another step.
+        OSError: the disk is full or fails; nothing is left behind.
+    """
+    if manifests.is_committed(target):
+        raise UsageError("a checkpoint of this name exists", where=str(target))
+    origin = load.verify(source)
+    if manifests.position(target.name)[0] != origin.step:
+        raise UsageError(f"it is not of the step of {origin.name}", where=str(target))
+    hard_links.link(source, target, meta=meta, previous=previous)
+    return manifests.read(target)
