@@ -7,7 +7,6 @@ from typing import Any
 from hpcdet.rungs import Bracket
 from hpcdet.store.config.resolved_config import Resolved
 from hpcdet.store.config.searcher_keys import MODELLED
-from hpcdet.store.folder import inodes
 
 _EXPERIMENT_INODES = 40  # folders, config, site, provenance, decisions, the first submission
 _WORKER_INODES = 6
@@ -129,8 +128,8 @@ def _storage(
     paused = _paused(resolved, running)
     begun = min(max(running, paused), trials)  # a trial that rests keeps what it goes on from
     checkpoints = begun * open_ + (trials - begun) * kept + of_the_best
-    while_it_runs = inodes.of_trial(ranks, open_, attempts=1)
-    once_it_ended = inodes.of_trial(ranks, kept)
+    while_it_runs = _inodes(ranks, open_, attempts=1)
+    once_it_ended = _inodes(ranks, kept)
     total = (
         _EXPERIMENT_INODES
         + workers * _WORKER_INODES
@@ -160,3 +159,19 @@ def _paused(resolved: Resolved, running: int) -> int:
         return running
     ends = (one.expected(searcher.divisor)[:-1] for one in searcher.brackets)
     return max(running, sum(map(sum, ends)))
+
+
+def _inodes(ranks: int, checkpoints: int, attempts: int = 0) -> int:
+    """Return the number of inodes of one trial (``store.folder.layout`` has them).
+
+    Args:
+        checkpoints: committed ones, each a folder with a manifest and a shard of each rank.
+        attempts: while it goes on; 0 once it has ended and these are packed.
+    """
+    of_checkpoints = 1 + checkpoints * (ranks + 2) if checkpoints else 0
+    if not attempts:
+        return 3 + of_checkpoints  # its folder, trial.json, the archive
+    controls = 1 + attempts
+    # folder, claim, journal, verdict, end, rendezvous, logs, the launcher's and the ranks', and
+    # the profiles of those above 0
+    return 3 + controls + attempts * (7 + 2 * ranks) + of_checkpoints
