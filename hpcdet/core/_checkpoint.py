@@ -7,28 +7,24 @@ import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path, PurePath
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from hpcdet import checkpoint
 from hpcdet.checkpoint import LoadedState, Manifest
 from hpcdet.checkpoint.format import remove
-from hpcdet.core._metadata import merged
+from hpcdet.core import _files as stored
 from hpcdet.core._modes import DownloadMode
 from hpcdet.core._seen import seen_by_all
 from hpcdet.core._train import TrainContext
 from hpcdet.core._virtual import VirtualContext
-from hpcdet.errors import IntegrityError, NotFound, Unrecoverable, UsageError
+from hpcdet.errors import NotFound, Unrecoverable, UsageError
 from hpcdet.train.attempt.session import Session, Units
 from hpcdet.train.data import rng
 from hpcdet.train.telemetry.tracker import plain
 
 STEPS = "steps_completed"
-Selector = Callable[[str], bool]
-"""Whether a file is meant, by its path in the folder."""
 
 
 class CheckpointContext:
@@ -208,7 +204,7 @@ class CheckpointContext:
             )
         metadata = plain(metadata or {}, "metadata")
         if shard:
-            metadata = merged(self._session.peers.allgather(metadata))
+            metadata = stored.merged(self._session.peers.allgather(metadata))
         if STEPS not in metadata:
             raise UsageError(f"{STEPS} is missing in metadata", where="checkpoint.store_path")
         steps = int(metadata[STEPS])
@@ -222,7 +218,7 @@ class CheckpointContext:
             if shard:
                 self._session.peers.barrier()
                 seen_by_all(folder, self._session.peers)
-            self._save({"files": _pack(folder)}, steps, None, metadata, alone=not shard)
+            self._save({"files": stored.pack(folder)}, steps, None, metadata, alone=not shard)
             if shard:
                 self._session.peers.barrier()
         finally:
@@ -234,7 +230,7 @@ class CheckpointContext:
         storage_id: str,
         download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
         *,
-        selector: Selector | None = None,
+        selector: stored.Selector | None = None,
     ) -> Iterator[Path]:
         """The files of a checkpoint, in a folder that lasts as long as the block.
 
@@ -252,7 +248,7 @@ class CheckpointContext:
         metadata: Mapping[str, Any] | None = None,
         *,
         shard: bool = False,
-        selector: Selector | None = None,
+        selector: stored.Selector | None = None,
     ) -> str:
         """Store a copy of a folder's files as a checkpoint; returns its name.
 
@@ -262,7 +258,7 @@ class CheckpointContext:
         """
         with self.store_path(metadata, shard=shard) as (folder, name):
             if ckpt_dir is not None:
-                _copy(Path(ckpt_dir), folder, selector)
+                stored.copy(Path(ckpt_dir), folder, selector)
         return name
 
     def delete(self, storage_id: str) -> None:
@@ -288,7 +284,7 @@ class CheckpointContext:
         ckpt_dir: str | os.PathLike[str],
         download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
         *,
-        selector: Selector | None = None,
+        selector: stored.Selector | None = None,
     ) -> None:
         """Write a checkpoint's files into a folder; the arguments are those of ``restore_path``.
 
@@ -304,7 +300,7 @@ class CheckpointContext:
             for name, data in state["files"].items()
             if selector is None or selector(name)
         }
-        _unpack(chosen, Path(ckpt_dir))
+        stored.unpack(chosen, Path(ckpt_dir))
 
     def load(self, storage_id: str) -> Any:
         """The state in a given checkpoint of this trial.
@@ -356,37 +352,3 @@ def _state(loaded: LoadedState) -> Any:
             hint="go on with the class that made it, or take its weights: hpcdet.checkpoint.load",
         )
     return loaded.shared["state"]
-
-
-def _pack(folder: Path) -> dict[str, Any]:
-    """Files as arrays of bytes, mapped rather than read."""
-    return {
-        str(path.relative_to(folder)): np.memmap(path, np.uint8, mode="r").view(np.ndarray)
-        if path.stat().st_size
-        else b""
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
-def _copy(source: Path, target: Path, selector: Selector | None) -> None:
-    for path in sorted(source.rglob("*")):
-        name = path.relative_to(source)
-        if path.is_file() and (selector is None or selector(str(name))):
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, target / name)
-
-
-def _unpack(packed: Mapping[str, Any], folder: Path) -> None:
-    for name in packed:  # before the first is written
-        path = PurePath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts:
-            raise IntegrityError(
-                f"it holds a file named {name!r}, which would lie outside of its folder",
-                where="checkpoint",
-                hint="it was not made by hpcdet; do not use it",
-            )
-    for name, data in packed.items():
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(bytes(data))

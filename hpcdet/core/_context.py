@@ -13,7 +13,6 @@ from typing import Any
 
 from hpcdet.core._checkpoint import CheckpointContext
 from hpcdet.core._distributed import DistributedContext
-from hpcdet.core._lineage import ExperimentalCoreContext
 from hpcdet.core._modes import check
 from hpcdet.core._preempt import PreemptContext
 from hpcdet.core._profiler import ProfilerContext
@@ -31,6 +30,23 @@ from hpcdet.train.data.sample_order import Order, shuffled
 from hpcdet.train.meeting import rendezvous
 from hpcdet.train.process.ranks import Ranks
 from hpcdet.units import Length
+
+
+class ExperimentalCoreContext:
+    """Determined's. Reports are kept in the journal; ``hpcdet events`` shows them."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def report_task_using_checkpoint(self, checkpoint: Any) -> None:
+        """This trial reads a checkpoint (its name, or what has it as ``uuid``)."""
+        name = getattr(checkpoint, "uuid", checkpoint)
+        self._session.tracker.record("status", text=f"uses the checkpoint {name}")
+
+    def report_task_using_model_version(self, model_version: Any) -> None:
+        """This trial reads a version of a model (its name, or what has one as ``name``)."""
+        name = getattr(model_version, "name", model_version)
+        self._session.tracker.record("status", text=f"uses the model {name}")
 
 
 class Context:
