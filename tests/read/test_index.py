@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hpcdet.control.upkeep.packing import pack
 from hpcdet.errors import Unavailable
 from hpcdet.read.experiment import series
-from hpcdet.read.index import database, local_disk, tables, updating
+from hpcdet.read.index import database, tables, updating
 from hpcdet.read.views import views
 from hpcdet.store.folder.records import Command
 from hpcdet.store.fs import journal
@@ -259,7 +259,7 @@ def test_it_is_written_on_a_disk_of_this_host_and_carried_on_by_another(
     monkeypatch.setattr(sqlite3, "connect", noted)
     database.rebuild(built.paths)
     database.update(built.paths)
-    folder = local_disk.folder("index")
+    folder = database.local_folder()
     writable = [name for name in opened if "mode=ro" not in name]
     assert writable and all(Path(name).is_relative_to(folder) for name in writable)
     [copy] = folder.glob("*.sqlite")
@@ -292,11 +292,11 @@ def test_a_folder_of_somebody_else_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = local_disk.folder("index")
+    folder = database.local_folder()
     assert folder.is_relative_to(tmp_path)
     folder.chmod(0o770)
     with pytest.raises(Unavailable, match="somebody else"):
-        local_disk.folder("index")
+        database.local_folder()
     table = tmp_path / "mounts"
     table.write_text(
         f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\n"
@@ -339,5 +339,5 @@ def test_the_verbs_of_the_index(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
     cli("index", "check", "digits")
     monkeypatch.setattr(os, "access", lambda *_: False)  # as on a folder of a colleague
     here = Path(cli("index", "update", "digits").out.strip())
-    assert here.is_relative_to(local_disk.folder("index"))
+    assert here.is_relative_to(database.local_folder())
     assert here == Path(cli("index", "path", "digits").out.strip())

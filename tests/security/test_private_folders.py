@@ -15,7 +15,7 @@ import pytest
 
 from hpcdet.cli import main
 from hpcdet.errors import Unavailable
-from hpcdet.read.index import local_disk
+from hpcdet.read.index import database
 from hpcdet.schedulers import local_job
 from hpcdet.schedulers.common import polling
 from hpcdet.schedulers.common.base import Job, Submission
@@ -99,7 +99,7 @@ def test_a_name_that_another_user_has_taken_is_left_to_him(
     assert mine.parent == tmp_path and private_folders.is_private(mine) and mine != taken
     assert private_folders.temporary() == mine  # and not a new one each time
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert local_disk.folder("index") == mine / "index"
+    assert database.local_folder() == mine / "index"
     (tmp_path / "home").write_text("no folder")
     monkeypatch.setenv("HPCDET_CACHE", str(tmp_path / "home"))
     assert polling.cache_folder() == mine

@@ -22,15 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from hpcdet.errors import IntegrityError, NotFound
-from hpcdet.read.index import local_disk, tables
+from hpcdet.read.index import tables
 from hpcdet.read.index.updating import bring_up_to_date
+from hpcdet.store.folder import private_folders
 from hpcdet.store.folder.layout import ExperimentPaths
-from hpcdet.store.fs import files
+from hpcdet.store.fs import files, mounts
 
-__all__ = ["differences", "place", "query", "rebuild", "snapshot", "update"]
+__all__ = ["differences", "local_folder", "place", "query", "rebuild", "snapshot", "update"]
 
 _PIECE = 1 << 20
 _KEEP_S = 30 * 86400.0
+_HINT = "remove it, or let XDG_CACHE_HOME name a folder on a disk of this host"
 
 Row = dict[str, Any]
 
@@ -128,7 +130,7 @@ def _query(file: Path, sql: str) -> list[Row]:
 @contextlib.contextmanager
 def _built(paths: ExperimentPaths) -> Iterator[Path]:
     """Provide a newly built index while the context lasts."""
-    with tempfile.TemporaryDirectory(prefix="index-", dir=local_disk.folder("index")) as folder:
+    with tempfile.TemporaryDirectory(prefix="index-", dir=local_folder()) as folder:
         file = Path(folder) / "index.sqlite"
         bring_up_to_date(file, paths)
         yield file
@@ -137,9 +139,26 @@ def _built(paths: ExperimentPaths) -> Iterator[Path]:
 # -- the working copy ------------------------------------------------------------------------
 
 
+def local_folder() -> Path:
+    """Return the folder of indexes under ``$XDG_CACHE_HOME`` if that is local, else under TMPDIR.
+
+    Raises:
+        Unavailable: the folder belongs to another user or others may write it.
+        OSError: it cannot be made.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME")
+    mount = mounts.of(Path(cache)) if cache else None
+    here = cache and not (mount and mount.shared)
+    root = Path(cache) / "hpcdet" if cache and here else private_folders.temporary()
+    for path in (root, root / "index"):
+        files.make_folder(path)
+        private_folders.refuse_foreign(path, _HINT)
+    return root / "index"
+
+
 def _local(paths: ExperimentPaths) -> Path:
     where = hashlib.sha256(os.fsencode(paths.root.resolve())).hexdigest()[:16]
-    return local_disk.folder("index") / f"{paths.id}.{where}.sqlite"
+    return local_folder() / f"{paths.id}.{where}.sqlite"
 
 
 @contextlib.contextmanager
