@@ -26,8 +26,8 @@ from hpcdet.read.lookup import each  # noqa: E402
 from hpcdet.read.views import views  # noqa: E402
 from hpcdet.store.folder.layout import ExperimentPaths  # noqa: E402
 from hpcdet.store.fs import journal  # noqa: E402
-from tests import test_hostile_files as hostile  # noqa: E402
 from tests.builders import AttemptBuilder, Builder, at  # noqa: E402
+from tests.security import test_hostile_files as hostile  # noqa: E402
 
 RUNS = 3
 SIZES = {"small": (4, 100), "large": (200, 1000)}
