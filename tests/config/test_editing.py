@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,15 @@ def test_a_value_is_set_checked_and_shown_and_the_file_stays_its_owners(
     assert changed == ["7"]
     assert cli("config", "get", file, "searcher.max_trials").out == "7\n"
     assert "is that already" in cli("config", "set", file, "searcher.max_trials", "7").out
+
+
+def test_a_config_is_read_once_and_may_be_a_pipe(cli: Cli, tmp_path: Path) -> None:
+    pipe = tmp_path / "run.yaml"
+    os.mkfifo(pipe, 0o600)
+    writer = threading.Thread(target=pipe.write_text, args=("entrypoint: 'true'\n",), daemon=True)
+    writer.start()
+    assert cli("config", "get", pipe, "name", "--site", "local").out == "run\n"
+    writer.join()
 
 
 def test_a_profile_is_the_site_of_every_verb(
