@@ -55,12 +55,11 @@ def _empty(db: sqlite3.Connection, paths: ExperimentPaths) -> None:
     """Replace the contents of a database by empty tables."""
     import sqlite_utils
 
-    kinds = ("view", "table")
-    for kind in kinds:
-        found = db.execute("select name from sqlite_master where type = ?", (kind,)).fetchall()
-        for [name] in found:
-            db.execute(f'drop {kind} "{name}"')
     made = sqlite_utils.Database(db)
+    for old_view in made.views:
+        old_view.drop()
+    for old_table in made.tables:
+        old_table.drop()
     for name, table in tables.TABLES.items():
         made.table(name).create(dict(table.columns), pk=table.keys)
     made.table("metrics").create_index(["trial", "grp", "step", "name"])
@@ -68,7 +67,7 @@ def _empty(db: sqlite3.Connection, paths: ExperimentPaths) -> None:
     made.table("remembered").create({"key": str, "signature": str, "value_json": str}, pk="key")
     for name, sql in tables.VIEWS.items():
         made.create_view(name, sql)
-    db.execute("insert into remembered values ('id', '', ?)", (paths.id,))
+    made.table("remembered").insert({"key": "id", "signature": "", "value_json": paths.id})
     db.execute(f"pragma user_version = {SCHEMA}")
 
 
